@@ -1,0 +1,41 @@
+# Every target sets up what it needs in .venv; nothing outside this folder is changed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PINNED := setup.cfg pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint types bench clean
+
+help:            ## list the targets
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/\t/' | expand -t 12
+
+demo: $(VENV)/.demo  ## the whole loop on real data: shard, train, mine, join, evaluate (results in demo/)
+	$(BIN)/extremis demo demo
+
+test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.dev  ## every test, the slow ones too
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev  ## ruff
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## mypy
+	$(BIN)/mypy
+
+$(VENV)/.python:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.python $(PINNED)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[pipelines,trainer]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python $(PINNED)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+clean:           ## remove the virtual environment, the demo and caches
+	rm -rf $(VENV) demo build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

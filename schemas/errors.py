@@ -1,0 +1,21 @@
+"""The errors a user sees: one clear message each, mapped to an exit status by the command line."""
+
+
+class ExtremisError(Exception):
+    """Something failed for a reason that we can name; the command line exits with `exit_status`."""
+
+    exit_status = 1
+
+
+class InputError(ExtremisError):
+    """Wrong use or bad input: the user can mend it. Exit status 2."""
+
+    exit_status = 2
+
+
+class TableError(InputError):
+    """A table cannot be read: unfinished, foreign, of another version, or damaged. Exit status 2."""
+
+
+class StorageError(ExtremisError):
+    """Storage refused or lost an operation (disk full, no permission, server error). Exit status 1."""

@@ -1,0 +1,111 @@
+"""The one place that builds and parses paths: DATA (made once) and RUN (one training run)."""
+
+import re
+from dataclasses import dataclass
+
+from schemas.storage import join
+
+MANIFEST = "manifest.json"
+_SHARD = re.compile(r"part-(\d{5,})-of-(\d{5,})\.(\w+)")
+_NUMBERED = re.compile(r"(epoch|step)-(\d+)")
+
+
+def shard_name(index: int, count: int, extension: str = "parquet") -> str:
+    """`part-00007-of-00064.parquet` for shard `index` in [0, count)."""
+    return f"part-{index:05d}-of-{count:05d}.{extension}"
+
+
+def parse_shard_name(name: str) -> tuple[int, int]:
+    """(index, count) of a shard's file name. Raises ValueError for another name."""
+    match = _SHARD.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no shard name; expected part-IIIII-of-NNNNN.EXTENSION")
+    return int(match[1]), int(match[2])
+
+
+def parse_number(name: str) -> int | None:
+    """The epoch or step of a folder name (`epoch-0008` is 8); None for any other name."""
+    match = _NUMBERED.fullmatch(name)
+    return int(match[2]) if match else None
+
+
+@dataclass(frozen=True)
+class DataLayout:
+    """Paths below DATA, the prefix that `extremis shard` publishes."""
+
+    root: str
+
+    @property
+    def labels(self) -> str:
+        return join(self.root, "labels")
+
+    @property
+    def tokenizer(self) -> str:
+        return join(self.root, "tokenizer")
+
+    @property
+    def staging(self) -> str:
+        return join(self.root, ".staging")
+
+    def queries(self, split: str) -> str:
+        return join(self.root, "queries", split)
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Paths below RUN, the prefix of one training run."""
+
+    root: str
+
+    @property
+    def config(self) -> str:
+        return join(self.root, "config.toml")
+
+    @property
+    def checkpoints(self) -> str:
+        return join(self.root, "checkpoints")
+
+    @property
+    def dumps(self) -> str:
+        return join(self.root, "dumps")
+
+    @property
+    def negatives_root(self) -> str:
+        return join(self.root, "negatives")
+
+    @property
+    def metrics(self) -> str:
+        return join(self.root, "metrics.jsonl")
+
+    @property
+    def tensorboard(self) -> str:
+        return join(self.root, "tensorboard")
+
+    @property
+    def finished(self) -> str:
+        return join(self.root, "finished.json")
+
+    def checkpoint(self, step: int) -> str:
+        return join(self.checkpoints, f"step-{step:08d}")
+
+    def dump(self, epoch: int) -> str:
+        """The dump written during `epoch`: embeddings of each source, and the vectors at its end."""
+        return join(self.dumps, f"epoch-{epoch:04d}")
+
+    def embeddings(self, epoch: int, source: str) -> str:
+        return join(self.dump(epoch), source)
+
+    def vectors(self, epoch: int) -> str:
+        return join(self.dump(epoch), "vectors")
+
+    def parts(self, epoch: int) -> str:
+        """Embeddings of an epoch still under way, saved with each checkpoint so that a resume loses none."""
+        return join(self.dump(epoch), ".parts")
+
+    def negatives(self, epoch: int, source: str) -> str:
+        """The table of `source` (`queries` or `labels`) made for training from `epoch` on."""
+        return join(self.negatives_root, f"epoch-{epoch:04d}", source)
+
+    def adoption(self, epoch: int) -> str:
+        """Which table `epoch` trains on, decided once, before its first step."""
+        return join(self.root, "adoptions", f"epoch-{epoch:04d}.json")

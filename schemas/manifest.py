@@ -1,0 +1,193 @@
+"""The manifest: written last, so that a table is there whole or not at all; read first, so that nothing else is opened."""
+
+import importlib.metadata
+import json
+from pathlib import PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from schemas import storage
+from schemas.errors import TableError
+from schemas.layout import MANIFEST
+from schemas.storage import join
+from schemas.tables import KINDS
+
+FORMAT = "extremis-table"
+FORMAT_VERSION = 1
+
+
+def code_version() -> str:
+    """The installed version of Extremis; `unknown` when run from a bare checkout."""
+    try:
+        return importlib.metadata.version("extremis")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+class Column(BaseModel):
+    """A column's name and Arrow type, as Arrow prints it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    type: str
+
+
+class Shard(BaseModel):
+    """One immutable file: path relative to the manifest, rows, bytes, SHA-256."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    rows: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
+            raise ValueError(f"shard path {path!r} leaves its table")
+        return path
+
+
+class Manifest(BaseModel):
+    """What a table holds, what it was made from (`parents`: name to digest) and how (`parameters`, `counters`, `quality`).
+
+    Nothing in it depends on the time or place of writing, so the same input gives the same manifest and digest.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: str = FORMAT
+    version: int = FORMAT_VERSION
+    kind: str
+    columns: tuple[Column, ...] = ()
+    shards: tuple[Shard, ...] = ()
+    rows: int = 0
+    row_group_rows: int | None = None
+    id_range: tuple[int, int] | None = None  # [first, last)
+    parents: dict[str, str] = {}
+    parameters: dict[str, Any] = {}
+    counters: dict[str, Any] = {}
+    quality: dict[str, Any] = {}
+    code_version: str = Field(default_factory=code_version)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the manifest's canonical JSON: the name by which children know this table."""
+        return storage.sha256(_canonical(self.model_dump(mode="json")))
+
+
+def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
+    """The schema as it stands in a manifest."""
+    return tuple(Column(name=field.name, type=str(field.type)) for field in schema)
+
+
+def publish(url: str, manifest: Manifest) -> Manifest:
+    """Write `manifest` at the prefix `url`, after its shards: the moment the table becomes visible. Raises StorageError."""
+    body = manifest.model_dump(mode="json")
+    text = json.dumps({**body, "digest": manifest.digest}, indent=1, sort_keys=True) + "\n"
+    storage.write_bytes(join(url, MANIFEST), text.encode())
+    return manifest
+
+
+def unpublish(url: str) -> None:
+    """Make the table at `url` invisible before its shards are overwritten."""
+    storage.remove(join(url, MANIFEST))
+
+
+def is_published(url: str) -> bool:
+    """Whether a finished table is at `url`."""
+    return storage.exists(join(url, MANIFEST))
+
+
+def open_manifest(url: str, kind: str | None = None) -> Manifest:
+    """The manifest at the prefix `url`, checked against its own digest and, where given, the expected `kind`.
+
+    Raises TableError: nothing there, unfinished, not ours, of another format version, damaged, or of another kind.
+    """
+    place = join(url, MANIFEST)
+    try:
+        data = storage.read_bytes(place)
+    except FileNotFoundError:
+        raise TableError(_absent(url)) from None
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise TableError(
+            f"{place}: the manifest is damaged: not JSON ({error}). Remove the table and make it again."
+        ) from None
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        found = body.get("format") if isinstance(body, dict) else type(body).__name__
+        raise TableError(f"{place}: no Extremis table: expected format {FORMAT!r}, got {found!r}. Is the path right?")
+    if body.get("version") != FORMAT_VERSION:
+        raise TableError(
+            f"{place}: format version {body.get('version')!r}, this Extremis reads {FORMAT_VERSION}. "
+            "Make the table again with this version, or use the version that wrote it "
+            f"({body.get('code_version', 'unknown')})."
+        )
+    digest = body.pop("digest", None)
+    if digest != storage.sha256(_canonical(body)):
+        raise TableError(
+            f"{place}: the manifest is damaged: its content does not match its digest. Remove the table and make it again."
+        )
+    try:
+        manifest = Manifest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise TableError(f"{place}: the manifest is not valid at {where!r}: {first['msg']}.") from None
+    if manifest.kind not in KINDS or (kind is not None and manifest.kind != kind):
+        raise TableError(f"{place}: expected a {kind} table, got a {manifest.kind} table. Is the path right?")
+    return manifest
+
+
+def verify(url: str, manifest: Manifest) -> None:
+    """Read every shard and compare bytes and SHA-256. Raises TableError that names the first shard that differs."""
+    for shard in manifest.shards:
+        check_shard(join(url, shard.path), shard)
+
+
+def check_shard(place: str, shard: Shard) -> bytes:
+    """The bytes of one shard after checking length and SHA-256. Raises TableError."""
+    try:
+        data = storage.read_bytes(place)
+    except FileNotFoundError:
+        raise TableError(f"{place}: the manifest names this shard, but it is gone. Make the table again.") from None
+    if len(data) != shard.bytes:
+        raise TableError(f"{place}: damaged: {len(data)} bytes, expected {shard.bytes}. Make the table again.")
+    found = storage.sha256(data)
+    if found != shard.sha256:
+        raise TableError(
+            f"{place}: damaged: SHA-256 is {found[:12]}…, expected {shard.sha256[:12]}…. Make the table again."
+        )
+    return data
+
+
+def require_parent(url: str, manifest: Manifest, name: str, digest: str, parent_url: str) -> None:
+    """Refuse a table made from another parent. Raises TableError that names both."""
+    got = manifest.parents.get(name)
+    if got != digest:
+        raise TableError(
+            f"{url}: this {manifest.kind} table was made from another {name} table "
+            f"(digest {str(got)[:12]}…) than {parent_url} (digest {digest[:12]}…). "
+            "Make it again from this one, or point at the data it was made from."
+        )
+
+
+def _absent(url: str) -> str:
+    names = storage.list_names(url)
+    if names:
+        return (
+            f"{url}: unfinished table: it holds {len(names)} file(s) but no {MANIFEST}, so whatever wrote it was cut off. "
+            "Run that command again; it starts afresh."
+        )
+    return f"{url}: no table here (no {MANIFEST}). Is the path right, and has the step that makes it been run?"
+
+
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,182 @@
+"""Shards as Parquet: fixed row groups, deterministic bytes, one row group at a time in and out."""
+
+from collections.abc import Iterator, Sequence
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas import storage
+from schemas.errors import TableError
+from schemas.layout import shard_name
+from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
+from schemas.storage import join
+
+
+def encode(table: pa.Table, row_group_rows: int) -> pa.Buffer:
+    """`table` as Parquet bytes with row groups of `row_group_rows` rows (the last may be shorter)."""
+    out = pa.BufferOutputStream()
+    writer = ShardEncoder(out, table.schema, row_group_rows)
+    writer.write(table)
+    writer.close()
+    return out.getvalue()
+
+
+class ShardEncoder:
+    """Writes one shard to an Arrow output stream; row groups are exactly `row_group_rows` but for the last."""
+
+    def __init__(self, out: pa.NativeFile, schema: pa.Schema, row_group_rows: int) -> None:
+        # Floating vectors do not repeat, so a dictionary only costs time there.
+        plain = [field.name for field in schema if pa.types.is_fixed_size_list(field.type)]
+        dictionary = [field.name for field in schema if field.name not in plain and field.name != "query_id"]
+        self._writer = pq.ParquetWriter(
+            out,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=_leaf_names(schema, dictionary),
+            write_statistics=False,
+            store_schema=True,
+        )
+        self._schema = schema
+        self._row_group_rows = row_group_rows
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+        self.rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows; full row groups are written out as they fill."""
+        self._pending.append(table.cast(self._schema))
+        self._pending_rows += table.num_rows
+        self.rows += table.num_rows
+        if self._pending_rows < self._row_group_rows:
+            return
+        ready = pa.concat_tables(self._pending)
+        full = ready.num_rows - ready.num_rows % self._row_group_rows
+        self._writer.write_table(ready.slice(0, full).combine_chunks(), row_group_size=self._row_group_rows)
+        self._pending = [ready.slice(full)]
+        self._pending_rows = ready.num_rows - full
+
+    def close(self) -> None:
+        if self._pending_rows:
+            rest = pa.concat_tables(self._pending).combine_chunks()
+            self._writer.write_table(rest, row_group_size=self._row_group_rows)
+        self._writer.close()
+
+
+def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
+    """Publish shard `index` of `count` under the prefix `url`, whole or not at all. Raises StorageError."""
+    name = shard_name(index, count)
+    data = memoryview(encode(table, row_group_rows))
+    storage.write_bytes(join(url, name), data)
+    return Shard(path=name, rows=table.num_rows, bytes=len(data), sha256=storage.sha256(data))
+
+
+def write_table(url: str, kind: str, shards: Sequence[pa.Table], row_group_rows: int, **fields: object) -> Manifest:
+    """Publish a table from shards in memory (one process); `fields` go into the manifest. Raises StorageError."""
+    unpublish(url)
+    entries = [write_shard(url, i, len(shards), table, row_group_rows) for i, table in enumerate(shards)]
+    manifest = Manifest(
+        kind=kind,
+        columns=columns_of(shards[0].schema),
+        shards=tuple(entries),
+        rows=sum(entry.rows for entry in entries),
+        row_group_rows=row_group_rows,
+        **fields,  # type: ignore[arg-type]
+    )
+    return publish(url, manifest)
+
+
+def open_shard(url: str, shard: Shard) -> pq.ParquetFile:
+    """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or not Parquet."""
+    place = join(url, shard.path)
+    try:
+        found = storage.size(place)
+    except FileNotFoundError:
+        raise TableError(f"{place}: the manifest names this shard, but it is gone. Make the table again.") from None
+    if found != shard.bytes:
+        raise TableError(f"{place}: damaged: {found} bytes, expected {shard.bytes}. Make the table again.")
+    try:
+        if storage.is_local(place):
+            return pq.ParquetFile(storage.filesystem(place)[1], memory_map=True)
+        return pq.ParquetFile(fsspec.open(place, "rb", cache_type="readahead").open(), pre_buffer=True)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise TableError(f"{place}: damaged: {error}. Make the table again.") from error
+
+
+def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(shard [M], group [M], first_row [M + 1]) of all M row groups in storage order, by arithmetic on the manifest.
+
+    Row group m holds rows [first_row[m], first_row[m + 1]). int64 all.
+    """
+    size = manifest.row_group_rows or 1
+    shard: list[int] = []
+    group: list[int] = []
+    rows: list[int] = []
+    for index, entry in enumerate(manifest.shards):
+        for number, start in enumerate(range(0, entry.rows, size)):
+            shard.append(index)
+            group.append(number)
+            rows.append(min(size, entry.rows - start))
+    first = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
+    return np.asarray(shard, np.int64), np.asarray(group, np.int64), first
+
+
+def iterate(url: str, manifest: Manifest, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Row groups of the whole table in storage order. Raises TableError."""
+    for shard in manifest.shards:
+        yield from iterate_shard(url, shard, columns)
+
+
+def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Row groups of one shard in storage order. Raises TableError."""
+    file = open_shard(url, shard)
+    try:
+        for group in range(file.num_row_groups):
+            yield read_group(file, group, columns, join(url, shard.path))
+    finally:
+        file.close()
+
+
+def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None, place: str) -> pa.Table:
+    """Row group `group` of an open shard. Raises TableError that names `place` when its bytes do not decode."""
+    try:
+        return file.read_row_group(group, columns=list(columns) if columns else None, use_threads=False)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise TableError(f"{place}: damaged in row group {group}: {error}. Make the table again.") from error
+
+
+def list_column(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(values [V], offsets [rows + 1]) of a list column as NumPy; offsets int64, starting at 0."""
+    column = table.column(name).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    values = column.values.to_numpy(zero_copy_only=False)
+    return values[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def matrix_column(table: pa.Table, name: str) -> np.ndarray:
+    """A fixed-size list column as a NumPy matrix [rows, K]."""
+    column = table.column(name).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    width = column.type.list_size
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+
+
+def list_array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.ListArray:
+    """A list column from NumPy values [V] and offsets [rows + 1]."""
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values, type))
+
+
+def matrix_array(matrix: np.ndarray, type: pa.DataType) -> pa.FixedSizeListArray:
+    """A fixed-size list column from a NumPy matrix [rows, K]."""
+    flat = pa.array(np.ascontiguousarray(matrix).reshape(-1), type)
+    return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+
+
+def _leaf_names(schema: pa.Schema, names: list[str]) -> list[str]:
+    """Parquet names list leaves `column.list.element`."""
+    return [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]

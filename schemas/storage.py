@@ -1,0 +1,194 @@
+"""Bytes in and out of any fsspec URL, with retries, and with writes that are whole or not there.
+
+A URL is whatever fsspec takes: a local path, `file://`, `memory://`, `s3://`, `gs://`, ...
+"""
+
+import errno
+import hashlib
+import os
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+
+from schemas.errors import InputError, StorageError
+
+ATTEMPTS = 5
+TEMPORARY = ".tmp-"
+
+T = TypeVar("T")
+
+
+def join(url: str, *parts: str) -> str:
+    """`url` with `parts` appended, separated by single slashes."""
+    return "/".join([url if url.endswith("://") else url.rstrip("/"), *(part.strip("/") for part in parts)]).replace(":///", "://")
+
+
+def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The fsspec filesystem of `url` and the path inside it. Raises InputError for an unknown scheme."""
+    try:
+        fs, path = url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise InputError(
+            f"cannot open {url!r}: {error}. Install the extra that carries this scheme "
+            "(pip install 'extremis[s3]' for s3://, 'extremis[gcs]' for gs://) or check the spelling."
+        ) from error
+    return fs, path
+
+
+def is_local(url: str) -> bool:
+    """Whether `url` is on a local disk."""
+    return isinstance(filesystem(url)[0], LocalFileSystem)
+
+
+def exists(url: str) -> bool:
+    """Whether a file is at `url`."""
+    fs, path = filesystem(url)
+
+    def look() -> bool:
+        fs.invalidate_cache()
+        return bool(fs.isfile(path))
+
+    return _attempt(look, "look for", url)
+
+
+def read_bytes(url: str) -> bytes:
+    """The whole file at `url`. Raises FileNotFoundError, StorageError."""
+    fs, path = filesystem(url)
+    return _attempt(lambda: fs.cat_file(path), "read", url)
+
+
+def size(url: str) -> int:
+    """Bytes of the file at `url`. Raises FileNotFoundError, StorageError."""
+    fs, path = filesystem(url)
+
+    def look() -> int:
+        fs.invalidate_cache()
+        return int(fs.size(path))
+
+    return _attempt(look, "look up", url)
+
+
+def list_names(url: str) -> list[str]:
+    """Sorted names directly under the prefix `url`; empty where nothing is there."""
+    fs, path = filesystem(url)
+
+    def look() -> list[str]:
+        fs.invalidate_cache()
+        try:
+            found = fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return []
+        names = {name.rstrip("/").rsplit("/", 1)[-1] for name in found}
+        names.discard(path.rstrip("/").rsplit("/", 1)[-1] if path.rstrip("/") in found else "")
+        return sorted(name for name in names if name and not name.startswith(TEMPORARY))
+
+    return _attempt(look, "list", url)
+
+
+def write_bytes(url: str, data: bytes | memoryview) -> None:
+    """Publish `data` at `url` whole or not at all: temporary name, fsync and rename on a local disk, one PUT elsewhere.
+
+    Raises StorageError (disk full, no permission, server error).
+    """
+    fs, path = filesystem(url)
+    if isinstance(fs, LocalFileSystem):
+        _attempt(lambda: _write_local(path, data), "write", url)
+        return
+    payload = bytes(data)
+    _attempt(lambda: fs.pipe_file(path, payload), "write", url)
+
+
+def remove(url: str, recursive: bool = False) -> None:
+    """Remove a file, or a whole prefix; nothing there is no error."""
+    fs, path = filesystem(url)
+
+    def drop() -> None:
+        fs.invalidate_cache()
+        try:
+            fs.rm(path, recursive=recursive)
+        except FileNotFoundError:
+            pass
+
+    _attempt(drop, "remove", url)
+
+
+def sha256(data: bytes | memoryview) -> str:
+    """Hexadecimal SHA-256 of `data`."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _write_local(path: str, data: bytes | memoryview) -> None:
+    folder, name = os.path.split(path)
+    os.makedirs(folder or ".", exist_ok=True)
+    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
+    try:
+        with open(temporary, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+    _sync_folder(folder or ".")
+
+
+def _sync_folder(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _attempt(action: Callable[[], T], verb: str, url: str) -> T:
+    """Run `action` with backoff and jitter on errors that may pass; name URL, attempts and cause otherwise."""
+    attempts = 0
+
+    def counted() -> T:
+        nonlocal attempts
+        attempts += 1
+        return action()
+
+    retrying = Retrying(
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_exponential_jitter(initial=0.1, max=5.0),
+        retry=retry_if_exception(_may_pass),
+        reraise=True,
+    )
+    try:
+        return retrying(counted)
+    except FileNotFoundError:
+        raise
+    except (OSError, _client_errors()) as error:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        remedy = "free some space and run the same command again" if _is_full(error) else "mend the cause and run again"
+        raise StorageError(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {remedy}.") from error
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Errors of a network may pass; a missing file, a refused permission and a full disk do not."""
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+        return False
+    if _is_full(error):
+        return False
+    return isinstance(error, (OSError, TimeoutError, _client_errors()))
+
+
+def _client_errors() -> Any:
+    """botocore raises errors of its own that are no OSError; absent without the `s3` extra."""
+    try:
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        return ConnectionError
+    return BotoCoreError

@@ -1,0 +1,83 @@
+"""Arrow schemas of the five tables (DESIGN section 3).
+
+Legend of the project: B batch, T tokens, D dimension, P positives, H hard, R random, C candidates, K table width,
+L labels, N queries, G ranks.
+"""
+
+import pyarrow as pa
+
+from schemas.errors import InputError
+
+KINDS = ("queries", "labels", "embeddings", "vectors", "negatives", "tokenizer", "checkpoint", "data")
+PAD = -1
+
+
+def token_type(vocabulary: int) -> pa.DataType:
+    """uint16 where every token id in [0, vocabulary) fits, else uint32."""
+    return pa.uint16() if vocabulary <= 1 << 16 else pa.uint32()
+
+
+def label_type(labels: int) -> pa.DataType:
+    """int32 where every label id in [0, labels) fits, else int64."""
+    return pa.int32() if labels <= 1 << 31 else pa.int64()
+
+
+def queries(tokens: pa.DataType, labels: pa.DataType, *, text: bool = False, filters: bool = False) -> pa.Schema:
+    """One point a row. `filter_label_ids` are predictions to strike out before top-k; the positives stay as they are."""
+    fields = [
+        pa.field("query_id", pa.int64(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("input_ids", pa.list_(tokens), nullable=False),
+        pa.field("label_ids", pa.list_(labels), nullable=False),
+    ]
+    if filters:
+        fields.append(pa.field("filter_label_ids", pa.list_(labels), nullable=False))
+    if text:
+        fields.append(pa.field("text", pa.string(), nullable=False))
+    return pa.schema(fields)
+
+
+def labels(tokens: pa.DataType) -> pa.Schema:
+    """One label a row, `label_id` dense in [0, L); `frequency` counts its training points."""
+    return pa.schema(
+        [
+            pa.field("label_id", pa.int64(), nullable=False),
+            pa.field("key", pa.string(), nullable=False),
+            pa.field("text", pa.string(), nullable=False),
+            pa.field("input_ids", pa.list_(tokens), nullable=False),
+            pa.field("frequency", pa.int64(), nullable=False),
+        ]
+    )
+
+
+def embeddings(dimension: int, dtype: str = "float16") -> pa.Schema:
+    """Aligned with its queries: shard by shard, row group by row group, row by row. `vector` is [D]."""
+    return _vectors("query_id", dimension, dtype)
+
+
+def vectors(dimension: int, dtype: str = "float32") -> pa.Schema:
+    """Classifier rows or label embeddings, in row blocks of [0, L). `vector` is [D]."""
+    return _vectors("label_id", dimension, dtype)
+
+
+def negatives(width: int, labels: pa.DataType) -> pa.Schema:
+    """Aligned with its queries. `label_ids` is [K], best first, padded at the end with -1; `scores` is [K]."""
+    return pa.schema(
+        [
+            pa.field("query_id", pa.int64(), nullable=False),
+            pa.field("label_ids", pa.list_(labels, width), nullable=False),
+            pa.field("scores", pa.list_(pa.float16(), width), nullable=False),
+        ]
+    )
+
+
+def _vectors(key: str, dimension: int, dtype: str) -> pa.Schema:
+    types = {"float16": pa.float16(), "float32": pa.float32()}
+    if dtype not in types:
+        raise InputError(f"vectors are stored as one of {sorted(types)}; got {dtype!r}.")
+    return pa.schema(
+        [
+            pa.field(key, pa.int64(), nullable=False),
+            pa.field("vector", pa.list_(types[dtype], dimension), nullable=False),
+        ]
+    )
