@@ -1,0 +1,50 @@
+"""Bins of equal frequency mass, and their parts of P@k."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import InputError
+from tests.trainer.evaluation.rankings import Case, cases
+from trainer.evaluation.deciles import Deciles, bins_of_equal_mass
+from trainer.evaluation.metrics import Metrics
+
+
+@given(cases())
+def test_parts_add_up_to_precision(case: Case) -> None:
+    case.frequency[0] += 1
+    metrics, deciles = Metrics(), Deciles(case.frequency)
+    for counter in (metrics, deciles):
+        counter.update(case.top, case.values, case.offsets)
+    precision = metrics.result()
+    for name, parts in deciles.result().items():
+        assert len(parts) == 10
+        assert sum(parts) == pytest.approx(precision[name], rel=1e-5)
+
+
+def test_a_hit_counts_for_its_label_s_bin() -> None:
+    frequency = np.full(20, 5)  # two labels a bin, in the order of their ids
+    deciles = Deciles(frequency, ks=(1, 2))
+    deciles.update(np.array([[19, 0], [1, 7]]), np.array([0, 19, 1]), np.array([0, 2, 3]))
+    assert deciles.labels() == [2] * 10
+    assert deciles.result()["P@1"] == [50, 0, 0, 0, 0, 0, 0, 0, 0, 50]
+    assert deciles.result()["P@2"] == [50, 0, 0, 0, 0, 0, 0, 0, 0, 25]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=200).filter(any), st.integers(1, 12))
+def test_bins_hold_equal_mass(counts: list[int], bins: int) -> None:
+    frequency = np.array(counts)
+    bin_of = bins_of_equal_mass(frequency, bins)
+    share = frequency.sum() / bins
+    # A bin is off by the part of a label that reaches over either of its ends, so by less than the greatest label.
+    mass = np.bincount(bin_of, weights=frequency, minlength=bins)
+    assert (np.abs(mass - share) < frequency.max() + 1e-9).all()
+    head_first = np.argsort(-frequency, kind="stable")
+    assert (np.diff(bin_of[head_first]) >= 0).all()
+    assert (bin_of[frequency == 0] == bins - 1).all()
+
+
+def test_labels_never_seen_are_refused() -> None:
+    with pytest.raises(InputError, match="none has a training point"):
+        bins_of_equal_mass(np.zeros(3, dtype=np.int64))

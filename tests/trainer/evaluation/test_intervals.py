@@ -1,0 +1,57 @@
+"""The bootstrap: known distributions, ratios of sums, and the same intervals again."""
+
+import numpy as np
+import pytest
+
+from schemas.errors import InputError
+from trainer.evaluation import intervals
+from trainer.evaluation.intervals import bootstrap
+from trainer.evaluation.metrics import Contributions
+
+
+def test_a_mean_gets_the_normal_interval() -> None:
+    points = np.random.default_rng(0).normal(0.4, 0.2, 2000).astype(np.float32)
+    low, high = bootstrap({"m": Contributions(points, None)})["m"]
+    half = 1.96 * points.std() / np.sqrt(len(points))
+    assert (low, high) == pytest.approx((100 * (points.mean() - half), 100 * (points.mean() + half)), abs=10 * half)
+
+
+def test_a_ratio_of_sums_gets_its_delta_interval() -> None:
+    generator = np.random.default_rng(1)
+    achievable = generator.uniform(1, 9, 2000)
+    # What is achieved moves with what is achievable: the interval of the mean of either is several times as wide.
+    achieved = achievable * (0.6 + generator.normal(0, 0.05, 2000))
+    ratio = achieved.sum() / achievable.sum()
+    half = 1.96 * np.std(achieved - ratio * achievable) / achievable.mean() / np.sqrt(2000)
+    low, high = bootstrap({"r": Contributions(achieved, achievable)})["r"]
+    assert low == pytest.approx(100 * (ratio - half), abs=10 * half)
+    assert high == pytest.approx(100 * (ratio + half), abs=10 * half)
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    generator = np.random.default_rng(2)
+    covered = 0
+    for _ in range(300):
+        hits = (generator.random(100) < 0.4).astype(np.float32)
+        low, high = bootstrap({"P@1": Contributions(hits, None)}, resamples=200, level=0.9)["P@1"]
+        covered += low <= 40 <= high
+    assert 0.83 <= covered / 300 <= 0.97
+
+
+def test_same_seed_same_intervals_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"m": Contributions(np.random.default_rng(3).random(50), None)}
+    whole = bootstrap(parts, resamples=70, seed=5)
+    monkeypatch.setattr(intervals, "_WEIGHTS", 333)
+    assert bootstrap(parts, resamples=70, seed=5)["m"] == pytest.approx(whole["m"], rel=1e-12)
+    assert bootstrap(parts, resamples=70, seed=6)["m"] != whole["m"]
+
+
+def test_points_without_positives_do_not_break_a_ratio() -> None:
+    part = Contributions(np.array([0.0, 1.0]), np.array([0.0, 2.0]))
+    assert bootstrap({"r": part}, resamples=400)["r"] == (0, 50)
+
+
+@pytest.mark.parametrize("wrong", [{"level": 1.0}, {"resamples": 0}])
+def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="level"):
+        bootstrap({"m": Contributions(np.ones(3), None)}, **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,128 @@
+"""Metrics against napkinXC, and against the stated formulas in plain Python."""
+
+import math
+
+import napkinxc.metrics as napkinxc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import InputError
+from tests.trainer.evaluation.rankings import Case, cases
+from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.propensity import inverse_propensity
+
+KS = (1, 3, 5, 10)
+
+
+def measure(case: Case, weights: np.ndarray | None = None) -> dict[str, float]:
+    metrics = Metrics(KS, weights)
+    metrics.update(case.top, case.values, case.offsets)
+    return metrics.result()
+
+
+def weigh(case: Case) -> np.ndarray:
+    return inverse_propensity(case.frequency, case.points, 0.55, 1.5)
+
+
+def formulas(case: Case, q: np.ndarray) -> dict[str, float]:
+    """The formulas of the module, one point and one rank at a time."""
+    result = {}
+    for k in KS:
+        sums = dict.fromkeys(("P", "R", "nDCG", "PSP", "PSP best", "PSnDCG", "PSnDCG best"), 0.0)
+        for positives, predicted in zip(case.positives, case.predicted, strict=True):
+            best = sorted((q[label] for label in positives), reverse=True)
+            ideal = sum(1 / math.log2(r + 1) for r in range(1, min(k, len(positives)) + 1))
+            for r in range(1, k + 1):
+                label = predicted[r - 1] if r <= len(predicted) else None
+                if label in positives:
+                    sums["P"] += 1 / k
+                    sums["R"] += 1 / len(positives)
+                    sums["nDCG"] += 1 / math.log2(r + 1) / ideal
+                    sums["PSP"] += q[label]
+                    sums["PSnDCG"] += q[label] / math.log2(r + 1) / ideal
+                if r <= len(best):
+                    sums["PSP best"] += best[r - 1]
+                    sums["PSnDCG best"] += best[r - 1] / math.log2(r + 1) / ideal
+        for name in ("P", "R", "nDCG"):
+            result[f"{name}@{k}"] = 100 * sums[name] / len(case.positives)
+        for name in ("PSP", "PSnDCG"):
+            result[f"{name}@{k}"] = 100 * sums[name] / sums[f"{name} best"] if sums[f"{name} best"] else 0.0
+    return result
+
+
+@given(cases())
+def test_equals_the_stated_formulas(case: Case) -> None:
+    weights = weigh(case)
+    assert measure(case, weights) == pytest.approx(formulas(case, weights), rel=1e-5)
+
+
+@given(cases())
+def test_equals_napkinxc(case: Case) -> None:
+    # napkinXC divides by zero where no point has a positive; we count that as 0.
+    case.positives.append([0])
+    case.predicted.append([])
+    weights, k = weigh(case), max(KS)
+    peer = {
+        "P": napkinxc.precision_at_k(case.positives, case.predicted, k=k),
+        "R": napkinxc.recall_at_k(case.positives, case.predicted, k=k, zero_division=0),
+        "nDCG": napkinxc.ndcg_at_k(case.positives, case.predicted, k=k, zero_division=0),
+        "PSP": napkinxc.psprecision_at_k(case.positives, case.predicted, weights, k=k, normalize=True),
+        "PSnDCG": napkinxc.psndcg_at_k(case.positives, case.predicted, weights, k=k, normalize=True, zero_division=0),
+    }
+    expected = {f"{name}@{k}": 100 * values[k - 1] for name, values in peer.items() for k in KS}
+    assert measure(case, weights) == pytest.approx(expected, rel=1e-5)
+
+
+@given(cases(), st.integers(1, 5))
+def test_batches_of_any_size_give_the_same(case: Case, size: int) -> None:
+    weights = weigh(case)
+    metrics = Metrics(KS, weights)
+    for start in range(0, len(case.positives), size):
+        # Offsets of a slice begin where the slice does, as those of Arrow do.
+        metrics.update(case.top[start : start + size], case.values, case.offsets[start : start + size + 1])
+    assert metrics.result() == pytest.approx(measure(case, weights), rel=1e-6)
+
+
+def test_the_best_ranking_is_100() -> None:
+    case = Case([[0, 3], [2], [1, 0, 4]], [[3, 0], [2], [4, 1, 0]], np.array([90, 10, 5, 2, 1]), 100)
+    result = measure(case, weigh(case))
+    for name in ("nDCG@10", "R@10", "PSP@1", "PSP@10", "PSnDCG@1", "PSnDCG@10", "P@1"):
+        assert result[name] == pytest.approx(100)
+    assert result["P@10"] == pytest.approx(20)  # two positives a point: always divided by k
+
+
+def test_no_propensities_no_propensity_scored_metrics() -> None:
+    assert set(measure(Case([[0]], [[0]], np.array([1]), 3))) == {f"{m}@{k}" for m in ("P", "nDCG", "R") for k in KS}
+
+
+def test_contributions_are_compact() -> None:
+    metrics = Metrics((1,), np.ones(3))
+    metrics.update(np.array([[1], [2]]), np.array([1, 0]), np.array([0, 1, 2]))
+    parts = metrics.contributions()
+    assert {part.achieved.dtype for part in parts.values()} == {np.dtype(np.float32)}
+    assert parts["P@1"].achieved.tolist() == [1, 0]
+    assert parts["PSP@1"].achievable is not None
+
+
+@pytest.mark.parametrize("ks", [(), (0, 1)])
+def test_impossible_ks_are_refused(ks: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="at least 1"):
+        Metrics(ks)
+
+
+def test_an_empty_split_is_refused() -> None:
+    with pytest.raises(InputError, match="Is the split empty"):
+        Metrics().result()
+
+
+def test_a_repeated_prediction_is_refused() -> None:
+    with pytest.raises(InputError, match=r"row 1 .* repeats"):
+        Metrics().update(np.array([[1, 2, -1, -1], [3, 1, 0, 3]]), np.array([3]), np.array([0, 0, 1]))
+
+
+@pytest.mark.parametrize(("top", "positive"), [(5, 0), (0, 5)])
+def test_a_label_without_propensity_is_refused(top: int, positive: int) -> None:
+    with pytest.raises(InputError, match=r"label 5 .* \[0, 5\)"):
+        Metrics(inverse_propensity=np.ones(5)).update(np.array([[top]]), np.array([positive]), np.array([0, 1]))

@@ -1,0 +1,60 @@
+"""Which part of P@k frequent and rare labels bring: bins of labels with equal training mass."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from schemas.errors import InputError
+from schemas.ragged import contains
+
+BINS = 10
+
+
+def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """The bin of each label, most frequent labels first: frequency [L] int64 -> int64 [L] in [0, bins).
+
+    Labels are sorted by training frequency, descending (ties by id), and a label belongs to the bin where its
+    share of the total frequency begins; so a bin's mass is a `bins`-th of the total but for the last label in it.
+    Labels never seen in training are in the last bin. Raises InputError where no label was ever seen.
+    """
+    total = int(frequency.sum())
+    if total <= 0:
+        raise InputError("labels cannot be binned by frequency: none has a training point. Shard a train split first.")
+    order = np.argsort(-frequency, kind="stable")
+    ordered = frequency[order].astype(np.int64)
+    begin = np.cumsum(ordered) - ordered
+    result = np.empty(len(frequency), dtype=np.int64)
+    result[order] = np.minimum(begin * bins // total, bins - 1)
+    return result
+
+
+class Deciles:
+    """The contribution of each bin of `bins_of_equal_mass` to P@k, streamed as `Metrics` is.
+
+    `frequency` is [L] int64, of the train split.
+    """
+
+    def __init__(self, frequency: np.ndarray, ks: Sequence[int] = (1, 3, 5, 10), bins: int = BINS) -> None:
+        self.ks = tuple(ks)
+        self.bins = bins
+        self._bin = bins_of_equal_mass(frequency, bins)
+        self._hits = np.zeros((max(self.ks), bins), dtype=np.int64)
+        self._points = 0
+
+    def update(self, top: np.ndarray, positives_values: np.ndarray, positives_offsets: np.ndarray) -> None:
+        """Count one batch: top [B, K] label ids best first, -1 pads; positives as ragged rows of label ids."""
+        top = top[:, : len(self._hits)]
+        row, rank = np.nonzero(contains(positives_values, positives_offsets, top))
+        np.add.at(self._hits, (rank, self._bin[top[row, rank]]), 1)
+        self._points += len(top)
+
+    def result(self) -> dict[str, list[float]]:
+        """Metric ("P@1", ...) -> each bin's part of it x 100, most frequent labels first; the parts add up to P@k."""
+        if not self._points:
+            raise InputError("there is nothing to measure: no point was evaluated. Is the split empty?")
+        upto = np.cumsum(self._hits, axis=0)
+        return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self.ks}
+
+    def labels(self) -> list[int]:
+        """How many labels each bin holds."""
+        return np.bincount(self._bin, minlength=self.bins).tolist()

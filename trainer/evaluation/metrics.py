@@ -1,0 +1,156 @@
+"""P, nDCG, R, PSP and PSnDCG at k, as the Extreme Classification Repository, pyxclib and napkinXC define them.
+
+For a point with positives P_i and a ranking best first, let hit_r be 1 where rank r = 1, 2, ... holds a positive, q_l
+the inverse propensity of label l, q_(r) the r-th greatest q_l of P_i, and I_i = sum_{r <= min(k, |P_i|)} 1/log2(r+1):
+
+    P@k       mean_i  sum_{r<=k} hit_r / k                          also where fewer than k are predicted
+    R@k       mean_i  sum_{r<=k} hit_r / |P_i|
+    nDCG@k    mean_i  sum_{r<=k} hit_r / log2(r+1) / I_i
+    PSP@k     sum_i sum_{r<=k} hit_r q_r                 /  sum_i sum_{r<=k} q_(r)
+    PSnDCG@k  sum_i sum_{r<=k} hit_r q_r / log2(r+1)/I_i /  sum_i sum_{r<=k} q_(r) / log2(r+1)/I_i
+
+The last two are ratios of sums over points, so a point weighs by what could be achieved on it. A point without
+positives counts as 0 in every mean, and adds nothing to either sum of a ratio.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from schemas.errors import InputError
+from schemas.ragged import contains
+
+
+class Contributions(NamedTuple):
+    """What each point adds to one metric: [N] float32, or [N, len(ks)] before a metric is cut out by its k.
+
+    The metric is sum(achieved) / sum(achievable); where `achievable` is None it is the mean of `achieved`.
+    """
+
+    achieved: np.ndarray
+    achievable: np.ndarray | None
+
+
+class Metrics:
+    """Metrics at each of `ks`, streamed: update with batches of rankings, then read the result.
+
+    `inverse_propensity` is [L] floating; without it the propensity-scored metrics are absent.
+    Raises InputError for a k below 1.
+    """
+
+    def __init__(self, ks: Sequence[int] = (1, 3, 5, 10), inverse_propensity: np.ndarray | None = None) -> None:
+        self.ks = tuple(ks)
+        if not self.ks or min(self.ks) < 1:
+            raise InputError(f"metrics need one k or more, each at least 1; got {list(self.ks)}.")
+        self._inverse_propensity = inverse_propensity
+        self._batches: list[dict[str, Contributions]] = []
+
+    def update(self, top: np.ndarray, positives_values: np.ndarray, positives_offsets: np.ndarray) -> None:
+        """Count one batch; arguments and errors as for `contributions`."""
+        self._batches.append(contributions(top, positives_values, positives_offsets, self.ks, self._inverse_propensity))
+
+    def contributions(self) -> dict[str, Contributions]:
+        """Metric ("P@1", ...) -> each point's contributions [N] float32, in the order of the updates."""
+        if not self._batches:
+            raise InputError("there is nothing to measure: no point was evaluated. Is the split empty?")
+        joined: dict[str, Contributions] = {}
+        for family in self._batches[0]:
+            achieved = np.concatenate([batch[family].achieved for batch in self._batches])
+            parts = [batch[family].achievable for batch in self._batches]
+            achievable = np.concatenate([part for part in parts if part is not None]) if parts[0] is not None else None
+            for column, k in enumerate(self.ks):
+                joined[f"{family}@{k}"] = Contributions(
+                    achieved[:, column], None if achievable is None else achievable[:, column]
+                )
+        return joined
+
+    def result(self) -> dict[str, float]:
+        """Metric ("P@1", "nDCG@5", ...) -> value x 100. Raises InputError where no point was counted."""
+        return {name: value(part) for name, part in self.contributions().items()}
+
+
+def value(part: Contributions) -> float:
+    """The metric x 100 of one metric's contributions [N]; 0 where nothing could be achieved."""
+    achieved = float(part.achieved.sum(dtype=np.float64))
+    achievable = len(part.achieved) if part.achievable is None else float(part.achievable.sum(dtype=np.float64))
+    return 100 * achieved / achievable if achievable else 0.0
+
+
+def contributions(
+    top: np.ndarray,
+    positives_values: np.ndarray,
+    positives_offsets: np.ndarray,
+    ks: Sequence[int],
+    inverse_propensity: np.ndarray | None = None,
+) -> dict[str, Contributions]:
+    """What each point of a batch adds to each family of metrics, [B, len(ks)] float32.
+
+    `top` [B, K] int64: distinct label ids, best first, -1 pads, K of any width; positives: ragged rows of distinct
+    label ids, `positives_values` [V], `positives_offsets` [B + 1]; `inverse_propensity` [L] floating or None.
+    Raises InputError for a repeated label and for a label that has no propensity, ValueError for unequal rows.
+    """
+    depth, at = max(ks), np.asarray(ks) - 1
+    top = top[:, :depth]
+    positives = np.asarray(positives_values[positives_offsets[0] : positives_offsets[-1]])
+    counts = np.diff(positives_offsets)
+    _refuse_repeats(top)
+
+    hits = _widen(contains(positives_values, positives_offsets, top), depth).astype(np.float64)
+    discounts = 1 / np.log2(np.arange(2, depth + 2))
+    attainable = np.minimum(np.maximum(counts, 1)[:, None], at + 1)
+    ideal = np.cumsum(discounts)[attainable - 1]
+
+    def up_to_k(gains: np.ndarray) -> np.ndarray:
+        return np.cumsum(gains, axis=1)[:, at]
+
+    families: dict[str, tuple[np.ndarray, np.ndarray | None]] = {
+        "P": (up_to_k(hits) / (at + 1), None),
+        "nDCG": (up_to_k(hits * discounts) / ideal, None),
+        "R": (up_to_k(hits) / np.maximum(counts, 1)[:, None], None),
+    }
+    if inverse_propensity is not None:
+        _refuse_unknown(top, positives, len(inverse_propensity))
+        gains = hits * _widen(inverse_propensity[np.maximum(top, 0)], depth)
+        best = _greatest(inverse_propensity[positives], counts, depth)
+        families["PSP"] = (up_to_k(gains), up_to_k(best))
+        families["PSnDCG"] = (up_to_k(gains * discounts) / ideal, up_to_k(best * discounts) / ideal)
+    return {
+        family: Contributions(
+            achieved.astype(np.float32), None if achievable is None else achievable.astype(np.float32)
+        )
+        for family, (achieved, achievable) in families.items()
+    }
+
+
+def _greatest(weights: np.ndarray, counts: np.ndarray, depth: int) -> np.ndarray:
+    """The `depth` greatest of each ragged row's weights, best first, then zeros: [V], [B] -> [B, depth]."""
+    rows = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((-weights, rows))
+    rank = np.arange(len(weights)) - np.repeat(np.cumsum(counts) - counts, counts)
+    dense = np.zeros((len(counts), depth))
+    dense[rows[rank < depth], rank[rank < depth]] = weights[order][rank < depth]
+    return dense
+
+
+def _widen(ranked: np.ndarray, depth: int) -> np.ndarray:
+    """Zeros appended up to [B, depth]: what was not predicted hits nothing."""
+    return np.pad(ranked, ((0, 0), (0, depth - ranked.shape[1])))
+
+
+def _refuse_repeats(top: np.ndarray) -> None:
+    """A label predicted twice for one point would be counted twice."""
+    ordered = np.sort(top, axis=1)
+    repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+    if repeated.any():
+        row = int(repeated.argmax())
+        raise InputError(f"predictions name a label once a point; row {row} of the batch repeats one: {top[row]}.")
+
+
+def _refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
+    greatest = max(int(top.max(initial=-1)), int(positives.max(initial=-1)))
+    if greatest >= labels:
+        raise InputError(
+            f"label {greatest} has no propensity: the training frequencies cover [0, {labels}). "
+            "Evaluate with the labels table that the split was sharded with."
+        )
