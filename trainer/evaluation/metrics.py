@@ -88,7 +88,7 @@ def contributions(
 
     `top` [B, K] int64: distinct label ids, best first, -1 pads, K of any width; positives: ragged rows of distinct
     label ids, `positives_values` [V], `positives_offsets` [B + 1]; `inverse_propensity` [L] floating or None.
-    Raises InputError for a repeated label and for a label that has no propensity, ValueError for unequal rows.
+    Raises InputError for a repeated label and for a label id beyond L, ValueError for unequal rows.
     """
     depth, at = max(ks), np.asarray(ks) - 1
     top = top[:, :depth]
@@ -110,7 +110,7 @@ def contributions(
         "R": (up_to_k(hits) / np.maximum(counts, 1)[:, None], None),
     }
     if inverse_propensity is not None:
-        _refuse_unknown(top, positives, len(inverse_propensity))
+        refuse_unknown(top, positives, len(inverse_propensity))
         gains = hits * _widen(inverse_propensity[np.maximum(top, 0)], depth)
         best = _greatest(inverse_propensity[positives], counts, depth)
         families["PSP"] = (up_to_k(gains), up_to_k(best))
@@ -147,10 +147,11 @@ def _refuse_repeats(top: np.ndarray) -> None:
         raise InputError(f"predictions name a label once a point; row {row} of the batch repeats one: {top[row]}.")
 
 
-def _refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
+def refuse_unknown(top: np.ndarray, positives: np.ndarray, labels: int) -> None:
+    """Raise InputError where a predicted or a true label id is not in [0, labels)."""
     greatest = max(int(top.max(initial=-1)), int(positives.max(initial=-1)))
     if greatest >= labels:
         raise InputError(
-            f"label {greatest} has no propensity: the training frequencies cover [0, {labels}). "
+            f"label {greatest} has no training frequency: the labels cover [0, {labels}). "
             "Evaluate with the labels table that the split was sharded with."
         )

@@ -48,3 +48,8 @@ def test_bins_hold_equal_mass(counts: list[int], bins: int) -> None:
 def test_labels_never_seen_are_refused() -> None:
     with pytest.raises(InputError, match="none has a training point"):
         bins_of_equal_mass(np.zeros(3, dtype=np.int64))
+
+
+def test_a_label_without_frequency_is_refused() -> None:
+    with pytest.raises(InputError, match=r"label 5 .* \[0, 3\)"):
+        Deciles(np.ones(3, dtype=np.int64)).update(np.array([[5]]), np.array([5]), np.array([0, 1]))
