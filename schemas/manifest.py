@@ -1,4 +1,4 @@
-"""The manifest: written last, so that a table is there whole or not at all; read first, so that nothing else is opened."""
+"""The manifest: written last, so that a table is there whole or not at all; read first, so that nothing else is."""
 
 import importlib.metadata
 import json
@@ -55,7 +55,7 @@ class Shard(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a table holds, what it was made from (`parents`: name to digest) and how (`parameters`, `counters`, `quality`).
+    """What a table holds, what it was made from (`parents`: name to digest), and how.
 
     Nothing in it depends on the time or place of writing, so the same input gives the same manifest and digest.
     """
@@ -88,7 +88,7 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def publish(url: str, manifest: Manifest) -> Manifest:
-    """Write `manifest` at the prefix `url`, after its shards: the moment the table becomes visible. Raises StorageError."""
+    """Write `manifest` at `url`, after its shards: the moment the table becomes visible. Raises StorageError."""
     body = manifest.model_dump(mode="json")
     text = json.dumps({**body, "digest": manifest.digest}, indent=1, sort_keys=True) + "\n"
     storage.write_bytes(join(url, MANIFEST), text.encode())
@@ -133,7 +133,8 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     digest = body.pop("digest", None)
     if digest != storage.sha256(_canonical(body)):
         raise TableError(
-            f"{place}: the manifest is damaged: its content does not match its digest. Remove the table and make it again."
+            f"{place}: the manifest is damaged: its content does not match its digest. "
+            "Remove the table and make it again."
         )
     try:
         manifest = Manifest.model_validate(body)
@@ -183,8 +184,8 @@ def _absent(url: str) -> str:
     names = storage.list_names(url)
     if names:
         return (
-            f"{url}: unfinished table: it holds {len(names)} file(s) but no {MANIFEST}, so whatever wrote it was cut off. "
-            "Run that command again; it starts afresh."
+            f"{url}: unfinished table: it holds {len(names)} file(s) but no {MANIFEST}, so whatever wrote it "
+            "was cut off. Run that command again; it starts afresh."
         )
     return f"{url}: no table here (no {MANIFEST}). Is the path right, and has the step that makes it been run?"
 

@@ -3,12 +3,13 @@
 A URL is whatever fsspec takes: a local path, `file://`, `memory://`, `s3://`, `gs://`, ...
 """
 
+import contextlib
 import errno
 import hashlib
 import os
 import uuid
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -25,7 +26,9 @@ T = TypeVar("T")
 
 def join(url: str, *parts: str) -> str:
     """`url` with `parts` appended, separated by single slashes."""
-    return "/".join([url if url.endswith("://") else url.rstrip("/"), *(part.strip("/") for part in parts)]).replace(":///", "://")
+    return "/".join([url if url.endswith("://") else url.rstrip("/"), *(part.strip("/") for part in parts)]).replace(
+        ":///", "://"
+    )
 
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -60,6 +63,12 @@ def read_bytes(url: str) -> bytes:
     """The whole file at `url`. Raises FileNotFoundError, StorageError."""
     fs, path = filesystem(url)
     return _attempt(lambda: fs.cat_file(path), "read", url)
+
+
+def open_read(url: str) -> IO[bytes]:
+    """The file at `url` for one streaming pass; its reads raise what fsspec raises. Raises FileNotFoundError."""
+    fs, path = filesystem(url)
+    return _attempt(lambda: fs.open(path, "rb"), "open", url)
 
 
 def size(url: str) -> int:
@@ -109,10 +118,8 @@ def remove(url: str, recursive: bool = False) -> None:
 
     def drop() -> None:
         fs.invalidate_cache()
-        try:
+        with contextlib.suppress(FileNotFoundError):
             fs.rm(path, recursive=recursive)
-        except FileNotFoundError:
-            pass
 
     _attempt(drop, "remove", url)
 
@@ -173,7 +180,7 @@ def _attempt(action: Callable[[], T], verb: str, url: str) -> T:
 
 
 def _is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ def label_type(labels: int) -> pa.DataType:
 
 
 def queries(tokens: pa.DataType, labels: pa.DataType, *, text: bool = False, filters: bool = False) -> pa.Schema:
-    """One point a row. `filter_label_ids` are predictions to strike out before top-k; the positives stay as they are."""
+    """One point a row. `filter_label_ids` are predictions to strike out before top-k; positives stay as they are."""
     fields = [
         pa.field("query_id", pa.int64(), nullable=False),
         pa.field("key", pa.string(), nullable=False),

@@ -1,0 +1,18 @@
+"""Encoders: text, as token ids, to x in R^D."""
+
+from trainer.config import Encoder as EncoderConfig
+from trainer.encoders.base import Encoder
+
+
+def build_encoder(config: EncoderConfig, vocabulary: int, seed: int) -> Encoder:
+    """The encoder that `config` describes, freshly initialised. Raises InputError."""
+    if config.kind == "bag":
+        from trainer.encoders.bag import BagEncoder
+
+        return BagEncoder(config, vocabulary, seed)
+    from trainer.encoders.transformer import TransformerEncoder
+
+    return TransformerEncoder(config, seed)
+
+
+__all__ = ["Encoder", "build_encoder"]

@@ -1,0 +1,147 @@
+"""Which labels each query is scored against: positives, hard and random negatives (ASTRA, Algorithm 1)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.ragged import contains
+from schemas.tables import PAD
+from trainer.randomness import generator
+from trainer.stream.batch import Batch
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Labels to score, each once, and how queries use them.
+
+    `ids` [C] int64 sorted: the rows of the classifier that the step touches. Pairs score one query against one label:
+    `pair_query` [n] sorted, `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32.
+    The shared pool scores every query against `pool` [R] (index into ids) with `pool_weight` [R] float32, except the
+    query's own positives and hard negatives: (`struck_query`, `struck_pool`) [m], index into the batch and into pool.
+    """
+
+    ids: np.ndarray
+    pair_query: np.ndarray
+    pair_label: np.ndarray
+    pair_positive: np.ndarray
+    pair_weight: np.ndarray
+    pool: np.ndarray
+    pool_weight: np.ndarray
+    struck_query: np.ndarray
+    struck_pool: np.ndarray
+
+
+def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int, stream: int = 0) -> np.ndarray:
+    """`size` labels drawn uniformly with replacement from [0, labels), int64."""
+    return generator(seed, "random pool", epoch, step, stream).integers(0, labels, size)
+
+
+def draw_hard(hard: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
+    """`count` of the table's K columns [B, count], drawn anew each step; all of them where count = K."""
+    if count >= hard.shape[1]:
+        return hard
+    columns = generator(seed, "hard columns", epoch, step).permutation(hard.shape[1])[:count]
+    return hard[:, columns]
+
+
+def known_pairs(batch: Batch, hard: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """P and H of every query as (query, label, is positive), sorted by query, positives first. Pads are left out."""
+    size = len(batch)
+    query = np.repeat(np.arange(size), np.diff(batch.positive_offsets))
+    label = batch.positives.astype(np.int64)
+    positive = np.ones(len(label), bool)
+    if hard is None or not hard.size:
+        return query, label, positive
+    kept = hard != PAD
+    query = np.concatenate([query, np.repeat(np.arange(size), kept.sum(1))])
+    label = np.concatenate([label, hard[kept].astype(np.int64)])
+    positive = np.concatenate([positive, np.zeros(len(label) - len(positive), bool)])
+    order = np.argsort(query, kind="stable")
+    return query[order], label[order], positive[order]
+
+
+def shared_pool(
+    batch: Batch, hard: np.ndarray | None, pool: np.ndarray, weight: float, positive_weight: np.ndarray | None = None
+) -> Candidates:
+    """Candidates with one random pool for the whole batch.
+
+    `pool` [k_r]: draws with replacement; each counts `weight` (L / k_r for an unbiased sum over every label outside
+    P and H), and repeated draws count repeatedly. A query's own P and H are struck from its pool. `positive_weight`
+    [L], where given, weights the positives.
+    """
+    query, label, positive = known_pairs(batch, hard)
+    drawn, counts = np.unique(pool, return_counts=True)
+    place = np.searchsorted(drawn, label)
+    struck = (place < len(drawn)) & (drawn[np.minimum(place, len(drawn) - 1)] == label) if len(drawn) else place < 0
+    ids = np.union1d(label, drawn)
+    return Candidates(
+        ids=ids,
+        pair_query=query,
+        pair_label=np.searchsorted(ids, label),
+        pair_positive=positive,
+        pair_weight=_weights(label, positive, positive_weight),
+        pool=np.searchsorted(ids, drawn),
+        pool_weight=(counts * weight).astype(np.float32),
+        struck_query=query[struck],
+        struck_pool=place[struck],
+    )
+
+
+def own_pool(
+    batch: Batch,
+    hard: np.ndarray | None,
+    pool: np.ndarray,
+    weight: float,
+    positive_weight: np.ndarray | None = None,
+) -> Candidates:
+    """Candidates with a random pool for each query: `pool` [B, k_r], draws with replacement from [0, L).
+
+    Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`.
+    """
+    query, label, positive = known_pairs(batch, hard)
+    known = np.concatenate([[0], np.cumsum(np.bincount(query, minlength=len(batch)))])
+    fresh = ~contains(label, known, pool)
+    count = int(fresh.sum())
+    weights = np.concatenate([_weights(label, positive, positive_weight), np.full(count, weight, np.float32)])
+    query = np.concatenate([query, np.nonzero(fresh)[0]])
+    label = np.concatenate([label, pool[fresh]])
+    positive = np.concatenate([positive, np.zeros(count, bool)])
+    order = np.argsort(query, kind="stable")
+    ids, index = np.unique(label, return_inverse=True)
+    none = np.empty(0, np.int64)
+    return Candidates(
+        ids=ids,
+        pair_query=query[order],
+        pair_label=index[order],
+        pair_positive=positive[order],
+        pair_weight=weights[order],
+        pool=none,
+        pool_weight=np.empty(0, np.float32),
+        struck_query=none,
+        struck_pool=none,
+    )
+
+
+def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
+    """Every label of [start, stop) for every query, counted once: a chunk of one-vs-all (ASTRA, equation 1)."""
+    inside = (batch.positives >= start) & (batch.positives < stop)
+    query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))[inside]
+    label = batch.positives[inside].astype(np.int64) - start
+    positive = np.ones(len(label), bool)
+    return Candidates(
+        ids=np.arange(start, stop),
+        pair_query=query,
+        pair_label=label,
+        pair_positive=positive,
+        pair_weight=_weights(label + start, positive, positive_weight),
+        pool=np.arange(stop - start),
+        pool_weight=np.ones(stop - start, np.float32),
+        struck_query=query,
+        struck_pool=label,
+    )
+
+
+def _weights(label: np.ndarray, positive: np.ndarray, positive_weight: np.ndarray | None) -> np.ndarray:
+    if positive_weight is None:
+        return np.ones(len(label), np.float32)
+    return np.where(positive, positive_weight[label], 1.0).astype(np.float32)

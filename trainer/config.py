@@ -1,0 +1,299 @@
+"""A recipe: frozen, typed, validated, saved with what it made. One TOML file a method, changed by `--set a.b=c`."""
+
+import difflib
+import importlib.metadata
+import importlib.resources
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.manifest import code_version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Data(Section):
+    """Which rows are trained on."""
+
+    split: str = "train"
+    label_texts: bool = Field(False, description="label texts are training points too, each with its own label")
+
+
+class Order(Section):
+    """The stream's order (DESIGN section 5)."""
+
+    batch: int = Field(512, ge=1, description="B, queries a step over all ranks")
+    streams: int = Field(8, ge=1, description="S canonical streams; ranks divide it, and it divides the batch")
+    window_groups: int = Field(4, ge=1, description="row groups that a stream permutes rows within")
+    threads: int = Field(1, ge=0, description="threads that read and decode ahead; 0 reads in line")
+    tail: Literal["keep", "drop"] = Field("keep", description="the last batch of an epoch: shorter, or left out")
+
+    @model_validator(mode="after")
+    def _divides(self) -> "Order":
+        if self.batch % self.streams:
+            raise ValueError(f"order.streams = {self.streams} does not divide order.batch = {self.batch}")
+        return self
+
+
+class Encoder(Section):
+    """Text to x in R^D: a bag of embeddings, or a Hugging Face model."""
+
+    kind: Literal["bag", "transformer"] = "bag"
+    dimension: int = Field(256, ge=1, description="D; for a transformer the bottleneck, 0 < D")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
+    normalize: bool = Field(False, description="L2-normalise x")
+    scale: float = Field(1.0, gt=0, description="x is multiplied by it after normalising")
+    lr: float = Field(0.01, gt=0)
+    weight_decay: float = Field(0.0, ge=0, description="of the dense parameters (decoupled)")
+    # bag
+    optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")
+    dense_lr: float = Field(0.001, gt=0, description="Adam's rate for the dense parameters of a bag")
+    ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
+    buckets: int = Field(1 << 18, ge=0, description="hash buckets for n-grams of two and more tokens")
+    idf: bool = Field(True, description="weight features by inverse document frequency")
+    idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
+    unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
+    feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
+    residual: bool = Field(False, description="x + relu(Linear(x)) on top")
+    # transformer
+    model: str = Field("", description="local directory or hub name")
+    pooling: Literal["mean", "cls"] = "mean"
+    bottleneck: bool = Field(False, description="project the model's output to `dimension`")
+    max_tokens: int = Field(128, ge=1)
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Encoder":
+        if self.kind == "transformer" and not self.model:
+            raise ValueError("encoder.kind = 'transformer' needs encoder.model (a local directory or a hub name)")
+        if self.kind == "bag" and self.ngrams > 1 and self.buckets == 0:
+            raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
+        return self
+
+
+class Classifier(Section):
+    """Vectors w_l in R^D, updated on touched rows only."""
+
+    optimizer: Literal["sgd", "adagrad", "adam"] = "adagrad"
+    lr: float = Field(0.1, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    bias: bool = Field(False, description="a last column that x meets with a constant 1")
+    initial_scale: float = Field(0.0, ge=0, description="standard deviation of the initial vectors")
+    initial_bias: float = 0.0
+
+
+class Negatives(Section):
+    """Which labels a query is scored against, besides its positives."""
+
+    random: int = Field(3200, ge=0, description="k_r labels drawn uniformly with replacement from [0, L)")
+    pool: Literal["shared", "own", "all"] = Field(
+        "shared", description="one pool a batch, one a query, or every label (full one-vs-all, no sampling)"
+    )
+    chunk: int = Field(16384, ge=1, description="labels scored at a time when pool = 'all'")
+    hard: int = Field(0, ge=0, description="k_h hard negatives a query, out of the table's K")
+    width: int = Field(0, ge=0, description="K of the mined table; 0: the same as hard")
+    reweight: bool = Field(True, description="weight random negatives by L / k_r, which makes the loss unbiased")
+
+    @property
+    def table_width(self) -> int:
+        return self.width or self.hard
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Negatives":
+        if self.width and self.width < self.hard:
+            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}")
+        if self.pool != "all" and self.random + self.hard == 0:
+            raise ValueError("no negatives at all: set negatives.random, negatives.hard or negatives.pool = 'all'")
+        if self.pool == "all" and self.hard:
+            raise ValueError("negatives.pool = 'all' scores every label already: set negatives.hard = 0")
+        return self
+
+
+class Refresh(Section):
+    """When hard-negative tables are made and used (ASTRA's tau_s and tau_r)."""
+
+    start: int = Field(5, ge=2, description="tau_s: the first epoch that uses a table; two epochs after its dump")
+    every: int = Field(5, ge=1, description="tau_r: epochs between tables")
+    index: str = Field("auto", description="'exact', 'auto', or a Faiss factory string")
+    late: Literal["continue", "wait"] = Field("continue", description="when a table is not there in time")
+    wait_seconds: float = Field(600.0, gt=0, description="how long `wait` waits before it goes on without")
+
+
+class Train(Section):
+    """How long, how fast, from which random numbers."""
+
+    epochs: int = Field(20, ge=1)
+    seed: int = Field(0, ge=0)
+    warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps with a rising rate")
+    final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the cosine decay")
+    average: float = Field(0.0, ge=0, lt=1, description="share of the last epochs whose weights are averaged")
+    positive_weight: float = Field(
+        0.0, ge=0, le=1, description="exponent of the inverse propensity that weights positives; 0: none"
+    )
+    threads: int = Field(0, ge=0, description="torch threads; 0: torch's own choice")
+
+
+class Checkpoint(Section):
+    every_epochs: int = Field(1, ge=0, description="0: only the last")
+    every_steps: int = Field(0, ge=0, description="also within epochs; 0: not")
+    keep: int = Field(2, ge=1)
+
+
+class Validation(Section):
+    split: str = Field("", description="a split to score while training; empty: none")
+    every_epochs: int = Field(1, ge=1)
+    queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
+
+
+class Logging(Section):
+    every_steps: int = Field(20, ge=1)
+    tensorboard: bool = True
+
+
+class Recipe(Section):
+    """Everything that decides a run's numbers, besides DATA."""
+
+    method: str = "astra"
+    data: Data = Data()
+    order: Order = Order()
+    encoder: Encoder = Encoder()
+    classifier: Classifier = Classifier()
+    negatives: Negatives = Negatives()
+    refresh: Refresh = Refresh()
+    train: Train = Train()
+    checkpoint: Checkpoint = Checkpoint()
+    validation: Validation = Validation()
+    logging: Logging = Logging()
+
+    def uses_table(self, epoch: int) -> bool:
+        """Whether `epoch` trains on hard negatives, as far as the schedule goes."""
+        return self.negatives.hard > 0 and epoch >= self.refresh.start
+
+    def table_epochs(self) -> list[int]:
+        """Epochs from which a new table is used: start, start + every, ... within the run."""
+        if not self.negatives.hard:
+            return []
+        return list(range(self.refresh.start, self.train.epochs, self.refresh.every))
+
+
+def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
+
+    Raises InputError: no such recipe, not TOML, an unknown key (names the nearest known one), a value out of range.
+    """
+    body = _parse(_text_of(source), source)
+    for override in overrides:
+        _override(body, override)
+    return validate(body, source)
+
+
+def validate(body: Mapping[str, Any], source: str) -> Recipe:
+    """`body` as a Recipe. Raises InputError with one line a fault."""
+    try:
+        return Recipe.model_validate(body)
+    except ValidationError as error:
+        faults = "; ".join(_explain(fault) for fault in error.errors())
+        raise InputError(f"recipe {source}: {faults}.") from None
+
+
+def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
+    """The resolved recipe, the versions it ran with, and further tables of `facts`, as TOML."""
+    versions = {"extremis": code_version(), "python": sys.version.split()[0]}
+    for name in ("torch", "numpy", "pyarrow", "transformers", "faiss-cpu", "apache-beam"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    body = {"recipe": recipe.model_dump(mode="json"), "versions": versions, **facts}
+    return tomli_w.dumps(body).encode()
+
+
+def load_config(url: str) -> dict[str, Any]:
+    """A run's config.toml: `recipe`, `versions`, `data`. Raises InputError when no run is there."""
+    try:
+        data = storage.read_bytes(url)
+    except FileNotFoundError:
+        raise InputError(f"{url}: no run here. Start one with `extremis run` or `extremis train`.") from None
+    return _parse(data.decode(errors="replace"), url)
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that ship with Extremis."""
+    folder = importlib.resources.files("recipes")
+    return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def _text_of(source: str) -> str:
+    if source in recipe_names():
+        return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
+    if not source.endswith(".toml"):
+        near = difflib.get_close_matches(source, recipe_names(), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise InputError(
+            f"no recipe {source!r}: expected one of {', '.join(recipe_names())}, or a path that ends in .toml.{hint}"
+        )
+    try:
+        return storage.read_bytes(source).decode()
+    except FileNotFoundError:
+        raise InputError(f"recipe {source}: no such file.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"recipe {source}: not UTF-8 text ({error}).") from None
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source}: not TOML: {error}.") from None
+
+
+def _override(body: dict[str, Any], override: str) -> None:
+    path, equals, value = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise InputError(f"--set {override!r}: expected section.key=value, for example train.epochs=10.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value  # a bare word is a string
+    for key in keys[:-1]:
+        body = body.setdefault(key, {})
+        if not isinstance(body, dict):
+            raise InputError(f"--set {override!r}: {key!r} is a value, not a section.")
+    body[keys[-1]] = parsed
+
+
+def _explain(fault: Any) -> str:
+    path = [str(part) for part in fault["loc"]]
+    where = ".".join(path)
+    if fault["type"] == "extra_forbidden":
+        known = _keys_at(path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(known)}"
+        return f"unknown key {where!r}{hint}"
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "value_error":
+        return message
+    return f"{where}: {message.lower()}, got {fault['input']!r}"
+
+
+def _keys_at(path: list[str]) -> list[str]:
+    model: type[BaseModel] = Recipe
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)

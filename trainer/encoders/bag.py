@@ -1,0 +1,165 @@
+"""A bag of embeddings over tokens and hashed n-grams: trains from scratch on a CPU in minutes."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.config import Encoder as EncoderConfig
+from trainer.encoders.base import Encoder, drop, finish
+from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency
+from trainer.randomness import generator, torch_generator
+from trainer.rows import RowMatrix, RowOptimizer
+from trainer.scoring import sparse_product
+
+
+@dataclass(frozen=True)
+class BagInputs:
+    """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch."""
+
+    ids: np.ndarray
+    column: torch.Tensor
+    weight: torch.Tensor
+    offsets: torch.Tensor
+
+
+class _WeightedBag(torch.autograd.Function):
+    """x_b = sum of weight * rows[column] over b's entries; only `rows` takes a gradient."""
+
+    @staticmethod
+    def forward(ctx, rows, column, weight, offsets):  # type: ignore[no-untyped-def, override]
+        ctx.save_for_backward(column, weight, offsets)
+        ctx.rows = len(rows)
+        return nn.functional.embedding_bag(
+            column, rows, offsets, mode="sum", per_sample_weights=weight, include_last_offset=True
+        )
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def, override]
+        column, weight, offsets = ctx.saved_tensors
+        row = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff())
+        return sparse_product(column, row, weight, ctx.rows, grad.contiguous()), None, None, None
+
+
+class BagEncoder(Encoder):
+    """x = dropout(r(sum_f weight_f E_f)), r the identity or v + relu(Linear(v)); E is trained on touched rows only."""
+
+    def __init__(self, config: EncoderConfig, vocabulary: int, seed: int) -> None:
+        self.dimension = config.dimension
+        self._config, self._vocabulary, self._seed = config, vocabulary, seed
+        self._features = vocabulary + (config.buckets if config.ngrams > 1 else 0)
+        weight = torch.empty(self._features, config.dimension)
+        weight.normal_(0, 1 / math.sqrt(config.dimension), generator=torch_generator(seed, "initial weights", 1))
+        self._table = RowMatrix(weight, RowOptimizer(config.optimizer))
+        self._idf = torch.ones(self._features)
+        self._dense = nn.Linear(config.dimension, config.dimension) if config.residual else None
+        if self._dense is not None:
+            with torch.no_grad():
+                self._dense.weight.normal_(0, 0.01, generator=torch_generator(seed, "initial weights", 2))
+                self._dense.bias.zero_()
+        self._dense_optimizer = (
+            None
+            if self._dense is None
+            else torch.optim.AdamW(self._dense.parameters(), lr=config.dense_lr, weight_decay=config.weight_decay)
+        )
+        self._touched: tuple[np.ndarray, torch.Tensor] | None = None
+
+    def fit_idf(self, rows: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Set IDF weights from document frequencies over (tokens, offsets) batches, `idf_rows` rows at most."""
+        if not self._config.idf:
+            return
+        frequency = np.zeros(self._features, np.int64)
+        documents = 0
+        for tokens, offsets in rows:
+            frequency += np.bincount(self._bag(tokens, offsets).features, minlength=self._features)
+            documents += len(offsets) - 1
+            if documents >= self._config.idf_rows:
+                break
+        self._idf = torch.from_numpy(inverse_document_frequency(frequency, documents))
+
+    def prepare(self, tokens: np.ndarray, offsets: np.ndarray, dropout_key: tuple[int, ...] | None = None) -> BagInputs:
+        rows = self._bag(tokens, offsets).weighted(self._idf.numpy())
+        if self._config.unit_features:
+            rows = rows.unit()
+        if dropout_key is not None and self._config.feature_dropout:
+            share = self._config.feature_dropout
+            kept = generator(self._seed, "feature dropout", *dropout_key).random(len(rows.features)) >= share
+            rows = rows.where(kept)
+            rows = SparseRows(rows.features, rows.weights / np.float32(1 - share), rows.offsets)
+        ids, column = np.unique(rows.features, return_inverse=True)
+        return BagInputs(ids, torch.from_numpy(column), torch.from_numpy(rows.weights), torch.from_numpy(rows.offsets))
+
+    def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
+        if dropout_key is None:
+            with torch.no_grad():
+                return self._head(_WeightedBag.apply(self._table.gather(inputs.ids), *_entries(inputs)), None)
+        rows = self._table.gather(inputs.ids)
+        self._touched = (inputs.ids, rows)
+        return self._head(_WeightedBag.apply(rows, *_entries(inputs)), dropout_key)
+
+    def update(self, factor: float) -> None:
+        assert self._touched is not None, "update follows encode"
+        ids, rows = self._touched
+        if rows.grad is not None:
+            self._table.update(ids, rows.grad, self._config.lr * factor)
+        self._touched = None
+        if self._dense_optimizer is not None:
+            self._dense_optimizer.param_groups[0]["lr"] = self._config.dense_lr * factor
+            self._dense_optimizer.step()
+            self._dense_optimizer.zero_grad()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = {"embedding": self._table.weight, "idf": self._idf}
+        if self._dense is not None:
+            named |= {f"dense.{name}": value.detach() for name, value in self._dense.named_parameters()}
+        return named
+
+    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        named = {f"embedding.{name}": value for name, value in self._table.state.items()}
+        if self._dense_optimizer is not None and self._dense is not None:
+            for name, parameter in self._dense.named_parameters():
+                for key, value in self._dense_optimizer.state.get(parameter, {}).items():
+                    named[f"dense.{name}.{key}"] = torch.as_tensor(value)
+        return named
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._table.weight.copy_(tensors["embedding"])
+        self._idf = tensors["idf"].clone()
+        if self._dense is not None:
+            with torch.no_grad():
+                for name, parameter in self._dense.named_parameters():
+                    parameter.copy_(tensors[f"dense.{name}"])
+
+    def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, value in self._table.state.items():
+            value.copy_(tensors[f"embedding.{name}"])
+        if self._dense_optimizer is not None and self._dense is not None:
+            for name, parameter in self._dense.named_parameters():
+                prefix = f"dense.{name}."
+                saved = {key[len(prefix) :]: value.clone() for key, value in tensors.items() if key.startswith(prefix)}
+                if saved:
+                    self._dense_optimizer.state[parameter] = saved
+
+    def _bag(self, tokens: np.ndarray, offsets: np.ndarray) -> SparseRows:
+        return bag_of_ngrams(
+            tokens,
+            offsets,
+            ngrams=self._config.ngrams,
+            vocabulary=self._vocabulary,
+            buckets=self._config.buckets,
+        )
+
+    def _head(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None) -> torch.Tensor:
+        if self._dense is not None:
+            x = x + torch.relu(self._dense(x))
+        x = finish(x, normalize=self._config.normalize, scale=self._config.scale)
+        if dropout_key is not None and self._config.dropout:
+            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key))
+        return x
+
+
+def _entries(inputs: BagInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return inputs.column, inputs.weight, inputs.offsets

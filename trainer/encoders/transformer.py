@@ -1,0 +1,125 @@
+"""A Hugging Face model as encoder: mean or [CLS] pooling, optional bottleneck, dropout, optional unit norm."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from schemas.errors import InputError
+from trainer.config import Encoder as EncoderConfig
+from trainer.encoders.base import Encoder, drop, finish
+from trainer.randomness import torch_generator, torch_seed
+
+
+@dataclass(frozen=True)
+class PaddedInputs:
+    """`input_ids` [B, T] int64 padded to the batch's longest row, `mask` [B, T] bool."""
+
+    input_ids: torch.Tensor
+    mask: torch.Tensor
+
+
+class TransformerEncoder(Encoder):
+    """x = dropout(bottleneck(pool(model(tokens)))); every parameter is trained with AdamW."""
+
+    def __init__(self, config: EncoderConfig, seed: int) -> None:
+        self._config, self._seed = config, seed
+        self._model = _load_model(config.model)
+        hidden = int(self._model.config.hidden_size)
+        if not config.bottleneck and config.dimension != hidden:
+            raise InputError(
+                f"encoder.dimension = {config.dimension}, but {config.model} gives {hidden} dimensions: "
+                f"set encoder.dimension = {hidden}, or encoder.bottleneck = true to project to {config.dimension}."
+            )
+        self.dimension = config.dimension
+        self._bottleneck = nn.Linear(hidden, config.dimension) if config.bottleneck else None
+        if self._bottleneck is not None:
+            with torch.no_grad():
+                self._bottleneck.weight.normal_(0, hidden**-0.5, generator=torch_generator(seed, "initial weights", 2))
+                self._bottleneck.bias.zero_()
+        self._modules = nn.ModuleDict({"model": self._model})
+        if self._bottleneck is not None:
+            self._modules["bottleneck"] = self._bottleneck
+        # A pooler that pooling by mean or [CLS] never calls takes no gradient and stays as it is.
+        self._optimizer = torch.optim.AdamW(self._modules.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+
+    def prepare(
+        self, tokens: np.ndarray, offsets: np.ndarray, dropout_key: tuple[int, ...] | None = None
+    ) -> PaddedInputs:
+        lengths = np.minimum(np.diff(offsets), self._config.max_tokens)
+        width = max(int(lengths.max(initial=0)), 1)
+        mask = np.arange(width) < np.maximum(lengths, 1)[:, None]  # an empty row attends to one pad
+        index = np.minimum(offsets[:-1, None] + np.arange(width), max(len(tokens) - 1, 0))
+        real = np.arange(width) < lengths[:, None]
+        ids = np.where(real, tokens[index].astype(np.int64), 0) if len(tokens) else np.zeros((len(lengths), width), int)
+        return PaddedInputs(torch.from_numpy(ids), torch.from_numpy(mask))
+
+    def encode(self, inputs: PaddedInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
+        if dropout_key is None:
+            self._modules.eval()
+            with torch.no_grad():
+                return self._embed(inputs)
+        self._modules.train()
+        # The model's own dropout draws from torch's global generator: key it by the step, and leave it as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_seed(self._seed, "model dropout", *dropout_key))
+            x = self._embed(inputs)
+        if self._config.dropout:
+            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key))
+        return x
+
+    def update(self, factor: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.lr * factor
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: value.detach() for name, value in self._modules.named_parameters()}
+
+    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        named = {}
+        for name, parameter in self._modules.named_parameters():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                named[f"{name}.{key}"] = torch.as_tensor(value)
+        return named
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._modules.named_parameters():
+                parameter.copy_(tensors[name])
+
+    def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self._modules.named_parameters():
+            saved = {
+                key: tensors[f"{name}.{key}"].clone()
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if f"{name}.{key}" in tensors
+            }
+            if saved:
+                self._optimizer.state[parameter] = saved
+
+    def _embed(self, inputs: PaddedInputs) -> torch.Tensor:
+        states = self._model(input_ids=inputs.input_ids, attention_mask=inputs.mask.long()).last_hidden_state
+        if self._config.pooling == "cls":
+            x = states[:, 0]
+        else:
+            weight = inputs.mask.unsqueeze(2).to(states.dtype)
+            x = (states * weight).sum(1) / weight.sum(1)
+        if self._bottleneck is not None:
+            x = self._bottleneck(x)
+        return finish(x, normalize=self._config.normalize, scale=self._config.scale)
+
+
+def _load_model(name: str) -> Any:
+    from transformers import AutoModel
+
+    try:
+        return AutoModel.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"encoder.model = {name!r} cannot be loaded: {str(error).splitlines()[0]} "
+            "Give a directory with config.json and model.safetensors, or a hub name that this machine can reach."
+        ) from error

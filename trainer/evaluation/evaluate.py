@@ -1,0 +1,113 @@
+"""Scores a model on a split: exact search, filter applied, every metric with its interval and deciles."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.errors import InputError
+from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
+from schemas.parquet import iterate, list_column
+from trainer.evaluation.deciles import Deciles
+from trainer.evaluation.intervals import bootstrap
+from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.propensity import inverse_propensity
+from trainer.evaluation.search import filtered_top_k
+from trainer.model import Model
+from trainer.stream import Table
+
+KS = (1, 3, 5, 10)
+
+
+@dataclass(frozen=True)
+class LabelStatistics:
+    """`frequency` [L] training points of each label; `inverse_propensity` [L], None where A and B are not stated."""
+
+    frequency: np.ndarray
+    inverse_propensity: np.ndarray | None
+
+
+def label_statistics(data: DataLayout) -> LabelStatistics:
+    """Read from the labels table; A and B from the data's manifest, never guessed. Raises TableError."""
+    labels = Table.open(data.labels, "labels")
+    groups = [group.column("frequency").to_numpy() for group in iterate(labels.url, labels.manifest, ["frequency"])]
+    frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
+    propensity = open_manifest(data.root, "data").parameters.get("propensity")
+    if propensity is None:
+        return LabelStatistics(frequency, None)
+    points = int(labels.manifest.parameters["training_points"])
+    return LabelStatistics(frequency, inverse_propensity(frequency, points, propensity["a"], propensity["b"]))
+
+
+@dataclass
+class Scores:
+    """What scoring a split accumulated."""
+
+    metrics: Metrics
+    deciles: Deciles | None
+    queries: int
+    filtered: int  # predictions struck out by the filter's pairs, at most
+
+    def report(self, resamples: int = 1000) -> dict:
+        """Metrics x 100, their 95 % intervals, and the deciles' parts of P@k."""
+        contributions = self.metrics.contributions()
+        return {
+            "queries": self.queries,
+            "filter_pairs": self.filtered,
+            "metrics": self.metrics.result(),
+            "intervals": {name: list(ends) for name, ends in bootstrap(contributions, resamples).items()},
+            "deciles": None if self.deciles is None else self.deciles.result(),
+        }
+
+
+class Scorer:
+    """A model against one split of DATA."""
+
+    def __init__(self, model: Model, queries: Table, statistics: LabelStatistics) -> None:
+        self._model, self._queries, self._statistics = model, queries, statistics
+        self._filtered = any(column.name == "filter_label_ids" for column in queries.manifest.columns)
+
+    @classmethod
+    def open(cls, data: DataLayout, model: Model, split: str) -> "Scorer":
+        """Raises InputError where there is no such split, TableError when it is damaged."""
+        splits = [name[8:] for name in open_manifest(data.root, "data").parents if name.startswith("queries/")]
+        if split not in splits:
+            raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
+        return cls(model, Table.open(data.queries(split), "queries"), label_statistics(data))
+
+    def score(
+        self, limit: int | None = None, on_rows: Callable[[int], None] | None = None, filter: bool = True
+    ) -> Scores:
+        """Metrics over the first `limit` queries (all by default); `filter=False` leaves predictions as they are."""
+        frequency = self._statistics.frequency
+        metrics = Metrics(KS, self._statistics.inverse_propensity)
+        deciles = Deciles(frequency, KS) if frequency.sum() else None
+        seen = filtered = 0
+        for group in iterate(self._queries.url, self._queries.manifest, self._columns()):
+            rows = group if limit is None else group.slice(0, max(0, limit - seen))
+            if rows.num_rows == 0:
+                break
+            strike = self._filter(rows) if filter else _nothing(rows.num_rows)
+            x = self._model.embed_table(rows)
+            _, top = filtered_top_k(x, self._model.classifier.vectors, max(KS), *strike)
+            positives = list_column(rows, "label_ids")
+            metrics.update(top, *positives)
+            if deciles is not None:
+                deciles.update(top, *positives)
+            seen += rows.num_rows
+            filtered += len(strike[0])
+            if on_rows is not None:
+                on_rows(rows.num_rows)
+        return Scores(metrics, deciles, seen, filtered)
+
+    def _columns(self) -> list[str]:
+        return ["input_ids", "label_ids", *(["filter_label_ids"] if self._filtered else [])]
+
+    def _filter(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        return list_column(rows, "filter_label_ids") if self._filtered else _nothing(rows.num_rows)
+
+
+def _nothing(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.empty(0, np.int64), np.zeros(rows + 1, np.int64)

@@ -1,0 +1,350 @@
+"""The training loop: stream, candidates, encoder, classifier, dumps, checkpoints; nothing here knows about files."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+
+from schemas import storage
+from schemas.errors import ExtremisError, InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import open_manifest
+from trainer import candidates as choose
+from trainer.candidates import Candidates
+from trainer.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoint, save_checkpoint
+from trainer.config import Recipe, dump_config, load_config, validate
+from trainer.evaluation.evaluate import Scorer
+from trainer.losses import binary_cross_entropy
+from trainer.model import Model, data_facts, require_same_data
+from trainer.refresh import LEAD, Adoption, EmbeddingCollector, adopt, dump_is_published
+from trainer.schedule import rate_factor
+from trainer.stream import Batch, JoinedStream, Source, open_sources
+from trainer.tracking import Tracker
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Progress:
+    """Where the loop is; saved with each checkpoint."""
+
+    epoch: int = 0
+    step: int = 0  # of the epoch, next to do
+    global_step: int = 0
+    loss_sum: float = 0.0  # over the epoch's steps so far
+    best_metric: float | None = None
+    best_step: int | None = None
+
+
+@dataclass
+class Clock:
+    """Seconds of an epoch by what they went into."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """What an epoch did, for whoever watches."""
+
+    epoch: int
+    loss: float
+    seconds: float
+    rows: int
+    adoption: Adoption
+    metrics: dict[str, float]
+
+
+class Trainer:
+    """One run of a recipe on DATA, writing RUN. Build with `start` or `resume`."""
+
+    def __init__(self, data: DataLayout, run: RunLayout, recipe: Recipe, say: Say) -> None:
+        self.recipe, self.run = recipe, run
+        self._data, self._say = data, say
+        self._manifest, self.labels, vocabulary = data_facts(data)
+        if recipe.train.threads:
+            torch.set_num_threads(recipe.train.threads)
+        # Adagrad's sums and Adam's moments fade into denormals, which are slow on most processors.
+        torch.set_flush_denormal(True)
+        self._sources = open_sources(data, recipe.data.split, recipe.data.label_texts)
+        self._require_compatible()
+        self.stream = self._open_stream(self._sources)
+        self.model = Model.build(recipe, vocabulary, self.labels)
+        self._positive_weight = self._positive_weights()
+        self._tracker = Tracker(run, recipe.logging.tensorboard)
+        self.progress = Progress()
+
+    @classmethod
+    def start(cls, data: str, run: str, recipe: Recipe, say: Say = print) -> "Trainer":
+        """A new run. Raises InputError when RUN holds one already, TableError when DATA is not finished."""
+        layout = RunLayout(run)
+        if storage.exists(layout.config):
+            raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
+        trainer = cls(DataLayout(data), layout, recipe, say)
+        trainer._fit_idf()
+        facts = {"digest": trainer._manifest.digest, "labels": trainer.labels, "queries": trainer._sources[0].rows}
+        storage.write_bytes(layout.config, dump_config(recipe, data=facts))
+        trainer._tracker.start(0)
+        return trainer
+
+    @classmethod
+    def resume(cls, data: str, run: str, say: Say = print) -> "Trainer":
+        """Go on with the run at RUN from its newest checkpoint. Raises InputError, TableError."""
+        layout = RunLayout(run)
+        config = load_config(layout.config)
+        require_same_data(config, open_manifest(data, "data"), data, run)
+        trainer = cls(DataLayout(data), layout, validate(config["recipe"], layout.config), say)
+        checkpoint = latest_checkpoint(layout)
+        if checkpoint is None:
+            trainer._fit_idf()
+            trainer._tracker.start(0)
+        else:
+            trainer._load(checkpoint)
+            trainer._tracker.start(trainer.progress.global_step)
+        return trainer
+
+    @property
+    def total_steps(self) -> int:
+        return self.stream.steps * self.recipe.train.epochs
+
+    def train(self, on_step: Callable[[int, int, float], None] | None = None) -> Iterator[EpochReport]:
+        """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
+        try:
+            while self.progress.epoch < self.recipe.train.epochs:
+                yield self._epoch(on_step)
+            finished = {"step": self.progress.global_step, "epochs": self.recipe.train.epochs}
+            storage.write_bytes(self.run.finished, json.dumps(finished).encode())
+        finally:
+            self._tracker.close()
+
+    def _epoch(self, on_step: Callable[[int, int, float], None] | None) -> EpochReport:
+        recipe, progress = self.recipe, self.progress
+        adoption, sources = adopt(self.run, recipe, self._sources, progress.epoch, self._say)
+        self.stream.set_epoch(progress.epoch, sources)
+        if progress.step:
+            self.stream.load_state_dict({**self.stream.state_dict(), "step": progress.step})
+        else:
+            progress.loss_sum = 0.0
+            self._tracker.record("adoption", progress.global_step, {"epoch": progress.epoch, **asdict(adoption)})
+        collector = self._collector()
+        clock, rows, began = Clock(), 0, time.perf_counter()
+        try:
+            for batch in self.stream:
+                clock.lap("stream")
+                loss = self._step(batch, collector, clock)
+                rows += len(batch)
+                self._after_step(batch, loss, collector)
+                if on_step is not None:
+                    on_step(progress.global_step, self.total_steps, loss)
+                clock.lap("rest")
+            if collector is not None:
+                self._publish_dump(collector)
+                clock.lap("dump")
+        finally:
+            if collector is not None:
+                collector.close()
+        return self._end_epoch(adoption, clock, rows, time.perf_counter() - began)
+
+    def _step(self, batch: Batch, collector: EmbeddingCollector | None, clock: Clock) -> float:
+        """One optimizer step; returns the mean loss of the batch."""
+        recipe = self.recipe
+        key = (batch.epoch, batch.step)
+        inputs = self.model.encoder.prepare(batch.tokens, batch.token_offsets, key)
+        plan = self._candidates(batch)
+        clock.lap("prepare")
+        x = self.model.classifier.extend(self.model.encoder.encode(inputs, key))
+        leaf = x.detach().requires_grad_()
+        clock.lap("encode")
+        factor = rate_factor(self.progress.global_step, self.total_steps, recipe.train.warmup, recipe.train.final_lr)
+        total = 0.0
+        for candidates in plan:
+            w = self.model.classifier.gather(candidates.ids)
+            loss = binary_cross_entropy(leaf, w, candidates) / len(batch)
+            loss.backward()
+            assert w.grad is not None
+            self.model.classifier.update(candidates.ids, w.grad, factor)
+            total += float(loss)
+        clock.lap("classify")
+        x.backward(leaf.grad)
+        self.model.encoder.update(factor)
+        clock.lap("update")
+        if collector is not None:
+            collector.add(batch.rows, leaf.detach())
+        if not math.isfinite(total):
+            raise ExtremisError(
+                f"the loss is {total} at step {self.progress.global_step} (epoch {batch.epoch}): training has "
+                "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
+            )
+        return total
+
+    def _candidates(self, batch: Batch) -> Iterator[Candidates]:
+        """What the batch is scored against: one set, or chunks of all labels."""
+        options, seed = self.recipe.negatives, self.recipe.train.seed
+        if options.pool == "all":
+            for start in range(0, self.labels, options.chunk):
+                yield choose.label_range(batch, start, min(start + options.chunk, self.labels), self._positive_weight)
+            return
+        at = {"seed": seed, "epoch": batch.epoch, "step": batch.step}
+        hard = None if batch.hard is None else choose.draw_hard(batch.hard, options.hard, **at)
+        # Algorithm 1, step 8: before the first table, k_h + k_r negatives are all random.
+        size = options.random + (options.hard if hard is None else 0)
+        weight = self.labels / size if options.reweight and size else 1.0
+        if options.pool == "shared":
+            pool = choose.draw_pool(self.labels, size, **at)
+            yield choose.shared_pool(batch, hard, pool, weight, self._positive_weight)
+        else:
+            pool = choose.draw_pool(self.labels, size * len(batch), **at).reshape(len(batch), size)
+            yield choose.own_pool(batch, hard, pool, weight, self._positive_weight)
+
+    def _after_step(self, batch: Batch, loss: float, collector: EmbeddingCollector | None) -> None:
+        progress, recipe = self.progress, self.recipe
+        progress.step = batch.step + 1
+        progress.global_step += 1
+        progress.loss_sum += loss
+        if progress.global_step % recipe.logging.every_steps == 0:
+            factor = rate_factor(progress.global_step - 1, self.total_steps, recipe.train.warmup, recipe.train.final_lr)
+            self._tracker.record(
+                "train",
+                progress.global_step,
+                {
+                    "epoch": batch.epoch,
+                    "loss": loss,
+                    "encoder_lr": recipe.encoder.lr * factor,
+                    "classifier_lr": recipe.classifier.lr * factor,
+                },
+            )
+        every = recipe.checkpoint.every_steps
+        if every and progress.global_step % every == 0 and progress.step < self.stream.steps:
+            if collector is not None:
+                collector.save_part(progress.step)
+            self._save()
+
+    def _end_epoch(self, adoption: Adoption, clock: Clock, rows: int, seconds: float) -> EpochReport:
+        progress, recipe = self.progress, self.recipe
+        epoch, loss = progress.epoch, progress.loss_sum / max(1, self.stream.steps)
+        progress.epoch, progress.step = epoch + 1, 0
+        last = progress.epoch == recipe.train.epochs
+        metrics: dict[str, float] = {}
+        if recipe.validation.split and (last or progress.epoch % recipe.validation.every_epochs == 0):
+            metrics = self._validate()
+        spent = {f"seconds_{name}": round(value, 3) for name, value in clock.seconds.items()}
+        self._tracker.record(
+            "epoch",
+            progress.global_step,
+            {
+                "epoch": epoch,
+                "loss": loss,
+                "seconds": seconds,
+                "rows_per_second": rows / max(seconds, 1e-9),
+                "table_epoch": adoption.table_epoch,
+                "table_age": adoption.age,
+                "late": adoption.late,
+                **spent,
+            },
+        )
+        if metrics:
+            self._tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
+        every = recipe.checkpoint.every_epochs
+        if last or (every and progress.epoch % every == 0):
+            self._save()
+        self._tracker.sync()
+        return EpochReport(epoch, loss, seconds, rows, adoption, metrics)
+
+    def _collector(self) -> EmbeddingCollector | None:
+        """A collector when the current epoch's embeddings are wanted by a later epoch's table, restored on resume."""
+        progress = self.progress
+        if progress.epoch + LEAD not in self.recipe.table_epochs() or dump_is_published(self.run, progress.epoch):
+            return None
+        width = self.model.classifier.vectors.shape[1]
+        collector = EmbeddingCollector(self.run, progress.epoch, self.stream.rows, width)
+        if progress.step:
+            collector.restore(progress.step)
+        return collector
+
+    def _publish_dump(self, collector: EmbeddingCollector) -> None:
+        recipe = self.recipe
+        collector.publish(
+            self._sources,
+            self.model.classifier.vectors,
+            {
+                "step": self.progress.global_step,
+                "use_from": collector.epoch + LEAD,
+                "table_width": recipe.negatives.table_width,
+                "index": recipe.refresh.index,
+            },
+        )
+
+    def _validate(self) -> dict[str, float]:
+        options = self.recipe.validation
+        scorer = Scorer.open(self._data, self.model, options.split)
+        return scorer.score(options.queries).metrics.result()
+
+    def _save(self) -> None:
+        model, progress = self.model, self.progress
+        save_checkpoint(
+            self.run.checkpoint(progress.global_step),
+            {"encoder": model.encoder.tensors(), "encoder-optimizer": model.encoder.optimizer_tensors()},
+            {"weight": model.classifier.vectors, **model.classifier.rows.state},
+            {"progress": asdict(progress), "stream": self.stream.state_dict(), "seed": self.recipe.train.seed},
+            {"data": self._manifest.digest},
+        )
+        drop_old_checkpoints(self.run, self.recipe.checkpoint.keep, progress.best_step)
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        self.model.load(checkpoint)
+        self.model.encoder.load_optimizer_tensors(checkpoint.tensors("encoder-optimizer"))
+        for name, value in self.model.classifier.rows.state.items():
+            value.copy_(checkpoint.vectors(name))
+        self.progress = Progress(**checkpoint.state["progress"])
+
+    def _open_stream(self, sources: list[Source]) -> JoinedStream:
+        order = self.recipe.order
+        return JoinedStream(
+            sources,
+            self.labels,
+            batch=order.batch,
+            streams=order.streams,
+            window_groups=order.window_groups,
+            seed=self.recipe.train.seed,
+            threads=order.threads,
+            tail=order.tail,
+        )
+
+    def _fit_idf(self) -> None:
+        fit = getattr(self.model.encoder, "fit_idf", None)
+        if fit is not None:
+            self.stream.set_epoch(0)
+            fit((batch.tokens, batch.token_offsets) for batch in self.stream)
+
+    def _positive_weights(self) -> np.ndarray | None:
+        """q_l ** exponent, scaled to mean 1 over training pairs, [L]; None when positives weigh the same."""
+        from trainer.evaluation.evaluate import label_statistics
+
+        exponent = self.recipe.train.positive_weight
+        if not exponent:
+            return None
+        statistics = label_statistics(self._data)
+        if statistics.inverse_propensity is None:
+            raise InputError(
+                f"{self._data.root}: train.positive_weight needs the propensity constants A and B, which this data set "
+                "does not state. Shard it again with --propensity A,B."
+            )
+        weight = statistics.inverse_propensity**exponent
+        return (weight / np.average(weight, weights=statistics.frequency)).astype(np.float32)
+
+    def _require_compatible(self) -> None:
+        groups = {source.table.manifest.row_group_rows for source in self._sources}
+        if None in groups:
+            raise InputError(
+                f"{self._data.root}: a training table without row groups cannot be streamed. Shard it again."
+            )

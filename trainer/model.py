@@ -1,0 +1,78 @@
+"""Encoder and classifier as one thing: built from a recipe and DATA, saved to a checkpoint, loaded from one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest, open_manifest
+from schemas.parquet import list_column
+from trainer.checkpoint import Checkpoint, latest_checkpoint
+from trainer.classifier import Classifier
+from trainer.config import Recipe, load_config, validate
+from trainer.encoders import Encoder, build_encoder
+
+
+@dataclass
+class Model:
+    """The parameters of a run."""
+
+    encoder: Encoder
+    classifier: Classifier
+
+    @classmethod
+    def build(cls, recipe: Recipe, vocabulary: int, labels: int) -> "Model":
+        """Freshly initialised from the recipe's seed. Raises InputError."""
+        encoder = build_encoder(recipe.encoder, vocabulary, recipe.train.seed)
+        return cls(encoder, Classifier(recipe.classifier, labels, encoder.dimension, recipe.train.seed))
+
+    def embed(self, tokens: np.ndarray, offsets: np.ndarray) -> torch.Tensor:
+        """x [B, D] (D + 1 with a bias) of token rows, without a graph, as the vectors are scored against it."""
+        return self.classifier.extend(self.encoder.encode(self.encoder.prepare(tokens, offsets)))
+
+    def embed_table(self, rows: pa.Table, batch: int = 1024) -> torch.Tensor:
+        """x of a table's `input_ids`, in slices of `batch` rows."""
+        parts = [
+            self.embed(*list_column(rows.slice(start, batch), "input_ids")) for start in range(0, rows.num_rows, batch)
+        ]
+        return torch.cat(parts) if parts else torch.empty(0, self.classifier.vectors.shape[1])
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Take the parameters, and not the optimizer state, of a checkpoint. Raises TableError."""
+        self.encoder.load_tensors(checkpoint.tensors("encoder"))
+        self.classifier.rows.weight.copy_(checkpoint.vectors("weight"))
+
+
+def data_facts(data: DataLayout) -> tuple[Manifest, int, int]:
+    """DATA's manifest, its number of labels L, and its vocabulary. Raises TableError when DATA is not finished."""
+    manifest = open_manifest(data.root, "data")
+    labels = open_manifest(data.labels, "labels")
+    tokenizer = open_manifest(data.tokenizer, "tokenizer")
+    return manifest, labels.rows, int(tokenizer.parameters["vocabulary"])
+
+
+def load_model(data: DataLayout, run: RunLayout, step: int | None = None) -> tuple[Recipe, Model, Checkpoint]:
+    """The recipe and the newest (or the given) checkpoint of a run. Raises InputError, TableError."""
+    config = load_config(run.config)
+    manifest, labels, vocabulary = data_facts(data)
+    require_same_data(config, manifest, data.root, run.root)
+    recipe = validate(config["recipe"], run.config)
+    checkpoint = latest_checkpoint(run) if step is None else Checkpoint.open(run.checkpoint(step))
+    if checkpoint is None:
+        raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
+    model = Model.build(recipe, vocabulary, labels)
+    model.load(checkpoint)
+    return recipe, model, checkpoint
+
+
+def require_same_data(config: dict, manifest: Manifest, data: str, run: str) -> None:
+    """Refuse a run that was trained on other data. Raises InputError that names both digests."""
+    trained = config.get("data", {}).get("digest")
+    if trained != manifest.digest:
+        raise InputError(
+            f"{run}: this run was made from other data (digest {str(trained)[:12]}…) than {data} "
+            f"(digest {manifest.digest[:12]}…). Pass the data it was made from, or choose another RUN."
+        )

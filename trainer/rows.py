@@ -1,0 +1,96 @@
+"""A matrix of which a step touches a few rows only: classifier vectors, embedding tables, their optimizers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+OPTIMIZERS = ("sgd", "adagrad", "adam")
+
+
+@dataclass(frozen=True)
+class RowOptimizer:
+    """How touched rows are updated.
+
+    sgd: v = momentum v + g, w -= lr v. adagrad: a += mean(g^2) (one number a row), w -= lr g / (sqrt(a) + eps).
+    adam: Adam with moments that move only when the row is touched, bias-corrected by the row's own count of updates.
+    `weight_decay` is decoupled: w -= lr * weight_decay * w on touched rows.
+    """
+
+    name: str = "adagrad"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+
+class RowMatrix:
+    """[R, D] float32 with its optimizer's state by row; the cost of a step does not depend on R."""
+
+    def __init__(self, weight: torch.Tensor, optimizer: RowOptimizer) -> None:
+        self.weight = weight
+        self.optimizer = optimizer
+        self.state = _initial_state(weight, optimizer)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def gather(self, ids: np.ndarray) -> torch.Tensor:
+        """Copies of the rows `ids` [C], as a leaf that takes a gradient, [C, D]."""
+        return self.weight.index_select(0, torch.from_numpy(ids)).requires_grad_()
+
+    @torch.no_grad()
+    def update(self, ids: np.ndarray, grad: torch.Tensor, lr: float) -> None:
+        """Take one optimizer step on rows `ids` [C] (unique) with their gradient [C, D]."""
+        rows = torch.from_numpy(ids)
+        whole = len(ids) == len(self.weight)
+        weight = self.weight if whole else self.weight.index_select(0, rows)
+        state = {name: value if whole else value.index_select(0, rows) for name, value in self.state.items()}
+        if self.optimizer.weight_decay:
+            weight.mul_(1 - lr * self.optimizer.weight_decay)
+        weight.add_(self._direction(grad, state), alpha=-lr)
+        if not whole:
+            self.weight.index_copy_(0, rows, weight)
+            for name, value in state.items():
+                self.state[name].index_copy_(0, rows, value)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and optimizer state by name, to be saved."""
+        return {"weight": self.weight, **{f"optimizer.{name}": value for name, value in self.state.items()}}
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        """The inverse of `tensors`, in place."""
+        self.weight.copy_(tensors["weight"])
+        for name, value in self.state.items():
+            value.copy_(tensors[f"optimizer.{name}"])
+
+    def _direction(self, grad: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The step for unit rate; `state` is changed in place."""
+        options = self.optimizer
+        if options.name == "sgd":
+            return state["momentum"].mul_(options.momentum).add_(grad) if options.momentum else grad
+        if options.name == "adagrad":
+            state["square"].add_(grad.square().mean(1))
+            return grad / (state["square"].sqrt() + options.eps).unsqueeze(1)
+        beta1, beta2 = options.betas
+        state["count"].add_(1)
+        first = state["first"].lerp_(grad, 1 - beta1)
+        second = state["second"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        corrected1 = (1 - beta1 ** state["count"]).unsqueeze(1)
+        corrected2 = (1 - beta2 ** state["count"]).unsqueeze(1)
+        return (first / corrected1) / ((second / corrected2).sqrt_() + options.eps)
+
+
+def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer) -> dict[str, torch.Tensor]:
+    if optimizer.name == "sgd":
+        return {"momentum": torch.zeros_like(weight)} if optimizer.momentum else {}
+    if optimizer.name == "adagrad":
+        return {"square": torch.zeros(len(weight))}
+    if optimizer.name == "adam":
+        return {
+            "first": torch.zeros_like(weight),
+            "second": torch.zeros_like(weight),
+            "count": torch.zeros(len(weight)),
+        }
+    raise ValueError(f"unknown row optimizer {optimizer.name!r}; expected one of {OPTIMIZERS}")

@@ -1,0 +1,153 @@
+"""The order of rows: pure arithmetic on row-group sizes, far from any file (DESIGN section 5).
+
+Row groups are permuted by (seed, epoch). The permuted sequence of N rows is cut into S equal ranges, the canonical
+streams. Each stream permutes rows inside windows of a few row groups. Global batch t takes B/S rows from every stream
+at cursor t * B/S, so the order does not depend on ranks or threads, and any step is reached without reading others.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from trainer.randomness import generator
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows [start, stop) within row group `group` (storage order)."""
+
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class EpochOrder:
+    """The order of one epoch.
+
+    `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B.
+    `window_groups`: row groups a window spans, about. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out
+    steps that not every stream can fill.
+    """
+
+    group_rows: np.ndarray
+    batch: int
+    streams: int
+    window_groups: int
+    seed: int
+    epoch: int
+    tail: str = "keep"
+
+    @cached_property
+    def permutation(self) -> np.ndarray:
+        """Storage numbers of the row groups in this epoch's order, [M]."""
+        return generator(self.seed, "row groups", self.epoch).permutation(len(self.group_rows))
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        """Position at which each permuted row group starts, and N at the end, [M + 1]."""
+        return np.concatenate([[0], np.cumsum(self.group_rows[self.permutation])]).astype(np.int64)
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return int(self._starts[-1])
+
+    @property
+    def share(self) -> int:
+        """Rows a stream gives to a batch, B/S."""
+        return self.batch // self.streams
+
+    @cached_property
+    def window_rows(self) -> int:
+        """Rows of a window: about `window_groups` row groups, a multiple of B/S so that no batch straddles windows."""
+        typical = int(self.group_rows.max(initial=1)) * self.window_groups
+        longest = -(-self.rows // self.streams)
+        return max(1, -(-min(typical, longest) // self.share)) * self.share
+
+    @property
+    def steps(self) -> int:
+        """Global batches in the epoch, the same on every rank."""
+        shortest, longest = self.rows // self.streams, -(-self.rows // self.streams)
+        return shortest // self.share if self.tail == "drop" else -(-longest // self.share)
+
+    @property
+    def windows(self) -> int:
+        """Windows in the epoch."""
+        return -(-self.steps * self.share // self.window_rows)
+
+    @property
+    def steps_per_window(self) -> int:
+        return self.window_rows // self.share
+
+    def window(self, stream: int, window: int) -> tuple[list[Segment], np.ndarray]:
+        """What to read for one stream's window, and the permutation of the rows so read.
+
+        Rows of the segments, laid end to end, are [0, n); the stream deals them in the order of the permutation [n].
+        """
+        first, last = self._range(stream)
+        start = min(first + window * self.window_rows, last)
+        stop = min(start + self.window_rows, last)
+        segments: list[Segment] = []
+        at = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < stop:
+            base, end = int(self._starts[at]), int(self._starts[at + 1])
+            upto = min(stop, end)
+            if upto > start:
+                segments.append(Segment(int(self.permutation[at]), start - base, upto - base))
+            start = upto
+            at += 1
+        rows = sum(segment.stop - segment.start for segment in segments)
+        order = generator(self.seed, "window", self.epoch, stream, window).permutation(rows)
+        return segments, order
+
+    def batch_rows(self, step: int, streams: range, first_row: np.ndarray) -> np.ndarray:
+        """Row ids of batch `step` from `streams`, by the definition: the law that readers are tested against.
+
+        `first_row` [M + 1]: id of the first row of each row group in storage order.
+        """
+        window, within = divmod(step, self.steps_per_window)
+        parts = []
+        for stream in streams:
+            segments, order = self.window(stream, window)
+            ids = np.concatenate(
+                [np.arange(s.start, s.stop) + first_row[s.group] for s in segments] or [np.empty(0, np.int64)]
+            )
+            parts.append(ids[order][within * self.share : (within + 1) * self.share])
+        return np.concatenate(parts)
+
+    def _range(self, stream: int) -> tuple[int, int]:
+        """Positions [first, last) of a stream in the permuted sequence."""
+        return stream * self.rows // self.streams, (stream + 1) * self.rows // self.streams
+
+
+def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
+    """The streams that `rank` of `ranks` owns: contiguous, so ranks' batches laid end to end are the global one.
+
+    Raises ValueError where ranks do not divide streams.
+    """
+    if streams % ranks:
+        raise ValueError(f"{ranks} ranks do not divide {streams} canonical streams (order.streams)")
+    each = streams // ranks
+    return range(rank * each, (rank + 1) * each)
+
+
+def deal(sizes: list[int], share: int, batches: int) -> tuple[np.ndarray, np.ndarray]:
+    """How rows of several streams' windows, laid end to end, become `batches` batches.
+
+    `sizes` [s]: rows of each stream's window. Returns the gather order (batch by batch, stream by stream within) and
+    the batches' offsets into it [batches + 1]; rows beyond the last batch are left out, missing ones leave it shorter.
+    """
+    number = np.concatenate([np.arange(size) // share for size in sizes] or [np.empty(0, np.int64)])
+    counts = np.bincount(number, minlength=batches)[:batches]
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return np.argsort(number, kind="stable")[: offsets[-1]], offsets
+
+
+def iterate_windows(order: EpochOrder, step: int) -> Iterator[tuple[int, int]]:
+    """(window, first step within it) from `step` to the end of the epoch."""
+    first, within = divmod(step, order.steps_per_window)
+    for window in range(first, order.windows):
+        yield window, within if window == first else 0

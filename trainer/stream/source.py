@@ -1,0 +1,152 @@
+"""A source of training rows: a queries-like table, the meaning of its positives, and the negatives joined to it."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas import tables
+from schemas.errors import TableError
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest, Shard, open_manifest, require_parent
+from schemas.parquet import list_array, open_shard, read_group, row_groups_of
+from schemas.storage import join
+
+
+@dataclass(frozen=True)
+class Table:
+    """A published table: where it is and what its manifest says."""
+
+    url: str
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, url: str, kind: str) -> "Table":
+        """Raises TableError when it is unfinished, foreign or damaged."""
+        return cls(url, open_manifest(url, kind))
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
+
+    `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip.
+    """
+
+    name: str  # 'queries' or 'labels'
+    table: Table
+    negatives: Table | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.table.manifest.rows
+
+    def with_negatives(self, url: str | None) -> "Source":
+        """The same rows joined with the table at `url`. Raises TableError when it was made from other rows."""
+        if url is None:
+            return replace(self, negatives=None)
+        negatives = Table.open(url, "negatives")
+        require_parent(url, negatives.manifest, "queries", self.table.manifest.digest, self.table.url)
+        same = [shard.rows for shard in negatives.manifest.shards] == [s.rows for s in self.table.manifest.shards]
+        if not same or negatives.manifest.row_group_rows != self.table.manifest.row_group_rows:
+            raise TableError(f"{url}: its shards or row groups do not line up with {self.table.url}. Mine it again.")
+        return replace(self, negatives=negatives)
+
+
+def open_sources(data: DataLayout, split: str, label_texts: bool) -> list[Source]:
+    """The training points: `split`, and the label texts where asked. Raises TableError."""
+    sources = [Source("queries", Table.open(data.queries(split), "queries"))]
+    if label_texts:
+        sources.append(Source("labels", Table.open(data.labels, "labels")))
+    return sources
+
+
+class RowGroups:
+    """Reads row groups of several sources as if they were one table; safe to use from several threads.
+
+    Row groups are numbered source by source in storage order; row ids likewise.
+    """
+
+    OPEN_FILES = 32  # per thread
+
+    def __init__(self, sources: list[Source], label_type: pa.DataType) -> None:
+        self.sources = sources
+        self._label_type = label_type
+        self._width = max((_width(source) for source in sources), default=0)
+        places: list[tuple[int, int, int]] = []
+        starts: list[np.ndarray] = []
+        base = 0
+        for number, source in enumerate(sources):
+            shard, group, first = row_groups_of(source.table.manifest)
+            places += [(number, int(s), int(g)) for s, g in zip(shard, group, strict=True)]
+            starts.append(first[:-1] + base)
+            base += int(first[-1])
+        self._places = places
+        self.first_row = np.concatenate([*starts, [base]]).astype(np.int64)
+        self._files = threading.local()
+
+    @property
+    def group_rows(self) -> np.ndarray:
+        """Rows of each row group, [M]."""
+        return np.diff(self.first_row)
+
+    @property
+    def width(self) -> int:
+        """K of the joined negatives; 0 where there are none."""
+        return self._width
+
+    def read(self, group: int) -> pa.Table:
+        """Row group `group` as columns `input_ids`, `label_ids` and, joined, `hard`. Raises TableError."""
+        number, shard, within = self._places[group]
+        source = self.sources[number]
+        if source.name == "labels":
+            rows = self._read(source.table, shard, within, ["label_id", "input_ids"])
+            ids = rows.column("label_id").to_numpy()
+            positives = list_array(ids, np.arange(len(ids) + 1), self._label_type)
+        else:
+            rows = self._read(source.table, shard, within, ["input_ids", "label_ids"])
+            positives = rows.column("label_ids").cast(pa.list_(self._label_type))
+        columns = {"input_ids": rows.column("input_ids"), "label_ids": positives}
+        if self._width:
+            columns["hard"] = self._hard(source, shard, within, rows.num_rows)
+        return pa.table(columns)
+
+    def _hard(self, source: Source, shard: int, group: int, rows: int) -> pa.ChunkedArray | pa.Array:
+        kind = pa.list_(self._label_type, self._width)
+        if source.negatives is None:
+            pads = pa.array(np.full(rows * self._width, tables.PAD), self._label_type)
+            return pa.FixedSizeListArray.from_arrays(pads, self._width)
+        joined = self._read(source.negatives, shard, group, ["label_ids"]).column("label_ids")
+        if len(joined) != rows:
+            raise TableError(
+                f"{source.negatives.url}: shard {shard}, row group {group} has {len(joined)} rows, "
+                f"its queries have {rows}. Mine it again."
+            )
+        return joined.cast(kind)
+
+    def _read(self, table: Table, shard: int, group: int, columns: list[str]) -> pa.Table:
+        entry = table.manifest.shards[shard]
+        return read_group(self._file(table.url, entry), group, columns, join(table.url, entry.path))
+
+    def _file(self, url: str, shard: Shard) -> pq.ParquetFile:
+        files: OrderedDict[str, pq.ParquetFile] = self._files.__dict__.setdefault("open", OrderedDict())
+        place = join(url, shard.path)
+        if place in files:
+            files.move_to_end(place)
+        else:
+            files[place] = open_shard(url, shard)
+            if len(files) > self.OPEN_FILES:
+                files.popitem(last=False)[1].close()
+        return files[place]
+
+
+def _width(source: Source) -> int:
+    if source.negatives is None:
+        return 0
+    for column in source.negatives.manifest.columns:
+        if column.name == "label_ids":
+            return int(column.type.rsplit("[", 1)[1].rstrip("]"))
+    raise TableError(f"{source.negatives.url}: a negatives table without label_ids. Mine it again.")
