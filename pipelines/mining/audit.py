@@ -1,0 +1,92 @@
+"""How good a table is: recall against exact search, and how hard its negatives are, on a sample of the rows."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipelines.mining.candidates import merge, unpack
+from pipelines.mining.exclusions import Exclusions, search_negatives
+from pipelines.mining.search import Block, score
+from schemas.ragged import contains
+
+_QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
+
+
+class Audit(NamedTuple):
+    """S sampled rows, as exact search sees them.
+
+    `exact` [S, K] are keys with the table's own post-filter; `positive_scores` float32 [V] belong to the sampled rows
+    `positive_rows` int64 [V] in [0, S).
+    """
+
+    exact: np.ndarray
+    positive_rows: np.ndarray
+    positive_scores: np.ndarray
+
+
+def sample_rows(rows: int, size: int, seed: int) -> np.ndarray:
+    """At most `size` distinct rows of [0, rows), in order: the same for the same arguments. int64 [S]."""
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    return np.sort(generator.choice(rows, min(size, rows), replace=False, shuffle=False)).astype(np.int64)
+
+
+def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width: int) -> Audit:
+    """Exact search of one block for sampled queries [S, D], and the scores of their positives in this block."""
+    exact = search_negatives(Block(block.start, block.vectors), queries, exclusions, width)
+    labels, offsets = exclusions.positives
+    rows = np.repeat(np.arange(len(queries)), np.diff(offsets))
+    inside = (labels >= block.start) & (labels < block.stop)
+    rows, positions = rows[inside], labels[inside].astype(np.int64) - block.start
+    return Audit(exact, rows, score(queries[rows], block.vectors, positions[:, None])[:, 0])
+
+
+def stack(audits: Sequence[Audit], width: int) -> Audit:
+    """Audits of different rows as one."""
+    firsts = np.cumsum([0, *(len(audit.exact) for audit in audits)])
+    return Audit(
+        np.concatenate([np.empty((0, width), np.uint64), *(audit.exact for audit in audits)]),
+        np.concatenate(
+            [np.empty(0, np.int64), *(a.positive_rows + first for a, first in zip(audits, firsts, strict=False))]
+        ),
+        np.concatenate([np.empty(0, np.float32), *(audit.positive_scores for audit in audits)]),
+    )
+
+
+def merge_audits(blocks: Sequence[Audit], width: int) -> Audit:
+    """Audits of the same rows against different blocks as one against all labels."""
+    return Audit(
+        merge([audit.exact for audit in blocks], width),
+        np.concatenate([audit.positive_rows for audit in blocks]),
+        np.concatenate([audit.positive_scores for audit in blocks]),
+    )
+
+
+def measure(table: np.ndarray, audit: Audit) -> dict[str, Any]:
+    """Quality of the table's rows `table` (keys [S, K]) beside what exact search found for them.
+
+    recall_at_k: share of exact search's negatives that the table holds. top1_above_weakest_positive: share of the rows
+    with positives whose hardest negative scores above the lowest of them.
+    """
+    found, scores = unpack(table)
+    wanted, _ = unpack(audit.exact)
+    hits = contains(wanted.reshape(-1), np.arange(len(wanted) + 1) * wanted.shape[1], found).sum()
+    weakest = np.full(len(table), np.inf, np.float32)
+    np.minimum.at(weakest, audit.positive_rows, audit.positive_scores)
+    has_positive = np.isfinite(weakest)
+    above = scores[has_positive, 0] > weakest[has_positive]
+    total = int((wanted >= 0).sum())
+    return {
+        "audit_queries": len(table),
+        "recall_at_k": float(hits / total) if total else None,
+        "score_quantiles": _quantiles(scores[found >= 0]),
+        "positive_score_quantiles": _quantiles(audit.positive_scores),
+        "top1_above_weakest_positive": float(above.mean()) if above.size else None,
+    }
+
+
+def _quantiles(scores: np.ndarray) -> dict[str, float] | None:
+    if not scores.size:
+        return None
+    values = np.quantile(np.sort(scores).astype(np.float64), list(_QUANTILES.values()))
+    return dict(zip(_QUANTILES, (float(value) for value in values), strict=True))

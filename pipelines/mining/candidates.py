@@ -1,0 +1,45 @@
+"""Candidates as one number each: the score in the high half, the label in the low half of a uint64.
+
+Sorting the keys upward puts the best score first and the smaller label first among equal scores, so a merge is a sort,
+and its result does not depend on the order in which the blocks arrive.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from schemas.tables import PAD
+
+EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # no candidate; sorts last
+MOST_LABELS = 1 << 32
+_SIGN = np.uint32(0x80000000)
+
+
+def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Keys uint64 of `label_ids` (integers in [0, 2^32), PAD for none) and `scores` float32 of the same shape."""
+    bits = (scores + np.float32(0)).view(np.uint32)  # + 0: the two zeros are one score
+    # IEEE floats order as sign and magnitude; all bits flipped where positive, all but the sign where negative,
+    # they order downward as plain integers.
+    downward = np.where(bits & _SIGN, bits, ~(bits | _SIGN))
+    keys = (downward.astype(np.uint64) << np.uint64(32)) | label_ids.astype(np.uint32)
+    return np.where(label_ids == PAD, EMPTY, keys)
+
+
+def unpack(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(label_ids int64, scores float32) of keys uint64; PAD and -inf where EMPTY."""
+    downward = (keys >> np.uint64(32)).astype(np.uint32)
+    scores = np.where(downward & _SIGN, downward, ~(downward | _SIGN)).view(np.float32)
+    label_ids = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    empty = keys == EMPTY
+    return np.where(empty, PAD, label_ids), np.where(empty, np.float32(-np.inf), scores)
+
+
+def best(keys: np.ndarray, width: int) -> np.ndarray:
+    """The best `width` keys of each row, best first: [B, C] -> [B, width], EMPTY at the end where C < width."""
+    missing = max(0, width - keys.shape[1])
+    return np.sort(np.pad(keys, ((0, 0), (0, missing)), constant_values=EMPTY), axis=1)[:, :width]
+
+
+def merge(blocks: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """The best `width` keys of each row over all blocks: P times [B, K] -> [B, width]. Blocks share no label."""
+    return best(np.concatenate(blocks, axis=1), width)

@@ -1,0 +1,103 @@
+"""The post-filter of every search: a row's positives, and what its filter strikes, are no negatives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.mining.candidates import EMPTY, best, unpack
+from pipelines.mining.search import Block, search
+from schemas.parquet import list_column
+from schemas.ragged import contains
+
+
+class Ragged(NamedTuple):
+    """Label ids a row: `values` [V], `offsets` int64 [B + 1]; see schemas.ragged."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def take(self, rows: np.ndarray) -> "Ragged":
+        """Rows `rows` [B'] in that order."""
+        lengths = np.diff(self.offsets)[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        picked = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
+        return Ragged(self.values[picked], offsets)
+
+    def count_in(self, start: int, stop: int) -> np.ndarray:
+        """Entries of each row in [start, stop): int64 [B]."""
+        inside = np.concatenate([[0], np.cumsum((self.values >= start) & (self.values < stop))])
+        return inside[self.offsets[1:]] - inside[self.offsets[:-1]]
+
+
+@dataclass(frozen=True)
+class Exclusions:
+    """What to drop from each of B rows."""
+
+    positives: Ragged
+    filtered: Ragged
+
+    @classmethod
+    def of(cls, table: pa.Table) -> "Exclusions":
+        """From rows of a queries table, or of a labels table: a label's only positive is itself."""
+        rows = table.num_rows
+        nothing = Ragged(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
+        if "label_ids" not in table.column_names:
+            own = Ragged(table.column("label_id").to_numpy(), np.arange(rows + 1))
+            return cls(own, nothing)
+        filtered = (
+            Ragged(*list_column(table, "filter_label_ids")) if "filter_label_ids" in table.column_names else nothing
+        )
+        return cls(Ragged(*list_column(table, "label_ids")), filtered)
+
+    def take(self, rows: np.ndarray) -> "Exclusions":
+        return Exclusions(self.positives.take(rows), self.filtered.take(rows))
+
+    def count_in(self, start: int, stop: int) -> np.ndarray:
+        """At most how many labels of [start, stop) each row loses: int64 [B]."""
+        return self.positives.count_in(start, stop) + self.filtered.count_in(start, stop)
+
+
+@dataclass
+class Dropped:
+    """Candidates that a search fetched, and those of them that were dropped, by reason."""
+
+    candidates: int = 0
+    positives: int = 0
+    filtered: int = 0
+
+
+def search_negatives(
+    block: Block, queries: np.ndarray, exclusions: Exclusions, width: int, dropped: Dropped | None = None
+) -> np.ndarray:
+    """Keys [B, width] of the block's best labels that are excluded for no row: queries float32 [B, D].
+
+    Over-fetches by what each row can lose, so that a row keeps `width` wherever the block has as many labels left.
+    """
+    dropped = Dropped() if dropped is None else dropped
+    keys = np.full((len(queries), width), EMPTY)
+    losses = exclusions.count_in(block.start, block.stop)
+    for rows in _tiers(losses):
+        fetch = min(len(block.vectors), width + int(losses[rows].max()))
+        found = search(block, queries[rows], fetch)
+        keys[rows] = best(_strike(found, exclusions.take(rows), dropped), width)
+    return keys
+
+
+def _strike(keys: np.ndarray, exclusions: Exclusions, dropped: Dropped) -> np.ndarray:
+    label_ids, _ = unpack(keys)
+    positive = contains(*exclusions.positives, label_ids)
+    filtered = contains(*exclusions.filtered, label_ids) & ~positive
+    dropped.candidates += int((keys != EMPTY).sum())
+    dropped.positives += int(positive.sum())
+    dropped.filtered += int(filtered.sum())
+    return np.where(positive | filtered, EMPTY, keys)
+
+
+def _tiers(losses: np.ndarray) -> Iterator[np.ndarray]:
+    """Rows that are searched together: one row with a thousand positives must not widen the search of all others."""
+    tiers = np.ceil(np.log2(np.maximum(losses, 32)))
+    for tier in np.unique(tiers):
+        yield np.flatnonzero(tiers == tier)

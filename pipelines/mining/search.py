@@ -1,0 +1,98 @@
+"""Search of one block: exact and repeatable scores, whatever index found the candidates.
+
+Faiss' own scores depend in their last bits on the shape of the matrix product, hence on the number of blocks. Every
+candidate is therefore scored again, pair by pair, and exact search proves that no other label could have come in.
+"""
+
+from dataclasses import dataclass
+
+import faiss
+import numpy as np
+
+from pipelines.mining.candidates import best, pack, unpack
+
+_SLACK = 8  # fetched beyond the need, so that almost every row proves itself
+_PAIRS = 1 << 22  # scores held at once for the rows that do not
+
+
+@dataclass(frozen=True)
+class Block:
+    """Labels [start, start + n) in memory: `vectors` float32 [n, D], an index over them or None for exact search."""
+
+    start: int
+    vectors: np.ndarray
+    index: faiss.Index | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.vectors)
+
+
+def search(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
+    """Keys [B, width] of the block's best labels for `queries` float32 [B, D]; EMPTY beyond the block's size.
+
+    Rows whose inverted lists held too few labels are searched exactly.
+    """
+    if block.index is None:
+        return search_exactly(block, queries, width)
+    fetch = min(len(block.vectors), width + _SLACK)
+    _, positions = block.index.search(queries, fetch)
+    keys = best(_keys(block, queries, positions), width)
+    short = np.flatnonzero((positions >= 0).sum(axis=1) < min(width, len(block.vectors)))
+    if short.size:
+        keys[short] = search_exactly(block, queries[short], width)
+    return keys
+
+
+def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
+    """As `search`, with no label missed and ties broken by label id: equal to sorting all labels of the block."""
+    rows = len(block.vectors)
+    fetch = min(rows, width + _SLACK)
+    approximate, positions = faiss.knn(queries, block.vectors, fetch, metric=faiss.METRIC_INNER_PRODUCT)
+    keys = best(_keys(block, queries, positions), width)
+    if fetch == rows:
+        return keys
+    # A label that was not fetched scores at most approximate[:, -1], give or take the rounding of both computations.
+    noise = _rounding(queries, block.vectors)
+    _, weakest = unpack(keys[:, -1])
+    unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
+    at_once = max(1, _PAIRS // rows)
+    for some in np.split(unsure, range(at_once, len(unsure), at_once)):
+        keys[some] = _search_all(block, queries[some], width, noise[some])
+    return keys
+
+
+def score(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Inner products float32 [B, C] of queries [B, D] with vectors[positions], positions int64 [B, C].
+
+    A pair's score depends on its two vectors alone, not on the batch or block around them; -inf where positions < 0.
+    """
+    queries, vectors = np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(vectors, np.float32)
+    positions = np.ascontiguousarray(positions, np.int64)
+    scores = np.empty(positions.shape, np.float32)
+    arrays = (faiss.swig_ptr(array) for array in (scores, queries, vectors, positions))
+    faiss.fvec_inner_products_by_idx(*arrays, vectors.shape[1], *positions.shape)  # type: ignore[attr-defined]
+    return scores
+
+
+def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray) -> np.ndarray:
+    """Keys [B, width] where any number of labels tie, or nearly tie, at the last place."""
+    approximate = queries @ block.vectors.T  # [B, n]
+    last = approximate.shape[1] - width
+    floor = np.partition(approximate, last, axis=1)[:, last] - 2 * noise
+    rows, found = np.nonzero(approximate >= floor[:, None])
+    sizes = np.bincount(rows, minlength=len(queries))
+    positions = np.full((len(queries), sizes.max(initial=0)), -1)
+    positions[rows, np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)] = found
+    return best(_keys(block, queries, positions), width)
+
+
+def _keys(block: Block, queries: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    label_ids = np.where(positions < 0, positions, positions + block.start)
+    return pack(label_ids, score(queries, block.vectors, positions))
+
+
+def _rounding(queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """[B]: most by which two float32 computations of one inner product differ, whatever their order: 2·D·ε·‖x‖·‖w‖."""
+    longest = np.sqrt(np.einsum("nd,nd->n", vectors, vectors).max(initial=0.0))
+    return 2 * vectors.shape[1] * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1) * longest
