@@ -1,0 +1,50 @@
+"""Filter pairs: predictions to strike out before top-k, given as lines `row label`, 0-based."""
+
+import numpy as np
+import pyarrow as pa
+
+from schemas import parquet
+from schemas.errors import InputError
+
+
+def parse_pairs(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
+    """The pairs (row, label) of a filter file, sorted and without duplicates: int64 [F, 2] in [0, rows) × [0, labels).
+
+    `url` is for messages. Raises InputError with the line: malformed, or pointing beyond the points or labels.
+    """
+    pairs: list[tuple[int, int]] = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 2 or not all(field.isdigit() and len(field) < 19 for field in fields):
+            raise InputError(
+                f"{url}, line {number}: expected two whole numbers `row label`, got {_shown(line)}. "
+                "Mend or remove the line."
+            )
+        row, label = int(fields[0]), int(fields[1])
+        if row >= rows:
+            raise InputError(
+                f"{url}, line {number}: row {row} does not exist: the points have rows 0 to {rows - 1}. "
+                "Is this the filter of another split?"
+            )
+        if label >= labels:
+            raise InputError(
+                f"{url}, line {number}: label {label} does not exist: there are labels 0 to {labels - 1}. "
+                "Is this the filter of another data set?"
+            )
+        pairs.append((row, label))
+    return np.unique(np.asarray(pairs, np.int64).reshape(-1, 2), axis=0)
+
+
+def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.ListArray:
+    """For each of `rows` [B] the labels that `pairs` (int64 [F, 2], sorted) strike out: a list column of `type` [B]."""
+    first = np.searchsorted(pairs[:, 0], rows, "left")
+    counts = np.searchsorted(pairs[:, 0], rows, "right") - first
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    picked = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
+    return parquet.list_array(pairs[picked, 1], offsets, type)
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:60].decode("utf-8", "replace"))

@@ -1,0 +1,112 @@
+"""The tokenizer that travels with the data: from a directory, the hub or the trainer, frozen to files, and at work."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.storage import join
+
+FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+SPECIAL = {
+    "pad_token": ("[PAD]", "<pad>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "mask_token": ("[MASK]", "<mask>"),
+}
+
+
+@dataclass(frozen=True)
+class FrozenTokenizer:
+    """Files of the tokenizer by name, and its vocabulary: token ids are in [0, vocabulary)."""
+
+    files: Mapping[str, bytes]
+    vocabulary: int
+
+    @property
+    def sha256(self) -> str:
+        """Of the file that decides the tokens."""
+        return storage.sha256(self.files[FILE])
+
+
+def parse_name(name: str) -> int | None:
+    """The vocabulary size of `train:SIZE`; None for a directory or hub name. Raises InputError for an odd size."""
+    if not name.startswith("train:"):
+        return None
+    size = name.removeprefix("train:")
+    if not size.isascii() or not size.isdigit() or not 100 <= int(size) < 1 << 31:
+        raise InputError(
+            f"tokenizer {name!r}: expected train:SIZE with a vocabulary of at least 100, as in train:30000."
+        )
+    return int(size)
+
+
+def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
+    """The tokenizer of a local directory; None where `name` is none. Raises InputError: nothing loadable in it."""
+    if not os.path.isdir(name):
+        return None
+    place = os.path.join(name, FILE)
+    config = os.path.join(name, CONFIG)
+    others = {CONFIG: storage.read_bytes(config)} if os.path.isfile(config) else {}
+    try:
+        if os.path.isfile(place):
+            return freeze(Tokenizer.from_file(place), others, max_tokens)
+        # Only the slow formats (vocab.txt, sentencepiece) need transformers to convert them.
+        from transformers import AutoTokenizer
+
+        slow = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        return freeze(slow.backend_tokenizer, others, max_tokens)
+    except Exception as error:
+        raise InputError(
+            f"{name}: no tokenizer could be loaded: {error}. Expected a directory with {FILE}, or one that "
+            "transformers' AutoTokenizer loads."
+        ) from None
+
+
+def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
+    """The tokenizer that the hub (or its local cache) knows as `name`. Raises InputError."""
+    try:
+        return freeze(Tokenizer.from_pretrained(name), {}, max_tokens)
+    except Exception as error:
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"tokenizer {name!r}: no such directory, and not to be had from the hub ({cause}). "
+            "Give a local directory, a hub name, or train:SIZE."
+        ) from None
+
+
+def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -> FrozenTokenizer:
+    """The files that `tokenizers` and `transformers` load, truncating to `max_tokens` and never padding."""
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    known = {role: next((t for t in names if t in vocabulary), None) for role, names in SPECIAL.items()}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_tokens}
+    config |= {role: token for role, token in known.items() if token}
+    files = {
+        FILE: json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1).encode(),
+        CONFIG: (json.dumps(config, indent=1) + "\n").encode(),
+    }
+    return FrozenTokenizer({**files, **others}, max(vocabulary.values()) + 1)
+
+
+def open_tokenizer(url: str) -> Tokenizer:
+    """The tokenizer published at the prefix `url`."""
+    return Tokenizer.from_str(storage.read_bytes(join(url, FILE)).decode())
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(token ids uint32 [T], offsets int64 [B + 1], whether a text was cut bool [B]) of `texts` [B]."""
+    encodings = tokenizer.encode_batch_fast(list(texts))
+    ids = [encoding.ids for encoding in encodings]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids], dtype=np.int64)]).astype(np.int64)
+    values = np.fromiter(chain.from_iterable(ids), np.uint32, int(offsets[-1]))
+    return values, offsets, np.fromiter((bool(e.overflowing) for e in encodings), bool, len(ids))
