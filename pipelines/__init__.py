@@ -1,0 +1,6 @@
+"""How artifacts are made: Beam pipelines, and the pure functions that they wire."""
+
+import logging
+
+# Importing Beam warns that a BigQuery client is missing, which nothing here uses.
+logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())

@@ -29,7 +29,7 @@ def default_row_group_rows(rows: int) -> int:
 
 
 def block_lines(shards: int) -> int:
-    """Lines read as one element: a block sends each shard some dozens of rows at once, and fits into a worker's memory."""
+    """Lines read as one element: a block sends each shard dozens of rows at once, and fits into a worker's memory."""
     return min(max(BLOCK_LINES, 64 * shards), 16 * BLOCK_LINES)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
+from apache_beam.pvalue import AsDict, TaggedOutput
 from tokenizers import Tokenizer
 
 from pipelines.sharding import assign, filters, lines, parse, tokenizer

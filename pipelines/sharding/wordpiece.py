@@ -21,8 +21,8 @@ _CHUNK_TEXTS = 1024
 def train(texts: Callable[[], Iterable[str]], size: int) -> Tokenizer:
     """A WordPiece tokenizer of at most `size` tokens; `texts` is read twice. The same texts give the same bytes.
 
-    The library meets words in the random order of a hash map, numbers each continuing character (`##e`) as it comes, and
-    merges equally frequent pairs in the order of those numbers. Given all characters beforehand, it has no choice left.
+    The library meets words in the random order of a hash map, numbers continuing characters (`##e`) as they come, and
+    merges equally frequent pairs in the order of those numbers. Given all of them beforehand, it has no choice left.
     """
     normalizer = BertNormalizer(lowercase=True, strip_accents=True)
     words = BertPreTokenizer()
