@@ -14,10 +14,10 @@ from trainer.stream.batch import Batch
 class Candidates:
     """Labels to score, each once, and how queries use them.
 
-    `ids` [C] int64 sorted: the rows of the classifier that the step touches. Pairs score one query against one label:
-    `pair_query` [n] sorted, `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32.
-    The shared pool scores every query against `pool` [R] (index into ids) with `pool_weight` [R] float32, except the
-    query's own positives and hard negatives: (`struck_query`, `struck_pool`) [m], index into the batch and into pool.
+    `ids` [C] int64: the rows of the classifier that the step touches. The first R of them are the shared pool: every
+    query is scored against it with `pool_weight` [R] float32, except for what is its own positive or hard negative,
+    (`struck_query`, `struck_pool`) [m]. Pairs score one query against one label: `pair_query` [n] ascending,
+    `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32.
     """
 
     ids: np.ndarray
@@ -25,7 +25,6 @@ class Candidates:
     pair_label: np.ndarray
     pair_positive: np.ndarray
     pair_weight: np.ndarray
-    pool: np.ndarray
     pool_weight: np.ndarray
     struck_query: np.ndarray
     struck_pool: np.ndarray
@@ -73,14 +72,13 @@ def shared_pool(
     drawn, counts = np.unique(pool, return_counts=True)
     place = np.searchsorted(drawn, label)
     struck = (place < len(drawn)) & (drawn[np.minimum(place, len(drawn) - 1)] == label) if len(drawn) else place < 0
-    ids = np.union1d(label, drawn)
+    others = np.unique(label[~struck])
     return Candidates(
-        ids=ids,
+        ids=np.concatenate([drawn, others]),
         pair_query=query,
-        pair_label=np.searchsorted(ids, label),
+        pair_label=np.where(struck, place, len(drawn) + np.searchsorted(others, label)),
         pair_positive=positive,
         pair_weight=_weights(label, positive, positive_weight),
-        pool=np.searchsorted(ids, drawn),
         pool_weight=(counts * weight).astype(np.float32),
         struck_query=query[struck],
         struck_pool=place[struck],
@@ -115,7 +113,6 @@ def own_pool(
         pair_label=index[order],
         pair_positive=positive[order],
         pair_weight=weights[order],
-        pool=none,
         pool_weight=np.empty(0, np.float32),
         struck_query=none,
         struck_pool=none,
@@ -134,7 +131,6 @@ def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray
         pair_label=label,
         pair_positive=positive,
         pair_weight=_weights(label + start, positive, positive_weight),
-        pool=np.arange(stop - start),
         pool_weight=np.ones(stop - start, np.float32),
         struck_query=query,
         struck_pool=label,

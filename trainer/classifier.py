@@ -35,6 +35,6 @@ class Classifier:
         """Rows `ids` [C] as a leaf that takes a gradient."""
         return self.rows.gather(ids)
 
-    def update(self, ids: np.ndarray, grad: torch.Tensor, factor: float) -> None:
-        """One optimizer step on rows `ids` [C] (unique); `factor` in [0, 1] scales the rate."""
-        self.rows.update(ids, grad, self._lr * factor)
+    def update(self, ids: np.ndarray, gathered: torch.Tensor, factor: float) -> None:
+        """One optimizer step on rows `ids` from the gradient on what `gather` gave; `factor` scales the rate."""
+        self.rows.update(ids, gathered, self._lr * factor)

@@ -171,9 +171,8 @@ class Trainer:
             w = self.model.classifier.gather(candidates.ids)
             loss = binary_cross_entropy(leaf, w, candidates) / len(batch)
             loss.backward()
-            assert w.grad is not None
-            self.model.classifier.update(candidates.ids, w.grad, factor)
-            total += float(loss)
+            self.model.classifier.update(candidates.ids, w, factor)
+            total += float(loss.detach())
         clock.lap("classify")
         x.backward(leaf.grad)
         self.model.encoder.update(factor)

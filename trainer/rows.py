@@ -41,19 +41,19 @@ class RowMatrix:
         return self.weight.index_select(0, torch.from_numpy(ids)).requires_grad_()
 
     @torch.no_grad()
-    def update(self, ids: np.ndarray, grad: torch.Tensor, lr: float) -> None:
-        """Take one optimizer step on rows `ids` [C] (unique) with their gradient [C, D]."""
+    def update(self, ids: np.ndarray, gathered: torch.Tensor, lr: float) -> None:
+        """One optimizer step on rows `ids` [C] (unique); `gathered` is what `gather(ids)` gave, with its gradient."""
         rows = torch.from_numpy(ids)
-        whole = len(ids) == len(self.weight)
-        weight = self.weight if whole else self.weight.index_select(0, rows)
-        state = {name: value if whole else value.index_select(0, rows) for name, value in self.state.items()}
+        grad = gathered.grad
+        assert grad is not None, "update follows a backward pass"
+        weight = gathered.detach()
+        state = {name: value.index_select(0, rows) for name, value in self.state.items()}
         if self.optimizer.weight_decay:
             weight.mul_(1 - lr * self.optimizer.weight_decay)
-        weight.add_(self._direction(grad, state), alpha=-lr)
-        if not whole:
-            self.weight.index_copy_(0, rows, weight)
-            for name, value in state.items():
-                self.state[name].index_copy_(0, rows, value)
+        self._descend(weight, grad, state, lr)
+        self.weight.index_copy_(0, rows, weight)
+        for name, value in state.items():
+            self.state[name].index_copy_(0, rows, value)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer state by name, to be saved."""
@@ -65,21 +65,23 @@ class RowMatrix:
         for name, value in self.state.items():
             value.copy_(tensors[f"optimizer.{name}"])
 
-    def _direction(self, grad: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The step for unit rate; `state` is changed in place."""
+    def _descend(self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: float) -> None:
+        """Change `weight` and `state` in place."""
         options = self.optimizer
         if options.name == "sgd":
-            return state["momentum"].mul_(options.momentum).add_(grad) if options.momentum else grad
-        if options.name == "adagrad":
-            state["square"].add_(grad.square().mean(1))
-            return grad / (state["square"].sqrt() + options.eps).unsqueeze(1)
-        beta1, beta2 = options.betas
-        state["count"].add_(1)
-        first = state["first"].lerp_(grad, 1 - beta1)
-        second = state["second"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        corrected1 = (1 - beta1 ** state["count"]).unsqueeze(1)
-        corrected2 = (1 - beta2 ** state["count"]).unsqueeze(1)
-        return (first / corrected1) / ((second / corrected2).sqrt_() + options.eps)
+            step = state["momentum"].mul_(options.momentum).add_(grad) if options.momentum else grad
+            weight.add_(step, alpha=-lr)
+        elif options.name == "adagrad":
+            square = torch.linalg.vector_norm(grad, dim=1).square_().div_(grad.shape[1])
+            rate = state["square"].add_(square).sqrt().add_(options.eps).reciprocal_()
+            weight.addcmul_(grad, rate.unsqueeze(1), value=-lr)
+        else:
+            beta1, beta2 = options.betas
+            count = state["count"].add_(1)
+            first = state["first"].lerp_(grad, 1 - beta1)
+            second = state["second"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            scale = (second / (1 - beta2**count).unsqueeze(1)).sqrt_().add_(options.eps)
+            weight.addcdiv_(first / (1 - beta1**count).unsqueeze(1), scale, value=-lr)
 
 
 def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer) -> dict[str, torch.Tensor]:

@@ -104,7 +104,7 @@ class BagEncoder(Encoder):
         assert self._touched is not None, "update follows encode"
         ids, rows = self._touched
         if rows.grad is not None:
-            self._table.update(ids, rows.grad, self._config.lr * factor)
+            self._table.update(ids, rows, self._config.lr * factor)
         self._touched = None
         if self._dense_optimizer is not None:
             self._dense_optimizer.param_groups[0]["lr"] = self._config.dense_lr * factor
