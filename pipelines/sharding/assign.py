@@ -35,6 +35,8 @@ def block_lines(shards: int) -> int:
 
 def split_by(batch: pa.RecordBatch, part: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(part, its rows in order) for each value of `part` [B] in ascending order."""
+    if not len(part):
+        return
     order = np.argsort(part, kind="stable")
     values, starts = np.unique(part[order], return_index=True)
     for value, rows in zip(values.tolist(), np.split(order, starts[1:]), strict=True):

@@ -1,5 +1,6 @@
 """A small DATA and RUN as the sharder and the trainer leave them, and brute force over the arrays behind them."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,7 @@ class World:
 
     def edges(self, rows: int) -> list[tuple[int, int]]:
         cuts = [rows * i // self.shards for i in range(self.shards + 1)]
-        return list(zip(cuts[:-1], cuts[1:], strict=True))
+        return list(itertools.pairwise(cuts))
 
     def write_data(self) -> dict[str, Manifest]:
         count, labels = len(self.queries), len(self.vectors)

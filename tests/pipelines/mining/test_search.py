@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.mining.candidates import best, merge, unpack
+from pipelines.mining.exclusions import Dropped, Exclusions, Ragged, search_negatives
+from pipelines.mining.index import build
+from pipelines.mining.search import Block, score, search, search_exactly
+from tests.pipelines.mining.world import brute_force, random_rows
+
+
+def ragged(rows):
+    return Ragged(np.asarray([v for row in rows for v in row], np.int64), np.cumsum([0, *map(len, rows)]))
+
+
+def exclusions(positives, filters):
+    return Exclusions(ragged(positives), ragged(filters))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    labels=st.integers(1, 60),
+    rows=st.integers(1, 12),
+    dimension=st.integers(1, 9),
+    width=st.integers(1, 20),
+    blocks=st.integers(1, 4),
+    levels=st.integers(1, 4),
+)
+def test_exact_search_is_brute_force_with_any_number_of_ties(seed, labels, rows, dimension, width, blocks, levels):
+    """Small whole numbers make exact scores and many ties; blocks must not show."""
+    generator = np.random.default_rng(seed)
+    vectors = generator.integers(-levels + 1, levels, (labels, dimension)).astype(np.float32)
+    queries = generator.integers(-levels + 1, levels, (rows, dimension)).astype(np.float32)
+    positives, filters = (random_rows(generator, rows, labels, most) for most in (labels, 3))
+    edges = [labels * i // blocks for i in range(blocks + 1)]
+    parts = [
+        search_negatives(Block(low, vectors[low:high]), queries, exclusions(positives, filters), width)
+        for low, high in zip(edges[:-1], edges[1:], strict=True)
+        if high > low
+    ]
+    found, scores = unpack(merge(parts, width))
+    gone = [{*a, *b} for a, b in zip(positives, filters, strict=True)]
+    expected = brute_force(queries @ vectors.T, gone, width)
+    assert found.tolist() == expected.tolist()
+    held = np.take_along_axis(queries @ vectors.T, np.maximum(expected, 0), axis=1)
+    assert (scores == np.where(expected < 0, -np.inf, held)).all()
+
+
+def test_rows_that_all_tie_take_the_smallest_labels():
+    """Classifier vectors that were never touched are all zero, and tie in every row."""
+    vectors = np.zeros((500, 8), np.float32)
+    vectors[250] = 1
+    found, _ = unpack(search_exactly(Block(10, vectors), np.ones((20, 8), np.float32), 4))
+    assert (found == [260, 10, 11, 12]).all()
+
+
+def test_a_score_depends_on_its_pair_alone():
+    generator = np.random.default_rng(1)
+    queries, vectors = (generator.standard_normal((n, 67)).astype(np.float32) for n in (50, 300))
+    positions = generator.integers(0, 300, (50, 40))
+    whole = score(queries, vectors, positions)
+    part = score(queries[7:9], vectors[positions[7, 3] :], np.zeros((2, 1), np.int64))
+    assert part[0, 0] == whole[7, 3]
+    assert np.allclose(whole, np.einsum("bd,bcd->bc", queries, vectors[positions]), atol=1e-4)
+    assert (score(queries, vectors, np.full((50, 2), -1)) == -np.inf).all()
+
+
+@pytest.mark.parametrize("nprobe", [1, 3])
+def test_rows_that_their_lists_leave_short_are_searched_exactly(nprobe):
+    generator = np.random.default_rng(2)
+    vectors = generator.standard_normal((400, 8)).astype(np.float32)
+    queries = generator.standard_normal((30, 8)).astype(np.float32)
+    block = Block(0, vectors, build("IVF20,Flat", vectors, nprobe, seed=0))
+    keys = search(block, queries, 90)
+    found, _ = unpack(keys)
+    assert (found >= 0).all()
+    assert all(len(set(row)) == 90 for row in found.tolist())
+    assert (np.sort(keys, axis=1) == keys).all()
+    _, positions = block.index.search(queries, 98)
+    short = (positions >= 0).sum(axis=1) < 90
+    assert short.any()
+    assert (keys[short] == search_exactly(block, queries[short], 90)).all()
+
+
+def test_one_row_with_many_positives_keeps_its_width_and_is_counted():
+    generator = np.random.default_rng(3)
+    vectors = generator.standard_normal((300, 8)).astype(np.float32)
+    queries = generator.standard_normal((9, 8)).astype(np.float32)
+    scores = queries @ vectors.T
+    top = np.argsort(-scores, axis=1)
+    positives = [top[i, :200].tolist() if i == 4 else top[i, :1].tolist() for i in range(9)]
+    filters = [top[i, 1:3].tolist() if i == 0 else [] for i in range(9)]
+    dropped = Dropped()
+    keys = search_negatives(Block(0, vectors), queries, exclusions(positives, filters), 7, dropped)
+    assert (
+        unpack(keys)[0] == brute_force(scores, [{*a, *b} for a, b in zip(positives, filters, strict=True)], 7)
+    ).all()
+    assert (dropped.positives, dropped.filtered) == (208, 2)
+    # Rows of one tier share their fetch: 8 rows at 7 + 3, one at 7 + 200.
+    assert dropped.candidates == 8 * 10 + 207
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=5), min_size=1, max_size=8), st.data())
+def test_ragged_rows_are_taken_and_counted_as_lists_are(rows, data):
+    column = ragged(rows)
+    picked = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10))
+    taken = column.take(np.asarray(picked, np.int64))
+    assert [taken.values[a:b].tolist() for a, b in zip(taken.offsets[:-1], taken.offsets[1:], strict=True)] == [
+        rows[i] for i in picked
+    ]
+    assert column.count_in(10, 40).tolist() == [sum(10 <= value < 40 for value in row) for row in rows]
+
+
+def test_approximate_search_scores_as_exact_search_does():
+    generator = np.random.default_rng(4)
+    vectors = generator.standard_normal((600, 16)).astype(np.float32)
+    queries = generator.standard_normal((20, 16)).astype(np.float32)
+    index = build("IVF8,PQ4x4", vectors, 8, seed=0)
+    found, scores = unpack(search(Block(0, vectors, index), queries, 10))
+    assert np.allclose(scores, np.take_along_axis(queries @ vectors.T, found, axis=1), atol=1e-4)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    everything, exact = unpack(best(search_exactly(Block(0, vectors), queries, 600), 600))
+    both = [dict(zip(a, b, strict=True)) for a, b in zip(everything.tolist(), exact.tolist(), strict=True)]
+    assert [[both[i][label] for label in row] for i, row in enumerate(found.tolist())] == scores.tolist()

@@ -1,0 +1,73 @@
+import gzip
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.sharding import lines
+from schemas import storage
+from schemas.errors import InputError
+
+LINE = st.binary(max_size=30).map(lambda line: line.replace(b"\n", b""))
+
+
+@settings(deadline=None)
+@given(st.lists(LINE, min_size=1, max_size=20), st.booleans(), st.integers(1, 7), st.integers(1, 60))
+def test_blocks_hold_every_line_once(content: list[bytes], ends: bool, block: int, chunk: int) -> None:
+    if not ends and not content[-1]:
+        content[-1] = b"x"
+    data = gzip.compress(b"\n".join(content) + (b"\n" if ends else b""))
+    url = "memory://lines/some.gz"
+    storage.write_bytes(url, data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "_CHUNK", chunk)
+        blocks = [batch["line"].to_pylist() for batch in lines.read_blocks(url, block)]
+        found = lines.survey(url)
+    assert [line for some in blocks for line in some] == content
+    assert all(len(some) == block for some in blocks[:-1])
+    assert found == lines.Survey(len(data), hashlib.sha256(data).hexdigest(), len(content))
+
+
+def test_several_gzip_members_are_one_file(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\ntw") + gzip.compress(b"o\n"))
+    (batch,) = lines.read_blocks(str(tmp_path / "a.gz"), 10)
+    assert batch["line"].to_pylist() == [b"one", b"two"]
+
+
+WHOLE = gzip.compress(b'{"title": "a"}\n' * 5000 + bytes(range(256)) * 40, compresslevel=1)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty: it holds no line"),
+        (gzip.compress(b""), "empty: it holds no line"),
+        (b'{"title": "plain"}\n', r"not a gzip file.*compress a plain file with `gzip`"),
+        (WHOLE[: len(WHOLE) // 2], r"cut off: the gzip stream stops after \d+ bytes"),
+        (WHOLE[:-3], "cut off"),
+        (WHOLE[:-8] + b"\0" * 8, "not a gzip file, or a damaged one"),
+        (WHOLE[:40] + b"\xff" * 30 + WHOLE[70:], "damaged"),
+        (WHOLE + b"garbage", "damaged"),
+    ],
+)
+def test_what_is_no_whole_gzip_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    place = tmp_path / "trn.json.gz"
+    place.write_bytes(data)
+    with pytest.raises(InputError, match=message) as caught:
+        lines.survey(str(place))
+    assert str(place) in str(caught.value)
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(lines, "_CHUNK", 300)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"short\n" + b"x" * 5000))
+    with pytest.raises(InputError, match="a line is longer than 1,000 bytes"):
+        lines.survey(str(tmp_path / "a.gz"))
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(InputError, match="memory://lines/none: no such file"):
+        lines.survey("memory://lines/none")

@@ -1,0 +1,23 @@
+import random
+from functools import reduce
+
+from pipelines.sharding.rejects import SHOWN, Reason, Reject, Rejects
+from pipelines.sharding.summary import Summary
+
+
+def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> None:
+    rejects = [Reject(f"f{i % 3}", i, list(Reason)[i % 4], "x") for i in range(40)]
+    made = set()
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(rejects, len(rejects))
+        parts = [Rejects.of(shuffled[i : i + 7]) for i in range(0, 40, 7)]
+        merged = reduce(Rejects.merge, parts)
+        made.add((tuple(sorted(merged.counts.items())), merged.first))
+    ((counts, first),) = made
+    assert sum(n for _, n in counts) == 40
+    assert first == tuple(sorted(rejects)[:SHOWN])
+
+
+def test_a_summary_survives_its_file() -> None:
+    summary = Summary(rejects=Rejects.of([Reject("f", 3, Reason.NOT_JSON, "é")]))
+    assert Summary.from_json(summary.to_json()) == summary

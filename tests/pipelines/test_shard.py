@@ -1,0 +1,308 @@
+import json
+import random
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from pipelines.shard import ShardOptions, shard
+from pipelines.sharding import queries
+from schemas import parquet, storage
+from schemas.errors import InputError, StorageError, TableError
+from schemas.manifest import Manifest, open_manifest, verify
+from tests.pipelines.raw import point, read_lines, write_lines, write_tate, write_tiny
+
+OPTIONS = ShardOptions(tokenizer="train:300")
+
+
+def rows_of(url: str) -> list[dict[str, Any]]:
+    return [row for group in parquet.iterate(url, open_manifest(url)) for row in group.to_pylist()]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder` by its path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_tiny(tmp_path / "raw")
+
+
+def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
+    raw = write_tate(tmp_path / "raw", 400, 100)
+    (raw / "tst_filter_labels.txt").write_text("3 17\n3 5\n99 0\n3 17\n")
+    data = str(tmp_path / "data")
+    options = ShardOptions(
+        "train:2000", max_tokens=24, shards=3, row_group_rows=16, propensity_a=0.55, propensity_b=1.5
+    )
+    manifest = shard(str(raw), data, options)
+    tokenizer = Tokenizer.from_file(f"{data}/tokenizer/tokenizer.json")
+    labels = read_lines(raw / "lbl.json.gz")
+    filters = {3: [5, 17], 99: [0]}
+    train_counts: Counter[int] = Counter()
+    for split, name in (("train", "trn"), ("test", "tst")):
+        table = open_manifest(f"{data}/queries/{split}", "queries")
+        verify(f"{data}/queries/{split}", table)
+        rows = rows_of(f"{data}/queries/{split}")
+        points = read_lines(raw / f"{name}.json.gz")
+        assert [row["query_id"] for row in rows] == list(range(len(points)))
+        assert table.id_range == (0, len(points))
+        assert (table.row_group_rows, len(table.shards)) == (16, 3)
+        assert min(entry.rows for entry in table.shards) > 0
+        by_key = {row["key"]: row for row in rows}
+        assert len(by_key) == len(points)
+        assert [row["key"] for row in rows] != [one["uid"] for one in points]
+        for number, one in enumerate(points):
+            row = by_key[one["uid"]]
+            assert row["input_ids"] == tokenizer.encode(f"{one['title']} {one['content']}".rstrip(" ")).ids
+            assert row["label_ids"] == sorted(set(one["target_ind"]))
+            assert row.get("filter_label_ids") == (filters.get(number, []) if split == "test" else None)
+            if split == "train":
+                train_counts.update(set(one["target_ind"]))
+        assert table.counters["rows_out"] == table.counters["rows_in"] == len(points)
+        assert table.counters["tokens"] == sum(len(row["input_ids"]) for row in rows)
+        assert table.counters["rejected"] == {}
+        assert table.counters.get("filter_pairs_applied") == (3 if split == "test" else None)
+    assert any(len(row["input_ids"]) == 24 for row in rows)
+    out = rows_of(f"{data}/labels")
+    assert [row["label_id"] for row in out] == list(range(len(labels)))
+    assert [(row["key"], row["text"]) for row in out] == [(one["uid"], one["title"]) for one in labels]
+    assert [row["input_ids"] for row in out] == [tokenizer.encode(one["title"]).ids for one in labels]
+    assert [row["frequency"] for row in out] == [train_counts[label] for label in range(len(labels))]
+    assert open_manifest(f"{data}/labels").parameters["training_points"] == 400
+    assert manifest.kind == "data"
+    assert manifest.parameters["propensity"] == {"a": 0.55, "b": 1.5}
+    assert manifest.parameters["filters"] == {"test": {"file": "tst_filter_labels.txt", "pairs": 3}}
+    assert manifest.parents == {
+        name: open_manifest(f"{data}/{name}").digest
+        for name in ("tokenizer", "labels", "queries/train", "queries/test")
+    }
+
+
+class Shuffled(queries.OrderShard):
+    """The same stage, given its rows one by one in another order."""
+
+    def process(self, element: tuple[int, Any]) -> Iterator[Any]:
+        shard, batches = element
+        pieces = [batch.slice(i, 1) for batch in batches for i in range(batch.num_rows)]
+        return super().process((shard, [batches[0].slice(0, 0), *random.Random(1).sample(pieces, len(pieces))]))
+
+
+def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_path: Path) -> None:
+    options = ShardOptions("train:300", shards=3, row_group_rows=4, keep_text=True)
+    shard(str(tiny), str(tmp_path / "a"), options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queries, "OrderShard", Shuffled)
+        patch.setattr(queries.assign, "BLOCK_LINES", 4)
+        shard(str(tiny), str(tmp_path / "b"), options)
+    workers = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+    shard(str(tiny), str(tmp_path / "c"), options, workers)
+    made = contents(tmp_path / "a")
+    assert made == contents(tmp_path / "b")
+    assert made == contents(tmp_path / "c")
+    assert (
+        len(made) == 13
+    )  # 2 splits of 3 shards, 1 shard of labels, 2 files of the tokenizer, ... and 5 manifests less 1
+    assert str(tmp_path).encode() not in b"".join(made.values())
+    assert any(row["text"] == "point 1 sea " for row in rows_of(f"{tmp_path}/a/queries/train"))
+
+
+def test_the_seed_shuffles_and_changes_nothing_else(tiny: Path, tmp_path: Path) -> None:
+    made = []
+    for seed in (0, 1):
+        shard(str(tiny), str(tmp_path / str(seed)), ShardOptions("train:300", seed=seed))
+        made.append(rows_of(f"{tmp_path}/{seed}/queries/train"))
+    first, second = ([{**row, "query_id": None} for row in rows] for rows in made)
+    assert first != second
+    assert sorted(first, key=lambda row: row["key"]) == sorted(second, key=lambda row: row["key"])
+
+
+def test_in_memory_and_with_every_older_name(tiny: Path) -> None:
+    for name, as_name in (
+        ("trn.json.gz", "trn.raw.json.gz"),
+        ("tst.json.gz", "tst.json.gz"),
+        ("tst.json.gz", "val.json.gz"),
+        ("lbl.json.gz", "lbl.raw.json.gz"),
+    ):
+        storage.write_bytes(f"memory://raw/{as_name}", (tiny / name).read_bytes())
+    storage.write_bytes("memory://raw/trn_filter_labels.txt", b"0 1\n")
+    storage.write_bytes("memory://raw/filter_labels_test.txt", b"")
+    manifest = shard("memory://raw", "memory://data", OPTIONS)
+    assert set(manifest.parents) == {"tokenizer", "labels", "queries/train", "queries/val", "queries/test"}
+    assert manifest.parameters["rows"] == {"train": 30, "val": 15, "test": 15}
+    names = [column.name for column in open_manifest("memory://data/queries/train").columns]
+    assert names == ["query_id", "key", "input_ids", "label_ids", "filter_label_ids"]
+    assert "filter_label_ids" not in [column.name for column in open_manifest("memory://data/queries/test").columns]
+    assert sum(len(row["filter_label_ids"]) for row in rows_of("memory://data/queries/train")) == 1
+    assert storage.list_names("memory://data") == ["labels", "manifest.json", "queries", "tokenizer"]
+
+
+def test_a_pretrained_directory_is_known_by_its_content(tiny: Path, tmp_path: Path) -> None:
+    shard(str(tiny), str(tmp_path / "a"), OPTIONS)
+    manifest = shard(str(tiny), str(tmp_path / "b"), ShardOptions(str(tmp_path / "a" / "tokenizer")))
+    assert manifest.parameters["options"]["tokenizer"].startswith("directory:")
+    assert str(tmp_path) not in json.dumps(manifest.parameters)
+    tokens = [[row["input_ids"] for row in rows_of(f"{tmp_path}/{name}/labels")] for name in "ab"]
+    assert tokens[0] == tokens[1]
+
+
+def test_a_finished_data_set_is_kept_and_another_is_refused(tiny: Path, tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    made = shard(str(tiny), data, OPTIONS)
+    before = {path: path.stat().st_mtime_ns for path in Path(data).rglob("*")}
+    said: list[str] = []
+    assert shard(str(tiny), data, OPTIONS, progress=said.append) == made
+    assert "nothing to do" in said[-1]
+    assert before == {path: path.stat().st_mtime_ns for path in Path(data).rglob("*")}
+    with pytest.raises(InputError, match=r"other options: max_tokens was 128, now it is 9\. .*--overwrite"):
+        shard(str(tiny), data, ShardOptions("train:300", max_tokens=9))
+    write_tiny(tiny, rows=31)
+    with pytest.raises(
+        InputError, match=r"other input: test was tst.json.gz|other input: train was trn\.json\.gz \(\d+ bytes"
+    ):
+        shard(str(tiny), data, OPTIONS)
+    assert open_manifest(data, "data") == made
+    again = shard(str(tiny), data, OPTIONS, overwrite=True)
+    assert again.parameters["rows"]["train"] == 31
+    assert open_manifest(f"{data}/queries/train").digest == again.parents["queries/train"]
+    Path(data, "labels", "manifest.json").unlink()
+    with pytest.raises(TableError, match="unfinished table"):
+        shard(str(tiny), data, OPTIONS)
+
+
+def test_an_unfinished_attempt_is_made_again_and_foreign_files_are_left_alone(tiny: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shard(str(tiny), str(data), OPTIONS)
+    whole = contents(data)
+    (data / "manifest.json").unlink()
+    (data / "queries" / "train" / "part-00000-of-00004.parquet").write_bytes(b"half")
+    with pytest.raises(
+        InputError, match="holds labels, queries, tokenizer, but neither a data set nor an unfinished one"
+    ):
+        shard(str(tiny), str(data), OPTIONS)
+    (data / ".staging").mkdir()
+    (data / ".staging" / "attempt.json").write_bytes(b"{}")
+    shard(str(tiny), str(data), OPTIONS)
+    assert contents(data) == whole
+
+
+def fails(tiny: Path, error: type[Exception] = InputError, options: ShardOptions = OPTIONS) -> str:
+    """The message of a run that must fail and leave nothing."""
+    data = tiny.parent / "data"
+    with pytest.raises(error) as caught:
+        shard(str(tiny), str(data), options)
+    assert not data.exists() or contents(data) == {}
+    return str(caught.value)
+
+
+def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
+    lines: list[Any] = [point(i, 7) for i in range(30)]
+    lines[4] = b"{oops"
+    lines[9] = {"uid": "x", "title": "no labels", "target_ind": []}
+    lines[11] = {"uid": "y", "title": "far", "target_ind": [7]}
+    lines[20] = {**point(3, 7), "title": "again"}
+    lines[25] = {"uid": "z", "target_ind": [1]}
+    write_lines(tiny / "trn.json.gz", lines)
+    message = fails(tiny)
+    assert message.splitlines() == [
+        "rejected 5 of 30 lines of trn.json.gz "
+        "(1 duplicate_uid, 1 label_out_of_range, 1 missing_field, 1 no_labels, 1 not_json). The first are:",
+        "  trn.json.gz, line 5: not JSON "
+        "(Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): '{oops'",
+        "  trn.json.gz, line 10: the point 'x' has no labels (target_ind is empty)",
+        "  trn.json.gz, line 12: target_ind 7 does not exist: there are labels 0 to 6",
+        "  trn.json.gz, line 21: the uid 'p3' is that of line 4",
+        "  trn.json.gz, line 26: the field 'title' is missing; found ['target_ind', 'uid']",
+        "Mend these lines; or raise --max-reject-share, which is 0 of each split "
+        "(a label's line is its id, so no label may be rejected).",
+    ]
+    data = str(tiny.parent / "data")
+    shard(str(tiny), data, ShardOptions("train:300", max_reject_share=0.2))
+    table = open_manifest(f"{data}/queries/train")
+    assert table.rows == table.counters["rows_out"] == 25
+    assert table.counters["rejected"] == {
+        "duplicate_uid": 1, "label_out_of_range": 1, "missing_field": 1, "no_labels": 1, "not_json": 1
+    }  # fmt: skip
+    rows = rows_of(f"{data}/queries/train")
+    assert sorted(row["key"] for row in rows) == sorted(f"p{i}" for i in range(30) if i not in (4, 9, 11, 20, 25))
+    kept = [point(i, 7) for i in range(30) if i not in (4, 9, 11, 20, 25)]
+    frequency = [row["frequency"] for row in rows_of(f"{data}/labels")]
+    assert frequency == [sum(label in one["target_ind"] for one in kept) for label in range(7)]
+
+
+def test_a_bad_label_fails_at_any_share(tiny: Path) -> None:
+    write_lines(tiny / "lbl.json.gz", [{"title": "a"}] * 6 + [{"uid": "b"}])
+    message = fails(tiny, options=ShardOptions("train:300", max_reject_share=1.0))
+    assert "rejected 1 of 7 lines of lbl.json.gz (1 missing_field)" in message
+    assert "lbl.json.gz, line 7: the field 'title' is missing" in message
+
+
+def test_an_empty_label_text_is_legal(tiny: Path) -> None:
+    write_lines(tiny / "lbl.json.gz", [{"title": ""}] * 7)
+    manifest = shard(str(tiny), str(tiny.parent / "data"), OPTIONS)
+    assert manifest.parameters["labels"] == 7
+    assert open_manifest(f"{tiny.parent}/data/labels").counters["empty_texts"] == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("trn.json.gz", b"{}\n", "trn.json.gz: not a gzip file"),
+        ("tst.json.gz", b"", "tst.json.gz: empty"),
+        ("filter_labels_test.txt", b"15 0\n", "filter_labels_test.txt, line 1: row 15 does not exist"),
+        ("filter_labels_train.txt", b"0 7\n", "filter_labels_train.txt, line 1: label 7 does not exist"),
+        ("trn.raw.json.gz", b"", "both trn.json.gz and trn.raw.json.gz are here"),
+    ],
+)
+def test_bad_files_fail_before_anything_is_written(tiny: Path, name: str, content: bytes, message: str) -> None:
+    (tiny / name).write_bytes(content)
+    assert message in fails(tiny)
+    assert not (tiny.parent / "data").exists()
+
+
+def test_a_missing_file_says_what_was_looked_for_and_what_is_there(tiny: Path) -> None:
+    (tiny / "trn.json.gz").rename(tiny / "train.json.gz")
+    message = fails(tiny)
+    assert f"{tiny}: no trn.json.gz or trn.raw.json.gz here; found: lbl.json.gz, train.json.gz, tst.json.gz." in message
+    assert "found: nothing" in fails(tiny / "none")
+
+
+def test_a_full_disk_surfaces_as_itself_and_leaves_nothing(tiny: Path) -> None:
+    write_tiny(tiny, rows=3000)  # the shards outgrow what the tokenizer's files need
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, hard))
+    try:
+        message = fails(tiny, StorageError, ShardOptions("train:150", shards=1, keep_text=True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert message.startswith(f"could not write {tiny.parent}/data/queries/t")
+    assert "after 1 attempt(s): File too large; free some space and run the same command again." in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": "body"}, "text is one of title"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1; got 0"),
+        ({"shards": 0}, "shards must be at least 1"),
+        ({"seed": -1}, "seed must be in"),
+        ({"max_reject_share": 1.5}, "max_reject_share is a share"),
+        ({"propensity_a": 0.5}, "propensities need both A and B"),
+        ({"tokenizer": "train:no"}, "expected train:SIZE"),
+    ],
+)
+def test_odd_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ShardOptions(**options)
+
+
+def test_the_manifest_is_what_readers_open_first(tiny: Path, tmp_path: Path) -> None:
+    made = shard(str(tiny), str(tmp_path / "data"), OPTIONS)
+    opened = open_manifest(str(tmp_path / "data"), "data")
+    assert isinstance(opened, Manifest)
+    assert opened.digest == made.digest
