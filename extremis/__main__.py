@@ -1,4 +1,4 @@
-"""`python -m extremis` and the console script."""
+"""`python -m extremis`, the same as the console script `extremis`."""
 
 from extremis.cli import main
 

@@ -98,12 +98,16 @@ class Trainer:
         return trainer
 
     @classmethod
-    def resume(cls, data: str, run: str, say: Say = print) -> "Trainer":
-        """Go on with the run at RUN from its newest checkpoint. Raises InputError, TableError."""
+    def resume(cls, data: str, run: str, recipe: Recipe, say: Say = print) -> "Trainer":
+        """Go on with the run at RUN from its newest checkpoint.
+
+        Raises InputError when RUN was made from other data or by another recipe, TableError.
+        """
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, open_manifest(data, "data"), data, run)
-        trainer = cls(DataLayout(data), layout, validate(config["recipe"], layout.config), say)
+        _require_same_recipe(validate(config["recipe"], layout.config), recipe, run)
+        trainer = cls(DataLayout(data), layout, recipe, say)
         checkpoint = latest_checkpoint(layout)
         if checkpoint is None:
             trainer._fit_idf()
@@ -347,3 +351,20 @@ class Trainer:
             raise InputError(
                 f"{self._data.root}: a training table without row groups cannot be streamed. Shard it again."
             )
+
+
+def _require_same_recipe(started: Recipe, given: Recipe, run: str) -> None:
+    """Refuse to go on with another recipe than the run started with. Raises InputError that names what differs."""
+    before, now = started.model_dump(), given.model_dump()
+    differing = [
+        f"{section}.{key} was {before[section][key]!r}, now {value!r}"
+        for section, values in now.items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+        if value != before[section][key]
+    ]
+    if differing:
+        raise InputError(
+            f"{run}: this run was started with another recipe: {'; '.join(differing)}. "
+            "Resume with the recipe and --set that it was started with, or choose another RUN."
+        )

@@ -77,6 +77,11 @@ class Scorer:
             raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
         return cls(model, Table.open(data.queries(split), "queries"), label_statistics(data))
 
+    @property
+    def rows(self) -> int:
+        """Queries of the split."""
+        return self._queries.manifest.rows
+
     def score(
         self, limit: int | None = None, on_rows: Callable[[int], None] | None = None, filter: bool = True
     ) -> Scores:
@@ -99,7 +104,7 @@ class Scorer:
             seen += rows.num_rows
             filtered += len(strike[0])
             if on_rows is not None:
-                on_rows(rows.num_rows)
+                on_rows(seen)
         return Scores(metrics, deciles, seen, filtered)
 
     def _columns(self) -> list[str]:

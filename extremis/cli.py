@@ -1,0 +1,380 @@
+"""`extremis`: one command a step of the loop. Thin: parse, call, report; heavy imports wait until they are needed."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from extremis.console import Bar, metrics_table, print_json, results, say, table
+from schemas.errors import ExtremisError, InputError
+from schemas.manifest import code_version
+
+BEAM_HELP = "Everything after -- goes to Beam, for example: -- --runner=FlinkRunner --parallelism=64"
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
+beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(code_version(), prog_name="extremis")
+def cli() -> None:
+    """Extreme classification that streams: shard, train, mine, join, evaluate.
+
+    DATA and RUN are directories or object-store prefixes (s3://, gs://, ...).
+
+    \b
+    Example, the whole loop:
+      extremis shard raw/ data/
+      extremis run astra data/ runs/1
+      extremis evaluate data/ runs/1
+    """
+
+
+def main() -> None:
+    """Run the command line; user errors become one message and an exit status, never a traceback."""
+    try:
+        cli.main(standalone_mode=False)
+    except ExtremisError as error:
+        say(f"error: {error}")
+        sys.exit(error.exit_status)
+    except click.exceptions.Abort:
+        say("interrupted")
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+@cli.command()
+@click.argument("source", metavar="INPUT")
+@click.argument("data")
+@click.option("--tokenizer", default="train:30000", show_default=True, help="train:SIZE, a directory, or a hub name.")
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--text", type=click.Choice(["title+content", "title"]), default="title+content", show_default=True)
+@click.option("--propensity", metavar="A,B", help="Propensity constants, e.g. 0.55,1.5. Unknown: no PSP metrics.")
+@click.option("--shards", type=click.IntRange(1), help="Shards of each split. Default: from the rows.")
+@click.option("--row-group-rows", type=click.IntRange(1), help="Rows of a row group. Default: from the rows.")
+@click.option("--keep-text", is_flag=True, help="Store the queries' text beside their tokens.")
+@click.option("--max-reject-share", type=float, default=0.0, show_default=True, help="Rejected lines that are allowed.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Salts the hash that shuffles rows.")
+@click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")
+@json_option
+@beam_tail
+def shard(
+    source: str,
+    data: str,
+    propensity: str | None,
+    overwrite: bool,
+    as_json: bool,
+    beam_options: tuple[str, ...],
+    **chosen: Any,
+) -> None:
+    """Tokenize and shard raw data: INPUT (XC raw JSON) to DATA.
+
+    \b
+    Example:
+      extremis shard examples/tate/ data/ --propensity 0.55,1.5
+    """
+    from pipelines.shard import ShardOptions
+    from pipelines.shard import shard as shard_data
+
+    a, b = parse_propensity(propensity)
+    options = ShardOptions(**chosen, propensity_a=a, propensity_b=b)
+    manifest = shard_data(source, data, options, beam_options, say, overwrite=overwrite)
+    if as_json:
+        print_json({"data": data, "digest": manifest.digest, "tables": manifest.parents, **manifest.parameters})
+
+
+@cli.command()
+@click.argument("recipe")
+@click.argument("data")
+@click.argument("run")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5.")
+@click.option("--resume", is_flag=True, help="Go on from the run's newest checkpoint; start where there is none.")
+@json_option
+def train(recipe: str, data: str, run: str, overrides: tuple[str, ...], resume: bool, as_json: bool) -> None:
+    """Train RECIPE on DATA into RUN, using the tables that a miner elsewhere publishes.
+
+    RECIPE is a name (see `extremis recipes`) or a TOML file.
+
+    \b
+    Examples:
+      extremis train astra data/ runs/1 --set train.epochs=30
+      extremis train astra data/ runs/1 --resume
+    """
+    _train(recipe, data, run, overrides, resume, as_json, None)
+
+
+@cli.command()
+@click.argument("recipe")
+@click.argument("data")
+@click.argument("run")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5.")
+@click.option("--resume", is_flag=True, help="Go on from the run's newest checkpoint; start where there is none.")
+@json_option
+@beam_tail
+def run(
+    recipe: str,
+    data: str,
+    run: str,
+    overrides: tuple[str, ...],
+    resume: bool,
+    as_json: bool,
+    beam_options: tuple[str, ...],
+) -> None:
+    """Train RECIPE on DATA into RUN, with a miner process beside the trainer.
+
+    The trainer does not wait for the miner: a table that is late is used from a later epoch.
+
+    \b
+    Example:
+      extremis run astra data/ runs/1
+    """
+    _train(recipe, data, run, overrides, resume, as_json, beam_options)
+
+
+def _train(
+    recipe: str,
+    data: str,
+    run: str,
+    overrides: tuple[str, ...],
+    resume: bool,
+    as_json: bool,
+    beam_options: tuple[str, ...] | None,
+) -> None:
+    from extremis.training import train as train_run
+    from trainer.config import load_recipe
+
+    outcome = train_run(data, run, load_recipe(recipe, overrides), resume, beam_options)
+    if as_json:
+        print_json({"run": run, **outcome})
+
+
+@cli.command()
+@click.argument("data")
+@click.argument("run")
+@click.option("--epoch", type=click.IntRange(0), help="The dump's epoch. Default: the newest complete dump.")
+@click.option("--watch", is_flag=True, help="Mine every dump as it is completed, until the run is finished.")
+@click.option("--width", type=click.IntRange(1), help="K, hard negatives a query. Default: what the trainer asked for.")
+@click.option("--index", help="exact, auto, or a Faiss factory string. Default: what the trainer asked for.")
+@click.option("--nprobe", type=click.IntRange(1), help="Inverted lists searched a query.")
+@click.option("--block-rows", type=click.IntRange(1), help="Vectors in one index at a time.")
+@click.option("--threads", type=click.IntRange(1), help="Faiss threads a worker.")
+@json_option
+@beam_tail
+def mine(
+    data: str,
+    run: str,
+    epoch: int | None,
+    watch: bool,
+    as_json: bool,
+    beam_options: tuple[str, ...],
+    **chosen: Any,
+) -> None:
+    """Make hard-negative tables from the dumps of RUN.
+
+    \b
+    Examples:
+      extremis mine data/ runs/1                       the newest dump
+      extremis mine data/ runs/1 --watch               beside a trainer, wherever it runs
+      extremis mine data/ runs/1 --index IVF4096,Flat --nprobe 64
+    """
+    from pipelines.mine import MineOptions
+    from pipelines.mine import mine as mine_dump
+    from pipelines.mine import watch as watch_run
+
+    options = MineOptions(**{name: value for name, value in chosen.items() if value is not None})
+    if watch:
+        made = watch_run(data, run, options, beam_options, until=_orphaned(), progress=say)
+        if as_json:
+            print_json({"run": run, "tables": made})
+        return
+    tables = mine_dump(data, run, epoch, options, beam_options, say)
+    for name, manifest in tables.items():
+        say(f"{name}: {manifest.rows:,} rows, recall {manifest.quality.get('recall_at_k', float('nan')):.4f}")
+    if as_json:
+        facts = {n: {"digest": m.digest, "rows": m.rows, "quality": m.quality} for n, m in tables.items()}
+        print_json({"run": run, "tables": facts})
+
+
+@cli.command()
+@click.argument("data")
+@click.argument("run")
+@click.argument("out")
+@click.option("--what", type=click.Choice(["queries", "labels"]), default="queries", show_default=True)
+@click.option("--split", default="test", show_default=True, help="Which queries.")
+@click.option("--step", type=click.IntRange(0), help="The checkpoint's step. Default: the newest.")
+@click.option("--dtype", type=click.Choice(["float16", "float32"]), default="float16", show_default=True)
+@json_option
+@beam_tail
+def embed(
+    data: str,
+    run: str,
+    out: str,
+    what: str,
+    split: str,
+    step: int | None,
+    dtype: str,
+    as_json: bool,
+    beam_options: tuple[str, ...],
+) -> None:
+    """Embed queries or labels with a checkpoint of RUN, aligned with their table, to OUT.
+
+    \b
+    Example:
+      extremis embed data/ runs/1 embeddings/test --split test
+    """
+    from pipelines.embed import embed as embed_table
+
+    manifest = embed_table(data, run, out, what=what, split=split, step=step, dtype=dtype, beam_options=beam_options)
+    say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
+    if as_json:
+        print_json({"out": out, "digest": manifest.digest, "rows": manifest.rows})
+
+
+@cli.command()
+@click.argument("data")
+@click.argument("run")
+@click.option("--split", default="test", show_default=True)
+@click.option("--step", type=click.IntRange(0), help="The checkpoint's step. Default: the newest.")
+@click.option("--limit", type=click.IntRange(1), help="Only the first queries.")
+@click.option("--no-filter", is_flag=True, help="Leave the filter's pairs among the predictions.")
+@json_option
+def evaluate(
+    data: str, run: str, split: str, step: int | None, limit: int | None, no_filter: bool, as_json: bool
+) -> None:
+    """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
+
+    \b
+    Example:
+      extremis evaluate data/ runs/1 --split test --json
+    """
+    report = evaluate_run(data, run, split, step, limit, not no_filter)
+    metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
+    if "PSP@1" not in report["metrics"]:
+        say("no PSP: this data set does not state its propensity constants (extremis shard --propensity A,B)")
+    if as_json:
+        print_json({"data": data, "run": run, "split": split, **report})
+
+
+@cli.command()
+@click.argument("url")
+@click.option("--verify", is_flag=True, help="Read every shard and compare its checksum.")
+@click.option("--rows", type=click.IntRange(0), default=3, show_default=True, help="Sample rows to print.")
+@json_option
+def inspect(url: str, verify: bool, rows: int, as_json: bool) -> None:
+    """Say what is at URL: kind, rows, shards, parents, parameters, counters, a few rows.
+
+    \b
+    Example:
+      extremis inspect runs/1/negatives/epoch-0005/queries --verify
+    """
+    from extremis.inspect import inspect_url
+
+    inspect_url(url, verify=verify, rows=rows, as_json=as_json)
+
+
+@cli.command()
+@json_option
+def recipes(as_json: bool) -> None:
+    """List the recipes that ship with Extremis."""
+    from trainer.config import load_recipe, recipe_names
+
+    found = {name: load_recipe(name) for name in recipe_names()}
+    rows = [
+        [name, r.method, r.encoder.kind, str(r.train.epochs), str(r.negatives.hard), _random_of(r)]
+        for name, r in found.items()
+    ]
+    table("recipes", ["name", "method", "encoder", "epochs", "hard", "random"], rows)
+    if as_json:
+        print_json({name: recipe.model_dump(mode="json") for name, recipe in found.items()})
+
+
+@cli.command()
+@click.argument("data")
+@click.argument("out")
+@click.option("--recipes", "names", default="random,w-hard,astra,renee", show_default=True, help="Comma-separated.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change every recipe.")
+@click.option("--split", default="test", show_default=True)
+@json_option
+def ablate(data: str, out: str, names: str, overrides: tuple[str, ...], split: str, as_json: bool) -> None:
+    """Train several recipes on DATA under OUT and compare them: ASTRA's Table 5 as a command.
+
+    A recipe that is finished already is only evaluated again.
+
+    \b
+    Example:
+      extremis ablate data/ runs/ablation --recipes random,w-hard,astra --set train.epochs=20
+    """
+    from extremis.ablation import ablate as ablate_recipes
+
+    report = ablate_recipes(data, out, [name.strip() for name in names.split(",") if name.strip()], overrides, split)
+    if as_json:
+        print_json(report)
+
+
+@cli.command()
+@click.argument("folder", metavar="[DIR]", default="demo")
+@click.option("--source", help="Raw data to use. Default: examples/tate of this checkout.")
+@click.option("--recipe", default="astra", show_default=True)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe.")
+@json_option
+def demo(folder: str, source: str | None, recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """The whole loop on the Tate collection: shard, train, mine beside it, join, evaluate. Writes DIR (default: demo).
+
+    \b
+    Example:
+      extremis demo demo/
+    """
+    from extremis.demo import demo as run_demo
+
+    report = run_demo(folder, source, recipe, overrides)
+    if as_json:
+        print_json(report)
+
+
+def parse_propensity(text: str | None) -> tuple[float | None, float | None]:
+    """(A, B) of `A,B`. Raises InputError."""
+    if text is None:
+        return None, None
+    try:
+        a, b = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"--propensity {text!r}: expected two numbers A,B, for example 0.55,1.5.") from None
+    return a, b
+
+
+def evaluate_run(
+    data: str, run: str, split: str, step: int | None = None, limit: int | None = None, filter: bool = True
+) -> dict[str, Any]:
+    """Metrics, intervals and deciles of a run's checkpoint on a split. Raises ExtremisError."""
+    from schemas.layout import DataLayout, RunLayout
+    from trainer.evaluation.evaluate import Scorer
+    from trainer.model import load_model
+
+    _, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step)
+    scorer = Scorer.open(DataLayout(data), model, split)
+    with Bar(f"evaluate {split}", scorer.rows) as bar:
+        scores = scorer.score(limit, bar.update, filter=filter)
+    return {"step": checkpoint.state["progress"]["global_step"], **scores.report()}
+
+
+def _orphaned() -> Callable[[], bool]:
+    """True once the trainer that started this miner is gone; never for a miner started by hand."""
+    from extremis.training import PARENT
+
+    parent = os.environ.get(PARENT)
+    return lambda: parent is not None and os.getppid() != int(parent)
+
+
+def _random_of(recipe: Any) -> str:
+    return "all labels" if recipe.negatives.pool == "all" else f"{recipe.negatives.random} {recipe.negatives.pool}"
+
+
+__all__ = ["cli", "main", "results"]

@@ -1,0 +1,107 @@
+"""What a person sees: progress bars on a terminal, plain lines elsewhere, tables, and one JSON object on request."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+# Messages go to standard error, results to standard output.
+notes = Console(stderr=True, highlight=False, soft_wrap=True)
+results = Console(highlight=False, soft_wrap=True)
+
+
+def say(message: str) -> None:
+    """One line for whoever watches."""
+    notes.print(message, markup=False)
+
+
+def print_json(body: Mapping[str, Any]) -> None:
+    """The one JSON object that `--json` ends with."""
+    sys.stdout.write(json.dumps(body) + "\n")
+    sys.stdout.flush()
+
+
+class Bar:
+    """A progress bar on a terminal; elsewhere a plain line every `seconds`. Use as a context manager."""
+
+    def __init__(self, what: str, total: int, seconds: float = 10.0) -> None:
+        self._what, self._total, self._seconds = what, total, seconds
+        self._next = time.monotonic() + seconds
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=notes,
+            disable=not notes.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task(what, total=total, note="")
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def update(self, done: int, note: str = "") -> None:
+        """`done` of the total are done now."""
+        self._progress.update(self._task, completed=done, note=note)
+        if not notes.is_terminal and time.monotonic() >= self._next:
+            self._next = time.monotonic() + self._seconds
+            say(f"{self._what}: {done:,} of {self._total:,} {note}".rstrip())
+
+    def say(self, message: str) -> None:
+        """A line that stays above the bar."""
+        say(message)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; the first column is left-aligned, the others right-aligned."""
+    grid = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        grid.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*row)
+    results.print(grid)
+
+
+def metrics_table(title: str, report: Mapping[str, Any]) -> None:
+    """P, nDCG, R, PSP and PSnDCG by k, with the half-width of the 95 % interval."""
+    metrics, intervals = report["metrics"], report.get("intervals") or {}
+    families: dict[str, dict[int, str]] = {}
+    for name, value in metrics.items():
+        family, k = name.split("@")
+        low, high = intervals.get(name, (value, value))
+        families.setdefault(family, {})[int(k)] = (
+            f"{value:.2f} ±{(high - low) / 2:.2f}" if intervals else f"{value:.2f}"
+        )
+    ks = sorted({k for by_k in families.values() for k in by_k})
+    table(
+        title,
+        ["%", *(f"@{k}" for k in ks)],
+        [[family, *(by_k.get(k, "") for k in ks)] for family, by_k in families.items()],
+    )
+
+
+class Stopwatch:
+    """Seconds of named stages."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def time(self, name: str, action: Callable[[], Any]) -> Any:
+        """Run `action` and add its seconds to `name`."""
+        start = time.perf_counter()
+        try:
+            return action()
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 2)

@@ -1,0 +1,71 @@
+"""The whole loop on the data set that ships with the project."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from extremis.cli import evaluate_run
+from extremis.console import Stopwatch, metrics_table, results, say, table
+from extremis.training import train
+from schemas import storage
+from schemas.errors import InputError
+from schemas.storage import join
+from trainer.config import load_recipe
+
+PROPENSITY = (0.55, 1.5)  # of the Tate collection
+
+
+def demo(folder: str, source: str | None, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Shard (once), train with the miner beside, evaluate on test; prints and returns what it learned.
+
+    Raises ExtremisError.
+    """
+    from pipelines.shard import ShardOptions, shard
+
+    watch = Stopwatch()
+    data, run = join(folder, "data"), join(folder, "run")
+    raw = source or _example()
+    chosen = load_recipe(recipe, overrides)
+    options = ShardOptions(propensity_a=PROPENSITY[0], propensity_b=PROPENSITY[1])
+    say(f"1/3 shard {raw} to {data}")
+    watch.time("shard", lambda: shard(raw, data, options, (), say))
+    say(f"2/3 train {recipe} into {run}, a miner beside it")
+    storage.remove(run, recursive=True)
+    outcome = watch.time("train", lambda: train(data, run, chosen, beam_options=()))
+    say("3/3 evaluate on test")
+    report = watch.time("evaluate", lambda: evaluate_run(data, run, "test"))
+    _print(outcome, report, watch)
+    return {
+        "data": data,
+        "run": run,
+        "seconds": watch.seconds,
+        "epochs": outcome["epochs"],
+        "table_versions": outcome["table_versions"],
+        **report,
+    }
+
+
+def _print(outcome: dict[str, Any], report: dict[str, Any], watch: Stopwatch) -> None:
+    rows = [
+        [
+            str(row["epoch"]),
+            f"{row['loss']:.3f}",
+            "random only" if row["table_epoch"] is None else f"epoch-{row['table_epoch']:04d}",
+            "" if row["table_age"] is None else str(row["table_age"]),
+            f"{row['seconds']:.1f}",
+        ]
+        for row in outcome["epochs"]
+    ]
+    table("epochs", ["epoch", "loss", "negatives", "age (epochs)", "seconds"], rows)
+    metrics_table(f"test: {report['queries']:,} queries, 95 % intervals", report)
+    results.print("seconds: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in watch.seconds.items()))
+
+
+def _example() -> str:
+    folder = Path(__file__).resolve().parent.parent / "examples" / "tate"
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: the Tate data set is not here. Run the demo from a checkout of the project, "
+            "or pass --source with the XC raw JSON files of your own."
+        )
+    return str(folder)
