@@ -1,0 +1,1 @@
+"""One TOML a method; `extremis recipes` lists them."""

@@ -191,9 +191,10 @@ class Recipe(Section):
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
+    A recipe may say `extends = "astra"` and state only what differs.
     Raises InputError: no such recipe, not TOML, an unknown key (names the nearest known one), a value out of range.
     """
-    body = _parse(_text_of(source), source)
+    body = _body_of(source)
     for override in overrides:
         _override(body, override)
     return validate(body, source)
@@ -233,6 +234,23 @@ def recipe_names() -> list[str]:
     """Names of the recipes that ship with Extremis."""
     folder = importlib.resources.files("recipes")
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def _body_of(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The recipe's TOML laid over the recipe that it `extends`."""
+    if source in seen:
+        raise InputError(f"recipe {source}: extends itself ({' -> '.join([*seen, source])}).")
+    body = _parse(_text_of(source), source)
+    base = body.pop("extends", None)
+    return body if base is None else _laid_over(_body_of(str(base), (*seen, source)), body)
+
+
+def _laid_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        under = merged.get(key)
+        merged[key] = _laid_over(under, value) if isinstance(value, dict) and isinstance(under, dict) else value
+    return merged
 
 
 def _text_of(source: str) -> str:
