@@ -32,6 +32,7 @@ def shard(
     """Shard the XC raw files at the prefix `source` to the prefix `data`; the data set's manifest.
 
     A finished data set of the same input and options is returned as it is; an unfinished attempt is made again.
+    `overwrite` removes a finished one first, whatever it was made from. `progress` is told each step in a line.
     Raises InputError (bad input, or `data` holds something else) and StorageError; nothing half-written stays.
     """
     tell = progress or _silent
@@ -44,6 +45,7 @@ def shard(
     if not overwrite:
         finished = dataset.find_finished(data, found.identity, recorded)
         if finished is not None:
+            dataset.end(data)  # a run that was stopped right after publishing may have left it
             tell(f"{data}: made from this input with these options already; nothing to do")
             return finished
     dataset.begin(data)

@@ -14,6 +14,7 @@ from schemas import parquet
 
 TEXTS = ("title+content", "title")
 _SHOWN = 80
+_WHOLE = {int}  # not bool, which JSON spells `true`
 
 T = TypeVar("T")
 
@@ -44,16 +45,16 @@ class Labels:
 def parse_points(lines: Sequence[bytes], first_row: int, file: str, labels: int, text: str) -> Points:
     """Points from raw lines [B] that start at 0-based row `first_row` of `file`; label ids are in [0, labels)."""
     good, rejects = _each(lines, first_row, file, lambda record, row: _point(record, row, labels, text))
-    ids = [ids for _, (_, _, ids, _) in good]
+    keys, texts, ids, merged = zip(*(point for _, point in good), strict=True) if good else ((), (), (), ())
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids], dtype=np.int64)])
     values = np.fromiter(chain.from_iterable(ids), np.int64, int(offsets[-1]))
     batch = pa.record_batch(
         {
             "row": pa.array([row for row, _ in good], pa.int64()),
-            "key": pa.array([key for _, (key, _, _, _) in good], pa.string()),
-            "text": pa.array([body for _, (_, body, _, _) in good], pa.string()),
+            "key": pa.array(keys, pa.string()),
+            "text": pa.array(texts, pa.string()),
             "label_ids": parquet.list_array(values, offsets, pa.int64()),
-            "merged": pa.array([merged for _, (_, _, _, merged) in good], pa.int32()),
+            "merged": pa.array(merged, pa.int32()),
         }
     )
     return Points(batch, rejects)
@@ -110,7 +111,7 @@ def _record(line: bytes) -> dict[str, Any]:
 def _point(record: dict[str, Any], row: int, labels: int, text: str) -> tuple[str, str, list[int], int]:
     key, body = _key(record, row), _text(record, text)
     target = _required(record, "target_ind")
-    if not isinstance(target, list) or any(type(label) is not int for label in target):
+    if not isinstance(target, list) or not {*map(type, target)} <= _WHOLE:
         raise _Bad(Reason.WRONG_TYPE, f"target_ind must be a list of whole numbers, got {_shown(target)}")
     if not target:
         raise _Bad(Reason.NO_LABELS, f"the point {_shown(key)} has no labels (target_ind is empty)")
