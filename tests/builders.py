@@ -1,0 +1,173 @@
+"""A small DATA, made on the spot and known row by row, and negatives tables aligned with it."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from schemas import tables
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest, publish
+from schemas.parquet import list_array, matrix_array, write_table
+from schemas.tables import PAD
+
+Rows = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Points:
+    """What a table's rows hold: token ids and label ids of each."""
+
+    tokens: Rows
+    positives: Rows
+
+
+@dataclass(frozen=True)
+class SmallData:
+    """A published DATA and the rows behind it."""
+
+    layout: DataLayout
+    labels: int
+    vocabulary: int
+    points: dict[str, Points]  # by split
+    label_points: Points  # label texts, each its own positive
+
+    def frequency(self) -> np.ndarray:
+        """Training points of each label, [L] int64."""
+        return frequency(self.points["train"].positives, self.labels)
+
+
+def build_data(
+    root: str,
+    *,
+    rows: dict[str, int] | None = None,
+    labels: int = 30,
+    vocabulary: int = 50,
+    shards: int = 3,
+    row_group_rows: int = 7,
+    label_group_rows: int = 5,
+    most_tokens: int = 6,
+    most_positives: int = 4,
+    seed: int = 0,
+) -> SmallData:
+    """Publish random queries of each split (`rows`: how many), labels, tokenizer and data manifests under `root`.
+
+    Rows without tokens occur; a point has one positive at least.
+    """
+    draw = np.random.default_rng(seed)
+    layout = DataLayout(root)
+    tokens, ids = tables.token_type(vocabulary), tables.label_type(labels)
+    tokenizer = publish(layout.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": vocabulary}))
+    parents = {"tokenizer": tokenizer.digest}
+    points = {}
+    for split, count in (rows or {"train": 64, "test": 20}).items():
+        positives = [random_labels(draw, labels, 1, most_positives) for _ in range(count)]
+        points[split] = Points(random_tokens(draw, count, vocabulary, most_tokens), positives)
+        table = _queries_table(points[split], tables.queries(tokens, ids))
+        made = write_table(
+            layout.queries(split),
+            "queries",
+            cut(table, shards),
+            row_group_rows,
+            parents={"tokenizer": tokenizer.digest},
+        )
+        parents[f"queries/{split}"] = made.digest
+    label_points = Points(random_tokens(draw, labels, vocabulary, most_tokens), [[label] for label in range(labels)])
+    train = points.get("train", Points([], []))
+    table = _labels_table(label_points, frequency(train.positives, labels), tables.labels(tokens))
+    made = write_table(
+        layout.labels,
+        "labels",
+        cut(table, 2),
+        label_group_rows,
+        parameters={"training_points": len(train.tokens)},
+        id_range=(0, labels),
+    )
+    parents["labels"] = made.digest
+    publish(root, Manifest(kind="data", parents=parents, parameters={"propensity": {"a": 0.55, "b": 1.5}}))
+    return SmallData(layout, labels, vocabulary, points, label_points)
+
+
+def build_negatives(
+    url: str, queries: Manifest, positives: Rows, labels: int, width: int, *, seed: int = 0, pads: bool = True
+) -> np.ndarray:
+    """Publish a negatives table aligned with `queries`, and give its label ids [N, K].
+
+    Random labels that are no positives of the row and do not repeat within it; short rows end in pads.
+    """
+    draw = np.random.default_rng(seed)
+    table = np.full((queries.rows, width), PAD, np.int64)
+    for row, own in enumerate(positives):
+        others = draw.permutation(np.setdiff1d(np.arange(labels), own))
+        kept = others[: draw.integers(0, width + 1) if pads else width]
+        table[row, : len(kept)] = kept
+    write_negatives(url, queries, table, labels)
+    return table
+
+
+def write_negatives(url: str, queries: Manifest, table: np.ndarray, labels: int, **changes: object) -> Manifest:
+    """Publish label ids [N, K] as a negatives table, shard by shard as `queries`; `changes` spoil its manifest."""
+    kind = tables.label_type(labels)
+    rows = pa.table(
+        {
+            "query_id": pa.array(np.arange(len(table))),
+            "label_ids": matrix_array(table, kind),
+            "scores": matrix_array(np.zeros(table.shape, np.float16), pa.float16()),
+        },
+        schema=tables.negatives(table.shape[1], kind),
+    )
+    edges = np.concatenate([[0], np.cumsum([shard.rows for shard in queries.shards])])
+    shards = [rows.slice(low, high - low) for low, high in itertools.pairwise(edges.tolist())]
+    fields: dict = {"row_group_rows": queries.row_group_rows, "parents": {"queries": queries.digest}, **changes}
+    return write_table(url, "negatives", shards, **fields)
+
+
+def frequency(positives: Rows, labels: int) -> np.ndarray:
+    """How many rows hold each label, [L] int64."""
+    return np.bincount(np.asarray([label for row in positives for label in row], np.int64), minlength=labels)
+
+
+def ragged(rows: Rows, dtype: type = np.int64) -> tuple[np.ndarray, np.ndarray]:
+    """(values [V], offsets [rows + 1]) of Python lists."""
+    offsets = np.cumsum([0, *map(len, rows)])
+    return np.asarray([value for row in rows for value in row], dtype), offsets
+
+
+def random_tokens(draw: np.random.Generator, rows: int, vocabulary: int, most: int) -> Rows:
+    """Token ids of rows of 0 to `most` tokens."""
+    return [draw.integers(0, vocabulary, draw.integers(0, most + 1)).tolist() for _ in range(rows)]
+
+
+def random_labels(draw: np.random.Generator, labels: int, least: int, most: int) -> list[int]:
+    """Distinct sorted label ids, from `least` to `most` of them."""
+    return sorted(draw.choice(labels, min(labels, draw.integers(least, most + 1)), replace=False).tolist())
+
+
+def cut(table: pa.Table, shards: int) -> list[pa.Table]:
+    """`table` in shards of nearly equal length."""
+    edges = [table.num_rows * i // shards for i in range(shards + 1)]
+    return [table.slice(low, high - low) for low, high in itertools.pairwise(edges)]
+
+
+def _queries_table(points: Points, schema: pa.Schema) -> pa.Table:
+    count = len(points.tokens)
+    columns = [
+        pa.array(np.arange(count)),
+        pa.array([f"query {i}" for i in range(count)], pa.string()),
+        list_array(*ragged(points.tokens), schema.field("input_ids").type.value_type),
+        list_array(*ragged(points.positives), schema.field("label_ids").type.value_type),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _labels_table(points: Points, counts: np.ndarray, schema: pa.Schema) -> pa.Table:
+    names = pa.array([f"label {i}" for i in range(len(points.tokens))], pa.string())
+    columns = [
+        pa.array(np.arange(len(points.tokens))),
+        names,
+        names,
+        list_array(*ragged(points.tokens), schema.field("input_ids").type.value_type),
+        pa.array(counts),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
