@@ -23,6 +23,11 @@ def parse_shard_name(name: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def staging(url: str) -> str:
+    """Where what is needed only while the table at `url` is being made is kept."""
+    return join(url, ".staging")
+
+
 def parse_number(name: str) -> int | None:
     """The epoch or step of a folder name (`epoch-0008` is 8); None for any other name."""
     match = _NUMBERED.fullmatch(name)
@@ -45,7 +50,7 @@ class DataLayout:
 
     @property
     def staging(self) -> str:
-        return join(self.root, ".staging")
+        return staging(self.root)
 
     def queries(self, split: str) -> str:
         return join(self.root, "queries", split)

@@ -54,15 +54,23 @@ def data_facts(data: DataLayout) -> tuple[Manifest, int, int]:
     return manifest, labels.rows, int(tokenizer.parameters["vocabulary"])
 
 
-def load_model(data: DataLayout, run: RunLayout, step: int | None = None) -> tuple[Recipe, Model, Checkpoint]:
-    """The recipe and the newest (or the given) checkpoint of a run. Raises InputError, TableError."""
+def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -> tuple[Recipe, Checkpoint]:
+    """The recipe and the newest (or the given) checkpoint of a run that was made from DATA.
+
+    Raises InputError: no run, no checkpoint, other data; TableError: not finished, damaged.
+    """
     config = load_config(run.config)
-    manifest, labels, vocabulary = data_facts(data)
-    require_same_data(config, manifest, data.root, run.root)
-    recipe = validate(config["recipe"], run.config)
+    require_same_data(config, open_manifest(data.root, "data"), data.root, run.root)
     checkpoint = latest_checkpoint(run) if step is None else Checkpoint.open(run.checkpoint(step))
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
+    return validate(config["recipe"], run.config), checkpoint
+
+
+def load_model(data: DataLayout, run: RunLayout, step: int | None = None) -> tuple[Recipe, Model, Checkpoint]:
+    """The recipe, the model and the checkpoint it comes from. Raises as `find_checkpoint`."""
+    recipe, checkpoint = find_checkpoint(data, run, step)
+    _, labels, vocabulary = data_facts(data)
     model = Model.build(recipe, vocabulary, labels)
     model.load(checkpoint)
     return recipe, model, checkpoint

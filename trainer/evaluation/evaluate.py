@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.parquet import iterate, list_column
@@ -16,7 +15,7 @@ from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
 from trainer.evaluation.search import filtered_top_k
 from trainer.model import Model
-from trainer.stream import Table
+from trainer.stream import Table, open_queries
 
 KS = (1, 3, 5, 10)
 
@@ -72,10 +71,7 @@ class Scorer:
     @classmethod
     def open(cls, data: DataLayout, model: Model, split: str) -> "Scorer":
         """Raises InputError where there is no such split, TableError when it is damaged."""
-        splits = [name[8:] for name in open_manifest(data.root, "data").parents if name.startswith("queries/")]
-        if split not in splits:
-            raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
-        return cls(model, Table.open(data.queries(split), "queries"), label_statistics(data))
+        return cls(model, open_queries(data, split), label_statistics(data))
 
     @property
     def rows(self) -> int:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas import tables
-from schemas.errors import TableError
+from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, open_manifest, require_parent
 from schemas.parquet import list_array, open_shard, read_group, row_groups_of
@@ -54,6 +54,15 @@ class Source:
         if not same or negatives.manifest.row_group_rows != self.table.manifest.row_group_rows:
             raise TableError(f"{url}: its shards or row groups do not line up with {self.table.url}. Mine it again.")
         return replace(self, negatives=negatives)
+
+
+def open_queries(data: DataLayout, split: str) -> Table:
+    """The queries of `split`. Raises InputError where DATA has no such split, TableError when it is not finished."""
+    prefix = "queries/"
+    splits = [name.removeprefix(prefix) for name in open_manifest(data.root, "data").parents if name.startswith(prefix)]
+    if split not in splits:
+        raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
+    return Table.open(data.queries(split), "queries")
 
 
 def open_sources(data: DataLayout, split: str, label_texts: bool) -> list[Source]:

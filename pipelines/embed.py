@@ -1,0 +1,179 @@
+"""`extremis embed`: queries or labels of DATA embedded with a checkpoint of RUN, aligned with their table.
+
+    shards of the table ─▶ embed and write ─▶ sum up ─▶ publish
+
+The only pipeline that loads a model: its workers need the trainer's packages.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+
+from pipelines.runner import make_pipeline
+from pipelines.runner import run as run_pipeline
+from pipelines.sharding.summary import MergeSummaries, Summary, WriteSummary
+from schemas import storage, tables
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout, staging
+from schemas.manifest import Manifest, columns_of, is_published, open_manifest, publish
+from schemas.parquet import iterate_shard, matrix_array, open_shard, write_shard
+from schemas.storage import join
+from trainer.model import Model, find_checkpoint, load_model
+from trainer.stream import Table, open_queries
+
+TABLE = "embeddings"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every choice of one run, made once in the launching process, so that all workers agree."""
+
+    data: str
+    run: str
+    step: int
+    source: Table
+    out: str
+    dtype: str
+    batch: int
+
+    @property
+    def id_column(self) -> str:
+        return "label_id" if self.source.manifest.kind == "labels" else "query_id"
+
+    @property
+    def summary(self) -> str:
+        return join(staging(self.out), "summary.json")
+
+
+def embed(
+    data: str,
+    run: str,
+    out: str,
+    *,
+    what: str = "queries",
+    split: str = "test",
+    step: int | None = None,
+    dtype: str = "float16",
+    beam_options: Sequence[str] = (),
+    batch: int = 1024,
+) -> Manifest:
+    """Embed the queries of `split`, or the label texts, with the newest checkpoint (or that of `step`): the manifest.
+
+    Row j of row group g of shard i of OUT is x [D] of row j of row group g of shard i of the table: what the classifier
+    vectors are multiplied with, so D counts the bias column where there is one. `batch` rows are encoded at a time. A
+    finished OUT of the same parents and parameters is returned as it is. Raises InputError (no such split, run or
+    checkpoint; OUT holds something else; a value too large for `dtype`), TableError, StorageError.
+    """
+    pipeline = make_pipeline(beam_options)
+    source = _open_source(DataLayout(data), what, split)
+    _, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), step)
+    at = int(checkpoint.state["progress"]["global_step"])
+    parents = {"queries": source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
+    parameters = {"what": what, "step": at, "dtype": dtype, "batch": batch}
+    if what == "queries":
+        parameters["split"] = split
+    made = _existing(out, parents, parameters)
+    if made is not None:
+        return made
+    plan = Plan(data, run, at, source, out, dtype, batch)
+    try:
+        _wire(pipeline, plan)
+        run_pipeline(pipeline)
+        summary = Summary.from_json(storage.read_bytes(plan.summary))
+    finally:
+        storage.remove(staging(out), recursive=True)
+    return _publish(plan, summary, parents, parameters)
+
+
+class EmbedShard(beam.DoFn):
+    """Shard number -> Summary: the shard's embeddings are written."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def setup(self) -> None:
+        plan = self._plan
+        _, self._model, _ = load_model(DataLayout(plan.data), RunLayout(plan.run), plan.step)
+
+    def process(self, shard: int) -> Iterator[Summary]:
+        plan, source = self._plan, self._plan.source.manifest
+        table = embed_shard(plan, self._model, shard)
+        entry = write_shard(plan.out, shard, len(source.shards), table, source.row_group_rows or 1)
+        yield Summary({TABLE: (entry,)}, {TABLE: Counter(rows=entry.rows)})
+
+
+def embed_shard(plan: Plan, model: Model, shard: int) -> pa.Table:
+    """The embeddings of shard `shard`, in the order of its rows. Raises InputError, TableError."""
+    schema = tables.embeddings(model.classifier.vectors.shape[1], plan.dtype)
+    parts = [schema.empty_table()]
+    for group in iterate_shard(plan.source.url, plan.source.manifest.shards[shard], [plan.id_column, "input_ids"]):
+        ids = group.column(plan.id_column).combine_chunks()
+        x = _narrow(model.embed_table(group, plan.batch).numpy(), plan)
+        vectors = matrix_array(x, schema.field("vector").type.value_type)
+        parts.append(pa.Table.from_arrays([ids, vectors], schema=schema))
+    return pa.concat_tables(parts)
+
+
+def _narrow(x: np.ndarray, plan: Plan) -> np.ndarray:
+    """x [B, D] as `dtype`. Raises InputError where a value does not fit."""
+    with np.errstate(over="ignore"):
+        narrow = x.astype(plan.dtype)
+    if not np.isfinite(narrow).all():
+        raise InputError(
+            f"{plan.run}, step {plan.step}: an embedding of {plan.source.url} has a value of {np.abs(x).max():g}, "
+            f"which {plan.dtype} does not hold. Embed with --dtype float32, or with another checkpoint."
+        )
+    return narrow
+
+
+def _wire(pipeline: beam.Pipeline, plan: Plan) -> None:
+    (
+        pipeline
+        | "Shards" >> beam.Create(range(len(plan.source.manifest.shards)))
+        | "Embed shards" >> beam.ParDo(EmbedShard(plan))
+        | "Merge summaries" >> beam.CombineGlobally(MergeSummaries())
+        | "Write summary" >> beam.ParDo(WriteSummary(plan.summary))
+    )
+
+
+def _open_source(data: DataLayout, what: str, split: str) -> Table:
+    if what == "labels":
+        return Table.open(data.labels, "labels")
+    if what != "queries":
+        raise InputError(f"embed {what!r}: expected 'queries' or 'labels'.")
+    return open_queries(data, split)
+
+
+def _existing(out: str, parents: dict[str, str], parameters: dict[str, object]) -> Manifest | None:
+    """The table at `out` if it is this very one; None where there is none. Raises InputError for any other."""
+    if not is_published(out):
+        return None
+    found = open_manifest(out)
+    if (found.kind, found.parents, found.parameters) == (TABLE, parents, parameters):
+        return found
+    raise InputError(
+        f"{out}: holds a finished {found.kind} table made from something else, or with other options. "
+        "Give another OUT, or remove it first."
+    )
+
+
+def _publish(plan: Plan, summary: Summary, parents: dict[str, str], parameters: dict[str, object]) -> Manifest:
+    shards = summary.shards_of(TABLE)
+    with open_shard(plan.out, shards[0]) as first:
+        columns = columns_of(first.schema_arrow)
+    manifest = Manifest(
+        kind=TABLE,
+        columns=columns,
+        shards=shards,
+        rows=sum(shard.rows for shard in shards),
+        row_group_rows=plan.source.manifest.row_group_rows,
+        id_range=plan.source.manifest.id_range,
+        parents=parents,
+        parameters=parameters,
+        counters=dict(summary.counters[TABLE]),
+    )
+    return publish(plan.out, manifest)
