@@ -2,12 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from extremis.console import Bar, metrics_table, print_json, results, say, table
+from extremis.miner import end_with_trainer
 from schemas.errors import ExtremisError, InputError
 from schemas.manifest import code_version
 
@@ -191,7 +191,8 @@ def mine(
 
     options = MineOptions(**{name: value for name, value in chosen.items() if value is not None})
     if watch:
-        made = watch_run(data, run, options, beam_options, until=_orphaned(), progress=say)
+        end_with_trainer()
+        made = watch_run(data, run, options, beam_options, progress=say)
         if as_json:
             print_json({"run": run, "tables": made})
         return
@@ -283,7 +284,12 @@ def inspect(url: str, verify: bool, rows: int, as_json: bool) -> None:
 @cli.command()
 @json_option
 def recipes(as_json: bool) -> None:
-    """List the recipes that ship with Extremis."""
+    """List the recipes that ship with Extremis.
+
+    \b
+    Example:
+      extremis recipes
+    """
     from trainer.config import load_recipe, recipe_names
 
     found = {name: load_recipe(name) for name in recipe_names()}
@@ -363,14 +369,6 @@ def evaluate_run(
     with Bar(f"evaluate {split}", scorer.rows) as bar:
         scores = scorer.score(limit, bar.update, filter=filter)
     return {"step": checkpoint.state["progress"]["global_step"], **scores.report()}
-
-
-def _orphaned() -> Callable[[], bool]:
-    """True once the trainer that started this miner is gone; never for a miner started by hand."""
-    from extremis.training import PARENT
-
-    parent = os.environ.get(PARENT)
-    return lambda: parent is not None and os.getppid() != int(parent)
 
 
 def _random_of(recipe: Any) -> str:

@@ -1,19 +1,14 @@
 """Train, alone or with a miner of its own beside."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from extremis.console import Bar, say
+from extremis.miner import start_miner, stop_miner
 from schemas import storage
-from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
 from trainer.config import Recipe
 from trainer.loop import EpochReport, Trainer
-
-PARENT = "EXTREMIS_PARENT"  # process id of the trainer that a miner works for
 
 
 def train(
@@ -29,12 +24,12 @@ def train(
         trainer = Trainer.start(data, run, recipe, say)
     miner = None
     if beam_options is not None and trainer.recipe.table_epochs():
-        miner = _start_miner(data, run, beam_options)
+        miner = start_miner(data, run, beam_options)
     try:
         return _watch(trainer)
     finally:
         if miner is not None:
-            _stop_miner(miner)
+            stop_miner(miner)
 
 
 def _watch(trainer: Trainer) -> dict[str, Any]:
@@ -69,27 +64,3 @@ def _line(report: EpochReport, epochs: int) -> str:
         f"epoch {report.epoch + 1}/{epochs}  loss {report.loss:.3f}  {table}  "
         f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
     )
-
-
-def _start_miner(data: str, run: str, beam_options: Sequence[str]) -> subprocess.Popen:
-    command = [sys.executable, "-m", "extremis", "mine", data, run, "--watch"]
-    if beam_options:
-        command += ["--", *beam_options]
-    try:
-        return subprocess.Popen(command, env={**os.environ, PARENT: str(os.getpid())}, stdin=subprocess.DEVNULL)
-    except OSError as error:
-        raise ExtremisError(f"cannot start the miner ({' '.join(command)}): {error}.") from error
-
-
-def _stop_miner(miner: subprocess.Popen) -> None:
-    """A miner ends by itself when the run is finished; one still at work after that makes a table nobody will use."""
-    status = miner.poll()
-    if status not in (None, 0):
-        say(f"the miner ended early with status {status}; later epochs used older tables or random negatives")
-    if status is None:
-        miner.terminate()
-        try:
-            miner.wait(10)
-        except subprocess.TimeoutExpired:
-            miner.kill()
-            miner.wait()
