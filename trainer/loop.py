@@ -139,7 +139,7 @@ class Trainer:
             self.stream.load_state_dict({**self.stream.state_dict(), "step": progress.step})
         else:
             progress.loss_sum = 0.0
-            self._tracker.record("adoption", progress.global_step, {"epoch": progress.epoch, **asdict(adoption)})
+            self._tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
         collector = self._collector()
         clock, rows, began = Clock(), 0, time.perf_counter()
         try:
@@ -294,6 +294,8 @@ class Trainer:
 
     def _save(self) -> None:
         model, progress = self.model, self.progress
+        # First, so that a resume finds every record up to the checkpoint.
+        self._tracker.sync()
         save_checkpoint(
             self.run.checkpoint(progress.global_step),
             {"encoder": model.encoder.tensors(), "encoder-optimizer": model.encoder.optimizer_tensors()},

@@ -40,7 +40,7 @@ class Tracker:
         with contextlib.suppress(FileNotFoundError):
             lines = storage.read_bytes(self._run.metrics).decode().splitlines()
         kept = [line for line in lines if _step_of(line) <= step] if step else []
-        self._metrics.write_text("".join(f"{line}\n" for line in kept))
+        storage.write_bytes(str(self._metrics), "".join(f"{line}\n" for line in kept).encode())
         self._file = self._metrics.open("a")
         if self._tensorboard:
             from torch.utils.tensorboard import SummaryWriter
