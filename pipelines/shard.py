@@ -8,10 +8,11 @@ import apache_beam as beam
 from pipelines.runner import make_pipeline, run
 from pipelines.sharding import assign, dataset, inputs, lines, parse, tokenizer, wordpiece
 from pipelines.sharding.inputs import Inputs
-from pipelines.sharding.labels import LabelsPlan, ShardLabels
+from pipelines.sharding.labels import ShardLabels
 from pipelines.sharding.options import ShardOptions
-from pipelines.sharding.queries import FREQUENCIES, SUMMARY, QueriesPlan, ShardQueries
-from pipelines.sharding.summary import MergeSummaries, Summary, WriteSummary
+from pipelines.sharding.plans import LabelsPlan, QueriesPlan
+from pipelines.sharding.queries import FREQUENCIES, ShardQueries
+from pipelines.sharding.summary import SUMMARY, MergeSummaries, Summary, WriteSummary
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import storage
 from schemas.layout import DataLayout

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.sharding import labels, queries
+from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.rejects import Rejects
 from pipelines.sharding.summary import Summary
 from pipelines.sharding.tokenizer import FrozenTokenizer
@@ -75,9 +75,7 @@ def write_tokenizer(data: str, tokenizer: FrozenTokenizer) -> tuple[Shard, ...]:
     return tuple(entries)
 
 
-def check_rejects(
-    rejects: Rejects, splits: Sequence[queries.QueriesPlan], of_labels: labels.LabelsPlan, max_share: float
-) -> None:
+def check_rejects(rejects: Rejects, splits: Sequence[QueriesPlan], of_labels: LabelsPlan, max_share: float) -> None:
     """Raise one InputError when more than `max_share` of a split's lines, or any label, is rejected."""
     shares = [(plan.file, plan.rows, max_share) for plan in splits] + [(of_labels.file, of_labels.labels, 0.0)]
     over = [(file, rows) for file, rows, share in shares if rejects.total(file) > share * rows]
@@ -99,8 +97,8 @@ def publish(
     data: str,
     summary: Summary,
     tokenizer: Manifest,
-    splits: Sequence[queries.QueriesPlan],
-    of_labels: labels.LabelsPlan,
+    splits: Sequence[QueriesPlan],
+    of_labels: LabelsPlan,
     parameters: Mapping[str, Any],
 ) -> Manifest:
     """Publish tokenizer, queries, labels, and last the data set of `parameters`, their parent. Raises StorageError."""
@@ -110,11 +108,11 @@ def publish(
         made = _queries(plan, summary, parents["tokenizer"], tokenizer.parameters)
         parents[plan.name] = manifests.publish(plan.table, made).digest
     made = _labels(of_labels, summary, parents, tokenizer.parameters)
-    parents[labels.NAME] = manifests.publish(layout.labels, made).digest
+    parents[of_labels.name] = manifests.publish(layout.labels, made).digest
     return manifests.publish(data, Manifest(kind="data", parents=parents, parameters=dict(parameters)))
 
 
-def _queries(plan: queries.QueriesPlan, summary: Summary, tokenizer: str, parameters: Mapping[str, Any]) -> Manifest:
+def _queries(plan: QueriesPlan, summary: Summary, tokenizer: str, parameters: Mapping[str, Any]) -> Manifest:
     shards = summary.shards_of(plan.name)
     rows = sum(shard.rows for shard in shards)
     return Manifest(
@@ -130,20 +128,18 @@ def _queries(plan: queries.QueriesPlan, summary: Summary, tokenizer: str, parame
     )
 
 
-def _labels(
-    plan: labels.LabelsPlan, summary: Summary, parents: Mapping[str, str], parameters: Mapping[str, Any]
-) -> Manifest:
+def _labels(plan: LabelsPlan, summary: Summary, parents: Mapping[str, str], parameters: Mapping[str, Any]) -> Manifest:
     training_points = summary.counters["queries/train"]["rows_out"]
     return Manifest(
         kind="labels",
         columns=columns_of(plan.schema),
-        shards=summary.shards_of(labels.NAME),
+        shards=summary.shards_of(plan.name),
         rows=plan.labels,
         row_group_rows=plan.row_group_rows,
         id_range=(0, plan.labels),
         parents={name: parents[name] for name in ("tokenizer", "queries/train")},
         parameters={**parameters, "training_points": training_points, "text": plan.text},
-        counters=_counters(labels.NAME, plan.file, summary),
+        counters=_counters(plan.name, plan.file, summary),
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
@@ -13,36 +12,11 @@ from tokenizers import Tokenizer
 
 from pipelines.sharding import assign, parse, tokenizer
 from pipelines.sharding.frequencies import sum_counts
-from pipelines.sharding.queries import SUMMARY, ReadLines
+from pipelines.sharding.plans import LabelsPlan
+from pipelines.sharding.read import ReadLines
 from pipelines.sharding.rejects import Reject, Rejects
-from pipelines.sharding.summary import Summary
-from schemas import parquet, tables
-
-NAME = "labels"
-SHARD_LABELS = 1 << 16  # also the block in which frequencies are counted
-
-
-@dataclass(frozen=True)
-class LabelsPlan:
-    """Everything about the labels that is settled before a worker starts."""
-
-    file: str
-    source: str
-    labels: int
-    vocabulary: int
-    tokenizer: str
-    table: str
-    row_group_rows: int
-    text: str
-    shard_labels: int = SHARD_LABELS
-
-    @property
-    def shards(self) -> int:
-        return -(-self.labels // self.shard_labels)
-
-    @property
-    def schema(self) -> pa.Schema:
-        return tables.labels(tables.token_type(self.vocabulary))
+from pipelines.sharding.summary import SUMMARY, Summary
+from schemas import parquet
 
 
 class ShardLabels(beam.PTransform):
@@ -84,7 +58,7 @@ class EncodeLabels(beam.DoFn):
             first = block * assign.BLOCK_LINES
             batch, truncated, rejects = encode_labels(raw["line"].to_pylist(), first, self._plan, self._tokenizer)
             counters = Counter(rows_in=raw.num_rows, truncated=truncated)
-            yield TaggedOutput(SUMMARY, Summary(counters={NAME: counters}, rejects=Rejects.of(rejects)))
+            yield TaggedOutput(SUMMARY, Summary(counters={self._plan.name: counters}, rejects=Rejects.of(rejects)))
             yield from assign.split_by(batch, batch["label_id"].to_numpy() // self._plan.shard_labels)
 
 
@@ -99,7 +73,7 @@ class WriteLabels(beam.DoFn):
         shard, parts = element
         table = join_counts(list(parts["labels"]), list(parts["counts"]), shard * plan.shard_labels)
         entry = parquet.write_shard(plan.table, shard, plan.shards, table.cast(plan.schema), plan.row_group_rows)
-        yield Summary(shards={NAME: (entry,)}, counters={NAME: _count(table)})
+        yield Summary(shards={plan.name: (entry,)}, counters={plan.name: _count(table)})
 
 
 def encode_labels(

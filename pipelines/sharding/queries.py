@@ -1,67 +1,24 @@
-"""One split: raw lines to shards. Read in blocks, parse and tokenize, group by shard, order, number, write."""
+"""One split's pipeline: read in blocks, parse and tokenize, group by shard, order, number, write."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import AsDict, TaggedOutput
-from tokenizers import Tokenizer
 
-from pipelines.sharding import assign, filters, lines, parse, tokenizer
+from pipelines.sharding import assign, tokenizer
 from pipelines.sharding.frequencies import count_labels
-from pipelines.sharding.rejects import Reason, Reject, Rejects
-from pipelines.sharding.summary import Summary
-from schemas import parquet, storage, tables
+from pipelines.sharding.plans import QueriesPlan
+from pipelines.sharding.read import ReadLines, ReadPairs
+from pipelines.sharding.rejects import Rejects
+from pipelines.sharding.rows import count, encode_points, order
+from pipelines.sharding.summary import SUMMARY, Summary
+from schemas import parquet
 
-SUMMARY, ROWS, FREQUENCIES = "summary", "rows", "frequencies"
-
-
-@dataclass(frozen=True)
-class QueriesPlan:
-    """Everything about one split that is settled before a worker starts."""
-
-    split: str
-    file: str  # the input's name, for messages
-    source: str  # its URL
-    filter_source: str | None  # only where the filter file holds a pair
-    rows: int  # lines of the file
-    labels: int
-    vocabulary: int
-    tokenizer: str
-    table: str
-    shards: int
-    row_group_rows: int
-    seed: int
-    text: str
-    keep_text: bool
-
-    @property
-    def name(self) -> str:
-        return f"queries/{self.split}"
-
-    @property
-    def block_lines(self) -> int:
-        return assign.block_lines(self.shards)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The table's columns."""
-        return tables.queries(
-            tables.token_type(self.vocabulary),
-            tables.label_type(self.labels),
-            text=self.keep_text,
-            filters=self.filter_source is not None,
-        )
-
-    @property
-    def row_schema(self) -> pa.Schema:
-        """Columns on the way: those of the table without `query_id`, and what ordering and counting need."""
-        extra = [("hash", pa.uint64()), ("row", pa.int64()), ("truncated", pa.bool_()), ("merged", pa.int32())]
-        return pa.schema([*extra, *(field.with_nullable(True) for field in self.schema if field.name != "query_id")])
+ROWS, FREQUENCIES = "rows", "frequencies"
 
 
 class ShardQueries(beam.PTransform):
@@ -102,28 +59,6 @@ class ShardQueries(beam.PTransform):
         written = ordered["main"] | "Write" >> beam.ParDo(WriteQueries(plan), rows=AsDict(ordered[ROWS]))
         summary = (encoded[SUMMARY], ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
         return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES]}
-
-
-class ReadLines(beam.DoFn):
-    """URL of a gzip file to (block number, raw lines)."""
-
-    def __init__(self, block_lines: int) -> None:
-        self._block_lines = block_lines
-
-    def process(self, element: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-        return enumerate(lines.read_blocks(element, self._block_lines))
-
-
-class ReadPairs(beam.DoFn):
-    """URL of a filter file to (block number, its pairs: columns `row` and `label_id`)."""
-
-    def __init__(self, rows: int, labels: int, block_lines: int) -> None:
-        self._rows, self._labels, self._block_lines = rows, labels, block_lines
-
-    def process(self, element: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-        pairs = filters.parse_pairs(storage.read_bytes(element), element, self._rows, self._labels)
-        batch = pa.record_batch({"row": pa.array(pairs[:, 0]), "label_id": pa.array(pairs[:, 1])})
-        return assign.split_by(batch, pairs[:, 0] // self._block_lines)
 
 
 class EmptyBatch(beam.DoFn):
@@ -172,7 +107,7 @@ class OrderShard(beam.DoFn):
     def process(self, element: tuple[int, Any]) -> Iterator[Any]:
         shard, batches = element
         rows, rejects = order(pa.Table.from_batches(batches, self._plan.row_schema), self._plan.file)
-        summary = Summary(counters={self._plan.name: _count(rows)}, rejects=Rejects.of(rejects))
+        summary = Summary(counters={self._plan.name: count(rows)}, rejects=Rejects.of(rejects))
         yield TaggedOutput(SUMMARY, summary)
         yield TaggedOutput(ROWS, (shard, rows.num_rows))
         for block in count_labels(parquet.list_column(rows, "label_ids")[0], self._label_block):
@@ -194,64 +129,3 @@ class WriteQueries(beam.DoFn):
         numbered = table.append_column("query_id", ids).select(plan.schema.names)
         entry = parquet.write_shard(plan.table, shard, plan.shards, numbered.cast(plan.schema), plan.row_group_rows)
         yield Summary(shards={plan.name: (entry,)})
-
-
-def encode_points(
-    raw: Sequence[bytes], first_row: int, pairs: np.ndarray, plan: QueriesPlan, tokens: Tokenizer
-) -> tuple[pa.RecordBatch, list[Reject]]:
-    """Raw lines [B] from 0-based row `first_row` on to rows of `plan.row_schema`, and the rejects.
-
-    `pairs` int64 [F, 2]: filter pairs (row, label) of these lines, sorted.
-    """
-    points = parse.parse_points(raw, first_row, plan.file, plan.labels, plan.text)
-    batch = points.batch
-    texts = batch["text"].to_pylist()
-    values, offsets, truncated = tokenizer.encode(tokens, texts)
-    schema = plan.row_schema
-    columns = {
-        "hash": pa.array(assign.hash_keys(batch["key"].to_pylist(), plan.seed), pa.uint64()),
-        "row": batch["row"],
-        "truncated": pa.array(truncated),
-        "merged": batch["merged"],
-        "key": batch["key"],
-        "input_ids": parquet.list_array(values, offsets, schema.field("input_ids").type.value_type),
-        "label_ids": batch["label_ids"].cast(schema.field("label_ids").type),
-    }
-    if "filter_label_ids" in schema.names:
-        kind = schema.field("filter_label_ids").type.value_type
-        columns["filter_label_ids"] = filters.join_pairs(batch["row"].to_numpy(), pairs, kind)
-    if "text" in schema.names:
-        columns["text"] = batch["text"]
-    return pa.record_batch([columns[name] for name in schema.names], schema=schema), points.rejects
-
-
-def order(rows: pa.Table, file: str) -> tuple[pa.Table, list[Reject]]:
-    """Rows by (hash, key, line); of rows with one key only the first in the file stays, the others are rejected."""
-    rows = rows.sort_by([("hash", "ascending"), ("key", "ascending"), ("row", "ascending")]).combine_chunks()
-    keys = rows["key"].to_pylist()
-    lines = rows["row"].to_pylist()
-    again = [i for i in range(1, len(keys)) if keys[i] == keys[i - 1]]
-    rejects = []
-    first = 0
-    for i in again:
-        first = first if keys[first] == keys[i] else i - 1
-        detail = f"the uid {ascii(keys[i])[:80]} is that of line {lines[first] + 1}"
-        rejects.append(Reject(file, lines[i] + 1, Reason.DUPLICATE_UID, detail))
-    if again:
-        rows = rows.take(pa.array(np.delete(np.arange(len(keys)), again)))
-    return rows, rejects
-
-
-def _count(rows: pa.Table) -> Counter[str]:
-    tokens = np.diff(parquet.list_column(rows, "input_ids")[1])
-    counts = {
-        "rows_out": rows.num_rows,
-        "tokens": tokens.sum(),
-        "truncated": rows["truncated"].to_numpy().sum(),
-        "empty_texts": (tokens == 0).sum(),
-        "labels": len(parquet.list_column(rows, "label_ids")[0]),
-        "labels_merged": rows["merged"].to_numpy().sum(),
-    }
-    if "filter_label_ids" in rows.column_names:
-        counts["filter_pairs_applied"] = len(parquet.list_column(rows, "filter_label_ids")[0])
-    return Counter({name: int(n) for name, n in counts.items()})

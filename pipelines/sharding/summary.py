@@ -12,6 +12,8 @@ from pipelines.sharding.rejects import Reason, Reject, Rejects
 from schemas import storage
 from schemas.manifest import Shard
 
+SUMMARY = "summary"  # tag of the collections of Summary
+
 
 @dataclass(frozen=True)
 class Summary:
