@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from extremis.cli import evaluate_run
 from extremis.console import say, table
+from extremis.evaluation import evaluate
 from extremis.training import train
 from schemas import storage
 from schemas.layout import RunLayout
@@ -25,7 +25,7 @@ def ablate(data: str, out: str, names: Sequence[str], overrides: Sequence[str], 
             say(f"{name}: training into {run}")
             outcome = train(data, run, recipe, resume=True, beam_options=())
             seconds = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
-        report[name] = {"run": run, "train_seconds": seconds, **evaluate_run(data, run, split)}
+        report[name] = {"run": run, "train_seconds": seconds, **evaluate(data, run, split)}
     rows = [
         [name, *(f"{r['metrics'][m]:.2f}" if m in r["metrics"] else "" for m in SHOWN), _seconds(r)]
         for name, r in report.items()

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from extremis.console import Bar, metrics_table, print_json, results, say, table
+from extremis.console import metrics_table, print_json, say, table
 from extremis.miner import end_with_trainer
 from schemas.errors import ExtremisError, InputError
 from schemas.manifest import code_version
@@ -60,6 +60,9 @@ def main() -> None:
 @click.option("--propensity", metavar="A,B", help="Propensity constants, e.g. 0.55,1.5. Unknown: no PSP metrics.")
 @click.option("--shards", type=click.IntRange(1), help="Shards of each split. Default: from the rows.")
 @click.option("--row-group-rows", type=click.IntRange(1), help="Rows of a row group. Default: from the rows.")
+@click.option(
+    "--validation", "validation_share", type=float, default=0.0, help="Share of train to cut out as split val."
+)
 @click.option("--keep-text", is_flag=True, help="Store the queries' text beside their tokens.")
 @click.option("--max-reject-share", type=float, default=0.0, show_default=True, help="Rejected lines that are allowed.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Salts the hash that shuffles rows.")
@@ -256,6 +259,8 @@ def evaluate(
     Example:
       extremis evaluate data/ runs/1 --split test --json
     """
+    from extremis.evaluation import evaluate as evaluate_run
+
     report = evaluate_run(data, run, split, step, limit, not no_filter)
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
     if "PSP@1" not in report["metrics"]:
@@ -356,23 +361,5 @@ def parse_propensity(text: str | None) -> tuple[float | None, float | None]:
     return a, b
 
 
-def evaluate_run(
-    data: str, run: str, split: str, step: int | None = None, limit: int | None = None, filter: bool = True
-) -> dict[str, Any]:
-    """Metrics, intervals and deciles of a run's checkpoint on a split. Raises ExtremisError."""
-    from schemas.layout import DataLayout, RunLayout
-    from trainer.evaluation.evaluate import Scorer
-    from trainer.model import load_model
-
-    _, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step)
-    scorer = Scorer.open(DataLayout(data), model, split)
-    with Bar(f"evaluate {split}", scorer.rows) as bar:
-        scores = scorer.score(limit, bar.update, filter=filter)
-    return {"step": checkpoint.state["progress"]["global_step"], **scores.report()}
-
-
 def _random_of(recipe: Any) -> str:
     return "all labels" if recipe.negatives.pool == "all" else f"{recipe.negatives.random} {recipe.negatives.pool}"
-
-
-__all__ = ["cli", "main", "results"]

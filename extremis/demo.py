@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from extremis.cli import evaluate_run
 from extremis.console import Stopwatch, metrics_table, results, say, table
+from extremis.evaluation import evaluate
 from extremis.training import train
 from schemas import storage
 from schemas.errors import InputError
@@ -33,7 +33,7 @@ def demo(folder: str, source: str | None, recipe: str, overrides: Sequence[str])
     storage.remove(run, recursive=True)
     outcome = watch.time("train", lambda: train(data, run, chosen, beam_options=()))
     say("3/3 evaluate on test")
-    report = watch.time("evaluate", lambda: evaluate_run(data, run, "test"))
+    report = watch.time("evaluate", lambda: evaluate(data, run, "test"))
     _print(outcome, report, watch)
     return {
         "data": data,
