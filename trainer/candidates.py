@@ -94,16 +94,19 @@ def own_pool(
 ) -> Candidates:
     """Candidates with a random pool for each query: `pool` [B, k_r], draws with replacement from [0, L).
 
-    Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`.
+    Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
+    query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
     """
     query, label, positive = known_pairs(batch, hard)
     known = np.concatenate([[0], np.cumsum(np.bincount(query, minlength=len(batch)))])
     fresh = ~contains(label, known, pool)
-    count = int(fresh.sum())
-    weights = np.concatenate([_weights(label, positive, positive_weight), np.full(count, weight, np.float32)])
-    query = np.concatenate([query, np.nonzero(fresh)[0]])
-    label = np.concatenate([label, pool[fresh]])
-    positive = np.concatenate([positive, np.zeros(count, bool)])
+    stride = 1 + int(pool.max(initial=0))
+    drawn, counts = np.unique(np.nonzero(fresh)[0] * stride + pool[fresh], return_counts=True)
+    random_weights = (counts * weight).astype(np.float32)
+    weights = np.concatenate([_weights(label, positive, positive_weight), random_weights])
+    query = np.concatenate([query, drawn // stride])
+    label = np.concatenate([label, drawn % stride])
+    positive = np.concatenate([positive, np.zeros(len(drawn), bool)])
     order = np.argsort(query, kind="stable")
     ids, index = np.unique(label, return_inverse=True)
     none = np.empty(0, np.int64)
