@@ -11,6 +11,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import Manifest, publish
 from schemas.parquet import list_array, matrix_array, write_table
 from schemas.tables import PAD
+from trainer.stream.batch import Batch
 
 Rows = list[list[int]]
 
@@ -171,3 +172,9 @@ def _labels_table(points: Points, counts: np.ndarray, schema: pa.Schema) -> pa.T
         pa.array(counts),
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def batch_of(positives: Rows, hard: np.ndarray | None = None, tokens: Rows | None = None) -> Batch:
+    """A batch of rows 0, 1, ... with these positives, table rows `hard` [B, K] and token ids."""
+    rows = np.arange(len(positives))
+    return Batch(0, 0, rows, *ragged(tokens or [[] for _ in rows]), *ragged(positives), hard)

@@ -1,0 +1,124 @@
+"""The loss and its gradients against a dense float64 reference, for every form of candidates."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.tables import PAD
+from tests.builders import Rows, batch_of, random_labels
+from tests.trainer.dense import assert_same, fast, one_vs_all, sampled
+from trainer.candidates import label_range, own_pool, shared_pool
+from trainer.losses import binary_cross_entropy
+
+
+@dataclass
+class Problem:
+    """Queries x [B, D] and classifier w [L, D] in float64; positives and hard negatives a row."""
+
+    x: torch.Tensor
+    w: torch.Tensor
+    positives: Rows
+    hard: np.ndarray | None
+    positive_weight: np.ndarray | None
+
+    @property
+    def hard_rows(self) -> Rows:
+        return [[] for _ in self.positives] if self.hard is None else self.hard.tolist()
+
+
+def problem(
+    seed: int, queries: int = 3, labels: int = 8, dimension: int = 3, width: int = 3, weighted: bool = False
+) -> Problem:
+    """Rows without positives, positives that others share, and table rows that end in pads all occur."""
+    draw = np.random.default_rng(seed)
+    positives = [random_labels(draw, labels, 0, 3) for _ in range(queries)]
+    hard = np.full((queries, width), PAD)
+    for row, own in enumerate(positives):
+        others = draw.permutation(np.setdiff1d(np.arange(labels), own))[: draw.integers(0, width + 1)]
+        hard[row, : len(others)] = others
+    return Problem(
+        torch.from_numpy(draw.standard_normal((queries, dimension))).requires_grad_(),
+        torch.from_numpy(draw.standard_normal((labels, dimension))).requires_grad_(),
+        positives,
+        hard if width else None,
+        draw.uniform(0.5, 2, labels).astype(np.float32) if weighted else None,
+    )
+
+
+problems = st.builds(
+    problem,
+    seed=st.integers(0, 10**6),
+    queries=st.integers(1, 5),
+    labels=st.integers(3, 12),
+    dimension=st.integers(1, 4),
+    width=st.integers(0, 4),
+    weighted=st.booleans(),
+)
+
+
+@given(problems, st.data())
+def test_shared_pool_is_the_sum_over_draws_that_are_not_known(given: Problem, data: st.DataObject) -> None:
+    labels = len(given.w)
+    pool = data.draw(st.lists(st.integers(0, labels - 1), max_size=3 * labels))  # repeats, positives and hard included
+    candidates = shared_pool(
+        batch_of(given.positives, given.hard), given.hard, np.asarray(pool, np.int64), 1.7, given.positive_weight
+    )
+    assert len(np.unique(candidates.ids)) == len(candidates.ids)
+    draws = [pool] * len(given.x)
+    expected = sampled(given.x, given.w, given.positives, given.hard_rows, draws, 1.7, given.positive_weight)
+    assert_same(fast(given.x, given.w, candidates), expected)
+
+
+@given(problems, st.data())
+def test_own_pool_is_the_sum_over_each_query_s_draws(given: Problem, data: st.DataObject) -> None:
+    labels, size = len(given.w), data.draw(st.integers(0, 10))
+    seed = data.draw(st.integers(0, 10**6))
+    pool = np.random.default_rng(seed).integers(0, labels, (len(given.x), size))
+    candidates = own_pool(batch_of(given.positives, given.hard), given.hard, pool, 0.6, given.positive_weight)
+    assert len(np.unique(candidates.ids)) == len(candidates.ids)
+    expected = sampled(given.x, given.w, given.positives, given.hard_rows, pool.tolist(), 0.6, given.positive_weight)
+    assert_same(fast(given.x, given.w, candidates), expected)
+
+
+@given(problems, st.integers(1, 12))
+def test_chunks_of_labels_add_up_to_one_vs_all(given: Problem, chunk: int) -> None:
+    batch, labels = batch_of(given.positives), len(given.w)
+    parts = [
+        fast(given.x, given.w, label_range(batch, start, min(start + chunk, labels), given.positive_weight))
+        for start in range(0, labels, chunk)
+    ]
+    total = tuple(sum(part[i] for part in parts) for i in range(3))
+    assert_same(total, one_vs_all(given.x, given.w, given.positives, given.positive_weight))
+
+
+@pytest.mark.parametrize("form", ["shared", "own"])
+def test_a_pool_without_draws_leaves_positives_and_hard_negatives(form: str) -> None:
+    given = problem(1)
+    batch = batch_of(given.positives, given.hard)
+    empty = np.empty((0,) if form == "shared" else (len(batch), 0), np.int64)
+    candidates = (shared_pool if form == "shared" else own_pool)(batch, given.hard, empty, 1.0)
+    none = [[] for _ in given.positives]
+    assert_same(
+        fast(given.x, given.w, candidates), sampled(given.x, given.w, given.positives, given.hard_rows, none, 1.0)
+    )
+
+
+def test_great_scores_neither_overflow_nor_vanish() -> None:
+    x = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).requires_grad_()
+    w = torch.tensor([[300.0], [-300.0], [2.0]], dtype=torch.float64).requires_grad_()
+    positives = [[0], [0, 2]]
+    assert_same(fast(x, w, label_range(batch_of(positives), 0, 3)), one_vs_all(x, w, positives))
+
+
+def test_the_upstream_gradient_scales_both_gradients() -> None:
+    given = problem(2)
+    candidates = label_range(batch_of(given.positives), 0, len(given.w))
+    x, w = given.x.detach().requires_grad_(), given.w.detach().requires_grad_()
+    (binary_cross_entropy(x, w, candidates) / 4).backward()
+    _, on_x, on_w = one_vs_all(given.x, given.w, given.positives)
+    np.testing.assert_allclose(x.grad.numpy(), on_x / 4, atol=1e-6)
+    np.testing.assert_allclose(w.grad.numpy(), on_w / 4, atol=1e-6)
