@@ -55,7 +55,8 @@ class Source:
     def ids(self, shard: int) -> pa.Array:
         """The `query_id` column of shard `shard`, int64."""
         tables = iterate_shard(self.queries_url, self.queries.shards[shard], [self.id_column])
-        return pa.concat_tables(tables).column(self.id_column).combine_chunks()
+        chunks = [chunk for table in tables for chunk in table.column(self.id_column).chunks]
+        return pa.chunked_array(chunks, pa.int64()).combine_chunks()
 
     def _aligned(self, shard: int) -> Iterator[pa.Table]:
         wanted = [self.id_column, "label_ids", "filter_label_ids"]

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -37,7 +39,7 @@ def test_exact_search_is_brute_force_with_any_number_of_ties(seed, labels, rows,
     edges = [labels * i // blocks for i in range(blocks + 1)]
     parts = [
         search_negatives(Block(low, vectors[low:high]), queries, exclusions(positives, filters), width)
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
+        for low, high in itertools.pairwise(edges)
         if high > low
     ]
     found, scores = unpack(merge(parts, width))
