@@ -1,6 +1,7 @@
 """Raw data to a data set: find the input, settle the plan, run the pipeline, publish."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
@@ -15,6 +16,7 @@ from pipelines.sharding.queries import FREQUENCIES, ShardQueries
 from pipelines.sharding.summary import SUMMARY, MergeSummaries, Summary, WriteSummary
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import storage
+from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.storage import join
@@ -93,7 +95,7 @@ def _shard(
         shards=dataset.write_tokenizer(data, frozen),
         parameters={"vocabulary": frozen.vocabulary, "max_tokens": options.max_tokens, "source": recorded["tokenizer"]},
     )
-    queries = [_plan_queries(split, found, data, options, frozen.vocabulary) for split in found.points]
+    queries = _plan_splits(found, data, options, frozen.vocabulary)
     labels = _plan_labels(found, data, options, frozen.vocabulary)
     tell(f"sharding {sum(plan.rows for plan in queries):,} points and {labels.labels:,} labels")
     summary_url = join(DataLayout(data).staging, "summary.json")
@@ -101,7 +103,8 @@ def _shard(
     run(pipeline)
     summary = Summary.from_json(storage.read_bytes(summary_url))
     dataset.check_rejects(summary.rejects, queries, labels, options.max_reject_share)
-    return dataset.publish(data, summary, made, queries, labels, _parameters(found, summary, options, recorded))
+    parameters = _parameters(found, queries, summary, options, recorded)
+    return dataset.publish(data, summary, made, queries, labels, parameters)
 
 
 def build(pipeline: beam.Pipeline, queries: Sequence[QueriesPlan], labels: LabelsPlan, summary_url: str) -> None:
@@ -117,6 +120,22 @@ def build(pipeline: beam.Pipeline, queries: Sequence[QueriesPlan], labels: Label
         | "Merge summaries" >> beam.CombineGlobally(MergeSummaries())
         | "Write summary" >> beam.ParDo(WriteSummary(summary_url))
     )
+
+
+def _plan_splits(found: Inputs, data: str, options: ShardOptions, vocabulary: int) -> list[QueriesPlan]:
+    plans = [_plan_queries(split, found, data, options, vocabulary) for split in found.points]
+    cut = options.validation_share
+    if not cut:
+        return plans
+    if "val" in found.points:
+        raise InputError(
+            f"{found.points['val'].name} is a validation split already: leave it away, or do not cut one out of train."
+        )
+    train = next(plan for plan in plans if plan.split == "train")
+    table = DataLayout(data).queries("val")
+    shards = options.shards or assign.MIN_SHARDS
+    validation = replace(train, split="val", table=table, shards=shards, share=(0.0, cut), reports=False)
+    return [validation, *(replace(plan, share=(cut, 1.0)) if plan is train else plan for plan in plans)]
 
 
 def _plan_queries(split: str, found: Inputs, data: str, options: ShardOptions, vocabulary: int) -> QueriesPlan:
@@ -153,7 +172,13 @@ def _plan_labels(found: Inputs, data: str, options: ShardOptions, vocabulary: in
     )
 
 
-def _parameters(found: Inputs, summary: Summary, options: ShardOptions, recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(
+    found: Inputs,
+    queries: Sequence[QueriesPlan],
+    summary: Summary,
+    options: ShardOptions,
+    recorded: Mapping[str, Any],
+) -> dict[str, Any]:
     known = options.propensity_a is not None
     return {
         "input": found.identity,
@@ -161,7 +186,7 @@ def _parameters(found: Inputs, summary: Summary, options: ShardOptions, recorded
         "propensity": {"a": options.propensity_a, "b": options.propensity_b} if known else None,
         "filters": {split: {"file": file.name, "pairs": file.rows} for split, file in found.filters.items()},
         "labels": found.labels.rows,
-        "rows": {split: summary.counters[f"queries/{split}"]["rows_out"] for split in found.points},
+        "rows": {plan.split: summary.counters[plan.name]["rows_out"] for plan in queries},
     }
 
 

@@ -18,6 +18,12 @@ def hash_keys(keys: Sequence[str], seed: int) -> np.ndarray:
     return np.frombuffer(digests, "<u8")
 
 
+def in_share(hashes: np.ndarray, share: tuple[float, float]) -> np.ndarray:
+    """Whether each hash [B] falls into [low, high) of their range, by its high bits: the low ones choose the shard."""
+    position = (hashes >> np.uint64(32)).astype(np.float64) / 2**32
+    return (position >= share[0]) & (position < share[1])
+
+
 def default_shards(rows: int) -> int:
     """Shards of about 2^18 rows, and at least 4, so that small data spreads over a few readers too."""
     return max(MIN_SHARDS, -(-rows // SHARD_ROWS))

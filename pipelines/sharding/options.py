@@ -20,6 +20,7 @@ class ShardOptions:
     propensity_a: float | None = None
     propensity_b: float | None = None
     keep_text: bool = False
+    validation_share: float = 0.0  # of the train points, cut out as split `val` by the hash of their keys
     max_reject_share: float = 0.0  # of the lines of a file; a rejected label always fails
 
     def __post_init__(self) -> None:
@@ -37,6 +38,8 @@ class ShardOptions:
             raise InputError(f"seed must be in [0, 2^64); got {self.seed}.")
         if not 0 <= self.max_reject_share <= 1:
             raise InputError(f"max_reject_share is a share in [0, 1]; got {self.max_reject_share}.")
+        if not 0 <= self.validation_share < 1:
+            raise InputError(f"validation_share is a share in [0, 1); got {self.validation_share}.")
         if (self.propensity_a is None) != (self.propensity_b is None):
             raise InputError(
                 f"propensities need both A and B; got A={self.propensity_a}, B={self.propensity_b}. "

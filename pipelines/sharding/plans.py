@@ -28,6 +28,8 @@ class QueriesPlan:
     seed: int
     text: str
     keep_text: bool
+    share: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes: two splits may share a file
+    reports: bool = True  # whether this split, of those that share its file, reports the rejected lines
 
     @property
     def name(self) -> str:

@@ -39,7 +39,10 @@ def encode_points(
         columns["filter_label_ids"] = filters.join_pairs(batch["row"].to_numpy(), pairs, kind)
     if "text" in schema.names:
         columns["text"] = batch["text"]
-    return pa.record_batch([columns[name] for name in schema.names], schema=schema), points.rejects
+    rows = pa.record_batch([columns[name] for name in schema.names], schema=schema)
+    if plan.share != (0.0, 1.0):
+        rows = rows.filter(pa.array(assign.in_share(rows["hash"].to_numpy(), plan.share)))
+    return rows, points.rejects if plan.reports else []
 
 
 def order(rows: pa.Table, file: str) -> tuple[pa.Table, list[Reject]]:

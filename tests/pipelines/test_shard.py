@@ -297,3 +297,31 @@ def test_a_full_disk_surfaces_as_itself_and_leaves_nothing(tiny: Path) -> None:
 def test_odd_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ShardOptions(**options)
+
+
+def test_validation_is_cut_out_of_train_by_key(tmp_path: Path) -> None:
+    raw = write_tate(tmp_path / "raw", 400, 50)
+    cut = replace(OPTIONS, validation_share=0.25)
+    shard(str(raw), str(tmp_path / "whole"), OPTIONS)
+    manifest = shard(str(raw), str(tmp_path / "cut"), cut)
+    whole = {row["key"]: row for row in rows_of(f"{tmp_path}/whole/queries/train")}
+    parts = {
+        split: {row["key"]: row for row in rows_of(f"{tmp_path}/cut/queries/{split}")} for split in ("train", "val")
+    }
+    assert not parts["train"].keys() & parts["val"].keys()
+    assert parts["train"].keys() | parts["val"].keys() == whole.keys()
+    assert 60 <= len(parts["val"]) <= 140
+    for row in [*parts["train"].values(), *parts["val"].values()]:
+        assert row["label_ids"] == whole[row["key"]]["label_ids"]
+    counts = Counter(label for row in parts["train"].values() for label in row["label_ids"])
+    labels = rows_of(f"{tmp_path}/cut/labels")
+    assert [row["frequency"] for row in labels] == [counts[label] for label in range(len(labels))]
+    assert manifest.parameters["rows"] == {"val": len(parts["val"]), "train": len(parts["train"]), "test": 50}
+
+
+def test_validation_share_beside_a_validation_file_is_refused(tmp_path: Path) -> None:
+    raw = write_tate(tmp_path / "raw", 40, 10)
+    (raw / "val.json.gz").write_bytes((raw / "tst.json.gz").read_bytes())
+    with pytest.raises(InputError, match="validation split already"):
+        shard(str(raw), str(tmp_path / "data"), replace(OPTIONS, validation_share=0.1))
+    assert not (tmp_path / "data" / "manifest.json").exists()
