@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -31,10 +32,13 @@ def cli() -> None:
     """
 
 
-def main() -> None:
-    """Run the command line; user errors become one message and an exit status, never a traceback."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; user errors become one message and an exit status, never a traceback.
+
+    `arguments` are those of this process where they are not given. Raises SystemExit unless all went well.
+    """
     try:
-        cli.main(standalone_mode=False)
+        cli.main(arguments, standalone_mode=False)
     except ExtremisError as error:
         say(f"error: {error}")
         sys.exit(error.exit_status)
