@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,6 +36,7 @@ class ShardEncoder:
             compression_level=1,
             use_dictionary=_leaf_names(schema, dictionary),
             write_statistics=False,
+            write_page_checksum=True,  # compressed bytes that have changed can decode to other values without an error
             store_schema=True,
         )
         self._schema = schema
@@ -99,9 +99,11 @@ def open_shard(url: str, shard: Shard) -> pq.ParquetFile:
         raise TableError(f"{place}: damaged: {found} bytes, expected {shard.bytes}. Make the table again.")
     try:
         if storage.is_local(place):
-            return pq.ParquetFile(storage.filesystem(place)[1], memory_map=True)
-        return pq.ParquetFile(fsspec.open(place, "rb", cache_type="readahead").open(), pre_buffer=True)
-    except (pa.ArrowInvalid, OSError) as error:
+            file = storage.filesystem(place)[1]
+            return pq.ParquetFile(file, memory_map=True, page_checksum_verification=True)
+        remote = storage.RangeReader(place, shard.bytes)
+        return pq.ParquetFile(remote, pre_buffer=True, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
         raise TableError(f"{place}: damaged: {error}. Make the table again.") from error
 
 
@@ -142,9 +144,13 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
 def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None, place: str) -> pa.Table:
     """Row group `group` of an open shard. Raises TableError that names `place` when its bytes do not decode."""
     try:
-        return file.read_row_group(group, columns=list(columns) if columns else None, use_threads=False)
-    except (pa.ArrowInvalid, OSError) as error:
+        table = file.read_row_group(group, columns=list(columns) if columns else None, use_threads=False)
+    except (pa.ArrowException, OSError) as error:
         raise TableError(f"{place}: damaged in row group {group}: {error}. Make the table again.") from error
+    missing = set(columns or ()) - set(table.column_names)
+    if missing:
+        raise TableError(f"{place}: no column {', '.join(sorted(missing))}. Make the table again.")
+    return table
 
 
 def list_column(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:

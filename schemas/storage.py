@@ -6,6 +6,7 @@ A URL is whatever fsspec takes: a local path, `file://`, `memory://`, `s3://`, `
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import uuid
 from collections.abc import Callable
@@ -26,9 +27,9 @@ T = TypeVar("T")
 
 def join(url: str, *parts: str) -> str:
     """`url` with `parts` appended, separated by single slashes."""
-    return "/".join([url if url.endswith("://") else url.rstrip("/"), *(part.strip("/") for part in parts)]).replace(
-        ":///", "://"
-    )
+    scheme, separator, path = url.rpartition("://")
+    head = [path.rstrip("/")] if path else []
+    return scheme + separator + "/".join([*head, *(part.strip("/") for part in parts)])
 
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -69,6 +70,40 @@ def open_read(url: str) -> IO[bytes]:
     """The file at `url` for one streaming pass; its reads raise what fsspec raises. Raises FileNotFoundError."""
     fs, path = filesystem(url)
     return _attempt(lambda: fs.open(path, "rb"), "open", url)
+
+
+class RangeReader(io.RawIOBase):
+    """The file of `length` bytes at `url`, read anywhere in any order; each read is one request, with retries.
+
+    Reads raise StorageError, which libraries above cannot take for damaged content as they would an OSError.
+    """
+
+    def __init__(self, url: str, length: int) -> None:
+        super().__init__()
+        self._url, self._length, self._at = url, length, 0
+        self._fs, self._path = filesystem(url)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        start = self._at
+        end = self._length if size is None or size < 0 else min(start + size, self._length)
+        if start >= end:
+            return b""
+        data = _attempt(lambda: self._fs.cat_file(self._path, start, end), "read", self._url)
+        self._at += len(data)
+        return data
 
 
 def size(url: str) -> int:
