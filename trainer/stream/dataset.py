@@ -104,16 +104,19 @@ class JoinedStream(IterableDataset):
             "rows": self.rows,
             "batch": self._batch,
             "streams": self._streams_total,
+            "window_groups": self._window_groups,
+            "tail": self._tail,
+            "tables": {s.name: s.table.manifest.digest for s in self._sources},
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the step of `state`. Raises InputError when the order that it belongs to is not this one."""
         mine = self.state_dict()
-        for name in ("version", "seed", "rows", "batch", "streams", "negatives"):
-            if state[name] != mine[name]:
+        for name, value in mine.items():
+            if name not in ("epoch", "step") and state.get(name) != value:
                 raise InputError(
-                    f"cannot resume the stream: {name} was {state[name]!r} when it was saved and is {mine[name]!r} "
+                    f"cannot resume the stream: {name} was {state.get(name)!r} when it was saved and is {value!r} "
                     "now. Resume with the same data, recipe and tables, or start a new run."
                 )
         self._epoch, self._step = state["epoch"], state["step"]
