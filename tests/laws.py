@@ -1,0 +1,60 @@
+"""Laws that several parts claim, each written once."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Equal field by field: arrays bit for bit, whatever holds them."""
+    if hasattr(one, "__dataclass_fields__"):
+        assert type(one) is type(other)
+        for name in one.__dataclass_fields__:
+            assert_equal(getattr(one, name), getattr(other, name))
+    elif isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray)
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    else:
+        assert one == other
+
+
+def assert_exact_resume(make: Callable[[], Any]) -> list[Any]:
+    """Saved before any element and restored into a fresh iterable, the rest of the stream is the same.
+
+    `make()` gives an iterable with `state_dict` and `load_state_dict`. Returns the elements.
+    """
+    whole = make()
+    states, elements = [whole.state_dict()], []
+    for element in whole:
+        elements.append(element)
+        states.append(whole.state_dict())
+    for done, state in enumerate(states):
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        rest = list(resumed)
+        assert len(rest) == len(elements) - done
+        for got, expected in zip(rest, elements[done:], strict=True):
+            assert_equal(got, expected)
+    return elements
+
+
+def assert_every_row_once(rows: Sequence[np.ndarray], count: int) -> None:
+    """Row ids of the batches of an epoch are [0, count), each once."""
+    together = np.concatenate([*rows, np.empty(0, np.int64)])
+    np.testing.assert_array_equal(np.sort(together), np.arange(count))
+
+
+def assert_no_thread_is_left(name: str, before: set[int], iterate: Callable[[], Iterator[Any]]) -> None:
+    """An iteration that is given up after one element leaves no thread called `name` behind."""
+    iterator = iterate()
+    next(iterator)
+    assert any(thread.name.startswith(name) for thread in threading.enumerate())
+    del iterator
+    gc.collect()
+    left = [t.name for t in threading.enumerate() if t.name.startswith(name) and t.ident not in before]
+    assert left == []

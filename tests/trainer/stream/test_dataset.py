@@ -1,0 +1,239 @@
+"""The joined stream against a plain reading of the tables, for any threads and ranks, and at every step."""
+
+import itertools
+import re
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from schemas import storage
+from schemas.errors import InputError, TableError
+from schemas.manifest import open_manifest
+from schemas.storage import join
+from tests.builders import Rows, SmallData, build_data, build_negatives, write_negatives
+from tests.laws import assert_equal, assert_every_row_once, assert_exact_resume, assert_no_thread_is_left
+from trainer.stream import Batch, JoinedStream, Source, open_sources
+
+THREAD = "extremis-stream"
+ROOTS = ["local", "memory"]
+
+
+@dataclass
+class World:
+    """DATA, the sources over it joined with a table for the queries only, and all rows end to end."""
+
+    data: SmallData
+    sources: list[Source]
+    tokens: Rows
+    positives: Rows
+    hard: np.ndarray
+
+    def stream(self, sources: list[Source] | None = None, **options) -> JoinedStream:
+        options = {"batch": 16, "streams": 8, "window_groups": 2, "seed": 5, "threads": 0, **options}
+        return JoinedStream(sources or self.sources, self.data.labels, **options)
+
+
+@pytest.fixture(params=ROOTS, scope="module")
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    root = str(tmp_path_factory.mktemp("data")) if request.param == "local" else "memory://stream"
+    return make(join(root, "data"), join(root, "negatives"))
+
+
+def make(root: str, negatives: str) -> World:
+    data = build_data(root)
+    queries, labels = open_sources(data.layout, "train", label_texts=True)
+    points = data.points["train"]
+    hard = build_negatives(negatives, queries.table.manifest, points.positives, data.labels, 4)
+    return World(
+        data,
+        [queries.with_negatives(negatives), labels],
+        points.tokens + data.label_points.tokens,
+        points.positives + data.label_points.positives,
+        np.concatenate([hard, np.full((data.labels, 4), -1)]),
+    )
+
+
+def test_a_batch_is_the_rows_that_the_order_names_read_one_by_one(world: World) -> None:
+    stream = world.stream()
+    batches = list(stream)
+    assert len(batches) == len(stream) == stream.steps
+    assert_every_row_once([batch.rows for batch in batches], len(world.tokens))
+    for step, batch in enumerate(batches):
+        assert (batch.epoch, batch.step) == (0, step)
+        np.testing.assert_array_equal(batch.rows, stream.order.batch_rows(step, range(8), stream.first_row))
+        assert lists(batch.tokens, batch.token_offsets) == [world.tokens[row] for row in batch.rows]
+        assert lists(batch.positives, batch.positive_offsets) == [world.positives[row] for row in batch.rows]
+        np.testing.assert_array_equal(batch.hard, world.hard[batch.rows])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_change_nothing(world: World, threads: int) -> None:
+    for one, other in zip(world.stream(), world.stream(threads=threads), strict=True):
+        assert_equal(one, other)
+
+
+@pytest.mark.parametrize("tail", ["keep", "drop"])
+@pytest.mark.parametrize(("ranks", "threads"), [(2, 1), (4, 0), (8, 2)])
+def test_ranks_end_to_end_are_the_global_batch(world: World, ranks: int, threads: int, tail: str) -> None:
+    whole = list(world.stream(tail=tail))
+    parts = [list(world.stream(rank=rank, ranks=ranks, threads=threads, tail=tail)) for rank in range(ranks)]
+    assert {len(part) for part in parts} == {len(whole)}
+    for step, batch in enumerate(whole):
+        assert_equal(laid_end_to_end([part[step] for part in parts]), batch)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_resume_is_exact_at_every_step(world: World, threads: int) -> None:
+    def in_epoch_3() -> JoinedStream:
+        stream = world.stream(threads=threads)
+        stream.set_epoch(3)
+        return stream
+
+    elements = assert_exact_resume(in_epoch_3)
+    assert len(elements) == in_epoch_3().steps > 3
+
+
+def test_the_state_is_the_same_on_every_rank_and_resumes_on_another_number_of_them(world: World) -> None:
+    first = world.stream(rank=0, ranks=2)
+    last = world.stream(rank=1, ranks=2)
+    next(iter(first)), next(iter(last))
+    assert first.state_dict() == last.state_dict()
+    alone = world.stream()
+    alone.load_state_dict(first.state_dict())
+    assert_equal(next(iter(alone)), list(world.stream())[1])
+
+
+def test_epochs_differ_and_both_deal_every_row(world: World) -> None:
+    stream, seen = world.stream(), []
+    for epoch in range(2):
+        stream.set_epoch(epoch)
+        batches = [batch.rows for batch in stream]
+        assert_every_row_once(batches, stream.rows)
+        seen.append(np.concatenate(batches).tolist())
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("seed", {"seed": 6}),
+        ("batch", {"batch": 8}),
+        ("streams", {"streams": 4}),
+        ("window_groups", {"window_groups": 3}),
+        ("tail", {"tail": "drop"}),
+    ],
+)
+def test_a_state_of_another_order_is_refused(world: World, name: str, change: dict) -> None:
+    with pytest.raises(InputError, match=f"cannot resume the stream: {name} was"):
+        world.stream(**change).load_state_dict(world.stream().state_dict())
+
+
+def test_a_state_of_other_tables_is_refused(world: World) -> None:
+    bare = [source.with_negatives(None) for source in world.sources]
+    with pytest.raises(InputError, match="negatives was"):
+        world.stream(bare).load_state_dict(world.stream().state_dict())
+    # As many rows, but others.
+    other = open_sources(build_data("memory://other", seed=1).layout, "train", label_texts=True)
+    with pytest.raises(InputError, match="tables was"):
+        world.stream(other).load_state_dict(world.stream(bare).state_dict())
+
+
+def test_without_a_table_nothing_is_joined(world: World) -> None:
+    bare = [source.with_negatives(None) for source in world.sources]
+    assert all(batch.hard is None for batch in world.stream(bare))
+
+
+def test_fewer_rows_than_streams_still_give_every_rank_as_many_steps() -> None:
+    data = build_data("memory://few", rows={"train": 3}, shards=1)
+    sources = open_sources(data.layout, "train", label_texts=False)
+    parts = [list(JoinedStream(sources, data.labels, batch=8, streams=8, rank=r, ranks=4)) for r in range(4)]
+    assert {len(part) for part in parts} == {1}
+    assert_every_row_once([part[0].rows for part in parts], 3)
+
+
+def test_a_data_loader_hands_the_batches_on(world: World) -> None:
+    loader = DataLoader(world.stream(threads=1), batch_size=None, num_workers=0)
+    for one, other in zip(loader, world.stream(), strict=True):
+        assert isinstance(one, Batch)
+        assert torch.equal(torch.as_tensor(one.rows), torch.as_tensor(other.rows))
+        assert_equal(one.hard, other.hard)
+
+
+def test_negatives_of_other_queries_are_refused_by_name(world: World) -> None:
+    other = build_data("memory://others", seed=2)
+    with pytest.raises(TableError, match="another queries table") as refusal:
+        open_sources(other.layout, "train", False)[0].with_negatives(world.sources[0].negatives.url)
+    assert world.sources[0].negatives.url in str(refusal.value)
+    assert other.layout.queries("train") in str(refusal.value)
+
+
+def test_misaligned_negatives_are_refused(world: World) -> None:
+    queries = world.sources[0]
+    table = world.hard[: queries.rows]
+    write_negatives("memory://groups", queries.table.manifest, table, world.data.labels, row_group_rows=6)
+    with pytest.raises(TableError, match="do not line up"):
+        queries.with_negatives("memory://groups")
+
+
+def test_ranks_that_do_not_divide_the_streams_are_refused_with_a_remedy(world: World) -> None:
+    with pytest.raises(InputError, match=r"order\.streams as a multiple of the ranks"):
+        world.stream(ranks=3)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("table", ["queries", "negatives"])
+@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_shard_is_named(tmp_path, root: str, table: str, threads: int, damage: str) -> None:  # type: ignore[no-untyped-def]
+    base = str(tmp_path) if root == "local" else f"memory://damaged-{table}-{threads}-{damage}"
+    small = make(join(base, "data"), join(base, "negatives"))
+    source = small.sources[0]
+    url = source.table.url if table == "queries" else source.negatives.url
+    shard = join(url, open_manifest(url).shards[1].path)
+    content = storage.read_bytes(shard)
+    if damage == "gone":
+        storage.remove(shard)
+    elif damage == "cut":
+        storage.write_bytes(shard, content[:-7])
+    else:
+        storage.write_bytes(shard, spoil(content))
+    with pytest.raises(TableError, match=re.escape(shard)):
+        list(small.stream(threads=threads))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(THREAD)]
+
+
+def spoil(content: bytes) -> bytes:
+    """One bit in every 64 bytes of the first half: in column data, past the magic number."""
+    changed = bytearray(content)
+    for at in range(16, len(content) // 2, 64):
+        changed[at] ^= 1
+    return bytes(changed)
+
+
+def test_an_iteration_that_is_given_up_leaves_no_thread(world: World) -> None:
+    before = {thread.ident for thread in threading.enumerate()}
+    assert_no_thread_is_left(THREAD, before, lambda: iter(world.stream(threads=3)))
+
+
+def lists(values: np.ndarray, offsets: np.ndarray) -> Rows:
+    return [values[low:high].tolist() for low, high in itertools.pairwise(offsets)]
+
+
+def laid_end_to_end(parts: list[Batch]) -> Batch:
+    def ragged(values: str, offsets: str) -> tuple[np.ndarray, np.ndarray]:
+        lengths = np.concatenate([np.diff(getattr(part, offsets)) for part in parts])
+        joined = np.concatenate([getattr(part, values) for part in parts])
+        return joined, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+    return Batch(
+        parts[0].epoch,
+        parts[0].step,
+        np.concatenate([part.rows for part in parts]),
+        *ragged("tokens", "token_offsets"),
+        *ragged("positives", "positive_offsets"),
+        np.concatenate([part.hard for part in parts]),
+    )

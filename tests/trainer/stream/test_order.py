@@ -1,0 +1,133 @@
+"""The order of rows as pure arithmetic, over grids of row groups, batches, streams, ranks and windows."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.laws import assert_every_row_once
+from trainer.stream.order import EpochOrder, deal, iterate_windows, streams_of_rank
+
+
+@st.composite
+def orders(draw: st.DrawFn, tail: str | None = None) -> EpochOrder:
+    """Row groups of any sizes, none too; S a power of two, so that 1, 2, 4 and 8 ranks come up."""
+    streams = draw(st.sampled_from([1, 2, 4, 8]))
+    return EpochOrder(
+        np.asarray(draw(st.lists(st.integers(1, 9), max_size=20)), np.int64),
+        streams * draw(st.integers(1, 5)),
+        streams,
+        draw(st.integers(1, 6)),
+        draw(st.integers(0, 2**63)),
+        draw(st.integers(0, 100)),
+        tail or draw(st.sampled_from(["keep", "drop"])),
+    )
+
+
+def first_rows(order: EpochOrder) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(order.group_rows)]).astype(np.int64)
+
+
+def epoch(order: EpochOrder, streams: range | None = None) -> list[np.ndarray]:
+    """Row ids of every batch."""
+    own = range(order.streams) if streams is None else streams
+    return [order.batch_rows(step, own, first_rows(order)) for step in range(order.steps)]
+
+
+@given(orders(tail="keep"))
+def test_keep_deals_every_row_once_in_batches_of_at_most_b(order: EpochOrder) -> None:
+    batches = epoch(order)
+    assert_every_row_once(batches, order.rows)
+    assert all(0 < len(batch) <= order.batch for batch in batches)
+    assert all(len(batch) == order.batch for batch in batches[:-1])
+
+
+@given(orders(tail="drop"))
+def test_drop_leaves_out_only_steps_that_some_stream_cannot_fill(order: EpochOrder) -> None:
+    batches = epoch(order)
+    assert all(len(batch) == order.batch for batch in batches)
+    dealt = np.concatenate([*batches, np.empty(0, np.int64)])
+    assert len(np.unique(dealt)) == len(dealt)
+    shortest = order.rows // order.streams
+    assert order.steps == shortest // order.share
+    assert order.rows - len(dealt) < order.batch + order.streams
+
+
+@given(orders(), st.sampled_from([1, 2, 4, 8]))
+def test_ranks_have_equal_steps_and_end_to_end_their_batches_are_the_global_one(order: EpochOrder, ranks: int) -> None:
+    ranks = min(ranks, order.streams)
+    parts = [epoch(order, streams_of_rank(order.streams, rank, ranks)) for rank in range(ranks)]
+    assert {len(part) for part in parts} == {order.steps}
+    for step, batch in enumerate(epoch(order)):
+        np.testing.assert_array_equal(np.concatenate([part[step] for part in parts]), batch)
+
+
+@given(orders())
+def test_windows_cover_the_streams_without_a_gap(order: EpochOrder) -> None:
+    assert order.window_rows % order.share == 0
+    for stream in range(order.streams):
+        read = [
+            (segment.group, row)
+            for window in range(-(-order.rows // order.window_rows))
+            for segment in order.window(stream, window)[0]
+            for row in range(segment.start, segment.stop)
+        ]
+        assert len(set(read)) == len(read) in {order.rows // order.streams, -(-order.rows // order.streams)}
+        assert all(0 <= row < order.group_rows[group] for group, row in read)
+
+
+@given(orders(), st.data())
+def test_iterating_from_any_step_names_the_window_that_holds_it(order: EpochOrder, data: st.DataObject) -> None:
+    step = data.draw(st.integers(0, order.steps))
+    plan = list(iterate_windows(order, step))
+    dealt = [
+        window * order.steps_per_window + within
+        for window, first in plan
+        for within in range(first, order.steps_per_window)
+    ]
+    assert [at for at in dealt if at < order.steps] == list(range(step, order.steps))
+
+
+def test_the_order_is_reproducible_and_differs_by_epoch_and_seed() -> None:
+    sizes = np.full(30, 5)
+
+    def rows(seed: int, number: int) -> list[int]:
+        return np.concatenate(epoch(EpochOrder(sizes, 16, 4, 3, seed, number))).tolist()
+
+    assert rows(1, 0) == rows(1, 0)
+    orders = [rows(seed, number) for seed in range(3) for number in range(4)]
+    assert all(one != other for one, other in itertools.combinations(orders, 2))
+
+
+def test_a_batch_mixes_rows_from_far_apart() -> None:
+    # Neighbours in storage (and so in a sorted raw file) are not neighbours in the stream.
+    batch = epoch(EpochOrder(np.full(64, 16), 64, 8, 4, 0, 0))[3]
+    assert len(np.unique(batch // 16)) > 8
+
+
+@given(st.lists(st.integers(0, 20), max_size=5), st.integers(1, 6), st.integers(0, 8))
+def test_deal_is_taking_a_share_of_each_stream_in_turn(sizes: list[int], share: int, batches: int) -> None:
+    starts = np.cumsum([0, *sizes])
+    expected = [
+        [
+            int(starts[stream]) + row
+            for stream, size in enumerate(sizes)
+            for row in range(number * share, min((number + 1) * share, size))
+        ]
+        for number in range(batches)
+    ]
+    order, offsets = deal(sizes, share, batches)
+    assert [order[low:high].tolist() for low, high in itertools.pairwise(offsets)] == expected
+
+
+@pytest.mark.parametrize(("streams", "ranks"), [(8, 3), (2, 4)])
+def test_ranks_that_do_not_divide_the_streams_are_refused(streams: int, ranks: int) -> None:
+    with pytest.raises(ValueError, match=f"{ranks} ranks do not divide {streams}"):
+        streams_of_rank(streams, 0, ranks)
+
+
+def test_ranks_own_all_streams_in_order() -> None:
+    owned = [stream for rank in range(4) for stream in streams_of_rank(8, rank, 4)]
+    assert owned == list(range(8))
