@@ -143,7 +143,9 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
         where = ".".join(str(part) for part in first["loc"])
         raise TableError(f"{place}: the manifest is not valid at {where!r}: {first['msg']}.") from None
     if manifest.kind not in KINDS or (kind is not None and manifest.kind != kind):
-        raise TableError(f"{place}: expected a {kind} table, got a {manifest.kind} table. Is the path right?")
+        raise TableError(
+            f"{place}: expected a {kind or 'known'} table, got a {manifest.kind} table. Is the path right?"
+        )
     return manifest
 
 
@@ -153,19 +155,17 @@ def verify(url: str, manifest: Manifest) -> None:
         check_shard(join(url, shard.path), shard)
 
 
-def check_shard(place: str, shard: Shard) -> bytes:
-    """The bytes of one shard after checking length and SHA-256. Raises TableError."""
+def check_shard(place: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
+    """The bytes of one shard after checking length and SHA-256. Raises TableError, which ends with `remedy`."""
     try:
         data = storage.read_bytes(place)
     except FileNotFoundError:
-        raise TableError(f"{place}: the manifest names this shard, but it is gone. Make the table again.") from None
+        raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
     if len(data) != shard.bytes:
-        raise TableError(f"{place}: damaged: {len(data)} bytes, expected {shard.bytes}. Make the table again.")
+        raise TableError(f"{place}: damaged: {len(data)} bytes, expected {shard.bytes}. {remedy}")
     found = storage.sha256(data)
     if found != shard.sha256:
-        raise TableError(
-            f"{place}: damaged: SHA-256 is {found[:12]}…, expected {shard.sha256[:12]}…. Make the table again."
-        )
+        raise TableError(f"{place}: damaged: SHA-256 is {found[:12]}…, expected {shard.sha256[:12]}…. {remedy}")
     return data
 
 

@@ -93,4 +93,5 @@ def _write(url: str, name: str, rows: int, tensors: Mapping[str, torch.Tensor]) 
 
 
 def _read(url: str, shard: Shard) -> dict[str, torch.Tensor]:
-    return load(check_shard(join(url, shard.path), shard))
+    remedy = f"Remove {url} to go on from the checkpoint before it."
+    return load(check_shard(join(url, shard.path), shard, remedy))

@@ -95,13 +95,15 @@ def wait_for_step(trainer: subprocess.Popen, run: Path, step: int) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize(("victim", "seed"), [("trainer and miner", 1), ("trainer only", 2)])
-def test_killed_at_random_moments_and_resumed(data: Path, whole: Path, tmp_path: Path, victim: str, seed: int) -> None:
+@pytest.mark.parametrize(("victim", "seed", "kills"), [("trainer and miner", 1, 3), ("trainer only", 2, 2)])
+def test_killed_at_random_moments_and_resumed(
+    data: Path, whole: Path, tmp_path: Path, victim: str, seed: int, kills: int
+) -> None:
     draw = random.Random(seed)
     total = max(record["step"] for record in records(whole))
     run = tmp_path / "run"
     # Anywhere in the run, and a while later: the trainer may be in a step, writing, or waiting for a table.
-    moments = [(step, draw.choice([0.0, draw.uniform(0, 1.5)])) for step in sorted(draw.sample(range(1, total), 3))]
+    moments = [(step, draw.choice([0.0, draw.uniform(0, 1.5)])) for step in sorted(draw.sample(range(1, total), kills))]
     killed = 0
     for step, delay in moments:
         trainer = subprocess.Popen(
@@ -122,7 +124,7 @@ def test_killed_at_random_moments_and_resumed(data: Path, whole: Path, tmp_path:
         while alive(trainer.pid):
             assert time.monotonic() < limit, "the miner outlived its trainer"
             time.sleep(0.01)
-    assert killed >= 2, f"the run was over before the moments {moments}"
+    assert killed >= kills - 1, f"the run was over before the moments {moments}"
     extremis("run", "astra", data, run, *CHOICES, "--resume")
     context = f"seed {seed}, killed after {moments}"
     assert records(run) == records(whole), context
@@ -170,10 +172,12 @@ class TestRefusals:
             file.write_bytes(content[:-9] if damage == "cut" else content)
         done = call("run", "astra", data, run, *CHOICES, "--resume")
         refused(done, newest.name, "Remove")
-        shutil.rmtree(newest)
+
+    def test_without_it_the_run_goes_on_from_the_one_before(self, data: Path, whole: Path, run: Path) -> None:
+        shutil.rmtree(max((run / "checkpoints").iterdir()))
         (run / "finished.json").unlink()
-        assert call("run", "astra", data, run, *CHOICES, "--resume").status == 0
-        assert max((run / "checkpoints").iterdir()) == newest
+        assert call("train", "astra", data, run, *CHOICES, "--resume").status == 0
+        assert last_checkpoint(run) == last_checkpoint(whole)
 
     def test_a_table_that_was_trained_on_is_gone(self, data: Path, run: Path) -> None:
         newest = max((run / "checkpoints").iterdir())
