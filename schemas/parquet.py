@@ -103,7 +103,7 @@ def open_shard(url: str, shard: Shard) -> pq.ParquetFile:
             return pq.ParquetFile(file, memory_map=True, page_checksum_verification=True)
         remote = storage.RangeReader(place, shard.bytes)
         return pq.ParquetFile(remote, pre_buffer=True, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise TableError(f"{place}: damaged: {error}. Make the table again.") from error
 
 
@@ -145,7 +145,7 @@ def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None, 
     """Row group `group` of an open shard. Raises TableError that names `place` when its bytes do not decode."""
     try:
         table = file.read_row_group(group, columns=list(columns) if columns else None, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise TableError(f"{place}: damaged in row group {group}: {error}. Make the table again.") from error
     missing = set(columns or ()) - set(table.column_names)
     if missing:

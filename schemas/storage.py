@@ -220,7 +220,9 @@ def _is_full(error: BaseException) -> bool:
 
 def _may_pass(error: BaseException) -> bool:
     """Errors of a network may pass; a missing file, a refused permission and a full disk do not."""
-    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+    if isinstance(
+        error, FileNotFoundError | FileExistsError | PermissionError | IsADirectoryError | NotADirectoryError
+    ):
         return False
     if _is_full(error):
         return False
