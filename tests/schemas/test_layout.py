@@ -1,0 +1,53 @@
+"""Paths are parsed as they were built."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.layout import DataLayout, RunLayout, parse_number, parse_shard_name, shard_name
+
+numbers = st.integers(0, 10**9)
+
+
+@given(st.integers(0, 10**7), st.integers(1, 10**7), st.sampled_from(["parquet", "tar"]))
+def test_shard_names(index: int, count: int, extension: str) -> None:
+    name = shard_name(index, count, extension)
+    assert parse_shard_name(name) == (index, count)
+
+
+@pytest.mark.parametrize(
+    "name", ["part-1-of-2.parquet", "part-00001-of-00002", "manifest.json", "x-part-00001-of-00002.p"]
+)
+def test_other_names_are_no_shards(name: str) -> None:
+    with pytest.raises(ValueError, match="is no shard name"):
+        parse_shard_name(name)
+
+
+@given(numbers)
+def test_numbered_folders(number: int) -> None:
+    run = RunLayout("s3://bucket/run")
+    for url in (run.checkpoint(number), run.dump(number)):
+        assert parse_number(url.rsplit("/", 1)[1]) == number
+    assert parse_number(run.negatives(number, "labels").split("/")[-2]) == number
+    assert run.embeddings(number, "queries").startswith(run.dump(number) + "/")
+    assert run.vectors(number).startswith(run.dump(number) + "/")
+    assert run.candidates(number).startswith(run.negatives_root + "/")
+
+
+@given(st.lists(numbers, min_size=2, max_size=2, unique=True).map(sorted))
+def test_numbered_folders_below_a_hundred_million_sort_by_number(pair: list[int]) -> None:
+    low, high = (number % 10**8 for number in pair)
+    run = RunLayout("run")
+    assert (run.checkpoint(low) < run.checkpoint(high)) == (low < high)
+
+
+@pytest.mark.parametrize("name", [".tmp-x", "epoch", "epoch-", "epoch-1x", "metrics.jsonl", "my-epoch-1"])
+def test_other_folders_have_no_number(name: str) -> None:
+    assert parse_number(name) is None
+
+
+def test_tables_of_data_stand_apart() -> None:
+    data = DataLayout("/data/")
+    urls = [data.labels, data.tokenizer, data.queries("train"), data.queries("test"), data.staging]
+    assert len(set(urls)) == len(urls)
+    assert all(url.startswith("/data/") for url in urls)

@@ -1,0 +1,182 @@
+"""A manifest says what a table is, and refuses to say it when it is not so."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from schemas import storage
+from schemas.errors import TableError
+from schemas.layout import MANIFEST
+from schemas.manifest import (
+    Manifest,
+    Shard,
+    is_published,
+    open_manifest,
+    publish,
+    require_parent,
+    unpublish,
+    verify,
+)
+from schemas.parquet import write_table
+from schemas.storage import join
+
+URL = "memory://manifests/table"
+
+
+@pytest.fixture
+def table() -> Manifest:
+    rows = pa.table({"label_id": pa.array(np.arange(10))})
+    return write_table(
+        URL,
+        "labels",
+        [rows.slice(0, 5), rows.slice(5)],
+        4,
+        parents={"tokenizer": "0" * 64},
+        parameters={"text": True, "nested": {"a": [1, 2.5, None]}},
+        counters={"rows_in": 12},
+        quality={"recall": 0.971},
+        id_range=(0, 10),
+    )
+
+
+def rewrite(**changes: object) -> None:
+    body = json.loads(storage.read_bytes(join(URL, MANIFEST)))
+    storage.write_bytes(join(URL, MANIFEST), json.dumps({**body, **changes}).encode())
+
+
+def seal(**changes: object) -> None:
+    """The manifest with `changes`, and a digest that agrees with them."""
+    body = json.loads(storage.read_bytes(join(URL, MANIFEST)))
+    body.pop("digest")
+    body.update(changes)
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    text = json.dumps({**body, "digest": storage.sha256(canonical)})
+    storage.write_bytes(join(URL, MANIFEST), text.encode())
+
+
+def test_what_was_published_is_opened(table: Manifest) -> None:
+    opened = open_manifest(URL, "labels")
+    assert opened == table
+    assert opened.digest == table.digest
+    assert opened.rows == sum(shard.rows for shard in opened.shards) == 10
+    verify(URL, opened)
+
+
+def test_the_same_table_has_the_same_digest_and_another_has_another(table: Manifest) -> None:
+    assert Manifest.model_validate(table.model_dump()).digest == table.digest
+    assert table.model_copy(update={"rows": 11}).digest != table.digest
+
+
+def test_parameters_keyed_by_numbers_survive() -> None:
+    publish(URL, Manifest(kind="labels", parameters={"by_k": {10: 0.5, 9: 0.25}}))
+    assert open_manifest(URL).parameters == {"by_k": {"9": 0.25, "10": 0.5}}
+
+
+def test_no_table_is_not_an_unfinished_table() -> None:
+    with pytest.raises(TableError, match="no table here"):
+        open_manifest("memory://manifests/nothing")
+
+
+def test_an_unfinished_table_is_invisible_and_says_so(table: Manifest) -> None:
+    unpublish(URL)
+    assert not is_published(URL)
+    with pytest.raises(TableError, match=r"unfinished table: it holds 2 file\(s\) but no manifest.json"):
+        open_manifest(URL)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"name": "a web app"}', "no Extremis table: expected format 'extremis-table', got None"),
+        (b"[1, 2]", "no Extremis table.*got 'list'"),
+        (b"\x89PNG\r\n", "damaged: not JSON"),
+        (b"", "damaged: not JSON"),
+    ],
+)
+def test_a_foreign_file_is_refused(content: bytes, message: str) -> None:
+    storage.write_bytes(join(URL, MANIFEST), content)
+    with pytest.raises(TableError, match=message):
+        open_manifest(URL)
+
+
+def test_another_version_names_both_and_the_writer(table: Manifest) -> None:
+    rewrite(version=0, code_version="0.0.7")
+    with pytest.raises(TableError, match=r"format version 0, this Extremis reads 1\..*\(0\.0\.7\)"):
+        open_manifest(URL)
+
+
+def test_another_kind_is_refused(table: Manifest) -> None:
+    with pytest.raises(TableError, match="expected a queries table, got a labels table"):
+        open_manifest(URL, "queries")
+
+
+def test_a_kind_that_does_not_exist_is_refused_whatever_is_expected(table: Manifest) -> None:
+    seal(kind="lables")
+    with pytest.raises(TableError, match="expected a known table, got a lables table"):
+        open_manifest(URL)
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(table: Manifest) -> None:
+    content = storage.read_bytes(join(URL, MANIFEST))
+    refused = 0
+    for at in range(0, len(content), 3):
+        spoilt = bytearray(content)
+        spoilt[at] ^= 1 << (at // 3) % 8
+        storage.write_bytes(join(URL, MANIFEST), bytes(spoilt))
+        try:
+            assert open_manifest(URL, "labels") == table  # white space between values may change
+        except TableError as error:
+            refused += 1
+            assert join(URL, MANIFEST) in str(error)  # noqa: PT017
+    assert refused > len(content) // 3 // 2
+
+
+def test_a_manifest_cut_short_is_damaged(table: Manifest) -> None:
+    content = storage.read_bytes(join(URL, MANIFEST))
+    for length in range(0, len(content) - 2, 97):
+        storage.write_bytes(join(URL, MANIFEST), content[:length])
+        with pytest.raises(TableError, match="damaged"):
+            open_manifest(URL)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../other/part", "a/../../b", "s3://bucket/x", "", "a\\b"])
+def test_a_shard_outside_its_table_is_refused(table: Manifest, path: str) -> None:
+    shard = table.shards[0].model_dump() | {"path": path}
+    seal(shards=[shard])
+    with pytest.raises(TableError, match=r"not valid at 'shards\.0\.path'"):
+        open_manifest(URL)
+
+
+def test_an_unknown_field_is_refused(table: Manifest) -> None:
+    seal(colour="blue")
+    with pytest.raises(TableError, match="not valid at 'colour'"):
+        open_manifest(URL)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "SHA-256 is .* expected"),
+        (lambda content: content[:-1], "damaged: .* bytes, expected"),
+        (None, "the manifest names this shard, but it is gone"),
+    ],
+)
+def test_verify_names_the_shard_that_differs(table: Manifest, change, message: str) -> None:  # type: ignore[no-untyped-def]
+    shard: Shard = table.shards[1]
+    place = join(URL, shard.path)
+    content = storage.read_bytes(place)
+    storage.remove(place)
+    if change:
+        storage.write_bytes(place, change(content))
+    with pytest.raises(TableError, match=f"{place}: .*{message}|{place}: {message}"):
+        verify(URL, table)
+
+
+def test_a_child_of_another_parent_names_both(table: Manifest) -> None:
+    require_parent(URL, table, "tokenizer", "0" * 64, "/data/tokenizer")
+    with pytest.raises(TableError, match=r"another tokenizer table.*00000.*than /data/tokenizer.*11111"):
+        require_parent(URL, table, "tokenizer", "1" * 64, "/data/tokenizer")
+    with pytest.raises(TableError, match="another queries table"):
+        require_parent(URL, table, "queries", "1" * 64, "/data/queries/train")
