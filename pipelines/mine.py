@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-import faiss
 
 from pipelines.mining.dump import Dump, Source, complete_dumps, newest, open_dump
+from pipelines.mining.index import tune
 from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import Plan, make_plan
 from pipelines.mining.steps import Found, Merged, load_block, merge_shard, negatives_schema, search_shard, summarize
@@ -112,8 +112,7 @@ class SearchBlock(beam.DoFn):
         self._plan = plan
 
     def setup(self) -> None:
-        if self._plan.options.threads:
-            faiss.omp_set_num_threads(self._plan.options.threads)
+        tune(self._plan.options.threads)
 
     def process(self, task: tuple[int, list[tuple[int, int]]]) -> Iterator[tuple[tuple[int, int], Found]]:
         number, shards = task
