@@ -101,7 +101,7 @@ class RangeReader(io.RawIOBase):
         end = self._length if size is None or size < 0 else min(start + size, self._length)
         if start >= end:
             return b""
-        data = _attempt(lambda: self._fs.cat_file(self._path, start, end), "read", self._url)
+        data = _attempt(lambda: self._fs.cat_file(self._path, start=start, end=end), "read", self._url)
         self._at += len(data)
         return data
 
@@ -144,7 +144,10 @@ def write_bytes(url: str, data: bytes | memoryview) -> None:
         _attempt(lambda: _write_local(path, data), "write", url)
         return
     payload = bytes(data)
-    _attempt(lambda: fs.pipe_file(path, payload), "write", url)
+    try:
+        _attempt(lambda: fs.pipe_file(path, payload), "write", url)
+    except FileNotFoundError as error:  # there are no folders to miss: it is the bucket
+        raise StorageError(f"could not write {url}: {error}; create the bucket or mend the path.") from error
 
 
 def remove(url: str, recursive: bool = False) -> None:
