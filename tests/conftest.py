@@ -3,9 +3,14 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.command import extremis
 from tests.pipelines.raw import write_tate
+
+# How long an example takes says nothing here: first calls load libraries, and machines are shared.
+settings.register_profile("extremis", deadline=None)
+settings.load_profile("extremis")
 
 
 @pytest.fixture(scope="session")
