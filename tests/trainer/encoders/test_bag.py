@@ -1,0 +1,185 @@
+"""The bag encoder against the same function in torch's autograd, and what it saves."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.builders import ragged, random_tokens
+from trainer.config import Encoder as EncoderConfig
+from trainer.encoders import build_encoder
+from trainer.encoders.bag import BagEncoder
+from trainer.encoders.features import bag_of_ngrams
+
+VOCABULARY, D = 30, 6
+KEY = (2, 7)
+FORMS = [
+    {},
+    {"residual": True},
+    {"residual": True, "normalize": True, "scale": 3.0, "dropout": 0.4, "weight_decay": 0.1},
+    {"feature_dropout": 0.5, "unit_features": False, "idf": False, "ngrams": 1},
+]
+
+
+def build(seed: int = 3, **changes: object) -> BagEncoder:
+    options = {"dimension": D, "ngrams": 3, "buckets": 40, "optimizer": "sgd", "lr": 0.5, "dense_lr": 0.05, **changes}
+    encoder = build_encoder(EncoderConfig.model_validate(options), VOCABULARY, seed)
+    assert isinstance(encoder, BagEncoder)
+    return encoder
+
+
+def batch(rows: int = 9, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    return ragged(random_tokens(np.random.default_rng(seed), rows, VOCABULARY, 7), np.uint16)
+
+
+def train_step(encoder: BagEncoder, step: int, factor: float = 1.0) -> torch.Tensor:
+    inputs = encoder.prepare(*batch(seed=step), (0, step))
+    x = encoder.encode(inputs, (0, step))
+    x.backward(torch.ones_like(x) * (x.detach() + 1))
+    encoder.update(factor)
+    return x.detach()
+
+
+def assert_same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def dense_features(config: EncoderConfig, idf: torch.Tensor, kept: np.ndarray | None) -> torch.Tensor:
+    """The batch's feature weights as a dense matrix [B, F]."""
+    tokens, offsets = batch()
+    rows = bag_of_ngrams(tokens, offsets, ngrams=config.ngrams, vocabulary=VOCABULARY, buckets=config.buckets)
+    matrix = np.zeros((len(offsets) - 1, len(idf)))
+    matrix[rows.row_of(), rows.features] = rows.weights * idf.numpy()[rows.features]
+    if config.unit_features:
+        matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-12)
+    if kept is not None:
+        gone = np.zeros_like(matrix, bool)
+        gone[rows.row_of()[~kept], rows.features[~kept]] = True
+        matrix = np.where(gone, 0, matrix) / (1 - config.feature_dropout)
+    return torch.from_numpy(matrix)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None:
+    config = EncoderConfig.model_validate({"dimension": D, "ngrams": 3, "buckets": 40, **form})
+    encoder = build(**form)
+    encoder.fit_idf([batch(seed=seed) for seed in range(4)])
+    before = {name: value.clone().double() for name, value in encoder.tensors().items()}
+
+    inputs = encoder.prepare(*batch(), KEY)
+    x = encoder.encode(inputs, KEY)
+    upstream = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    x.backward(upstream)
+    encoder.update(0.8)
+
+    kept = None
+    if config.feature_dropout:
+        # Which features were kept is read off the inputs: the others are not among a row's entries.
+        whole = dense_features(config, before["idf"].float(), None).numpy()
+        rows = np.repeat(np.arange(len(inputs.offsets) - 1), np.diff(inputs.offsets.numpy()))
+        present = np.zeros(whole.shape, bool)
+        present[rows, inputs.ids[inputs.column.numpy()]] = True
+        row, feature = np.nonzero(whole)
+        kept = present[row, feature]
+        assert 0.2 < kept.mean() < 0.8
+    table = before["embedding"].requires_grad_()
+    v = dense_features(config, before["idf"].float(), kept) @ table
+    parameters = []
+    if config.residual:
+        weight, bias = before["dense.weight"].requires_grad_(), before["dense.bias"].requires_grad_()
+        parameters = [weight, bias]
+        v = v + torch.relu(v @ weight.T + bias)
+    if config.normalize:
+        v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    v = v * config.scale
+    if config.dropout:
+        mask = (x != 0).double() / (1 - config.dropout)
+        assert 0.3 < (x == 0).double().mean() < 0.6  # empty rows are zero too
+        v = v * mask
+    v.backward(upstream.double())
+    torch.testing.assert_close(x.detach().double(), v.detach(), rtol=1e-4, atol=1e-5)
+    after = encoder.tensors()
+    moved = before["embedding"].detach() - 0.5 * 0.8 * table.grad
+    torch.testing.assert_close(after["embedding"].double(), moved, rtol=1e-4, atol=1e-5)
+    if parameters:
+        optimizer = torch.optim.AdamW(parameters, lr=0.05 * 0.8, weight_decay=config.weight_decay)
+        optimizer.step()
+        # Adam's first step is the sign of the gradient: where that is rounding, so is the step.
+        sure = [parameter.grad.abs() > 1e-5 for parameter in parameters]
+        for name, parameter, where in zip(["weight", "bias"], parameters, sure, strict=True):
+            torch.testing.assert_close(
+                after[f"dense.{name}"].double()[where], parameter.detach()[where], rtol=1e-3, atol=1e-5
+            )
+            assert where.any()
+
+
+def test_encoding_without_a_key_drops_nothing_and_has_no_graph() -> None:
+    encoder = build(dropout=0.5, feature_dropout=0.5)
+    x = encoder.encode(encoder.prepare(*batch()))
+    assert not x.requires_grad
+    plain = build()
+    assert torch.equal(x, plain.encode(plain.prepare(*batch())))
+
+
+def test_an_empty_row_is_zero_and_no_rows_are_no_x() -> None:
+    encoder = build(residual=False)
+    x = encoder.encode(encoder.prepare(*ragged([[1, 2], [], [3]], np.uint16)))
+    assert (x[1] == 0).all()
+    assert (x[[0, 2]] != 0).any(1).all()
+    assert encoder.encode(encoder.prepare(*ragged([], np.uint16))).shape == (0, D)
+
+
+def test_a_row_s_x_does_not_depend_on_its_batch() -> None:
+    encoder = build(residual=True, normalize=True)
+    rows = random_tokens(np.random.default_rng(5), 12, VOCABULARY, 7)
+    together = encoder.encode(encoder.prepare(*ragged(rows, np.uint16)))
+    alone = torch.cat([encoder.encode(encoder.prepare(*ragged([row], np.uint16))) for row in rows])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_is_keyed_by_the_step() -> None:
+    encoder = build(dropout=0.5, feature_dropout=0.5)
+
+    def x(key: tuple[int, int]) -> torch.Tensor:
+        return encoder.encode(encoder.prepare(*batch(), key), key).detach()
+
+    state = torch.get_rng_state()
+    assert torch.equal(x((1, 2)), x((1, 2)))
+    assert not torch.equal(x((1, 2)), x((1, 3)))
+    assert not torch.equal(x((1, 2)), x((2, 2)))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_seed_decides_the_initial_weights() -> None:
+    assert_same_tensors(build(1).tensors(), build(1).tensors())
+    assert not torch.equal(build(1).tensors()["embedding"], build(2).tensors()["embedding"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_saved_and_loaded_it_goes_on_bit_for_bit(optimizer: str) -> None:
+    def fresh(seed: int) -> BagEncoder:
+        return build(seed, optimizer=optimizer, residual=True, dropout=0.2, feature_dropout=0.2)
+
+    straight = fresh(3)
+    straight.fit_idf([batch()])
+    for step in range(3):
+        train_step(straight, step)
+    resumed = fresh(3)
+    resumed.load_tensors({name: value.clone() for name, value in straight.tensors().items()})
+    resumed.load_optimizer_tensors({name: value.clone() for name, value in straight.optimizer_tensors().items()})
+    assert_same_tensors(resumed.tensors(), straight.tensors())
+    assert_same_tensors(resumed.optimizer_tensors(), straight.optimizer_tensors())
+    for step in range(3, 6):
+        assert torch.equal(train_step(straight, step), train_step(resumed, step))
+    assert_same_tensors(resumed.tensors(), straight.tensors())
+    assert_same_tensors(resumed.optimizer_tensors(), straight.optimizer_tensors())
+
+
+def test_idf_counts_rows_and_stops_at_the_limit() -> None:
+    batches = [ragged([[1, 1, 2], [2]], np.uint16), ragged([[2], []], np.uint16), ragged([[5]] * 50, np.uint16)]
+    encoder = build(ngrams=1, idf_rows=4)
+    encoder.fit_idf(batches)
+    idf = encoder.tensors()["idf"].numpy()
+    np.testing.assert_allclose(idf[[0, 1, 2, 5]], np.log(5 / np.array([1, 2, 4, 1])) + 1, rtol=1e-6)
+    assert (build(idf=False).tensors()["idf"] == 1).all()

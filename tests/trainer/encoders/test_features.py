@@ -1,0 +1,109 @@
+"""Bags of n-grams against dictionaries of plain Python."""
+
+import math
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import Rows, ragged
+from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency
+
+VOCABULARY = 20
+WORD = 2**64
+
+rows_of_tokens = st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=8), max_size=8)
+
+
+def bucket(gram: list[int], buckets: int) -> int:
+    """The hash of one n-gram in arithmetic modulo 2**64, as the columns compute it for all at once."""
+    code = gram[0] + 1
+    for token in gram[1:]:
+        code = (code * 0x9E3779B97F4A7C15 + token + 1) % WORD
+    mixed = (code ^ (code >> 32)) * 0xD6E8FEB86659FD93 % WORD
+    return VOCABULARY + (mixed >> 20) % buckets
+
+
+def brute_force(rows: Rows, ngrams: int, buckets: int) -> list[dict[int, float]]:
+    """Each row's features and their weights."""
+    bags = []
+    for row in rows:
+        counts = Counter(row)
+        for length in range(2, ngrams + 1):
+            counts.update(bucket(row[at : at + length], buckets) for at in range(len(row) - length + 1))
+        bags.append({feature: 1 + math.log(count) for feature, count in counts.items()})
+    return bags
+
+
+def as_dicts(rows: SparseRows) -> list[dict[int, float]]:
+    return [
+        dict(zip(rows.features[low:high].tolist(), rows.weights[low:high].tolist(), strict=True))
+        for low, high in zip(rows.offsets[:-1], rows.offsets[1:], strict=True)
+    ]
+
+
+def bag(rows: Rows, ngrams: int = 2, buckets: int = 1000) -> SparseRows:
+    return bag_of_ngrams(*ragged(rows, np.uint16), ngrams=ngrams, vocabulary=VOCABULARY, buckets=buckets)
+
+
+@given(rows_of_tokens, st.integers(1, 4), st.sampled_from([1, 7, 1000]))
+def test_bags_are_those_of_a_dictionary_a_row(rows: Rows, ngrams: int, buckets: int) -> None:
+    made, expected = bag(rows, ngrams, buckets), brute_force(rows, ngrams, buckets)
+    for ours, theirs in zip(as_dicts(made), expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        np.testing.assert_allclose([ours[f] for f in theirs], list(theirs.values()), rtol=1e-6)
+    assert made.weights.dtype == np.float32
+    for low, high in zip(made.offsets[:-1], made.offsets[1:], strict=True):
+        assert (np.diff(made.features[low:high]) > 0).all()  # sorted, each once
+
+
+@given(rows_of_tokens, st.integers(1, 4))
+def test_a_row_s_bag_does_not_depend_on_its_neighbours(rows: Rows, ngrams: int) -> None:
+    together = as_dicts(bag(rows, ngrams))
+    assert together == [as_dicts(bag([row], ngrams))[0] for row in rows]
+
+
+def test_order_matters_to_ngrams_and_not_to_tokens() -> None:
+    forward, backward = as_dicts(bag([[1, 2, 3], [3, 2, 1]]))
+    assert {f for f in forward if f < VOCABULARY} == {f for f in backward if f < VOCABULARY} == {1, 2, 3}
+    assert {f for f in forward if f >= VOCABULARY}.isdisjoint(backward)
+
+
+def test_hashes_spread_over_the_buckets() -> None:
+    pairs = [[one, other] for one in range(VOCABULARY) for other in range(VOCABULARY)]
+    used = {feature for row in as_dicts(bag(pairs, 2, 1 << 20)) for feature in row if feature >= VOCABULARY}
+    assert len(used) >= len(pairs) - 3  # 400 pairs in a million buckets: 0.08 collisions expected
+
+
+def test_no_rows_and_empty_rows() -> None:
+    assert as_dicts(bag([])) == []
+    assert as_dicts(bag([[], [], []], ngrams=3)) == [{}, {}, {}]
+
+
+@given(rows_of_tokens)
+def test_unit_rows_have_unit_norm_or_are_empty(rows: Rows) -> None:
+    for row in as_dicts(bag(rows).unit()):
+        assert not row or math.isclose(math.fsum(w * w for w in row.values()), 1, rel_tol=1e-5)
+
+
+def test_a_row_of_zero_weights_stays_zero() -> None:
+    rows = bag([[1, 2], [3]]).weighted(np.zeros(VOCABULARY + 1000, np.float32)).unit()
+    assert (rows.weights == 0).all()
+
+
+@given(rows_of_tokens, st.integers(0, 99))
+def test_where_keeps_what_it_is_told_to(rows: Rows, seed: int) -> None:
+    whole = bag(rows)
+    kept = np.random.default_rng(seed).random(len(whole.features)) < 0.5
+    expected: list[dict[int, float]] = [{} for _ in rows]
+    for row, feature, weight, keep in zip(whole.row_of(), whole.features, whole.weights, kept, strict=True):
+        if keep:
+            expected[row][int(feature)] = float(weight)
+    assert as_dicts(whole.where(kept)) == expected
+
+
+def test_inverse_document_frequency() -> None:
+    found = inverse_document_frequency(np.array([0, 1, 9]), 9)
+    np.testing.assert_allclose(found, [math.log(10) + 1, math.log(5) + 1, 1], rtol=1e-6)
+    assert found.dtype == np.float32

@@ -1,0 +1,108 @@
+"""Optimizers of touched rows against torch's dense ones, and rows that a step leaves alone."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.rows import RowMatrix, RowOptimizer
+
+ROWS, D, STEPS, LR = 7, 5, 6, 0.1
+EVERY = np.arange(ROWS)
+OPTIMIZERS = [
+    RowOptimizer("sgd"),
+    RowOptimizer("sgd", momentum=0.9),
+    RowOptimizer("adagrad"),
+    RowOptimizer("adam"),
+    RowOptimizer("sgd", momentum=0.9, weight_decay=0.1),
+    RowOptimizer("adagrad", weight_decay=0.1),
+    RowOptimizer("adam", weight_decay=0.1),
+]
+
+
+def start(optimizer: RowOptimizer) -> RowMatrix:
+    return RowMatrix(torch.randn(ROWS, D, generator=torch.Generator().manual_seed(0)), optimizer)
+
+
+def gradients(seed: int = 1) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(ROWS, D, generator=generator) for _ in range(STEPS)]
+
+
+def step(matrix: RowMatrix, ids: np.ndarray, gradient: torch.Tensor, lr: float = LR) -> None:
+    rows = matrix.gather(ids)
+    rows.grad = gradient[torch.from_numpy(ids)]
+    matrix.update(ids, rows, lr)
+
+
+DENSE: dict[str, Callable[[list, RowOptimizer], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, ours: torch.optim.SGD(parameters, lr=LR, momentum=ours.momentum),
+    "adam": lambda parameters, ours: torch.optim.Adam(parameters, lr=LR, betas=ours.betas, eps=ours.eps),
+}
+
+
+@pytest.mark.parametrize("optimizer", [each for each in OPTIMIZERS if each.name in DENSE], ids=str)
+def test_touching_every_row_is_torch_s_optimizer(optimizer: RowOptimizer) -> None:
+    matrix = start(optimizer)
+    parameter = torch.nn.Parameter(matrix.weight.clone())
+    dense = DENSE[optimizer.name]([parameter], optimizer)
+    for gradient in gradients():
+        step(matrix, np.random.default_rng(0).permutation(EVERY), gradient)
+        with torch.no_grad():
+            parameter.mul_(1 - LR * optimizer.weight_decay)  # decoupled
+        parameter.grad = gradient.clone()
+        dense.step()
+    torch.testing.assert_close(matrix.weight, parameter.detach())
+
+
+def test_adagrad_keeps_one_sum_of_mean_squares_a_row() -> None:
+    matrix = start(RowOptimizer("adagrad"))
+    expected, total = matrix.weight.double().numpy().copy(), np.zeros(ROWS)
+    for gradient in gradients():
+        step(matrix, EVERY, gradient)
+        g = gradient.double().numpy()
+        total += (g**2).mean(1)
+        expected -= LR * g / (np.sqrt(total) + 1e-8)[:, None]
+    np.testing.assert_allclose(matrix.weight.numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(matrix.state["square"].numpy(), total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_rows_that_are_not_touched_keep_their_bits(optimizer: RowOptimizer) -> None:
+    matrix = start(optimizer)
+    for gradient in gradients(2):
+        step(matrix, EVERY, gradient)  # momentum and moments are not zero
+    before = {"weight": matrix.weight.clone(), **{name: value.clone() for name, value in matrix.state.items()}}
+    touched, rest = np.array([5, 0, 3]), [1, 2, 4, 6]
+    step(matrix, touched, gradients(3)[0])
+    for name, value in {"weight": matrix.weight, **matrix.state}.items():
+        assert torch.equal(value[rest], before[name][rest])
+        assert not torch.equal(value[touched], before[name][touched])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_a_row_moves_as_if_it_were_alone(optimizer: RowOptimizer) -> None:
+    # State counts a row's own updates: rows touched now and then go the way of a matrix of that row only.
+    together, schedule = start(optimizer), [np.array([0, 2]), np.array([2]), np.array([1, 2, 6]), np.array([0, 1])]
+    alone = [RowMatrix(start(optimizer).weight[row : row + 1].clone(), optimizer) for row in EVERY]
+    for ids, gradient in zip(schedule, gradients(), strict=False):
+        step(together, ids, gradient)
+        for row in ids:
+            step(alone[row], np.array([0]), gradient[row : row + 1])
+    torch.testing.assert_close(together.weight, torch.cat([matrix.weight for matrix in alone]))
+
+
+def test_gathered_rows_are_copies_that_take_a_gradient() -> None:
+    matrix = start(RowOptimizer("sgd"))
+    rows = matrix.gather(np.array([2, 4]))
+    assert rows.is_leaf
+    assert rows.requires_grad
+    with torch.no_grad():
+        rows.zero_()
+    assert matrix.weight[2].abs().sum() > 0
+
+
+def test_an_unknown_optimizer_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'adamax'.*'sgd', 'adagrad', 'adam'"):
+        start(RowOptimizer("adamax"))
