@@ -1,0 +1,203 @@
+"""The whole loop with DATA and RUN on an object store: a local server that speaks S3, real processes, real requests."""
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from tests.command import ROOT, command, environment, extremis, refused, sets
+from tests.pipelines.raw import write_tate
+
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+
+BUCKET = "loop"
+CHOICES = sets("order.batch=128", "train.epochs=4", "refresh.late=wait", "checkpoint.every_steps=3")
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What a user sets to reach a store of his own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = (tmp_path_factory.mktemp("moto") / "log").open("w")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
+    )
+    try:
+        _wait_for(port, server)
+        yield {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+    finally:
+        server.kill()
+        server.wait()
+        log.close()
+
+
+def _wait_for(port: int, server: subprocess.Popen) -> None:
+    limit = time.monotonic() + 60
+    while True:
+        assert server.poll() is None, "moto_server ended"
+        assert time.monotonic() < limit, "moto_server does not answer"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def bucket(env: dict[str, str]) -> "Bucket":
+    return Bucket(env)
+
+
+class Bucket:
+    """The store as its owner sees it, through a client that knows nothing of fsspec."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self._client = boto3.client(
+            "s3",
+            endpoint_url=env["AWS_ENDPOINT_URL"],
+            aws_access_key_id=env["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=env["AWS_SECRET_ACCESS_KEY"],
+            region_name=env["AWS_DEFAULT_REGION"],
+        )
+        self._client.create_bucket(Bucket=BUCKET)
+
+    def keys(self, prefix: str) -> list[str]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+        return [entry["Key"].removeprefix(prefix) for page in pages for entry in page.get("Contents", [])]
+
+    def read(self, key: str) -> bytes:
+        return self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+
+    def put(self, key: str, body: bytes) -> None:
+        self._client.put_object(Bucket=BUCKET, Key=key, Body=body)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tate(tmp_path_factory.mktemp("raw") / "tate", 600, 100)
+
+
+@pytest.fixture(scope="module")
+def data(env: dict[str, str], bucket: Bucket, raw: Path) -> str:
+    """DATA, sharded from raw files on the same store."""
+    for file in raw.iterdir():
+        bucket.put(f"raw/{file.name}", file.read_bytes())
+    extremis(
+        *("shard", f"s3://{BUCKET}/raw", f"s3://{BUCKET}/data", "--tokenizer", "train:1000"),
+        *("--row-group-rows", "64", "--shards", "2", "--propensity", "0.55,1.5"),
+        env=env,
+    )
+    return f"s3://{BUCKET}/data"
+
+
+@pytest.fixture(scope="module")
+def run(env: dict[str, str], data: str) -> str:
+    run = f"s3://{BUCKET}/run"
+    report = extremis("run", "astra", data, run, *CHOICES, "--json", env=env).json
+    assert report["table_versions"] == {"0": None, "1": None, "2": 2, "3": 2}
+    return run
+
+
+def test_the_loop_leaves_what_it_leaves_on_a_disk(
+    env: dict[str, str], bucket: Bucket, raw: Path, run: str, tmp_path: Path
+) -> None:
+    extremis(
+        *("shard", raw, tmp_path / "data", "--tokenizer", "train:1000"),
+        *("--row-group-rows", "64", "--shards", "2", "--propensity", "0.55,1.5"),
+    )
+    extremis("run", "astra", tmp_path / "data", tmp_path / "run", *CHOICES)
+    for name in ("data", "run"):
+        folder = tmp_path / name
+        local = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        stored = set(bucket.keys(f"{name}/"))
+        varying = ("tensorboard/", "metrics.jsonl", "config.toml")
+        assert {key for key in stored if not key.startswith(varying)} == {
+            key for key in local if not key.startswith(varying)
+        }
+        for key in sorted(stored & local):
+            if not key.startswith(varying):
+                assert bucket.read(f"{name}/{key}") == (folder / key).read_bytes(), key
+    assert any(key.startswith("tensorboard/events") for key in bucket.keys("run/"))
+    losses = [
+        _losses(text) for text in (bucket.read("run/metrics.jsonl"), (tmp_path / "run/metrics.jsonl").read_bytes())
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) > 20
+
+
+def _losses(metrics: bytes) -> list[float]:
+    return [record["loss"] for record in map(json.loads, metrics.splitlines()) if record["kind"] == "train"]
+
+
+def test_evaluate_embed_and_inspect_read_it(env: dict[str, str], data: str, run: str) -> None:
+    report = extremis("evaluate", data, run, "--json", env=env).json
+    assert report["queries"] == 100
+    assert report["metrics"]["P@1"] > 10
+    out = f"s3://{BUCKET}/embeddings"
+    assert extremis("embed", data, run, out, "--json", env=env).json["rows"] == 100
+    facts = extremis("inspect", f"{run}/negatives/epoch-0002/queries", "--verify", "--json", env=env).json
+    assert (facts["kind"], facts["verified"], facts["rows"]) == ("negatives", True, 600)
+
+
+def test_killed_and_resumed(env: dict[str, str], bucket: Bucket, data: str, run: str) -> None:
+    """Object stores cannot append: no record of metrics may be lost with the process."""
+    again = f"s3://{BUCKET}/again"
+    trainer = subprocess.Popen(
+        command("run", "astra", data, again, *CHOICES),
+        env=environment(env),
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    limit = time.monotonic() + 120
+    while not any("step-00000012/manifest" in key or "step-00000015/manifest" in key for key in bucket.keys("again/")):
+        assert time.monotonic() < limit
+        assert trainer.poll() is None
+        time.sleep(0.02)
+    os.killpg(trainer.pid, 9)
+    assert trainer.wait() == -9
+    keys = bucket.keys("again/")
+    assert "finished.json" not in keys
+    visible = [key.removesuffix("manifest.json") for key in keys if key.endswith("manifest.json")]
+    assert any(url.startswith("checkpoints/") for url in visible)
+    for url in visible:
+        for shard in json.loads(bucket.read(f"again/{url}manifest.json"))["shards"]:
+            assert hashlib.sha256(bucket.read(f"again/{url}{shard['path']}")).hexdigest() == shard["sha256"]
+    extremis("run", "astra", data, again, *CHOICES, "--resume", env=env)
+    assert _losses(bucket.read("again/metrics.jsonl")) == _losses(bucket.read("run/metrics.jsonl"))
+    for name in ("negatives/epoch-0002/queries", "dumps/epoch-0000/vectors", _newest(bucket, "run/")):
+        assert bucket.read(f"again/{name}/manifest.json") == bucket.read(f"run/{name}/manifest.json")
+
+
+def _newest(bucket: Bucket, prefix: str) -> str:
+    return max(key for key in bucket.keys(prefix) if key.startswith("checkpoints/")).rpartition("/")[0]
+
+
+def test_a_refused_input_leaves_nothing(env: dict[str, str], bucket: Bucket, raw: Path) -> None:
+    for file in raw.iterdir():
+        bucket.put(f"bad/{file.name}", file.read_bytes() if file.name != "trn.json.gz" else file.read_bytes()[:-90])
+    done = extremis("shard", f"s3://{BUCKET}/bad", f"s3://{BUCKET}/never", env=env, check=False)
+    refused(done, f"s3://{BUCKET}/bad/trn.json.gz: cut off", "Copy it again")
+    assert bucket.keys("never/") == []
+
+
+def test_a_store_that_refuses_is_named(env: dict[str, str], raw: Path, data: str) -> None:
+    nowhere = extremis("shard", raw, "s3://no-such-bucket/data", "--tokenizer", "train:1000", env=env, check=False)
+    refused(nowhere, "s3://no-such-bucket/data", status=1)
+    away = {**env, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    refused(extremis("inspect", data, env=away, check=False), data, "attempt(s)", status=1)
