@@ -78,10 +78,11 @@ def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
 
 
 def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
-    """Remove all but the newest `keep` checkpoints, and the one of step `spare` (the best)."""
+    """Remove all but the newest `keep` finished checkpoints, and the one of step `spare` (the best)."""
     steps = sorted(n for n in map(parse_number, storage.list_names(run.checkpoints)) if n is not None)
-    for step in steps[:-keep]:
-        if step != spare:
+    kept = {*[step for step in steps if is_published(run.checkpoint(step))][-keep:], spare}
+    for step in steps:
+        if step not in kept:
             unpublish(run.checkpoint(step))
             storage.remove(run.checkpoint(step), recursive=True)
 

@@ -18,6 +18,8 @@ PURPOSES = (
 
 def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     """A NumPy generator for up to three `counters` (epoch, step, ...). Raises ValueError for an unknown purpose."""
+    if purpose not in PURPOSES:
+        raise ValueError(f"unknown purpose {purpose!r}; known: {', '.join(PURPOSES)}")
     if len(counters) > 3:
         raise ValueError(f"at most three counters, got {counters}")
     padded = [*counters, 0, 0, 0][:3]
