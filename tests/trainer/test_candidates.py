@@ -1,0 +1,53 @@
+"""What is drawn: uniform pools, columns of the table, and pairs that hold everything known once."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.tables import PAD
+from tests.builders import batch_of
+from trainer.candidates import draw_hard, draw_pool, known_pairs, shared_pool
+
+AT = {"seed": 1, "epoch": 2}
+
+
+def test_a_pool_is_uniform_over_all_labels_and_drawn_anew_each_step() -> None:
+    counts = np.bincount(np.concatenate([draw_pool(20, 500, **AT, step=step) for step in range(20)]), minlength=20)
+    # Chi-squared with 19 degrees of freedom is below 50.8 but once in 10,000.
+    assert len(counts) == 20
+    assert ((counts - 500) ** 2 / 500).sum() < 50.8
+    np.testing.assert_array_equal(draw_pool(20, 9, **AT, step=3), draw_pool(20, 9, **AT, step=3))
+    assert not np.array_equal(draw_pool(20, 9, **AT, step=3), draw_pool(20, 9, **AT, step=4))
+    assert not np.array_equal(draw_pool(20, 9, **AT, step=3), draw_pool(20, 9, **AT, step=3, stream=1))
+
+
+def test_hard_columns_are_distinct_and_each_comes_up() -> None:
+    table = np.arange(24).reshape(4, 6)
+    seen = set()
+    for step in range(40):
+        drawn = draw_hard(table, 2, **AT, step=step)
+        columns = drawn[0]
+        np.testing.assert_array_equal(drawn, table[:, columns])
+        assert len(set(columns.tolist())) == 2
+        seen |= set(columns.tolist())
+    assert seen == set(range(6))
+    np.testing.assert_array_equal(draw_hard(table, 6, **AT, step=0), table)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=3), min_size=1, max_size=5), st.integers(0, 99))
+def test_known_pairs_are_positives_and_hard_negatives_by_query(positives: list[list[int]], seed: int) -> None:
+    hard = np.random.default_rng(seed).integers(PAD, 10, (len(positives), 3))
+    query, label, positive = known_pairs(batch_of(positives, hard), hard)
+    expected = [
+        (row, label, is_positive)
+        for row, own in enumerate(positives)
+        for label, is_positive in [*((p, True) for p in own), *((h, False) for h in hard[row].tolist() if h != PAD)]
+    ]
+    assert list(zip(query.tolist(), label.tolist(), positive.tolist(), strict=True)) == expected
+
+
+def test_a_shared_pool_touches_each_label_once() -> None:
+    candidates = shared_pool(batch_of([[3, 4], [4, 7]]), None, np.array([4, 9, 9, 1, 4]), 2.0)
+    np.testing.assert_array_equal(candidates.ids, [1, 4, 9, 3, 7])
+    np.testing.assert_array_equal(candidates.pool_weight, [2, 4, 4])
+    assert set(zip(candidates.struck_query.tolist(), candidates.struck_pool.tolist(), strict=True)) == {(0, 1), (1, 1)}

@@ -1,0 +1,145 @@
+"""Recipes: what is known, what is refused and how it is said, and that they come back as they were saved."""
+
+from pathlib import Path
+
+import pytest
+
+from schemas import storage
+from schemas.errors import InputError
+from trainer.config import Recipe, dump_config, load_config, load_recipe, recipe_names, validate
+
+
+def toml(folder: Path, text: str) -> str:
+    (folder / "mine.toml").write_text(text)
+    return str(folder / "mine.toml")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_that_ships_is_valid_and_comes_back_from_config_toml(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    assert recipe.method == name
+    url = str(tmp_path / "config.toml")
+    storage.write_bytes(url, dump_config(recipe, data={"digest": "abc"}))
+    config = load_config(url)
+    assert validate(config["recipe"], url) == recipe
+    assert config["data"] == {"digest": "abc"}
+    assert {"extremis", "python", "torch", "numpy"} <= config["versions"].keys()
+
+
+def test_there_are_recipes() -> None:
+    assert {"astra", "renee"} <= set(recipe_names())
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "nearest"),
+    [
+        ("negatives.rndom=5", "negatives.rndom", "random"),
+        ("trian.epochs=5", "trian", "train"),
+        ("encoder.dimensions=8", "encoder.dimensions", "dimension"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(override: str, key: str, nearest: str) -> None:
+    with pytest.raises(InputError, match=rf"unknown key '{key}', did you mean '{nearest}'\?"):
+        load_recipe("astra", [override])
+
+
+def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"unknown key 'refresh.zzz', known: start, every, index, late, wait_seconds"):
+        load_recipe("astra", ["refresh.zzz=1"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.epochs=0"], "train.epochs: .*greater than or equal to 1, got 0"),
+        (["encoder.dropout=1.0"], "encoder.dropout: .*less than 1"),
+        (["train.epochs=many"], "train.epochs: .*integer.*got 'many'"),
+        (["order.tail=cut"], "order.tail: .*'keep' or 'drop'.*got 'cut'"),
+        (["order.batch=100"], "order.streams = 8 does not divide order.batch = 100"),
+        (["order=5"], "order: .*got 5"),
+        (["negatives.random=0", "negatives.hard=0"], "no negatives at all"),
+        (["negatives.hard=8", "negatives.width=4"], "negatives.width = 4 is below negatives.hard = 8"),
+        (["negatives.pool=all", "negatives.hard=3"], "scores every label already"),
+        (["encoder.kind=transformer"], "needs encoder.model"),
+        (["encoder.buckets=0"], "needs encoder.buckets > 0"),
+        (["refresh.start=1"], "refresh.start: .*greater than or equal to 2"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_key_and_the_value(overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_recipe("astra", overrides)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(InputError, match=r"train\.epochs: .*; .*unknown key 'train\.epoch'") as refusal:
+        load_recipe("astra", ["train.epochs=0", "train.epoch=5"])
+    assert str(refusal.value).startswith("recipe astra: ")
+    assert refusal.value.exit_status == 2
+
+
+def test_overrides_are_toml_values_and_bare_words_are_strings() -> None:
+    recipe = load_recipe(
+        "astra",
+        ["train.epochs=3", "encoder.lr=1e-3", "data.label_texts=false", "validation.split=val", 'refresh.index="Flat"'],
+    )
+    assert (recipe.train.epochs, recipe.encoder.lr, recipe.data.label_texts) == (3, 1e-3, False)
+    assert (recipe.validation.split, recipe.refresh.index) == ("val", "Flat")
+    assert load_recipe("astra", ["train.epochs=3", "train.epochs=4"]).train.epochs == 4
+
+
+@pytest.mark.parametrize("override", ["train.epochs", "=3", ".epochs=3", "train.=3"])
+def test_an_override_without_key_or_value_shows_the_form(override: str) -> None:
+    with pytest.raises(InputError, match=r"expected section\.key=value"):
+        load_recipe("astra", [override])
+
+
+def test_an_override_below_a_value_is_refused() -> None:
+    with pytest.raises(InputError, match="'epochs' is a value, not a section"):
+        load_recipe("astra", ["train.epochs=3", "train.epochs.last=3"])
+
+
+def test_an_unknown_recipe_names_the_nearest_and_all() -> None:
+    with pytest.raises(InputError, match=r"no recipe 'astro': expected one of astra.*Did you mean 'astra'\?"):
+        load_recipe("astro")
+
+
+def test_a_recipe_from_a_file(tmp_path: Path) -> None:
+    assert load_recipe(toml(tmp_path, 'method = "mine"\n[train]\nepochs = 2\n')).train.epochs == 2
+    with pytest.raises(InputError, match="no such file"):
+        load_recipe(str(tmp_path / "other.toml"))
+    with pytest.raises(InputError, match=r"not TOML: .*line 2"):
+        load_recipe(toml(tmp_path, "[train]\nepochs = = 2\n"))
+    (tmp_path / "mine.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="not UTF-8"):
+        load_recipe(str(tmp_path / "mine.toml"))
+
+
+def test_a_recipe_extends_another_and_no_circle_is_followed(tmp_path: Path) -> None:
+    mine = load_recipe(toml(tmp_path, 'extends = "astra"\nmethod = "mine"\n[train]\nepochs = 2\n'))
+    base = load_recipe("astra")
+    assert mine.train.epochs == 2
+    assert mine.model_copy(update={"train": base.train, "method": "astra"}) == base
+    with pytest.raises(InputError, match="extends itself"):
+        load_recipe(toml(tmp_path, f'extends = "{tmp_path / "mine.toml"}"\n'))
+
+
+def test_no_run_says_how_to_start_one() -> None:
+    with pytest.raises(InputError, match=r"no run here\. Start one with `extremis run`"):
+        load_config("memory://nowhere/config.toml")
+
+
+def test_the_schedule_of_tables() -> None:
+    recipe = Recipe.model_validate(
+        {"negatives": {"hard": 3}, "refresh": {"start": 3, "every": 2}, "train": {"epochs": 8}}
+    )
+    assert recipe.table_epochs() == [3, 5, 7]
+    assert [recipe.uses_table(epoch) for epoch in range(5)] == [False, False, False, True, True]
+    assert recipe.negatives.table_width == 3
+    never = Recipe.model_validate({"negatives": {"hard": 0}})
+    assert never.table_epochs() == []
+    assert not never.uses_table(10)
+
+
+def test_a_recipe_cannot_change_once_made() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_recipe("astra").train.epochs = 5

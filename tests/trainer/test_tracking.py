@@ -1,0 +1,70 @@
+"""metrics.jsonl and TensorBoard: whole behind any URL, and without what a resumed run will record again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas import storage
+from schemas.layout import RunLayout
+from schemas.storage import join
+from trainer.tracking import Tracker, read_metrics
+
+
+@pytest.fixture(params=["local", "memory"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunLayout:
+    return RunLayout(str(tmp_path / "run") if request.param == "local" else f"memory://tracking/{tmp_path.name}")
+
+
+def track(run: RunLayout, resume_at: int, steps: range, tensorboard: bool = False) -> Tracker:
+    tracker = Tracker(run, tensorboard)
+    tracker.start(resume_at)
+    for step in steps:
+        tracker.record("train", step, {"loss": 1 / step, "epoch": 0})
+    tracker.sync()
+    return tracker
+
+
+def test_records_come_back_in_order(run: RunLayout) -> None:
+    track(run, 0, range(1, 4)).close()
+    assert [record["step"] for record in read_metrics(run)] == [1, 2, 3]
+    assert read_metrics(run)[1] == {"kind": "train", "step": 2, "loss": 0.5, "epoch": 0}
+
+
+def test_a_resumed_run_drops_what_lies_beyond_its_checkpoint(run: RunLayout) -> None:
+    track(run, 0, range(1, 8))  # never closed: as if killed
+    track(run, 4, range(5, 7)).close()
+    assert [record["step"] for record in read_metrics(run)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_new_run_starts_empty(run: RunLayout) -> None:
+    track(run, 0, range(1, 4)).close()
+    track(run, 0, range(1, 2)).close()
+    assert [record["step"] for record in read_metrics(run)] == [1]
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(run: RunLayout) -> None:
+    track(run, 0, range(1, 4)).close()
+    content = storage.read_bytes(run.metrics)
+    storage.write_bytes(run.metrics, content + b'{"kind": "train", "st')
+    assert [record["step"] for record in read_metrics(run)] == [1, 2, 3]
+    track(run, 3, range(4, 5)).close()
+    assert [json.loads(line)["step"] for line in storage.read_bytes(run.metrics).splitlines()] == [1, 2, 3, 4]
+
+
+def test_tensorboard_holds_the_numbers(run: RunLayout, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    track(run, 0, range(1, 4), tensorboard=True).close()
+    names = storage.list_names(run.tensorboard)
+    assert len(names) == 1
+    copy = tmp_path / names[0]
+    copy.write_bytes(storage.read_bytes(join(run.tensorboard, names[0])))
+    events = EventAccumulator(str(copy))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3]
+    assert [event.value for event in events.Scalars("train/loss")] == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+def test_no_run_has_no_records() -> None:
+    assert read_metrics(RunLayout("memory://tracking/nowhere")) == []
