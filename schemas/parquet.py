@@ -1,5 +1,6 @@
 """Shards as Parquet: fixed row groups, deterministic bytes, one row group at a time in and out."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -97,14 +98,22 @@ def open_shard(url: str, shard: Shard) -> pq.ParquetFile:
         raise TableError(f"{place}: the manifest names this shard, but it is gone. Make the table again.") from None
     if found != shard.bytes:
         raise TableError(f"{place}: damaged: {found} bytes, expected {shard.bytes}. Make the table again.")
-    try:
+    with naming_damage(place):
         if storage.is_local(place):
             file = storage.filesystem(place)[1]
             return pq.ParquetFile(file, memory_map=True, page_checksum_verification=True)
         remote = storage.RangeReader(place, shard.bytes)
         return pq.ParquetFile(remote, pre_buffer=True, page_checksum_verification=True)
+
+
+@contextlib.contextmanager
+def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
+    """Turn whatever Arrow raises over bytes that do not decode into a TableError, on one line, that names `place`."""
+    try:
+        yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise TableError(f"{place}: damaged: {error}. Make the table again.") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise TableError(f"{place}: damaged: {reason}. {remedy}") from error
 
 
 def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -143,10 +152,8 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
 
 def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None, place: str) -> pa.Table:
     """Row group `group` of an open shard. Raises TableError that names `place` when its bytes do not decode."""
-    try:
+    with naming_damage(f"{place}, row group {group}"):
         table = file.read_row_group(group, columns=list(columns) if columns else None, use_threads=False)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise TableError(f"{place}: damaged in row group {group}: {error}. Make the table again.") from error
     missing = set(columns or ()) - set(table.column_names)
     if missing:
         raise TableError(f"{place}: no column {', '.join(sorted(missing))}. Make the table again.")

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from schemas import storage, tables
 from schemas.errors import TableError
 from schemas.layout import RunLayout, parse_number
 from schemas.manifest import Manifest, Shard, columns_of, is_published, open_manifest, publish, unpublish
-from schemas.parquet import encode, matrix_array, matrix_column, write_shard
+from schemas.parquet import encode, matrix_array, matrix_column, naming_damage, write_shard
 from schemas.storage import join
 from trainer.config import Recipe
 from trainer.stream import Source
@@ -64,10 +65,9 @@ class EmbeddingCollector:
             if number is None or number > step:
                 continue
             place = self._part(number)
-            try:
-                part = pa.parquet.read_table(pa.BufferReader(storage.read_bytes(place)))
-            except pa.ArrowInvalid as error:
-                raise TableError(f"{place}: damaged: {error}. Remove the run's last checkpoint and resume.") from None
+            content = pa.BufferReader(storage.read_bytes(place))
+            with naming_damage(place, "Remove the run's last checkpoint and resume."):
+                part = pq.read_table(content, page_checksum_verification=True)
             self._vectors[part.column("query_id").to_numpy()] = matrix_column(part, "vector")
 
     def publish(self, sources: list[Source], vectors: torch.Tensor, parameters: dict) -> None:
