@@ -199,5 +199,5 @@ def test_a_refused_input_leaves_nothing(env: dict[str, str], bucket: Bucket, raw
 def test_a_store_that_refuses_is_named(env: dict[str, str], raw: Path, data: str) -> None:
     nowhere = extremis("shard", raw, "s3://no-such-bucket/data", "--tokenizer", "train:1000", env=env, check=False)
     refused(nowhere, "s3://no-such-bucket/data", status=1)
-    away = {**env, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    away = {**env, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
     refused(extremis("inspect", data, env=away, check=False), data, "attempt(s)", status=1)
