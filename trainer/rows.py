@@ -55,16 +55,6 @@ class RowMatrix:
         for name, value in state.items():
             self.state[name].index_copy_(0, rows, value)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and optimizer state by name, to be saved."""
-        return {"weight": self.weight, **{f"optimizer.{name}": value for name, value in self.state.items()}}
-
-    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        """The inverse of `tensors`, in place."""
-        self.weight.copy_(tensors["weight"])
-        for name, value in self.state.items():
-            value.copy_(tensors[f"optimizer.{name}"])
-
     def _descend(self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: float) -> None:
         """Change `weight` and `state` in place."""
         options = self.optimizer

@@ -1,0 +1,90 @@
+"""Encoder and classifier as one: what is embedded, saved, loaded, and refused."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from schemas import storage
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import open_manifest
+from schemas.parquet import iterate
+from tests.builders import SmallData, build_data, ragged
+from trainer.checkpoint import save_checkpoint
+from trainer.config import Recipe, dump_config
+from trainer.model import Model, data_facts, load_model
+
+RECIPE = Recipe.model_validate(
+    {
+        "encoder": {"dimension": 4, "buckets": 64},
+        "classifier": {"bias": True, "initial_bias": -3.0, "initial_scale": 1.0},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def data() -> SmallData:
+    return build_data("memory://model/data")
+
+
+def model_of(data: SmallData, seed: int = 0) -> Model:
+    recipe = RECIPE.model_copy(update={"train": RECIPE.train.model_copy(update={"seed": seed})})
+    return Model.build(recipe, data.vocabulary, data.labels)
+
+
+def save(data: SmallData, run: RunLayout, step: int, seed: int, digest: str | None = None) -> None:
+    model = model_of(data, seed)
+    found = digest or open_manifest(data.layout.root, "data").digest
+    storage.write_bytes(run.config, dump_config(RECIPE, data={"digest": found}))
+    save_checkpoint(
+        run.checkpoint(step), {"encoder": model.encoder.tensors()}, {"weight": model.classifier.vectors}, {}, {}
+    )
+
+
+def test_a_table_is_embedded_row_by_row_whatever_the_slices(data: SmallData) -> None:
+    url = data.layout.queries("train")
+    table = pa.concat_tables(iterate(url, open_manifest(url)))
+    model = model_of(data)
+    whole = model.embed_table(table)
+    assert whole.shape == (64, 5)
+    assert (whole[:, -1] == 1).all()  # meets the bias
+    torch.testing.assert_close(model.embed_table(table, batch=7), whole)
+    torch.testing.assert_close(model.embed(*ragged(data.points["train"].tokens, np.uint16)), whole)
+    assert model.embed_table(table.slice(0, 0)).shape == (0, 5)
+
+
+def test_the_newest_or_a_given_checkpoint_is_loaded(data: SmallData) -> None:
+    run = RunLayout("memory://model/run")
+    save(data, run, 5, seed=5)
+    save(data, run, 9, seed=9)
+    tokens = ragged(data.points["test"].tokens, np.uint16)
+    for step, seed in ((None, 9), (5, 5), (9, 9)):
+        recipe, model, checkpoint = load_model(data.layout, run, step)
+        assert recipe == RECIPE
+        assert checkpoint.url == run.checkpoint(seed)
+        assert torch.equal(model.embed(*tokens), model_of(data, seed).embed(*tokens))
+        assert torch.equal(model.classifier.vectors, model_of(data, seed).classifier.vectors)
+
+
+def test_a_run_of_other_data_names_both_digests(data: SmallData) -> None:
+    run = RunLayout("memory://model/foreign")
+    save(data, run, 1, seed=0, digest="f" * 64)
+    with pytest.raises(InputError, match=r"made from other data \(digest ffffffffffff…\) than memory://model/data"):
+        load_model(data.layout, run)
+
+
+def test_a_run_without_a_checkpoint_says_so(data: SmallData) -> None:
+    run = RunLayout("memory://model/fresh")
+    save(data, run, 1, seed=0)
+    storage.remove(run.checkpoints, recursive=True)
+    with pytest.raises(InputError, match="no checkpoint yet"):
+        load_model(data.layout, run)
+
+
+def test_the_facts_of_data(data: SmallData) -> None:
+    manifest, labels, vocabulary = data_facts(data.layout)
+    assert (labels, vocabulary) == (data.labels, data.vocabulary)
+    assert manifest.kind == "data"
+    with pytest.raises(TableError, match="no table here"):
+        data_facts(DataLayout("memory://model/nothing"))
