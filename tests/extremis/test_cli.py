@@ -1,0 +1,253 @@
+"""Every command on a tiny data set: what it prints, what it leaves, and what it says as JSON."""
+
+import json
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from extremis.cli import cli
+from schemas.manifest import open_manifest, verify
+from tests.command import ROOT, Done, call, command, environment, extremis, sets
+from tests.pipelines.raw import write_tiny
+from trainer.config import recipe_names
+
+SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
+CHOICES = sets("order.batch=16", "train.epochs=4", "refresh.every=1")
+KS = (1, 3, 5, 10)
+
+
+def plain(done: Done) -> None:
+    """Not a terminal: no colours, no cursor movements, no carriage returns."""
+    assert not {"\x1b", "\r", "\b"} & set(done.out + done.err)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="module")
+def sharded(folder: Path) -> Done:
+    return call("shard", write_tiny(folder / "raw", rows=60, labels=20), folder / "data", *SHARD, "--json")
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path, sharded: Done) -> Path:
+    assert sharded.status == 0, sharded.err
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, data: Path) -> Done:
+    """Trained alone, with no miner: every table is late."""
+    return call("train", "astra", data, folder / "alone", *CHOICES, "--json")
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path, data: Path) -> Done:
+    """Trained with a miner beside, as processes."""
+    return extremis("run", "astra", data, folder / "run", *CHOICES, "--set", "refresh.late=wait", "--json")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, ran: Done) -> Path:
+    return folder / "run"
+
+
+def test_shard(folder: Path, sharded: Done) -> None:
+    plain(sharded)
+    body = sharded.json
+    assert body["data"] == str(folder / "data")
+    assert body["rows"] == {"train": 60, "test": 30}
+    assert body["labels"] == 20
+    assert body["propensity"] == {"a": 0.55, "b": 1.5}
+    assert body["digest"] == open_manifest(body["data"]).digest
+    assert set(body["tables"]) == {"tokenizer", "labels", "queries/train", "queries/test"}
+    assert "60 train points, 30 test points, 20 labels" in sharded.err
+    again = call("shard", folder / "raw", folder / "data", *SHARD, "--json")
+    assert again.json == body
+    assert "nothing to do" in again.err
+
+
+def test_train_goes_on_without_a_table_and_says_so(folder: Path, trained: Done) -> None:
+    plain(trained)
+    body = trained.json
+    assert body["run"] == str(folder / "alone")
+    assert body["table_versions"] == {"0": None, "1": None, "2": None, "3": None}
+    assert [epoch["late"] for epoch in body["epochs"]] == [False, False, True, True]
+    assert set(body["epochs"][0]) == {"epoch", "loss", "seconds", "rows", "table_epoch", "table_age", "late"}
+    assert body["epochs"][3]["loss"] < body["epochs"][0]["loss"]
+    assert "the hard-negative table due at epoch 2 is not there yet; going on with random negatives only" in trained.err
+    assert sum(line.startswith("epoch ") and "rows/s" in line for line in trained.err.splitlines()) == 4
+    config = (folder / "alone" / "config.toml").read_text()
+    assert "[versions]" in config
+    assert "epochs = 4" in config
+    assert list((folder / "alone" / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_tensorboard_holds_the_losses_of_metrics(folder: Path, trained: Done) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "alone" / "tensorboard"))
+    events.Reload()
+    shown = {event.step: event.value for event in events.Scalars("train/loss")}
+    lines = map(json.loads, (folder / "alone" / "metrics.jsonl").read_text().splitlines())
+    recorded = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
+    assert shown.keys() == recorded.keys()
+    assert all(shown[step] == pytest.approx(recorded[step], rel=1e-6) for step in shown)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_does_not(folder: Path, data: Path, trained: Done) -> None:
+    losses = [[epoch["loss"] for epoch in trained.json["epochs"]]]
+    for name, seed in (("same", "0"), ("other", "1")):
+        done = call("train", "astra", data, folder / name, *CHOICES, "--set", f"train.seed={seed}", "--json")
+        losses.append([epoch["loss"] for epoch in done.json["epochs"]])
+    assert losses[0] == losses[1]
+    assert losses[0][0] != losses[2][0]
+
+
+def test_run_trains_on_the_tables_that_the_miner_makes(ran: Done, run: Path) -> None:
+    plain(ran)
+    assert ran.json["table_versions"] == {"0": None, "1": None, "2": 2, "3": 3}
+    assert [epoch["table_age"] for epoch in ran.json["epochs"]] == [None, None, 2, 2]
+    assert "epoch 0: mined in" in ran.err
+    assert (run / "finished.json").exists()
+    manifest = open_manifest(str(run / "negatives" / "epoch-0003" / "queries"), "negatives")
+    verify(str(run / "negatives" / "epoch-0003" / "queries"), manifest)
+    assert manifest.quality["recall_at_k"] == 1.0
+
+
+def test_mine(data: Path, folder: Path, trained: Done) -> None:
+    alone = folder / "alone"
+    done = call("mine", data, alone, "--epoch", "1", "--width", "3", "--threads", "1", "--json")
+    plain(done)
+    tables = done.json["tables"]
+    assert set(tables) == {"queries", "labels"}
+    assert tables["queries"]["rows"] == 60
+    assert tables["queries"]["quality"]["recall_at_k"] == 1.0
+    assert tables["queries"]["digest"] == open_manifest(str(alone / "negatives" / "epoch-0003" / "queries")).digest
+    assert "queries: 60 rows, recall 1.0000" in done.err
+    watched = call("mine", data, alone, "--watch", "--json")
+    assert watched.json == {"run": str(alone), "tables": 0}  # the run is finished
+
+
+def test_beam_options_go_to_beam(data: Path, folder: Path, trained: Done) -> None:
+    arguments = ("mine", data, folder / "alone", "--epoch", "0", "--width", "2", "--json", "--")
+    done = call(*arguments, "--direct_num_workers=2", "--direct_running_mode=multi_threading")
+    assert done.status == 0
+    assert done.json["tables"]["labels"]["rows"] == 20
+    wrong = call("embed", data, folder / "alone", folder / "never", "--", "--direct_num_wrkers=2")
+    assert wrong.status == 2
+    assert "Did you mean --direct_num_workers?" in wrong.err
+
+
+def test_evaluate(data: Path, run: Path) -> None:
+    done = call("evaluate", data, run, "--json")
+    plain(done)
+    body = done.json
+    families = ("P", "nDCG", "R", "PSP", "PSnDCG")
+    assert set(body["metrics"]) == set(body["intervals"]) == {f"{family}@{k}" for family in families for k in KS}
+    assert (body["split"], body["queries"], body["filter_pairs"]) == ("test", 30, 0)
+    assert body["step"] == int(max((run / "checkpoints").iterdir()).name.removeprefix("step-"))
+    for name, (low, high) in body["intervals"].items():
+        assert low <= body["metrics"][name] <= high
+    for family in families:
+        assert family in done.out
+    assert call("evaluate", data, run, "--split", "train", "--limit", "7", "--json").json["queries"] == 7
+
+
+def test_embed(data: Path, run: Path, folder: Path) -> None:
+    done = call("embed", data, run, folder / "embeddings", "--what", "labels", "--dtype", "float32", "--json")
+    plain(done)
+    manifest = open_manifest(str(folder / "embeddings"), "embeddings")
+    assert done.json == {"out": str(folder / "embeddings"), "digest": manifest.digest, "rows": 20}
+    assert "fixed_size_list<element: float>[9]" in manifest.columns[1].type  # 8, and the bias
+
+
+def test_inspect(data: Path, run: Path) -> None:
+    done = call("inspect", data / "queries" / "train", "--verify", "--rows", "2", "--json")
+    plain(done)
+    body = done.json
+    assert (body["kind"], body["rows"], body["verified"]) == ("queries", 60, True)
+    assert body["digest"] == open_manifest(str(data / "queries" / "train")).digest
+    assert done.out.count("'input_ids'") == 2
+    assert "verified: 2 shard(s)" in done.err
+    for url in (
+        data,
+        data / "tokenizer",
+        run / "dumps" / "epoch-0000" / "vectors",
+        max((run / "checkpoints").iterdir()),
+    ):
+        assert call("inspect", f"{url}/manifest.json").status == 0
+
+
+def test_recipes() -> None:
+    done = call("recipes", "--json")
+    plain(done)
+    assert sorted(done.json) == recipe_names()
+    assert done.json["astra"]["refresh"]["start"] >= 2
+    for name in recipe_names():
+        assert name in done.out
+
+
+def test_ablate_trains_once_and_compares(data: Path, folder: Path) -> None:
+    arguments = ("ablate", data, folder / "ablation", "--recipes", "random,renee", *_without_hard(), "--json")
+    first = call(*arguments)
+    assert first.status == 0, first.err
+    assert set(first.json) == {"random", "renee"}
+    assert first.json["random"]["metrics"].keys() == first.json["renee"]["metrics"].keys()
+    assert first.json["random"]["train_seconds"] is not None
+    again = call(*arguments).json
+    assert again["random"]["train_seconds"] is None
+    assert again["random"]["metrics"] == first.json["random"]["metrics"]
+    assert "PSP@5" in first.out
+
+
+def _without_hard() -> list[str]:
+    chosen = [word for word in sets("order.batch=16", "train.epochs=2", "classifier.bias=false") if word != "--set"]
+    return [word for one in chosen if not one.startswith("negatives.") for word in ("--set", one)]
+
+
+@pytest.mark.parametrize("name", cli.commands)
+def test_help_and_json_everywhere(name: str) -> None:
+    done = call(name, "--help")
+    assert done.status == 0
+    assert "--json" in done.out
+    assert "Example" in done.out
+
+
+def test_results_and_notes_do_not_mix(data: Path, run: Path) -> None:
+    """`extremis evaluate --json | tail -1 | jq` works, and progress stays on standard error."""
+    done = extremis("evaluate", data, run, "--json")
+    plain(done)
+    assert done.json["queries"] == 30
+    assert done.out.splitlines()[0].startswith("test: 30 queries")
+
+
+def test_a_terminal_gets_a_bar(data: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("train", "astra", data, tmp_path / "run", *CHOICES, "--set", "train.epochs=1"),
+        env=environment({"TERM": "xterm", "COLUMNS": "100"}),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(ours)
+    assert process.wait() == 0
+    assert b"\x1b[" in shown
+    assert b"train astra" in shown
+    assert b"epoch 1/1" in shown
