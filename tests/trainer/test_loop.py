@@ -1,0 +1,181 @@
+"""The loop as a whole, in one process: the size of the estimate, exact resume, and what it refuses.
+
+Real processes, killed and resumed, are in tests/loop.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import pytest
+
+from schemas.errors import ExtremisError, InputError
+from schemas.layout import RunLayout
+from schemas.manifest import open_manifest
+from tests.builders import SmallData, build_data, build_negatives
+from trainer.checkpoint import latest_checkpoint
+from trainer.config import Recipe
+from trainer.loop import Trainer
+from trainer.refresh import dump_is_published
+from trainer.tracking import read_metrics
+
+BASE = {
+    "data": {"label_texts": True},
+    "order": {"batch": 16, "streams": 4, "window_groups": 2, "threads": 1},
+    "encoder": {"dimension": 4, "buckets": 64, "dropout": 0.1, "feature_dropout": 0.1, "residual": True},
+    "classifier": {"bias": True},
+    "negatives": {"random": 6, "hard": 2, "width": 3},
+    "refresh": {"start": 2, "every": 2},
+    "train": {"epochs": 5},
+    "checkpoint": {"every_steps": 4},
+    "logging": {"every_steps": 1, "tensorboard": False},
+}
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture(scope="module")
+def data() -> SmallData:
+    return build_data("memory://loop/data")
+
+
+def with_tables(run: RunLayout, data: SmallData) -> RunLayout:
+    """`run` with its tables mined in time."""
+    for epoch in (2, 4):
+        for name, table, points in (
+            ("queries", data.layout.queries("train"), data.points["train"]),
+            ("labels", data.layout.labels, data.label_points),
+        ):
+            url = run.negatives(epoch, name)
+            build_negatives(url, open_manifest(table), points.positives, data.labels, 3, seed=epoch, pads=False)
+    return run
+
+
+@pytest.fixture
+def runs(data: SmallData, request: pytest.FixtureRequest) -> Iterator[RunLayout]:
+    """Fresh runs."""
+    return (with_tables(RunLayout(f"memory://loop/{request.node.name}/{number}"), data) for number in count())
+
+
+@pytest.fixture(scope="module")
+def straight(data: SmallData) -> tuple[RunLayout, list[float]]:
+    """A run that was never stopped, and its losses."""
+    run = with_tables(RunLayout("memory://loop/straight"), data)
+    return run, train(Trainer.start(data.layout.root, run.root, recipe(), silent))
+
+
+def recipe(**sections: dict) -> Recipe:
+    return Recipe.model_validate({**BASE, **{name: {**BASE.get(name, {}), **new} for name, new in sections.items()}})
+
+
+def train(trainer: Trainer, stop_after: int | None = None) -> list[float]:
+    """Losses step by step."""
+    losses: list[float] = []
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        losses.append(loss)
+        if step == stop_after:
+            raise Killed
+
+    for _ in trainer.train(on_step):
+        pass
+    return losses
+
+
+def silent(_: str) -> None:
+    return None
+
+
+STILL = {"encoder": {"lr": 1e-12, "dense_lr": 1e-12}, "classifier": {"lr": 1e-12, "bias": False}}
+
+
+@pytest.mark.parametrize(
+    ("negatives", "spread"),
+    [
+        ({"pool": "all", "hard": 0}, 0),
+        ({"pool": "shared", "random": 3000}, 0.02),
+        ({"pool": "own", "random": 3000}, 0.02),
+        ({"pool": "shared", "random": 0, "hard": 2, "reweight": True}, None),
+    ],
+    ids=str,
+)
+def test_the_loss_has_the_size_of_one_vs_all(
+    data: SmallData, runs: Iterator[RunLayout], negatives: dict, spread: float | None
+) -> None:
+    # Vectors that stay at zero give every label softplus(0) = ln 2, before and after the first table.
+    run = next(runs)
+    trainer = Trainer.start(data.layout.root, run.root, recipe(negatives=negatives, **STILL), silent)
+    losses = np.asarray(train(trainer)) / math.log(2)
+    if spread is None:  # hard negatives alone: once there is a table, positives and k_h are all that is scored
+        last = losses[-trainer.stream.steps :]
+        positives = sum(map(len, data.points["train"].positives)) + data.labels
+        assert last.mean() == pytest.approx(positives / trainer.stream.rows + 2, rel=0.1)
+    else:
+        np.testing.assert_allclose(losses, data.labels, rtol=max(spread, 1e-5))
+
+
+def test_random_negatives_can_count_once_each(data: SmallData, runs: Iterator[RunLayout]) -> None:
+    options = recipe(negatives={"reweight": False, "hard": 0, "random": 3000}, train={"epochs": 1}, **STILL)
+    losses = np.asarray(train(Trainer.start(data.layout.root, next(runs).root, options, silent))) / math.log(2)
+    assert (losses > 2000).all()
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7, 13, 20, 29])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+    data: SmallData, straight: tuple[RunLayout, list[float]], runs: Iterator[RunLayout], stop: int
+) -> None:
+    whole, losses = straight
+    assert len(losses) == 30
+    resumed = next(runs)
+    with pytest.raises(Killed):
+        train(Trainer.start(data.layout.root, resumed.root, recipe(), silent), stop)
+    rest = train(Trainer.resume(data.layout.root, resumed.root, recipe(), silent))
+    assert rest == losses[-len(rest) :]
+    assert len(rest) >= 30 - stop
+    assert outcome(resumed) == outcome(whole)
+    assert [r["loss"] for r in read_metrics(resumed) if r["kind"] == "train"] == losses
+
+
+def outcome(run: RunLayout) -> dict[str, object]:
+    """Which tables were used, digests of what was dumped, and the last checkpoint's files."""
+    dumps = [epoch for epoch in range(5) if dump_is_published(run, epoch)]
+    urls = [url for epoch in dumps for url in (run.vectors(epoch), run.embeddings(epoch, "queries"))]
+    adoptions = [(r["epoch"], r["table_epoch"]) for r in read_metrics(run) if r["kind"] == "adoption"]
+    assert adoptions == [(0, None), (1, None), (2, 2), (3, 2), (4, 4)]
+    assert dumps == [0, 2]
+    return {
+        "tables": adoptions,
+        "dumps": [open_manifest(url).digest for url in urls],
+        "checkpoint": latest_checkpoint(run).manifest.shards,
+    }
+
+
+def test_threads_change_no_loss(
+    data: SmallData, straight: tuple[RunLayout, list[float]], runs: Iterator[RunLayout]
+) -> None:
+    options = recipe(order={"threads": 3})
+    assert train(Trainer.start(data.layout.root, next(runs).root, options, silent)) == straight[1]
+
+
+def test_training_lowers_the_loss(data: SmallData, runs: Iterator[RunLayout]) -> None:
+    options = recipe(negatives={"pool": "all", "hard": 0}, train={"epochs": 12})
+    losses = train(Trainer.start(data.layout.root, next(runs).root, options, silent))
+    assert np.mean(losses[-6:]) < np.mean(losses[:6]) / 2
+
+
+def test_another_recipe_names_what_differs(data: SmallData, runs: Iterator[RunLayout]) -> None:
+    run = next(runs)
+    Trainer.start(data.layout.root, run.root, recipe(), silent)
+    with pytest.raises(InputError, match=r"classifier\.lr was 0\.1, now 0\.2; train\.epochs was 5, now 6"):
+        Trainer.resume(data.layout.root, run.root, recipe(classifier={"lr": 0.2}, train={"epochs": 6}), silent)
+    with pytest.raises(InputError, match=r"a run here already\. Go on with --resume"):
+        Trainer.start(data.layout.root, run.root, recipe(), silent)
+
+
+def test_a_loss_that_diverges_stops_the_run_with_a_remedy(data: SmallData, runs: Iterator[RunLayout]) -> None:
+    wild = recipe(classifier={"optimizer": "sgd", "lr": 1e30}, encoder={"optimizer": "sgd", "lr": 1e30})
+    with pytest.raises(ExtremisError, match=r"the loss is (nan|inf) at step \d+ .*Lower encoder\.lr"):
+        train(Trainer.start(data.layout.root, next(runs).root, wild, silent))
