@@ -78,7 +78,8 @@ def make_plan(dump: Dump, sources: tuple[Source, ...], run: str, options: MineOp
         raise InputError(f"{dump.vectors_url}: {dump.labels} labels; mining goes up to {MOST_LABELS}.")
     block_rows = min(options.block_rows or default_block_rows(dump.dimension), dump.labels)
     bounds = tuple(block_bounds(dump.labels, block_rows))
-    queries = sum(source.queries.rows for source in sources)
+    # Every source counts, made already or not: a table is the same whether its try was cut off before or not.
+    queries = sum(source.queries.rows for source in dump.sources)
     rows = min(stop - start for start, stop in bounds)
     spec = index.choose(options.index or wishes.get("index") or AUTO, rows, queries, options.nprobe)
     return Plan(dump, sources, RunLayout(run), int(width), spec, options.nprobe, block_rows, bounds, options)
