@@ -1,5 +1,6 @@
 """The training loop: stream, candidates, encoder, classifier, dumps, checkpoints; nothing here knows about files."""
 
+import contextlib
 import json
 import math
 import time
@@ -74,8 +75,6 @@ class Trainer:
         self._manifest, self.labels, vocabulary = data_facts(data)
         if recipe.train.threads:
             torch.set_num_threads(recipe.train.threads)
-        # Adagrad's sums and Adam's moments fade into denormals, which are slow on most processors.
-        torch.set_flush_denormal(True)
         self._sources = open_sources(data, recipe.data.split, recipe.data.label_texts)
         self._require_compatible()
         self.stream = self._open_stream(self._sources)
@@ -125,7 +124,9 @@ class Trainer:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
         try:
             while self.progress.epoch < self.recipe.train.epochs:
-                yield self._epoch(on_step)
+                with _denormals_flushed():
+                    report = self._epoch(on_step)
+                yield report
             finished = {"step": self.progress.global_step, "epochs": self.recipe.train.epochs}
             storage.write_bytes(self.run.finished, json.dumps(finished).encode())
         finally:
@@ -353,6 +354,19 @@ class Trainer:
             raise InputError(
                 f"{self._data.root}: a training table without row groups cannot be streamed. Shard it again."
             )
+
+
+@contextlib.contextmanager
+def _denormals_flushed() -> Iterator[None]:
+    """Adagrad's sums and Adam's moments fade into denormals, which are slow on most processors.
+
+    The setting is the whole process's: whoever has the turn between two epochs finds it as it was.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _require_same_recipe(started: Recipe, given: Recipe, run: str) -> None:
