@@ -62,6 +62,7 @@ class Encoder(Section):
     dense_lr: float = Field(0.001, gt=0, description="Adam's rate for the dense parameters of a bag")
     ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
     buckets: int = Field(1 << 18, ge=0, description="hash buckets for n-grams of two and more tokens")
+    ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
     idf: bool = Field(True, description="weight features by inverse document frequency")
     idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
     unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
@@ -138,7 +139,6 @@ class Train(Section):
     seed: int = Field(0, ge=0)
     warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps with a rising rate")
     final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the cosine decay")
-    average: float = Field(0.0, ge=0, lt=1, description="share of the last epochs whose weights are averaged")
     positive_weight: float = Field(
         0.0, ge=0, le=1, description="exponent of the inverse propensity that weights positives; 0: none"
     )
@@ -155,6 +155,11 @@ class Validation(Section):
     split: str = Field("", description="a split to score while training; empty: none")
     every_epochs: int = Field(1, ge=1)
     queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
+    metric: str = Field(
+        "P@1",
+        pattern=r"^(P|nDCG|R|PSP|PSnDCG)@(1|3|5|10)$",
+        description="the checkpoint with the best value of it is kept beside the newest",
+    )
 
 
 class Logging(Section):

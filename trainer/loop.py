@@ -258,8 +258,9 @@ class Trainer:
         )
         if metrics:
             self._tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
+            self._mark_best(metrics)
         every = recipe.checkpoint.every_epochs
-        if last or (every and progress.epoch % every == 0):
+        if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
             self._save()
         self._tracker.sync()
         return EpochReport(epoch, loss, seconds, rows, adoption, metrics)
@@ -292,6 +293,14 @@ class Trainer:
         options = self.recipe.validation
         scorer = Scorer.open(self._data, self.model, options.split)
         return scorer.score(options.queries).metrics.result()
+
+    def _mark_best(self, metrics: dict[str, float]) -> None:
+        """Remember the step with the best validation metric; its checkpoint outlives the newer ones."""
+        name, progress = self.recipe.validation.metric, self.progress
+        if name not in metrics:
+            raise InputError(f"validation.metric = {name!r} is not measured on this data; known: {', '.join(metrics)}.")
+        if progress.best_metric is None or metrics[name] > progress.best_metric:
+            progress.best_metric, progress.best_step = metrics[name], progress.global_step
 
     def _save(self) -> None:
         model, progress = self.model, self.progress

@@ -23,7 +23,10 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunLayout:
 
 def tensors(seed: int) -> tuple[dict, dict]:
     generator = torch.Generator().manual_seed(seed)
-    encoder = {"embedding": torch.randn(6, D, generator=generator), "idf": torch.randn(6, generator=generator)}
+    encoder = {
+        "embedding": torch.randn(6, D, generator=generator),
+        "feature_weights": torch.randn(6, generator=generator),
+    }
     optimizer = {"step": torch.tensor(float(seed)), "moment": torch.randn(D, 2, generator=generator).T}
     vectors = {
         "weight": torch.randn(LABELS, D, generator=generator),

@@ -54,7 +54,8 @@ class BagEncoder(Encoder):
         weight = torch.empty(self._features, config.dimension)
         weight.normal_(0, 1 / math.sqrt(config.dimension), generator=torch_generator(seed, "initial weights", 1))
         self._table = RowMatrix(weight, RowOptimizer(config.optimizer))
-        self._idf = torch.ones(self._features)
+        self._weights = torch.ones(self._features)
+        self._weights[vocabulary:] = config.ngram_weight
         self._dense = nn.Linear(config.dimension, config.dimension) if config.residual else None
         if self._dense is not None:
             with torch.no_grad():
@@ -78,10 +79,10 @@ class BagEncoder(Encoder):
             documents += len(offsets) - 1
             if documents >= self._config.idf_rows:
                 break
-        self._idf = torch.from_numpy(inverse_document_frequency(frequency, documents))
+        self._weights *= torch.from_numpy(inverse_document_frequency(frequency, documents))
 
     def prepare(self, tokens: np.ndarray, offsets: np.ndarray, dropout_key: tuple[int, ...] | None = None) -> BagInputs:
-        rows = self._bag(tokens, offsets).weighted(self._idf.numpy())
+        rows = self._bag(tokens, offsets).weighted(self._weights.numpy())
         if self._config.unit_features:
             rows = rows.unit()
         if dropout_key is not None and self._config.feature_dropout:
@@ -112,7 +113,7 @@ class BagEncoder(Encoder):
             self._dense_optimizer.zero_grad()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        named = {"embedding": self._table.weight, "idf": self._idf}
+        named = {"embedding": self._table.weight, "feature_weights": self._weights}
         if self._dense is not None:
             named |= {f"dense.{name}": value.detach() for name, value in self._dense.named_parameters()}
         return named
@@ -127,7 +128,7 @@ class BagEncoder(Encoder):
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         self._table.weight.copy_(tensors["embedding"])
-        self._idf = tensors["idf"].clone()
+        self._weights = tensors["feature_weights"].clone()
         if self._dense is not None:
             with torch.no_grad():
                 for name, parameter in self._dense.named_parameters():

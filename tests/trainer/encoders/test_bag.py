@@ -76,7 +76,7 @@ def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None
     kept = None
     if config.feature_dropout:
         # Which features were kept is read off the inputs: the others are not among a row's entries.
-        whole = dense_features(config, before["idf"].float(), None).numpy()
+        whole = dense_features(config, before["feature_weights"].float(), None).numpy()
         rows = np.repeat(np.arange(len(inputs.offsets) - 1), np.diff(inputs.offsets.numpy()))
         present = np.zeros(whole.shape, bool)
         present[rows, inputs.ids[inputs.column.numpy()]] = True
@@ -84,7 +84,7 @@ def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None
         kept = present[row, feature]
         assert 0.2 < kept.mean() < 0.8
     table = before["embedding"].requires_grad_()
-    v = dense_features(config, before["idf"].float(), kept) @ table
+    v = dense_features(config, before["feature_weights"].float(), kept) @ table
     parameters = []
     if config.residual:
         weight, bias = before["dense.weight"].requires_grad_(), before["dense.bias"].requires_grad_()
@@ -180,6 +180,16 @@ def test_idf_counts_rows_and_stops_at_the_limit() -> None:
     batches = [ragged([[1, 1, 2], [2]], np.uint16), ragged([[2], []], np.uint16), ragged([[5]] * 50, np.uint16)]
     encoder = build(ngrams=1, idf_rows=4)
     encoder.fit_idf(batches)
-    idf = encoder.tensors()["idf"].numpy()
+    idf = encoder.tensors()["feature_weights"].numpy()
     np.testing.assert_allclose(idf[[0, 1, 2, 5]], np.log(5 / np.array([1, 2, 4, 1])) + 1, rtol=1e-6)
-    assert (build(idf=False).tensors()["idf"] == 1).all()
+    assert (build(idf=False).tensors()["feature_weights"] == 1).all()
+
+
+def test_ngrams_weigh_less_than_tokens_where_asked() -> None:
+    for idf in (False, True):
+        plain, damped = build(idf=idf), build(idf=idf, ngram_weight=0.25)
+        plain.fit_idf([batch()])
+        damped.fit_idf([batch()])
+        before, after = plain.tensors()["feature_weights"], damped.tensors()["feature_weights"]
+        assert torch.equal(after[:VOCABULARY], before[:VOCABULARY])
+        assert torch.equal(after[VOCABULARY:], before[VOCABULARY:] * 0.25)
