@@ -61,6 +61,6 @@ def _line(report: EpochReport, epochs: int) -> str:
         f"  {name} {report.metrics[name]:.2f}" for name in ("P@1", "P@5", "PSP@5") if name in report.metrics
     )
     return (
-        f"epoch {report.epoch + 1}/{epochs}  loss {report.loss:.3f}  {table}  "
+        f"epoch {report.epoch} ({report.epoch + 1} of {epochs})  loss {report.loss:.3f}  {table}  "
         f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
     )

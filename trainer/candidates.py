@@ -1,11 +1,13 @@
 """Which labels each query is scored against: positives, hard and random negatives (ASTRA, Algorithm 1)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from schemas.ragged import contains
 from schemas.tables import PAD
+from trainer.config import Negatives
 from trainer.randomness import generator
 from trainer.stream.batch import Batch
 
@@ -28,6 +30,26 @@ class Candidates:
     pool_weight: np.ndarray
     struck_query: np.ndarray
     struck_pool: np.ndarray
+
+
+def plan_candidates(
+    batch: Batch, options: Negatives, labels: int, seed: int, positive_weight: np.ndarray | None = None
+) -> Iterator[Candidates]:
+    """What a batch is scored against under `options`: one set, or chunks of all L labels (`pool = "all"`)."""
+    if options.pool == "all":
+        for start in range(0, labels, options.chunk):
+            yield label_range(batch, start, min(start + options.chunk, labels), positive_weight)
+        return
+    at = {"seed": seed, "epoch": batch.epoch, "step": batch.step}
+    hard = None if batch.hard is None else draw_hard(batch.hard, options.hard, **at)
+    # Algorithm 1, step 8: before the first table, k_h + k_r negatives are all random.
+    size = options.random + (options.hard if hard is None else 0)
+    weight = labels / size if options.reweight and size else 1.0
+    if options.pool == "shared":
+        yield shared_pool(batch, hard, draw_pool(labels, size, **at), weight, positive_weight)
+    else:
+        pool = draw_pool(labels, size * len(batch), **at).reshape(len(batch), size)
+        yield own_pool(batch, hard, pool, weight, positive_weight)
 
 
 def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int, stream: int = 0) -> np.ndarray:

@@ -102,7 +102,7 @@ class Negatives(Section):
     pool: Literal["shared", "own", "all"] = Field(
         "shared", description="one pool a batch, one a query, or every label (full one-vs-all, no sampling)"
     )
-    chunk: int = Field(16384, ge=1, description="labels scored at a time when pool = 'all'")
+    chunk: int = Field(4096, ge=1, description="labels scored at a time when pool = 'all'")
     hard: int = Field(0, ge=0, description="k_h hard negatives a query, out of the table's K")
     width: int = Field(0, ge=0, description="K of the mined table; 0: the same as hard")
     reweight: bool = Field(True, description="weight random negatives by L / k_r, which makes the loss unbiased")

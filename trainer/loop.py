@@ -7,18 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
-import numpy as np
 import torch
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from trainer import candidates as choose
-from trainer.candidates import Candidates
+from trainer.candidates import plan_candidates
 from trainer.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoint, save_checkpoint
 from trainer.config import Recipe, dump_config, load_config, validate
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import Scorer, positive_weights
 from trainer.losses import binary_cross_entropy
 from trainer.model import Model, data_facts, require_same_data
 from trainer.refresh import LEAD, Adoption, EmbeddingCollector, adopt, dump_is_published
@@ -79,7 +77,7 @@ class Trainer:
         self._require_compatible()
         self.stream = self._open_stream(self._sources)
         self.model = Model.build(recipe, vocabulary, self.labels)
-        self._positive_weight = self._positive_weights()
+        self._positive_weight = positive_weights(data, recipe.train.positive_weight)
         self._tracker = Tracker(run, recipe.logging.tensorboard)
         self.progress = Progress()
 
@@ -165,7 +163,7 @@ class Trainer:
         recipe = self.recipe
         key = (batch.epoch, batch.step)
         inputs = self.model.encoder.prepare(batch.tokens, batch.token_offsets, key)
-        plan = self._candidates(batch)
+        plan = plan_candidates(batch, recipe.negatives, self.labels, recipe.train.seed, self._positive_weight)
         clock.lap("prepare")
         x = self.model.classifier.extend(self.model.encoder.encode(inputs, key))
         leaf = x.detach().requires_grad_()
@@ -190,25 +188,6 @@ class Trainer:
                 "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
             )
         return total
-
-    def _candidates(self, batch: Batch) -> Iterator[Candidates]:
-        """What the batch is scored against: one set, or chunks of all labels."""
-        options, seed = self.recipe.negatives, self.recipe.train.seed
-        if options.pool == "all":
-            for start in range(0, self.labels, options.chunk):
-                yield choose.label_range(batch, start, min(start + options.chunk, self.labels), self._positive_weight)
-            return
-        at = {"seed": seed, "epoch": batch.epoch, "step": batch.step}
-        hard = None if batch.hard is None else choose.draw_hard(batch.hard, options.hard, **at)
-        # Algorithm 1, step 8: before the first table, k_h + k_r negatives are all random.
-        size = options.random + (options.hard if hard is None else 0)
-        weight = self.labels / size if options.reweight and size else 1.0
-        if options.pool == "shared":
-            pool = choose.draw_pool(self.labels, size, **at)
-            yield choose.shared_pool(batch, hard, pool, weight, self._positive_weight)
-        else:
-            pool = choose.draw_pool(self.labels, size * len(batch), **at).reshape(len(batch), size)
-            yield choose.own_pool(batch, hard, pool, weight, self._positive_weight)
 
     def _after_step(self, batch: Batch, loss: float, collector: EmbeddingCollector | None) -> None:
         progress, recipe = self.progress, self.recipe
@@ -340,22 +319,6 @@ class Trainer:
         if fit is not None:
             self.stream.set_epoch(0)
             fit((batch.tokens, batch.token_offsets) for batch in self.stream)
-
-    def _positive_weights(self) -> np.ndarray | None:
-        """q_l ** exponent, scaled to mean 1 over training pairs, [L]; None when positives weigh the same."""
-        from trainer.evaluation.evaluate import label_statistics
-
-        exponent = self.recipe.train.positive_weight
-        if not exponent:
-            return None
-        statistics = label_statistics(self._data)
-        if statistics.inverse_propensity is None:
-            raise InputError(
-                f"{self._data.root}: train.positive_weight needs the propensity constants A and B, which this data set "
-                "does not state. Shard it again with --propensity A,B."
-            )
-        weight = statistics.inverse_propensity**exponent
-        return (weight / np.average(weight, weights=statistics.frequency)).astype(np.float32)
 
     def _require_compatible(self) -> None:
         groups = {source.table.manifest.row_group_rows for source in self._sources}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.parquet import iterate, list_column
@@ -38,6 +39,23 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
         return LabelStatistics(frequency, None)
     points = int(labels.manifest.parameters["training_points"])
     return LabelStatistics(frequency, inverse_propensity(frequency, points, propensity["a"], propensity["b"]))
+
+
+def positive_weights(data: DataLayout, exponent: float) -> np.ndarray | None:
+    """q_l ** exponent, scaled to mean 1 over training pairs, [L] float32; None for exponent 0: all weigh the same.
+
+    Raises InputError where the data does not state A and B.
+    """
+    if not exponent:
+        return None
+    statistics = label_statistics(data)
+    if statistics.inverse_propensity is None:
+        raise InputError(
+            f"{data.root}: train.positive_weight needs the propensity constants A and B, which this data set does not "
+            "state. Shard it again with --propensity A,B, or set train.positive_weight = 0."
+        )
+    weight = statistics.inverse_propensity**exponent
+    return (weight / np.average(weight, weights=statistics.frequency)).astype(np.float32)
 
 
 @dataclass
