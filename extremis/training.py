@@ -38,7 +38,7 @@ def _watch(trainer: Trainer) -> dict[str, Any]:
     with Bar(f"train {recipe.method}", trainer.total_steps) as bar:
         for report in trainer.train(lambda step, total, loss: bar.update(step, f"loss {loss:.3f}")):
             epochs.append(_describe(report))
-            bar.say(_line(report, recipe.train.epochs))
+            bar.say(_line(report, recipe))
     return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
 
 
@@ -55,12 +55,15 @@ def _describe(report: EpochReport) -> dict[str, Any]:
     }
 
 
-def _line(report: EpochReport, epochs: int) -> str:
-    table = "random negatives" if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
+def _line(report: EpochReport, recipe: Recipe) -> str:
+    if recipe.negatives.pool == "all":
+        table = "every label"
+    else:
+        table = "random only" if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
     scores = "".join(
         f"  {name} {report.metrics[name]:.2f}" for name in ("P@1", "P@5", "PSP@5") if name in report.metrics
     )
     return (
-        f"epoch {report.epoch} ({report.epoch + 1} of {epochs})  loss {report.loss:.3f}  {table}  "
+        f"epoch {report.epoch} ({report.epoch + 1} of {recipe.train.epochs})  loss {report.loss:.3f}  {table}  "
         f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
     )
