@@ -250,4 +250,4 @@ def test_a_terminal_gets_a_bar(data: Path, tmp_path: Path) -> None:
     assert process.wait() == 0
     assert b"\x1b[" in shown
     assert b"train astra" in shown
-    assert b"epoch 1/1" in shown
+    assert b"epoch 0 (1 of 1)" in shown
