@@ -12,7 +12,6 @@ from extremis.miner import end_with_trainer
 from schemas.errors import ExtremisError, InputError
 from schemas.manifest import code_version
 
-BEAM_HELP = "Everything after -- goes to Beam, for example: -- --runner=FlinkRunner --parallelism=64"
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
 beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 
@@ -82,7 +81,7 @@ def shard(
     beam_options: tuple[str, ...],
     **chosen: Any,
 ) -> None:
-    """Tokenize and shard raw data: INPUT (XC raw JSON) to DATA.
+    """Tokenize and shard raw data: INPUT (XC raw JSON) to DATA. Everything after -- goes to Beam.
 
     \b
     Example:
@@ -184,7 +183,7 @@ def mine(
     beam_options: tuple[str, ...],
     **chosen: Any,
 ) -> None:
-    """Make hard-negative tables from the dumps of RUN.
+    """Make hard-negative tables from the dumps of RUN. Everything after -- goes to Beam.
 
     \b
     Examples:
@@ -336,11 +335,10 @@ def ablate(data: str, out: str, names: str, overrides: tuple[str, ...], split: s
 
 @cli.command()
 @click.argument("folder", metavar="[DIR]", default="demo")
-@click.option("--source", help="Raw data to use. Default: examples/tate of this checkout.")
 @click.option("--recipe", default="astra", show_default=True)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe.")
 @json_option
-def demo(folder: str, source: str | None, recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def demo(folder: str, recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """The whole loop on the Tate collection: shard, train, mine beside it, join, evaluate. Writes DIR (default: demo).
 
     \b
@@ -349,7 +347,7 @@ def demo(folder: str, source: str | None, recipe: str, overrides: tuple[str, ...
     """
     from extremis.demo import demo as run_demo
 
-    report = run_demo(folder, source, recipe, overrides)
+    report = run_demo(folder, recipe, overrides)
     if as_json:
         print_json(report)
 

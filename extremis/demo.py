@@ -9,13 +9,14 @@ from extremis.evaluation import evaluate
 from extremis.training import train
 from schemas import storage
 from schemas.errors import InputError
+from schemas.layout import RunLayout
 from schemas.storage import join
 from trainer.config import load_recipe
 
 PROPENSITY = (0.55, 1.5)  # of the Tate collection
 
 
-def demo(folder: str, source: str | None, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
+def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Shard (once), train with the miner beside, evaluate on test; prints and returns what it learned.
 
     Raises ExtremisError.
@@ -24,13 +25,13 @@ def demo(folder: str, source: str | None, recipe: str, overrides: Sequence[str])
 
     watch = Stopwatch()
     data, run = join(folder, "data"), join(folder, "run")
-    raw = source or _example()
+    raw = _example()
     chosen = load_recipe(recipe, overrides)
     options = ShardOptions(propensity_a=PROPENSITY[0], propensity_b=PROPENSITY[1])
     say(f"1/3 shard {raw} to {data}")
     watch.time("shard", lambda: shard(raw, data, options, (), say))
     say(f"2/3 train {recipe} into {run}, a miner beside it")
-    storage.remove(run, recursive=True)
+    _clear(run)
     outcome = watch.time("train", lambda: train(data, run, chosen, beam_options=()))
     say("3/3 evaluate on test")
     report = watch.time("evaluate", lambda: evaluate(data, run, "test"))
@@ -61,11 +62,18 @@ def _print(outcome: dict[str, Any], report: dict[str, Any], watch: Stopwatch) ->
     results.print("seconds: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in watch.seconds.items()))
 
 
+def _clear(run: str) -> None:
+    """Remove the run of an earlier demo. Raises InputError where something else is in its place."""
+    if storage.list_names(run) and not storage.exists(RunLayout(run).config):
+        raise InputError(f"{run}: holds files, but no run of a demo. They are left alone; choose another DIR.")
+    storage.remove(run, recursive=True)
+
+
 def _example() -> str:
     folder = Path(__file__).resolve().parent.parent / "examples" / "tate"
     if not folder.is_dir():
         raise InputError(
-            f"{folder}: the Tate data set is not here. Run the demo from a checkout of the project, "
-            "or pass --source with the XC raw JSON files of your own."
+            f"{folder}: the Tate data set is not here. Run the demo from a checkout of the project; "
+            "for data of your own use extremis shard, run and evaluate."
         )
     return str(folder)

@@ -140,7 +140,10 @@ class Train(Section):
     warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps with a rising rate")
     final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the cosine decay")
     positive_weight: float = Field(
-        0.0, ge=0, le=1, description="exponent of the inverse propensity that weights positives; 0: none"
+        0.0,
+        ge=0,
+        le=1,
+        description="exponent of the inverse propensity that weighs positives; 0, or A and B unknown: all the same",
     )
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's own choice")
 

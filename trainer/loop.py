@@ -77,7 +77,7 @@ class Trainer:
         self._require_compatible()
         self.stream = self._open_stream(self._sources)
         self.model = Model.build(recipe, vocabulary, self.labels)
-        self._positive_weight = positive_weights(data, recipe.train.positive_weight)
+        self._positive_weight = positive_weights(data, recipe.train.positive_weight, say)
         self._tracker = Tracker(run, recipe.logging.tensorboard)
         self.progress = Progress()
 

@@ -146,10 +146,15 @@ class TestRecipes:
         refused(done, "mine.toml", "unknown key 'train.epoch'", "'epochs'")
         assert visible(tmp_path) == ["mine.toml"]
 
-    def test_more_than_the_data_says(self, tiny_data: Path, tmp_path: Path) -> None:
-        done = call("train", "astra", tiny_data, tmp_path / "run", *sets("train.positive_weight=0.5"))
-        refused(done, "train.positive_weight", "Shard it again with --propensity A,B")
-        assert visible(tmp_path) == []
+    def test_unknown_propensities_are_said_and_never_guessed(self, tiny_data: Path, tmp_path: Path) -> None:
+        losses = []
+        for number, weight in enumerate((0.0, 0.5)):
+            chosen = sets(f"train.positive_weight={weight}", "train.epochs=1")
+            done = call("train", "astra", tiny_data, tmp_path / str(number), *chosen, "--json")
+            assert done.status == 0, done.err
+            assert ("does not state its propensity constants" in done.err) == (weight > 0)
+            losses.append(done.json["epochs"][0]["loss"])
+        assert losses[0] == losses[1]
 
 
 class TestDataAndRun:

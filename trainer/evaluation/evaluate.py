@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.parquet import iterate, list_column
@@ -41,19 +40,20 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
     return LabelStatistics(frequency, inverse_propensity(frequency, points, propensity["a"], propensity["b"]))
 
 
-def positive_weights(data: DataLayout, exponent: float) -> np.ndarray | None:
-    """q_l ** exponent, scaled to mean 1 over training pairs, [L] float32; None for exponent 0: all weigh the same.
+def positive_weights(data: DataLayout, exponent: float, say: Callable[[str], None]) -> np.ndarray | None:
+    """q_l ** exponent, scaled to mean 1 over training pairs, [L] float32; None where all weigh the same.
 
-    Raises InputError where the data does not state A and B.
+    That is where the exponent is 0, or, said aloud, where the data states no A and B: they are never guessed.
     """
     if not exponent:
         return None
     statistics = label_statistics(data)
     if statistics.inverse_propensity is None:
-        raise InputError(
-            f"{data.root}: train.positive_weight needs the propensity constants A and B, which this data set does not "
-            "state. Shard it again with --propensity A,B, or set train.positive_weight = 0."
+        say(
+            f"{data.root} does not state its propensity constants: positives weigh the same "
+            "(extremis shard --propensity A,B states them; train.positive_weight = 0 silences this)"
         )
+        return None
     weight = statistics.inverse_propensity**exponent
     return (weight / np.average(weight, weights=statistics.frequency)).astype(np.float32)
 
