@@ -79,7 +79,11 @@ class BagEncoder(Encoder):
             documents += len(offsets) - 1
             if documents >= self._config.idf_rows:
                 break
-        self._weights *= torch.from_numpy(inverse_document_frequency(frequency, documents))
+        weights = inverse_document_frequency(frequency, documents)
+        if documents < self._config.idf_rows:
+            # A feature that no training row has keeps its random vector: at test it would be noise of the highest IDF.
+            weights[frequency == 0] = 0
+        self._weights *= torch.from_numpy(weights)
 
     def prepare(self, tokens: np.ndarray, offsets: np.ndarray, dropout_key: tuple[int, ...] | None = None) -> BagInputs:
         rows = self._bag(tokens, offsets).weighted(self._weights.numpy())

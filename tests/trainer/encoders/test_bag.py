@@ -193,3 +193,14 @@ def test_ngrams_weigh_less_than_tokens_where_asked() -> None:
         before, after = plain.tensors()["feature_weights"], damped.tensors()["feature_weights"]
         assert torch.equal(after[:VOCABULARY], before[:VOCABULARY])
         assert torch.equal(after[VOCABULARY:], before[VOCABULARY:] * 0.25)
+
+
+def test_features_that_no_row_has_weigh_nothing_once_every_row_was_counted() -> None:
+    seen, unseen = ragged([[1, 2], [2]], np.uint16), ragged([[2, 9]], np.uint16)
+    whole, sampled = build(ngrams=1), build(ngrams=1, idf_rows=1)
+    for encoder in (whole, sampled):
+        encoder.fit_idf([seen])
+    assert whole.tensors()["feature_weights"].nonzero().flatten().tolist() == [1, 2]
+    assert (sampled.tensors()["feature_weights"] > 0).all()  # a sample says nothing about what it does not hold
+    known = whole.encode(whole.prepare(*ragged([[2]], np.uint16)))
+    torch.testing.assert_close(whole.encode(whole.prepare(*unseen)), known)
