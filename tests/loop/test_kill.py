@@ -17,6 +17,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import Manifest, open_manifest, verify
 from schemas.storage import list_names
 from tests.command import ROOT, call, command, environment, extremis, refused, sets
+from trainer.config import load_recipe
 
 EPOCHS = 5
 CHOICES = sets(
@@ -152,7 +153,13 @@ class TestRefusals:
 
     def test_another_recipe(self, data: Path, run: Path) -> None:
         done = call("run", "astra", data, run, *CHOICES, "--set", "encoder.lr=0.5", "--resume")
-        refused(done, str(run), "another recipe", "encoder.lr was 0.1, now 0.5", "choose another RUN")
+        refused(
+            done,
+            str(run),
+            "another recipe",
+            f"encoder.lr was {load_recipe('astra').encoder.lr}, now 0.5",
+            "choose another RUN",
+        )
 
     def test_other_data(self, raw: Path, run: Path, tmp_path: Path) -> None:
         other = tmp_path / "other"
