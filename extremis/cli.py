@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -14,6 +14,26 @@ from schemas.manifest import code_version
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
 beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
+
+
+def training_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What `train` and `run` take alike."""
+    for option in reversed(
+        (
+            click.argument("recipe"),
+            click.argument("data"),
+            click.argument("run"),
+            click.option(
+                "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5."
+            ),
+            click.option(
+                "--resume", is_flag=True, help="Go on from the run's newest checkpoint; start where there is none."
+            ),
+            json_option,
+        )
+    ):
+        command = option(command)
+    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -98,12 +118,7 @@ def shard(
 
 
 @cli.command()
-@click.argument("recipe")
-@click.argument("data")
-@click.argument("run")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5.")
-@click.option("--resume", is_flag=True, help="Go on from the run's newest checkpoint; start where there is none.")
-@json_option
+@training_options
 def train(recipe: str, data: str, run: str, overrides: tuple[str, ...], resume: bool, as_json: bool) -> None:
     """Train RECIPE on DATA into RUN, using the tables that a miner elsewhere publishes.
 
@@ -118,12 +133,7 @@ def train(recipe: str, data: str, run: str, overrides: tuple[str, ...], resume: 
 
 
 @cli.command()
-@click.argument("recipe")
-@click.argument("data")
-@click.argument("run")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5.")
-@click.option("--resume", is_flag=True, help="Go on from the run's newest checkpoint; start where there is none.")
-@json_option
+@training_options
 @beam_tail
 def run(
     recipe: str,

@@ -50,10 +50,10 @@ class EpochOrder:
         """Position at which each permuted row group starts, and N at the end, [M + 1]."""
         return np.concatenate([[0], np.cumsum(self.group_rows[self.permutation])]).astype(np.int64)
 
-    @property
+    @cached_property
     def rows(self) -> int:
-        """N."""
-        return int(self._starts[-1])
+        """N; asked for at every step, so it does not wait for the permutation."""
+        return int(self.group_rows.sum())
 
     @property
     def share(self) -> int:

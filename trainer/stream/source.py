@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -97,7 +98,7 @@ class RowGroups:
         self.first_row = np.concatenate([*starts, [base]]).astype(np.int64)
         self._files = threading.local()
 
-    @property
+    @cached_property
     def group_rows(self) -> np.ndarray:
         """Rows of each row group, [M]."""
         return np.diff(self.first_row)
