@@ -43,7 +43,7 @@ def plan_candidates(
     at = {"seed": seed, "epoch": batch.epoch, "step": batch.step}
     hard = None if batch.hard is None else draw_hard(batch.hard, options.hard, **at)
     # Algorithm 1, step 8: before the first table, k_h + k_r negatives are all random.
-    size = options.random + (options.hard if hard is None else 0)
+    size = options.random if hard is not None else options.warmup or options.random + options.hard
     weight = labels / size if options.reweight and size else 1.0
     if options.pool == "shared":
         yield shared_pool(batch, hard, draw_pool(labels, size, **at), weight, positive_weight)

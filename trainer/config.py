@@ -105,6 +105,9 @@ class Negatives(Section):
     chunk: int = Field(4096, ge=1, description="labels scored at a time when pool = 'all'")
     hard: int = Field(0, ge=0, description="k_h hard negatives a query, out of the table's K")
     width: int = Field(0, ge=0, description="K of the mined table; 0: the same as hard")
+    warmup: int = Field(
+        0, ge=0, description="random negatives in epochs that have no table yet; 0: random + hard (Algorithm 1, step 8)"
+    )
     reweight: bool = Field(True, description="weight random negatives by L / k_r, which makes the loss unbiased")
 
     @property
@@ -119,6 +122,8 @@ class Negatives(Section):
             raise ValueError("no negatives at all: set negatives.random, negatives.hard or negatives.pool = 'all'")
         if self.pool == "all" and self.hard:
             raise ValueError("negatives.pool = 'all' scores every label already: set negatives.hard = 0")
+        if self.warmup and not self.hard:
+            raise ValueError("negatives.warmup is for epochs before the first table: it needs negatives.hard > 0")
         return self
 
 

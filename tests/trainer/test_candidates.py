@@ -1,12 +1,14 @@
 """What is drawn: uniform pools, columns of the table, and pairs that hold everything known once."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.tables import PAD
 from tests.builders import batch_of
-from trainer.candidates import draw_hard, draw_pool, known_pairs, shared_pool
+from trainer.candidates import draw_hard, draw_pool, known_pairs, plan_candidates, shared_pool
+from trainer.config import Negatives
 
 AT = {"seed": 1, "epoch": 2}
 
@@ -51,3 +53,20 @@ def test_a_shared_pool_touches_each_label_once() -> None:
     np.testing.assert_array_equal(candidates.ids, [1, 4, 9, 3, 7])
     np.testing.assert_array_equal(candidates.pool_weight, [2, 4, 4])
     assert set(zip(candidates.struck_query.tolist(), candidates.struck_pool.tolist(), strict=True)) == {(0, 1), (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "before", "after"),
+    [
+        (Negatives(random=30, hard=3), 33, 30),  # Algorithm 1, step 8
+        (Negatives(random=0, hard=3, warmup=50), 50, 0),
+        (Negatives(random=30, hard=0), 30, 30),
+    ],
+)
+def test_how_many_negatives_are_random_before_and_with_a_table(options: Negatives, before: int, after: int) -> None:
+    labels = 10_000
+    for hard, size in ((None, before), (np.full((2, 3), 9), after)):
+        batch = batch_of([[1], [2]], hard if options.hard else None)
+        (candidates,) = plan_candidates(batch, options, labels, seed=0)
+        draws = candidates.pool_weight * size / labels  # each draw weighs L / k_r
+        assert draws.sum() == pytest.approx(size)
