@@ -27,8 +27,8 @@ class ShardEncoder:
     """Writes one shard to an Arrow output stream; row groups are exactly `row_group_rows` but for the last."""
 
     def __init__(self, out: pa.NativeFile, schema: pa.Schema, row_group_rows: int) -> None:
-        # Floating vectors do not repeat, so a dictionary only costs time there.
-        plain = [field.name for field in schema if pa.types.is_fixed_size_list(field.type)]
+        # Floating values do not repeat, so a dictionary only costs time there.
+        plain = [field.name for field in schema if _is_matrix(field.type) or _is_floats(field.type)]
         dictionary = [field.name for field in schema if field.name not in plain and field.name != "query_id"]
         self._writer = pq.ParquetWriter(
             out,
@@ -188,6 +188,14 @@ def matrix_array(matrix: np.ndarray, type: pa.DataType) -> pa.FixedSizeListArray
     """A fixed-size list column from a NumPy matrix [rows, K]."""
     flat = pa.array(np.ascontiguousarray(matrix).reshape(-1), type)
     return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+
+
+def _is_matrix(type: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(type))
+
+
+def _is_floats(type: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type) and pa.types.is_floating(type.value_type))
 
 
 def _leaf_names(schema: pa.Schema, names: list[str]) -> list[str]:

@@ -22,12 +22,23 @@ def label_type(labels: int) -> pa.DataType:
     return pa.int32() if labels <= 1 << 31 else pa.int64()
 
 
-def queries(tokens: pa.DataType, labels: pa.DataType, *, text: bool = False, filters: bool = False) -> pa.Schema:
-    """One point a row. `filter_label_ids` are predictions to strike out before top-k; positives stay as they are."""
+def queries(
+    tokens: pa.DataType | None,
+    labels: pa.DataType,
+    *,
+    text: bool = False,
+    filters: bool = False,
+    features: bool = False,
+) -> pa.Schema:
+    """One point a row. `filter_label_ids` are predictions to strike out before top-k; positives stay as they are.
+
+    What an encoder reads is `input_ids` (absent where `tokens` is None), or `features`, or both.
+    Raises ValueError where a row would have neither.
+    """
     fields = [
         pa.field("query_id", pa.int64(), nullable=False),
         pa.field("key", pa.string(), nullable=False),
-        pa.field("input_ids", pa.list_(tokens), nullable=False),
+        *_inputs(tokens, features),
         pa.field("label_ids", pa.list_(labels), nullable=False),
     ]
     if filters:
@@ -37,14 +48,17 @@ def queries(tokens: pa.DataType, labels: pa.DataType, *, text: bool = False, fil
     return pa.schema(fields)
 
 
-def labels(tokens: pa.DataType) -> pa.Schema:
-    """One label a row, `label_id` dense in [0, L); `frequency` counts its training points."""
+def labels(tokens: pa.DataType | None, *, features: bool = False) -> pa.Schema:
+    """One label a row, `label_id` dense in [0, L); `frequency` counts its training points.
+
+    `tokens` and `features` as in `queries`. Raises ValueError where a row would have neither.
+    """
     return pa.schema(
         [
             pa.field("label_id", pa.int64(), nullable=False),
             pa.field("key", pa.string(), nullable=False),
             pa.field("text", pa.string(), nullable=False),
-            pa.field("input_ids", pa.list_(tokens), nullable=False),
+            *_inputs(tokens, features),
             pa.field("frequency", pa.int64(), nullable=False),
         ]
     )
@@ -69,6 +83,17 @@ def negatives(width: int, labels: pa.DataType) -> pa.Schema:
             pa.field("scores", pa.list_(pa.float16(), width), nullable=False),
         ]
     )
+
+
+def _inputs(tokens: pa.DataType | None, features: bool) -> list[pa.Field]:
+    """Token ids, and sparse features: ids in [0, F), sorted and unique within a row, each with its value."""
+    if tokens is None and not features:
+        raise ValueError("a row has token ids, features or both; got neither")
+    fields = [] if tokens is None else [pa.field("input_ids", pa.list_(tokens), nullable=False)]
+    if features:
+        fields.append(pa.field("feature_ids", pa.list_(pa.int32()), nullable=False))
+        fields.append(pa.field("feature_values", pa.list_(pa.float32()), nullable=False))
+    return fields
 
 
 def _vectors(key: str, dimension: int, dtype: str) -> pa.Schema:
