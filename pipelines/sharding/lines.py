@@ -1,11 +1,14 @@
-"""Lines of a gzip file as record batches, in one streaming pass; what is no whole gzip of lines is refused here."""
+"""Lines of a plain or compressed file as record batches, in one streaming pass; damaged files are refused here."""
 
+import bz2
+import contextlib
 import gzip
 import hashlib
+import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -14,6 +17,13 @@ from schemas.errors import InputError, StorageError
 
 MAX_LINE_BYTES = 1 << 26  # a longer line is no record, and would not fit beside its neighbours in memory
 _CHUNK = 1 << 20
+# By the end of a name: what such a file is called, and what opens it for one pass.
+_CODECS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    ".gz": ("gzip", lambda file: gzip.GzipFile(fileobj=file, mode="rb")),
+    ".bz2": ("bzip2", bz2.BZ2File),
+    ".xz": ("xz", lzma.LZMAFile),
+    ".zst": ("zstd", lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")),
+}
 SCHEMA = pa.schema([pa.field("line", pa.large_binary(), nullable=False)])
 
 
@@ -29,7 +39,7 @@ class Survey:
 def read_blocks(url: str, block_lines: int) -> Iterator[pa.RecordBatch]:
     """Batches of `block_lines` raw lines (the last may be shorter), without line ends; column `line` [B] binary.
 
-    Raises InputError (not gzip, cut off, no lines, a line beyond MAX_LINE_BYTES), StorageError.
+    Raises InputError (not what its suffix says, cut off, no lines, a line beyond MAX_LINE_BYTES), StorageError.
     """
     with _open(url) as file:
         pending: list[bytes] = []
@@ -65,43 +75,57 @@ def _split(url: str, file: "_Hashed") -> Iterator[list[bytes]]:
     """Whole lines, as many as each chunk completes."""
     pending = b""
     empty = True
-    for chunk in _decompress(url, file):
+    for chunk in decompressed(url, file):
         empty = False
         *whole, pending = (pending + chunk).split(b"\n")
         if max(map(len, [*whole, pending])) > MAX_LINE_BYTES:
-            raise InputError(
-                f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. "
-                "Expected one JSON object a line: are the line ends there?"
-            )
+            raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Are the line ends there?")
         yield whole
     if empty:
-        raise InputError(f"{url}: empty: it holds no line. Expected one JSON object a line.")
+        raise InputError(f"{url}: empty: it holds no line.")
     if pending:
         yield [pending]
 
 
-def _decompress(url: str, file: "_Hashed") -> Iterator[bytes]:
+def decompressed(url: str, file: "_Hashed") -> Iterator[bytes]:
+    """Chunks of the content of `file`, decompressed as the end of `url` says. Raises InputError, StorageError."""
+    suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
+    name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
     try:
-        with gzip.GzipFile(fileobj=file, mode="rb") as unzipped:  # type: ignore[call-overload]
-            while chunk := unzipped.read(_CHUNK):
+        with contextlib.ExitStack() as stack:
+            content = stack.enter_context(open_codec(file)) if open_codec else file
+            while chunk := content.read(_CHUNK):
                 yield chunk
     except EOFError:
-        raise InputError(
-            f"{url}: cut off: the gzip stream stops after {file.bytes:,} bytes without its end. Copy it again."
-        ) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(
-            f"{url}: not a gzip file, or a damaged one ({error}). Expected gzip of one JSON object a line; compress a "
-            "plain file with `gzip`, copy a damaged one again."
-        ) from None
+        raise _cut_off(url, name, file.bytes) from None
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise _damaged(url, name, error) from None
     except OSError as error:
+        # bzip2 and zstd have no errors of their own.
+        if name == "zstd" and "Truncated compressed stream" in str(error):
+            raise _cut_off(url, name, file.bytes) from None
+        if (name, "data stream") == ("bzip2", str(error)[-11:]) or (name == "zstd" and "ZSTD" in str(error)):
+            raise _damaged(url, name, error) from None
         raise StorageError(
             f"could not read {url} after {file.bytes:,} bytes: {error}; run the same command again."
         ) from error
 
 
+def _cut_off(url: str, name: str, after: int) -> InputError:
+    return InputError(f"{url}: cut off: the {name} stream stops after {after:,} bytes without its end. Copy it again.")
+
+
+def _damaged(url: str, name: str, error: Exception) -> InputError:
+    return InputError(
+        f"{url}: not a {name} file, or a damaged one ({error}). Expected {name} of lines, as its name says; compress a "
+        f"plain file with `{name}`, copy a damaged one again."
+    )
+
+
 class _Hashed:
-    """A file that counts and hashes what is read from it; gzip's readers need no more than `read`."""
+    """A file that counts and hashes what is read from it, for decompressors that read it once from its start."""
+
+    closed = False
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -113,3 +137,12 @@ class _Hashed:
         self.sha256.update(data)
         self.bytes += len(data)
         return data
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass

@@ -20,6 +20,11 @@ class Reason(str, Enum):
     LABEL_OUT_OF_RANGE = "label_out_of_range"
     NO_LABELS = "no_labels"
     DUPLICATE_UID = "duplicate_uid"
+    MALFORMED = "malformed"  # a text line that is not of its form
+    FEATURE_OUT_OF_RANGE = "feature_out_of_range"
+    DUPLICATE_KEY = "duplicate_key"  # the key is that of another row with another content
+    UNKNOWN_LABEL = "unknown_label"
+    UNKNOWN_QUERY = "unknown_query"
 
 
 @dataclass(frozen=True, order=True)

@@ -1,7 +1,10 @@
+import bz2
 import gzip
 import hashlib
+import lzma
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +37,32 @@ def test_several_gzip_members_are_one_file(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\ntw") + gzip.compress(b"o\n"))
     (batch,) = lines.read_blocks(str(tmp_path / "a.gz"), 10)
     assert batch["line"].to_pylist() == [b"one", b"two"]
+
+
+CODECS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": lambda d: pa.compress(d, "zstd")}
+
+
+@pytest.mark.parametrize("suffix", CODECS)
+def test_every_codec_by_its_suffix(tmp_path: Path, suffix: str) -> None:
+    content = b"".join(b"line %d\n" % i for i in range(20_000))
+    place = tmp_path / f"a.jsonl{suffix}"
+    packed = bytes(CODECS[suffix](content))
+    for data in (packed, packed + packed):
+        place.write_bytes(data)
+        got = [line for batch in lines.read_blocks(str(place), 3000) for line in batch["line"].to_pylist()]
+        assert got == content.splitlines() * (len(data) // len(packed))
+    place.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(InputError, match="cut off"):
+        list(lines.read_blocks(str(place), 3000))
+    place.write_bytes(b"plain text, not compressed\n" * 10)
+    with pytest.raises(InputError, match=r"not a \w+ file"):
+        list(lines.read_blocks(str(place), 3000))
+
+
+def test_a_plain_file_of_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\n\nthree")
+    (batch,) = lines.read_blocks(str(tmp_path / "a.txt"), 10)
+    assert batch["line"].to_pylist() == [b"one", b"", b"three"]
 
 
 WHOLE = gzip.compress(b'{"title": "a"}\n' * 5000 + bytes(range(256)) * 40, compresslevel=1)

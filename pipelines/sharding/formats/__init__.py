@@ -1,0 +1,36 @@
+"""The input forms of `extremis shard`, and which one is at a source."""
+
+from pipelines.sharding.formats.base import Format
+from pipelines.sharding.formats.names import listed
+from pipelines.sharding.formats.xc_raw import XcRaw
+from schemas import storage
+from schemas.errors import InputError
+
+# In the order in which they are tried.
+FORMATS: tuple[Format, ...] = (XcRaw(),)
+
+
+def choose(source: str, name: str | None = None) -> Format:
+    """The form called `name`, or else the one that the names at `source` look like. Raises InputError.
+
+    Two forms at one source are refused, not guessed at.
+    """
+    if name is not None:
+        return by_name(name)
+    names = storage.list_names(source)
+    found = [form for form in FORMATS if form.recognises(source, names)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = " and ".join(form.name for form in found)
+        raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Say which with --format.")
+    forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
+    raise InputError(f"{source}: no known input form here; found: {listed(names)}. Expected one of:{forms}")
+
+
+def by_name(name: str) -> Format:
+    """The form called `name`. Raises InputError."""
+    for form in FORMATS:
+        if form.name == name:
+            return form
+    raise InputError(f"no input form {name!r}; there are {', '.join(form.name for form in FORMATS)}.")
