@@ -60,6 +60,7 @@ class Encoder(Section):
     # bag
     optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")
     dense_lr: float = Field(0.001, gt=0, description="Adam's rate for the dense parameters of a bag")
+    initial_scale: float = Field(1.0, gt=0, description="expected norm of a feature's initial vector")
     ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
     buckets: int = Field(1 << 18, ge=0, description="hash buckets for n-grams of two and more tokens")
     ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")

@@ -52,7 +52,8 @@ class BagEncoder(Encoder):
         self._config, self._vocabulary, self._seed = config, vocabulary, seed
         self._features = vocabulary + (config.buckets if config.ngrams > 1 else 0)
         weight = torch.empty(self._features, config.dimension)
-        weight.normal_(0, 1 / math.sqrt(config.dimension), generator=torch_generator(seed, "initial weights", 1))
+        spread = config.initial_scale / math.sqrt(config.dimension)
+        weight.normal_(0, spread, generator=torch_generator(seed, "initial weights", 1))
         self._table = RowMatrix(weight, RowOptimizer(config.optimizer))
         self._weights = torch.ones(self._features)
         self._weights[vocabulary:] = config.ngram_weight
