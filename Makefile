@@ -25,6 +25,10 @@ lint: $(VENV)/.dev  ## ruff
 types: $(VENV)/.dev  ## mypy
 	$(BIN)/mypy
 
+bench: $(VENV)/.dev  ## every measured claim, one JSON object each
+	@for module in $(filter-out benchmarks.__init__ benchmarks.report,$(subst /,.,$(basename $(wildcard benchmarks/*.py)))); do \
+		echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
+
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@

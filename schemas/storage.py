@@ -66,6 +66,12 @@ def read_bytes(url: str) -> bytes:
     return _attempt(lambda: fs.cat_file(path), "read", url)
 
 
+def read_range(url: str, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of the file at `url`. Raises FileNotFoundError, StorageError."""
+    fs, path = filesystem(url)
+    return _attempt(lambda: fs.cat_file(path, start=start, end=stop), "read", url)
+
+
 def open_read(url: str) -> IO[bytes]:
     """The file at `url` for one streaming pass; its reads raise what fsspec raises. Raises FileNotFoundError."""
     fs, path = filesystem(url)
@@ -81,7 +87,6 @@ class RangeReader(io.RawIOBase):
     def __init__(self, url: str, length: int) -> None:
         super().__init__()
         self._url, self._length, self._at = url, length, 0
-        self._fs, self._path = filesystem(url)
 
     def readable(self) -> bool:
         return True
@@ -101,7 +106,7 @@ class RangeReader(io.RawIOBase):
         end = self._length if size is None or size < 0 else min(start + size, self._length)
         if start >= end:
             return b""
-        data = _attempt(lambda: self._fs.cat_file(self._path, start=start, end=end), "read", self._url)
+        data = read_range(self._url, start, end)
         self._at += len(data)
         return data
 
@@ -134,14 +139,15 @@ def list_names(url: str) -> list[str]:
     return _attempt(look, "list", url)
 
 
-def write_bytes(url: str, data: bytes | memoryview) -> None:
+def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
     """Publish `data` at `url` whole or not at all: temporary name, fsync and rename on a local disk, one PUT elsewhere.
 
+    Without `durable` the fsync is left out: for what nobody reads after a crash.
     Raises StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
-        _attempt(lambda: _write_local(path, data), "write", url)
+        _attempt(lambda: _write_local(path, data, durable), "write", url)
         return
     payload = bytes(data)
     try:
@@ -167,21 +173,23 @@ def sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _write_local(path: str, data: bytes | memoryview) -> None:
+def _write_local(path: str, data: bytes | memoryview, durable: bool) -> None:
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", exist_ok=True)
     temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
     try:
         with open(temporary, "wb") as out:
             out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
+            if durable:
+                out.flush()
+                os.fsync(out.fileno())
         os.replace(temporary, path)
     except BaseException:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
-    _sync_folder(folder or ".")
+    if durable:
+        _sync_folder(folder or ".")
 
 
 def _sync_folder(folder: str) -> None:

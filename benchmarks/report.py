@@ -1,0 +1,72 @@
+"""What every benchmark prints last: one JSON object with its claim, figures, ratios against bars, and the machine."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+# A bar is a least value, or with a leading "<" a greatest one that is not reached: {"a": 0.8, "b": "<1.3"}.
+Bar = float | str
+
+
+def report(
+    claim: str, figures: Mapping[str, Any], ratios: Mapping[str, float], bars: Mapping[str, Bar], **more: Any
+) -> dict[str, Any]:
+    """Print the object on the last line of standard output, and return it. Every bar names a ratio.
+
+    Raises KeyError where it does not.
+    """
+    body = {
+        "claim": claim,
+        "figures": dict(figures),
+        "ratios": {name: round(value, 4) for name, value in ratios.items()},
+        "bars": dict(bars),
+        "holds": all(_holds(ratios[name], bar) for name, bar in bars.items()),
+        "machine": machine(),
+        **more,
+    }
+    sys.stdout.write(json.dumps(body) + "\n")
+    sys.stdout.flush()
+    return body
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on, without names of hosts or users."""
+    packages = {name: module.__version__ for name in ("numpy", "pyarrow", "torch") if (module := sys.modules.get(name))}
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "cpu": _cpu(),
+        "python": platform.python_version(),
+        **packages,
+    }
+
+
+def interleave(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Run each side once a round, in turns, so that what else the machine does meets both: its values by side."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    order: Sequence[str] = list(sides)
+    for number in range(rounds):
+        for name in order if number % 2 == 0 else reversed(order):
+            found[name].append(sides[name]())
+            sys.stderr.write(f"round {number + 1} of {rounds}: {name} {found[name][-1]:,.4g}\n")
+    return found
+
+
+def medians(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: statistics.median(some) for name, some in values.items()}
+
+
+def _holds(value: float, bar: Bar) -> bool:
+    return value < float(bar[1:]) if isinstance(bar, str) else value >= bar
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()

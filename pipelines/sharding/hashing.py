@@ -1,0 +1,72 @@
+"""64-bit hashes of strings, a whole column at a time: where a row goes, and whether two rows are the same.
+
+Each value is taken as 8-byte words; every word is mixed in with the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+Equal hashes of different keys are possible and only cost time: rows are ordered by (hash, key).
+"""
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+
+# A longer value is hashed by its BLAKE2b, so that no column takes as many steps as its longest value has words.
+_LONG = 512
+
+
+def hash_strings(column: pa.Array, seed: int) -> np.ndarray:
+    """Hash of each value of a string, binary or list column of fixed-width numbers [B], salted: uint64 [B]."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    if pa.types.is_list(kind):
+        width = kind.value_type.bit_width // 8
+        data = column.values.buffers()[1]
+        first = column.values.offset * width
+        offsets = column.offsets.to_numpy().astype(np.int64) * width + first
+    else:
+        _, of_offsets, data = column.buffers()
+        whole = np.frombuffer(of_offsets, np.int64 if wide else np.int32) if of_offsets else np.zeros(1, np.int32)
+        offsets = whole[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return hash_bytes(content, offsets, seed)
+
+
+def hash_bytes(content: np.ndarray, offsets: np.ndarray, seed: int) -> np.ndarray:
+    """Hash of content[offsets[i] : offsets[i + 1]] for each i, salted with `seed` in [0, 2^64): uint64 [B]."""
+    if len(offsets) < 2:
+        return np.zeros(0, np.uint64)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    low, high = int(offsets[0]), int(offsets[-1])
+    # Words are read at any byte, so that the last one may reach beyond the content.
+    padded = np.concatenate([content[low:high], np.zeros(8, np.uint8)])
+    words_at = np.ndarray((high - low + 1,), "<u8", padded.data, strides=(1,))
+    hashes = _mix(np.uint64(seed) ^ _mix(lengths.astype(np.uint64)))
+    long = lengths > _LONG
+    words = np.where(long, 0, (lengths + 7) >> 3)
+    rows = np.arange(len(lengths))
+    for word in range(int(words.max(initial=0))):
+        rows = rows[words[rows] > word]
+        value = words_at[starts[rows] - low + 8 * word]
+        left = np.minimum(lengths[rows] - 8 * word, 8).astype(np.uint64)
+        value &= np.uint64(0xFFFFFFFFFFFFFFFF) >> (np.uint64(64) - (left << np.uint64(3)))
+        hashes[rows] = _mix(hashes[rows] ^ value)
+    salt = seed.to_bytes(8, "little")
+    for row in np.flatnonzero(long).tolist():
+        some = content[starts[row] : starts[row] + lengths[row]].tobytes()
+        hashes[row] = np.frombuffer(hashlib.blake2b(some, digest_size=8, salt=salt).digest(), "<u8")[0]
+    return hashes
+
+
+def combine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Hash of two hashes in this order: uint64 [B]."""
+    return _mix(_mix(one) ^ other)
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    # The increment keeps 0 from being mapped to itself.
+    with np.errstate(over="ignore"):
+        z = z + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
