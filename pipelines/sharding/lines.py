@@ -1,6 +1,7 @@
 """Lines of a plain or compressed file as record batches, in one streaming pass; damaged files are refused here."""
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import hashlib
@@ -36,27 +37,48 @@ class Survey:
     lines: int
 
 
-def read_blocks(url: str, block_lines: int) -> Iterator[pa.RecordBatch]:
-    """Batches of `block_lines` raw lines (the last may be shorter), without line ends; column `line` [B] binary.
+class Blocks:
+    """The lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) and byte order mark.
 
+    Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are left out.
+    `ended`, once they are read: whether the last line had its end, which that of a file that was cut off seldom has.
     Raises InputError (not what its suffix says, cut off, no lines, a line beyond MAX_LINE_BYTES), StorageError.
     """
+
+    def __init__(self, url: str, block_lines: int, skip: int = 0) -> None:
+        self._url, self._block_lines, self._skip = url, block_lines, skip
+        self.ended = True
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        skip = self._skip
+        with _open(self._url) as file:
+            pending: list[bytes] = []
+            for lines, self.ended in _split(self._url, _Hashed(file)):
+                pending += lines[skip:] if skip else lines
+                skip = max(skip - len(lines), 0)
+                while len(pending) >= self._block_lines:
+                    yield _batch(pending[: self._block_lines])
+                    pending = pending[self._block_lines :]
+            if pending:
+                yield _batch(pending)
+
+
+def read_blocks(url: str, block_lines: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
+    """The batches of `Blocks`."""
+    return iter(Blocks(url, block_lines, skip))
+
+
+def first_line(url: str) -> bytes:
+    """The first line of the file, of which no more is read than that takes. Raises as `Blocks`."""
     with _open(url) as file:
-        pending: list[bytes] = []
-        for lines in _split(url, _Hashed(file)):
-            pending += lines
-            while len(pending) >= block_lines:
-                yield _batch(pending[:block_lines])
-                pending = pending[block_lines:]
-        if pending:
-            yield _batch(pending)
+        return next((lines[0] for lines, _ in _split(url, _Hashed(file)) if lines), b"")
 
 
 def survey(url: str) -> Survey:
-    """Read the whole file once, so that whatever is wrong with it shows before any work. Raises as `read_blocks`."""
+    """Read the whole file once, so that whatever is wrong with it shows before any work. Raises as `Blocks`."""
     with _open(url) as file:
         hashed = _Hashed(file)
-        lines = sum(len(some) for some in _split(url, hashed))
+        lines = sum(len(some) for some, _ in _split(url, hashed))
     return Survey(hashed.bytes, hashed.sha256.hexdigest(), lines)
 
 
@@ -71,20 +93,31 @@ def _open(url: str) -> IO[bytes]:
         raise InputError(f"{url}: no such file.") from None
 
 
-def _split(url: str, file: "_Hashed") -> Iterator[list[bytes]]:
-    """Whole lines, as many as each chunk completes."""
+def _split(url: str, file: "_Hashed") -> Iterator[tuple[list[bytes], bool]]:
+    """(whole lines, as many as each chunk completes; whether they have line ends)."""
     pending = b""
     empty = True
     for chunk in decompressed(url, file):
-        empty = False
-        *whole, pending = (pending + chunk).split(b"\n")
+        chunk = pending + chunk
+        *whole, pending = chunk.split(b"\n")
         if max(map(len, [*whole, pending])) > MAX_LINE_BYTES:
             raise InputError(f"{url}: a line is longer than {MAX_LINE_BYTES:,} bytes. Are the line ends there?")
-        yield whole
+        if empty and whole:
+            empty, whole[0] = False, _without_mark(url, whole[0])
+        yield [line.removesuffix(b"\r") for line in whole] if b"\r" in chunk else whole, True
     if empty:
-        raise InputError(f"{url}: empty: it holds no line.")
+        pending = _without_mark(url, pending)
     if pending:
-        yield [pending]
+        yield [pending.removesuffix(b"\r")], False
+    elif empty:
+        raise InputError(f"{url}: empty: it holds no line.")
+
+
+def _without_mark(url: str, line: bytes) -> bytes:
+    """A file's first line without UTF-8's byte order mark."""
+    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{url}: text in UTF-16. Expected UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`.")
+    return line.removeprefix(codecs.BOM_UTF8)
 
 
 def decompressed(url: str, file: "_Hashed") -> Iterator[bytes]:

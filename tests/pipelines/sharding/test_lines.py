@@ -13,7 +13,7 @@ from pipelines.sharding import lines
 from schemas import storage
 from schemas.errors import InputError
 
-LINE = st.binary(max_size=30).map(lambda line: line.replace(b"\n", b""))
+LINE = st.binary(max_size=30).map(lambda line: line.translate(None, b"\r\n\xef\xff\xfe"))
 
 
 @settings(deadline=None)
@@ -31,6 +31,34 @@ def test_blocks_hold_every_line_once(content: list[bytes], ends: bool, block: in
     assert [line for some in blocks for line in some] == content
     assert all(len(some) == block for some in blocks[:-1])
     assert found == lines.Survey(len(data), hashlib.sha256(data).hexdigest(), len(content))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.binary(max_size=9).map(lambda line: line.translate(None, b"\r\n")), min_size=1, max_size=9), st.data()
+)
+def test_marks_and_line_ends_of_other_systems_do_not_show(content: list[bytes], data: st.DataObject) -> None:
+    content[0] = b"head"
+    ended = data.draw(st.booleans()) or not content[-1]
+    ends = [data.draw(st.sampled_from([b"\n", b"\r\n"])) for _ in content]
+    ends[-1] = ends[-1] if ended else b""
+    mark = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"]))
+    url = "memory://lines/other"
+    storage.write_bytes(url, mark + b"".join(line + end for line, end in zip(content, ends, strict=True)))
+    skip = data.draw(st.integers(0, len(content)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "_CHUNK", data.draw(st.integers(1, 20)))
+        blocks = lines.Blocks(url, 4, skip)
+        assert [line for batch in blocks for line in batch["line"].to_pylist()] == content[skip:]
+        assert blocks.ended == ended
+        assert lines.first_line(url) == b"head"
+
+
+@pytest.mark.parametrize("data", [b"\xef\xbb\xbf", b"\xff\xfea\0", b"\xfe\xff\0a"])
+def test_a_mark_alone_and_other_encodings_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(InputError, match=r"empty: it holds no line|text in UTF-16. Expected UTF-8"):
+        list(lines.read_blocks(str(tmp_path / "a"), 5))
 
 
 def test_several_gzip_members_are_one_file(tmp_path: Path) -> None:
