@@ -1,7 +1,9 @@
 """Shards as Parquet: fixed row groups, deterministic bytes, one row group at a time in and out."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
+from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +74,49 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
     data = memoryview(encode(table, row_group_rows))
     storage.write_bytes(join(url, name), data)
     return Shard(path=name, rows=table.num_rows, bytes=len(data), sha256=storage.sha256(data))
+
+
+class ShardFile:
+    """Writes shard `index` of `count` under the prefix `url` table by table, in the bytes of `write_shard`.
+
+    Memory is bounded by one row group. Use as a context manager; `entry` is there once it has ended, and nothing is
+    published when an error ends it. Raises StorageError.
+    """
+
+    entry: Shard
+
+    def __init__(self, url: str, index: int, count: int, schema: pa.Schema, row_group_rows: int) -> None:
+        self._name = shard_name(index, count)
+        self._writing = storage.writing(join(url, self._name))
+        self._schema, self._row_group_rows = schema, row_group_rows
+
+    def __enter__(self) -> "ShardFile":
+        self._path = self._writing.__enter__()
+        self._out = pa.OSFile(self._path, "wb")
+        self._encoder = ShardEncoder(self._out, self._schema, self._row_group_rows)
+        return self
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows."""
+        self._encoder.write(table)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._encoder.close()
+                self._out.close()
+                self.entry = Shard(
+                    path=self._name,
+                    rows=self._encoder.rows,
+                    bytes=os.path.getsize(self._path),
+                    sha256=storage.file_sha256(self._path),
+                )
+        except BaseException as failed:
+            self._writing.__exit__(type(failed), failed, failed.__traceback__)
+            raise
+        finally:
+            self._out.close()
+        self._writing.__exit__(kind, error, trace)
 
 
 def write_table(url: str, kind: str, shards: Sequence[pa.Table], row_group_rows: int, **fields: object) -> Manifest:

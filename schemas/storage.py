@@ -8,8 +8,9 @@ import errno
 import hashlib
 import io
 import os
+import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
 
 import fsspec
@@ -156,6 +157,34 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
         raise StorageError(f"could not write {url}: {error}; create the bucket or mend the path.") from error
 
 
+@contextlib.contextmanager
+def writing(url: str) -> Iterator[str]:
+    """A local path to write to, whose file is published at `url` when the block ends: whole or not at all.
+
+    On a local disk it is renamed into place after fsync; elsewhere it is uploaded from a scratch file (TMPDIR), so that
+    memory does not grow with the file. Left by an error, nothing is published and nothing stays behind. Raises
+    StorageError (disk full, no permission, server error).
+    """
+    fs, path = filesystem(url)
+    local = isinstance(fs, LocalFileSystem)
+    folder, name = os.path.split(path) if local else (tempfile.gettempdir(), path.rsplit("/", 1)[-1])
+    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
+    try:
+        if local:
+            _attempt(lambda: os.makedirs(folder or ".", exist_ok=True), "write", url)
+        try:
+            yield temporary
+        except OSError as error:
+            raise StorageError(f"could not write {url}: {error.strerror or error}; {_remedy(error)}.") from error
+        if local:
+            _attempt(lambda: _rename_local(temporary, path), "write", url)
+        else:
+            _attempt(lambda: fs.put_file(temporary, path), "write", url)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
 def remove(url: str, recursive: bool = False) -> None:
     """Remove a file, or a whole prefix; nothing there is no error."""
     fs, path = filesystem(url)
@@ -171,6 +200,15 @@ def remove(url: str, recursive: bool = False) -> None:
 def sha256(data: bytes | memoryview) -> str:
     """Hexadecimal SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()
+
+
+def file_sha256(path: str) -> str:
+    """Hexadecimal SHA-256 of the local file at `path`, read in pieces."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _write_local(path: str, data: bytes | memoryview, durable: bool) -> None:
@@ -190,6 +228,13 @@ def _write_local(path: str, data: bytes | memoryview, durable: bool) -> None:
         raise
     if durable:
         _sync_folder(folder or ".")
+
+
+def _rename_local(temporary: str, path: str) -> None:
+    with open(temporary, "rb+") as written:
+        os.fsync(written.fileno())
+    os.replace(temporary, path)
+    _sync_folder(os.path.dirname(path) or ".")
 
 
 def _sync_folder(folder: str) -> None:
@@ -221,8 +266,11 @@ def _attempt(action: Callable[[], T], verb: str, url: str) -> T:
         raise
     except (OSError, _client_errors()) as error:
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        remedy = "free some space and run the same command again" if _is_full(error) else "mend the cause and run again"
-        raise StorageError(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {remedy}.") from error
+        raise StorageError(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_remedy(error)}.") from error
+
+
+def _remedy(error: BaseException) -> str:
+    return "free some space and run the same command again" if _is_full(error) else "mend the cause and run again"
 
 
 def _is_full(error: BaseException) -> bool:

@@ -1,5 +1,7 @@
 """Shards: exact row groups, the same bytes each time, and what goes in comes out."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,6 +13,7 @@ from schemas.errors import StorageError, TableError
 from schemas.manifest import open_manifest
 from schemas.parquet import (
     ShardEncoder,
+    ShardFile,
     encode,
     iterate,
     list_array,
@@ -20,6 +23,7 @@ from schemas.parquet import (
     open_shard,
     read_group,
     row_groups_of,
+    write_shard,
     write_table,
 )
 from schemas.storage import join
@@ -58,6 +62,21 @@ def test_row_groups_are_exact_however_rows_arrive(rows: int, group: int, data: s
     sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
     assert sizes == [min(group, rows - start) for start in range(0, rows, group)]
     assert file.read().equals(table)
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_a_shard_written_bit_by_bit_is_the_shard_written_at_once(tmp_path: Path, scheme: str) -> None:
+    table = negatives(50)
+    root = scheme + str(tmp_path)
+    whole = write_shard(join(root, "whole"), 1, 3, table, 8)
+    with ShardFile(join(root, "bits"), 1, 3, table.schema, 8) as file:
+        for start in range(0, 50, 11):
+            file.write(table.slice(start, 11))
+    assert file.entry == whole
+    assert storage.read_bytes(join(root, "bits", whole.path)) == storage.read_bytes(join(root, "whole", whole.path))
+    with pytest.raises(ZeroDivisionError), ShardFile(join(root, "none"), 0, 1, table.schema, 8) as file:
+        file.write(table.slice(1 // 0))
+    assert storage.list_names(join(root, "none")) == []
 
 
 @pytest.mark.parametrize("root", ["local", "memory"])

@@ -1,5 +1,6 @@
 """Writes that are whole or not there, on a local disk and in a bucket, and errors that say what storage did."""
 
+import errno
 import os
 import re
 import subprocess
@@ -186,3 +187,23 @@ def test_a_range_reader_reads_anywhere(root: str) -> None:
     assert reader.seek(-4, os.SEEK_END) == 96
     assert reader.seek(-6, os.SEEK_CUR) == 90
     assert reader.read(None) == content[90:]
+
+
+def test_a_file_is_published_when_its_block_ends_and_only_then(root: str) -> None:
+    url = join(root, "folder", "x")
+    with storage.writing(url) as path:
+        Path(path).write_bytes(b"1" * 5000)
+        assert storage.list_names(join(root, "folder")) == []
+    assert storage.read_bytes(url) == b"1" * 5000
+    with pytest.raises(ZeroDivisionError), storage.writing(url) as path:
+        Path(path).write_bytes(b"2" * (1 // 0))
+    assert storage.read_bytes(url) == b"1" * 5000
+    assert storage.list_names(join(root, "folder")) == ["x"]
+    assert not os.path.exists(path)
+
+
+def test_a_full_disk_while_a_file_is_written_is_named(tmp_path: Path) -> None:
+    message = "could not write .*x: No space left on device; free some space"
+    with pytest.raises(StorageError, match=message), storage.writing(str(tmp_path / "x")):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert os.listdir(tmp_path) == []
