@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import logging
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -12,10 +13,12 @@ from apache_beam.options import pipeline_options as options
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
+from pipelines import processes
 from schemas.errors import ExtremisError, InputError
 
 # Beam's own local runner looks for a binary to download; the one in this process needs nothing.
 _IN_PROCESS = ("", "DirectRunner", "FnApiRunner")
+_LOGGERS = ("apache_beam", "distributed")
 # Beam ends a worker's message with the step it was in; the traceback's last line names the class.
 _STEP = re.compile(r" \[while running '[^']*'\]")
 
@@ -29,13 +32,23 @@ def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
     flags = list(beam_options)
     runner = _runner(flags)
     _refuse_unknown(flags)
-    return beam.Pipeline(runner=runner, options=options.PipelineOptions(flags))
+    chosen = options.PipelineOptions(flags)
+    # Nothing of ours is defined in a main module, so no worker needs a copy of one.
+    chosen.view_as(options.SetupOptions).save_main_session = False
+    direct = chosen.view_as(options.DirectOptions)
+    if isinstance(runner, FnApiRunner) and direct.direct_running_mode == "multi_processing":
+        direct.direct_running_mode = "in_memory"  # else Beam starts workers of its own
+        runner = processes.make_runner()
+    return beam.Pipeline(runner=runner, options=chosen)
 
 
 def run(pipeline: beam.Pipeline) -> None:
-    """Run `pipeline` to its end. A worker's ExtremisError is raised here as it was raised there, on any runner."""
-    in_process = isinstance(pipeline.runner, FnApiRunner)
-    with _quiet() if in_process else contextlib.nullcontext():
+    """Run `pipeline` to its end. A worker's ExtremisError is raised here as it was raised there, on any runner.
+
+    Raises ExtremisError, too, where workers of this machine or of Dask died.
+    """
+    ours = type(pipeline.runner).__name__ in ("FnApiRunner", "DaskRunner")
+    with _quiet() if ours else contextlib.nullcontext():
         try:
             pipeline.run().wait_until_finish()
         except Exception as error:
@@ -70,12 +83,22 @@ def _runner(flags: Sequence[str]) -> PipelineRunner:
     name = options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or ""
     if name in _IN_PROCESS:
         return FnApiRunner()
+    if name == "DaskRunner":
+        return _dask_runner()
     try:
         return create_runner(name)
     except (ValueError, ImportError, AttributeError) as error:
         raise InputError(
             f"cannot use the Beam runner {name!r}: {error}. Leave --runner out to run in this process."
         ) from None
+
+
+def _dask_runner() -> PipelineRunner:
+    try:
+        from pipelines.dask_runner import DaskRunner
+    except ImportError as error:
+        raise InputError(f"no Dask here ({error}): pip install 'extremis[dask]'.") from None
+    return DaskRunner()
 
 
 def _refuse_unknown(flags: Sequence[str]) -> None:
@@ -103,13 +126,18 @@ def _subclasses(kind: type) -> list[type]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """In this process Beam logs each worker's traceback, which `run` raises anyway."""
-    logger = logging.getLogger("apache_beam")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Runners log each worker's traceback, and print those of their own threads, which `run` raises anyway."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    hook = threading.excepthook
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    threading.excepthook = lambda ended: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        threading.excepthook = hook
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
