@@ -53,7 +53,8 @@ class Blocks:
         skip = self._skip
         with _open(self._url) as file:
             pending: list[bytes] = []
-            for lines, self.ended in _split(self._url, _Hashed(file)):
+            for lines, ended in _split(self._url, _Hashed(file)):
+                self.ended = ended
                 pending += lines[skip:] if skip else lines
                 skip = max(skip - len(lines), 0)
                 while len(pending) >= self._block_lines:

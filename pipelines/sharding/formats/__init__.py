@@ -3,11 +3,14 @@
 from pipelines.sharding.formats.base import Format
 from pipelines.sharding.formats.names import listed
 from pipelines.sharding.formats.xc_raw import XcRaw
+from pipelines.sharding.formats.xc_single import XcSingle
+from pipelines.sharding.formats.xc_sparse import XcSparse
+from pipelines.sharding.formats.xc_text import XcText
 from schemas import storage
 from schemas.errors import InputError
 
 # In the order in which they are tried.
-FORMATS: tuple[Format, ...] = (XcRaw(),)
+FORMATS: tuple[Format, ...] = (XcRaw(), XcSparse(), XcSingle(), XcText())
 
 
 def choose(source: str, name: str | None = None) -> Format:

@@ -1,0 +1,29 @@
+"""The XC form with plain text: one text a line, and a label matrix beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.sharding.formats import xc_files
+from pipelines.sharding.formats.aligned import Aligned
+from pipelines.sharding.formats.base import LABELS, Inputs
+from pipelines.sharding.formats.beside import FEATURES, TEXT
+
+
+@dataclass(frozen=True)
+class XcText(Aligned):
+    """`trn_X.txt`, `trn_X_Y.txt`, `Y.txt` (one text a line, one label a line), and where there are any those of `tst`
+    and `val`.
+
+    Texts may be called `trn.raw.txt`, `lbl.raw.txt`, or `raw_data/train.raw.txt`, `raw_data/label.raw.txt`, and lie
+    under `raw/`; the label matrix may be `trn_X_Y.npz` or `Y.trn.npz`.
+    """
+
+    name: str = "xc-text"
+    expects: str = "trn_X.txt (or trn.raw.txt), trn_X_Y.txt (or Y.trn.npz), Y.txt (or lbl.raw.txt), and those of tst"
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        present = xc_files.look(source, names)
+        return xc_files.is_any(present, "train", TEXT) and not xc_files.is_any(present, "train", FEATURES)
+
+    def find(self, source: str) -> Inputs:
+        return xc_files.find_parts(source, self.name, self.expects, (LABELS, TEXT), TEXT)
