@@ -68,7 +68,8 @@ class Encoder(Section):
     idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
     unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
     feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
-    residual: bool = Field(False, description="x + relu(Linear(x)) on top")
+    residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
+    hidden: int = Field(0, ge=0, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without")
     # transformer
     model: str = Field("", description="local directory or hub name")
     pooling: Literal["mean", "cls"] = "mean"
@@ -79,6 +80,8 @@ class Encoder(Section):
     def _complete(self) -> "Encoder":
         if self.kind == "transformer" and not self.model:
             raise ValueError("encoder.kind = 'transformer' needs encoder.model (a local directory or a hub name)")
+        if self.hidden and not self.residual:
+            raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
         if self.kind == "bag" and self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
         return self

@@ -11,6 +11,7 @@ from torch import nn
 from trainer.config import Encoder as EncoderConfig
 from trainer.encoders.base import Encoder, drop, finish
 from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency
+from trainer.encoders.residual import Residual
 from trainer.randomness import generator, torch_generator
 from trainer.rows import RowMatrix, RowOptimizer
 from trainer.scoring import sparse_product
@@ -45,7 +46,7 @@ class _WeightedBag(torch.autograd.Function):
 
 
 class BagEncoder(Encoder):
-    """x = dropout(r(sum_f weight_f E_f)), r the identity or v + relu(Linear(v)); E is trained on touched rows only."""
+    """x = dropout(r(sum_f weight_f E_f)), r the identity or a residual layer; E is trained on touched rows only."""
 
     def __init__(self, config: EncoderConfig, vocabulary: int, seed: int) -> None:
         self.dimension = config.dimension
@@ -57,11 +58,11 @@ class BagEncoder(Encoder):
         self._table = RowMatrix(weight, RowOptimizer(config.optimizer))
         self._weights = torch.ones(self._features)
         self._weights[vocabulary:] = config.ngram_weight
-        self._dense = nn.Linear(config.dimension, config.dimension) if config.residual else None
-        if self._dense is not None:
-            with torch.no_grad():
-                self._dense.weight.normal_(0, 0.01, generator=torch_generator(seed, "initial weights", 2))
-                self._dense.bias.zero_()
+        self._dense = (
+            Residual(config.dimension, config.hidden, torch_generator(seed, "initial weights", 2))
+            if config.residual
+            else None
+        )
         self._dense_optimizer = (
             None
             if self._dense is None
@@ -160,7 +161,7 @@ class BagEncoder(Encoder):
 
     def _head(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None) -> torch.Tensor:
         if self._dense is not None:
-            x = x + torch.relu(self._dense(x))
+            x = self._dense(x)
         x = finish(x, normalize=self._config.normalize, scale=self._config.scale)
         if dropout_key is not None and self._config.dropout:
             x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key))

@@ -16,6 +16,7 @@ FORMS = [
     {},
     {"residual": True},
     {"residual": True, "normalize": True, "scale": 3.0, "dropout": 0.4, "weight_decay": 0.1},
+    {"residual": True, "hidden": 11, "initial_scale": 2.5, "weight_decay": 0.1},
     {"feature_dropout": 0.5, "unit_features": False, "idf": False, "ngrams": 1},
 ]
 
@@ -85,11 +86,12 @@ def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None
         assert 0.2 < kept.mean() < 0.8
     table = before["embedding"].requires_grad_()
     v = dense_features(config, before["feature_weights"].float(), kept) @ table
-    parameters = []
+    parameters = {name: value.requires_grad_() for name, value in before.items() if name.startswith("dense.")}
     if config.residual:
-        weight, bias = before["dense.weight"].requires_grad_(), before["dense.bias"].requires_grad_()
-        parameters = [weight, bias]
-        v = v + torch.relu(v @ weight.T + bias)
+        within = torch.relu(v @ parameters["dense.inner.weight"].T + parameters["dense.inner.bias"])
+        if config.hidden:
+            within = within @ parameters["dense.outer.weight"].T + parameters["dense.outer.bias"]
+        v = v + within
     if config.normalize:
         v = v / v.norm(dim=1, keepdim=True).clamp_min(1e-12)
     v = v * config.scale
@@ -103,14 +105,12 @@ def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None
     moved = before["embedding"].detach() - 0.5 * 0.8 * table.grad
     torch.testing.assert_close(after["embedding"].double(), moved, rtol=1e-4, atol=1e-5)
     if parameters:
-        optimizer = torch.optim.AdamW(parameters, lr=0.05 * 0.8, weight_decay=config.weight_decay)
+        optimizer = torch.optim.AdamW(parameters.values(), lr=0.05 * 0.8, weight_decay=config.weight_decay)
         optimizer.step()
         # Adam's first step is the sign of the gradient: where that is rounding, so is the step.
-        sure = [parameter.grad.abs() > 1e-5 for parameter in parameters]
-        for name, parameter, where in zip(["weight", "bias"], parameters, sure, strict=True):
-            torch.testing.assert_close(
-                after[f"dense.{name}"].double()[where], parameter.detach()[where], rtol=1e-3, atol=1e-5
-            )
+        for name, parameter in parameters.items():
+            where = parameter.grad.abs() > 1e-5
+            torch.testing.assert_close(after[name].double()[where], parameter.detach()[where], rtol=1e-3, atol=1e-5)
             assert where.any()
 
 
