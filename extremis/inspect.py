@@ -6,7 +6,7 @@ from extremis.console import print_json, results, say, table
 from schemas.layout import MANIFEST
 from schemas.manifest import Manifest, open_manifest
 from schemas.manifest import verify as verify_table
-from schemas.parquet import iterate
+from schemas.shards import iterate
 
 
 def inspect_url(url: str, *, verify: bool, rows: int, as_json: bool) -> None:

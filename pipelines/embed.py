@@ -20,7 +20,8 @@ from schemas import storage, tables
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, is_published, open_manifest, publish
-from schemas.parquet import iterate_shard, matrix_array, open_shard, write_shard
+from schemas.parquet import matrix_array, open_shard, write_shard
+from schemas.shards import iterate_shard
 from schemas.storage import join
 from trainer.model import Model, find_checkpoint, load_model
 from trainer.stream import Table, open_queries

@@ -155,6 +155,18 @@ def verify(url: str, manifest: Manifest) -> None:
         check_shard(join(url, shard.path), shard)
 
 
+def find_shard(url: str, shard: Shard) -> str:
+    """The URL of a shard of the table at `url`. Raises TableError when it is gone or not as long as it was."""
+    place = join(url, shard.path)
+    try:
+        found = storage.size(place)
+    except FileNotFoundError:
+        raise TableError(f"{place}: the manifest names this shard, but it is gone. Make the table again.") from None
+    if found != shard.bytes:
+        raise TableError(f"{place}: damaged: {found} bytes, expected {shard.bytes}. Make the table again.")
+    return place
+
+
 def check_shard(place: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
     """The bytes of one shard after checking length and SHA-256. Raises TableError, which ends with `remedy`."""
     try:

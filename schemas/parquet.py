@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import shard_name
-from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
+from schemas.manifest import Manifest, Shard, find_shard
 from schemas.storage import join
 
 
@@ -119,30 +119,9 @@ class ShardFile:
         self._writing.__exit__(kind, error, trace)
 
 
-def write_table(url: str, kind: str, shards: Sequence[pa.Table], row_group_rows: int, **fields: object) -> Manifest:
-    """Publish a table from shards in memory (one process); `fields` go into the manifest. Raises StorageError."""
-    unpublish(url)
-    entries = [write_shard(url, i, len(shards), table, row_group_rows) for i, table in enumerate(shards)]
-    manifest = Manifest(
-        kind=kind,
-        columns=columns_of(shards[0].schema),
-        shards=tuple(entries),
-        rows=sum(entry.rows for entry in entries),
-        row_group_rows=row_group_rows,
-        **fields,  # type: ignore[arg-type]
-    )
-    return publish(url, manifest)
-
-
 def open_shard(url: str, shard: Shard) -> pq.ParquetFile:
     """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or not Parquet."""
-    place = join(url, shard.path)
-    try:
-        found = storage.size(place)
-    except FileNotFoundError:
-        raise TableError(f"{place}: the manifest names this shard, but it is gone. Make the table again.") from None
-    if found != shard.bytes:
-        raise TableError(f"{place}: damaged: {found} bytes, expected {shard.bytes}. Make the table again.")
+    place = find_shard(url, shard)
     with naming_damage(place):
         if storage.is_local(place):
             file = storage.filesystem(place)[1]
@@ -177,32 +156,6 @@ def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarra
             rows.append(min(size, entry.rows - start))
     first = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
     return np.asarray(shard, np.int64), np.asarray(group, np.int64), first
-
-
-def iterate(url: str, manifest: Manifest, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Row groups of the whole table in storage order. Raises TableError."""
-    for shard in manifest.shards:
-        yield from iterate_shard(url, shard, columns)
-
-
-def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Row groups of one shard in storage order. Raises TableError."""
-    file = open_shard(url, shard)
-    try:
-        for group in range(file.num_row_groups):
-            yield read_group(file, group, columns, join(url, shard.path))
-    finally:
-        file.close()
-
-
-def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None, place: str) -> pa.Table:
-    """Row group `group` of an open shard. Raises TableError that names `place` when its bytes do not decode."""
-    with naming_damage(f"{place}, row group {group}"):
-        table = file.read_row_group(group, columns=list(columns) if columns else None, use_threads=False)
-    missing = set(columns or ()) - set(table.column_names)
-    if missing:
-        raise TableError(f"{place}: no column {', '.join(sorted(missing))}. Make the table again.")
-    return table
 
 
 def list_column(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,8 @@ import pyarrow as pa
 from schemas import tables
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, publish
-from schemas.parquet import list_array, matrix_array, write_table
+from schemas.parquet import list_array, matrix_array
+from schemas.shards import Sink, write_table
 from schemas.tables import PAD
 from trainer.stream.batch import Batch
 
@@ -51,10 +52,11 @@ def build_data(
     most_tokens: int = 6,
     most_positives: int = 4,
     seed: int = 0,
+    sink: Sink = "parquet",
 ) -> SmallData:
     """Publish random queries of each split (`rows`: how many), labels, tokenizer and data manifests under `root`.
 
-    Rows without tokens occur; a point has one positive at least.
+    Rows without tokens occur; a point has one positive at least. `sink` is that of the queries.
     """
     draw = np.random.default_rng(seed)
     layout = DataLayout(root)
@@ -71,6 +73,7 @@ def build_data(
             "queries",
             cut(table, shards),
             row_group_rows,
+            sink,
             parents={"tokenizer": tokenizer.digest},
         )
         parents[f"queries/{split}"] = made.digest

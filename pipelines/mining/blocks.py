@@ -6,7 +6,8 @@ import numpy as np
 
 from schemas.errors import TableError
 from schemas.manifest import Manifest
-from schemas.parquet import matrix_column, open_shard, read_group, row_groups_of
+from schemas.parquet import matrix_column, open_shard, row_groups_of
+from schemas.shards import read_group
 from schemas.storage import join
 
 MOST_ROWS = 1 << 20

@@ -13,7 +13,8 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, parse_number
 from schemas.manifest import Manifest, is_published, open_manifest, require_parent
-from schemas.parquet import iterate_shard, matrix_column
+from schemas.parquet import matrix_column
+from schemas.shards import iterate_shard
 from schemas.storage import join
 
 

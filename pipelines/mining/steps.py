@@ -22,7 +22,8 @@ from pipelines.mining.plan import Plan
 from pipelines.mining.search import Block
 from schemas import tables
 from schemas.manifest import Shard
-from schemas.parquet import iterate_shard, matrix_array, matrix_column, write_shard
+from schemas.parquet import matrix_array, matrix_column, write_shard
+from schemas.shards import iterate_shard
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 

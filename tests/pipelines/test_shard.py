@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import queries
 from pipelines.sharding.plans import LabelsPlan
-from schemas import parquet, storage
+from schemas import shards, storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import open_manifest, verify
 from tests.pipelines.raw import point, read_lines, write_lines, write_tate, write_tiny
@@ -23,7 +23,7 @@ OPTIONS = ShardOptions(tokenizer="train:300")
 
 
 def rows_of(url: str) -> list[dict[str, Any]]:
-    return [row for group in parquet.iterate(url, open_manifest(url)) for row in group.to_pylist()]
+    return [row for group in shards.iterate(url, open_manifest(url)) for row in group.to_pylist()]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -15,17 +15,15 @@ from schemas.parquet import (
     ShardEncoder,
     ShardFile,
     encode,
-    iterate,
     list_array,
     list_column,
     matrix_array,
     matrix_column,
     open_shard,
-    read_group,
     row_groups_of,
     write_shard,
-    write_table,
 )
+from schemas.shards import iterate, read_group, write_table
 from schemas.storage import join
 from tests.builders import build_data, ragged
 from tests.schemas.flaky import FlakyFileSystem

@@ -9,7 +9,7 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from schemas.parquet import iterate
+from schemas.shards import iterate
 from tests.builders import SmallData, build_data, ragged
 from trainer.checkpoint import save_checkpoint
 from trainer.config import Recipe, dump_config

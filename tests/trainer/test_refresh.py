@@ -13,7 +13,8 @@ from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, unpublish, verify
-from schemas.parquet import iterate, matrix_column
+from schemas.parquet import matrix_column
+from schemas.shards import iterate
 from schemas.storage import join
 from tests.builders import SmallData, build_data, build_negatives
 from trainer.config import Recipe

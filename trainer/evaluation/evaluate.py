@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.parquet import iterate, list_column
+from schemas.parquet import list_column
+from schemas.shards import iterate
 from trainer.evaluation.deciles import Deciles
 from trainer.evaluation.intervals import bootstrap
 from trainer.evaluation.metrics import Metrics

@@ -7,13 +7,13 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas import tables
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, open_manifest, require_parent
-from schemas.parquet import list_array, open_shard, read_group, row_groups_of
+from schemas.parquet import list_array, row_groups_of
+from schemas.shards import OpenShard, open_shard, read_group
 from schemas.storage import join
 
 
@@ -141,8 +141,8 @@ class RowGroups:
         entry = table.manifest.shards[shard]
         return read_group(self._file(table.url, entry), group, columns, join(table.url, entry.path))
 
-    def _file(self, url: str, shard: Shard) -> pq.ParquetFile:
-        files: OrderedDict[str, pq.ParquetFile] = self._files.__dict__.setdefault("open", OrderedDict())
+    def _file(self, url: str, shard: Shard) -> OpenShard:
+        files: OrderedDict[str, OpenShard] = self._files.__dict__.setdefault("open", OrderedDict())
         place = join(url, shard.path)
         if place in files:
             files.move_to_end(place)

@@ -13,13 +13,14 @@ from torch.utils.data import DataLoader
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import open_manifest
+from schemas.shards import Sink
 from schemas.storage import join
 from tests.builders import Rows, SmallData, build_data, build_negatives, write_negatives
 from tests.laws import assert_equal, assert_every_row_once, assert_exact_resume, assert_no_thread_is_left
 from trainer.stream import Batch, JoinedStream, Source, open_sources
 
 THREAD = "extremis-stream"
-ROOTS = ["local", "memory"]
+ROOTS = ["local", "memory", "local tars", "memory tars"]
 
 
 @dataclass
@@ -39,12 +40,13 @@ class World:
 
 @pytest.fixture(params=ROOTS, scope="module")
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    root = str(tmp_path_factory.mktemp("data")) if request.param == "local" else "memory://stream"
-    return make(join(root, "data"), join(root, "negatives"))
+    place, _, tars = request.param.partition(" ")
+    root = str(tmp_path_factory.mktemp("data")) if place == "local" else f"memory://stream{tars}"
+    return make(join(root, "data"), join(root, "negatives"), "webdataset" if tars else "parquet")
 
 
-def make(root: str, negatives: str) -> World:
-    data = build_data(root)
+def make(root: str, negatives: str, sink: Sink = "parquet") -> World:
+    data = build_data(root, sink=sink)
     queries, labels = open_sources(data.layout, "train", label_texts=True)
     points = data.points["train"]
     hard = build_negatives(negatives, queries.table.manifest, points.positives, data.labels, 4)
