@@ -1,16 +1,18 @@
 """The input forms of `extremis shard`, and which one is at a source."""
 
 from pipelines.sharding.formats.base import Format
-from pipelines.sharding.formats.names import listed
+from pipelines.sharding.formats.beir import Beir
+from pipelines.sharding.formats.columnar import Parquet
+from pipelines.sharding.formats.jsonl import Jsonl
+from pipelines.sharding.formats.names import listed, listing
 from pipelines.sharding.formats.xc_raw import XcRaw
 from pipelines.sharding.formats.xc_single import XcSingle
 from pipelines.sharding.formats.xc_sparse import XcSparse
 from pipelines.sharding.formats.xc_text import XcText
-from schemas import storage
 from schemas.errors import InputError
 
 # In the order in which they are tried.
-FORMATS: tuple[Format, ...] = (XcRaw(), XcSparse(), XcSingle(), XcText())
+FORMATS: tuple[Format, ...] = (XcRaw(), XcSparse(), XcSingle(), XcText(), Jsonl(), Parquet(), Beir())
 
 
 def choose(source: str, name: str | None = None) -> Format:
@@ -20,7 +22,7 @@ def choose(source: str, name: str | None = None) -> Format:
     """
     if name is not None:
         return by_name(name)
-    names = storage.list_names(source)
+    names = listing(source)[1]
     found = [form for form in FORMATS if form.recognises(source, names)]
     if len(found) == 1:
         return found[0]

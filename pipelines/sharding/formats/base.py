@@ -37,6 +37,7 @@ class Inputs:
     """One data set as found at a source.
 
     keyed: labels are named by string keys and the pipeline makes the ids; else a label is its 0-based line, as in XC.
+    shared_points: the splits share their files of points, and a point without a pair belongs to another split.
     labels, features: how many there are where a header says so; None: counted (labels), or there are no features.
     filters: by split, URL of a file of pairs `row label` (0-based lines of the split's only part).
     """
@@ -47,6 +48,7 @@ class Inputs:
     filters: Mapping[str, str] = field(default_factory=dict)
     labels: int | None = None
     features: int | None = None
+    shared_points: bool = False
 
     def of(self, table: str) -> tuple[Part, ...]:
         """The parts of `table`, in the order in which their rows are numbered."""

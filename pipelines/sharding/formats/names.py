@@ -1,7 +1,9 @@
-"""Finding files under their usual names."""
+"""Finding files: what is at a source, and which of the usual names."""
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 
+from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
@@ -33,3 +35,26 @@ def filters_at(source: str, names: Sequence[str]) -> Mapping[str, str]:
 def listed(names: Sequence[str]) -> str:
     """The first names, for a message."""
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "nothing"
+
+
+def listing(source: str) -> tuple[str, list[str]]:
+    """(prefix, sorted names below it) of `source`, a prefix or a pattern with `*` and `?`.
+
+    Of a prefix: the names directly under it and those in its folders, as `folder/name`. Of a pattern: the names that
+    match it, below the folders that it spells out.
+    """
+    parts = source.split("/")
+    wild = next((i for i, part in enumerate(parts) if "*" in part or "?" in part), None)
+    if wild is not None:
+        root = "/".join(parts[:wild]) or ("/" if source.startswith("/") else ".")
+        return root, _matching(root, parts[wild:])
+    names = storage.list_names(source)
+    inside = [f"{name}/{one}" for name in names if "." not in name for one in storage.list_names(join(source, name))]
+    return source, sorted(names + inside)
+
+
+def _matching(root: str, patterns: Sequence[str]) -> list[str]:
+    names = fnmatch.filter(storage.list_names(root), patterns[0])
+    if len(patterns) == 1:
+        return sorted(names)
+    return sorted(f"{name}/{rest}" for name in names for rest in _matching(join(root, name), patterns[1:]))

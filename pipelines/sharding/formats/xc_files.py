@@ -4,14 +4,12 @@ from collections.abc import Sequence
 
 from pipelines.sharding.formats.base import LABELS, SPLITS, Inputs, Part
 from pipelines.sharding.formats.beside import FEATURES, JSON, TEXT, read_size
-from pipelines.sharding.formats.names import filters_at, one_of
+from pipelines.sharding.formats.names import filters_at, listing, one_of
 from pipelines.sharding.formats.sizes import check_features, labels_by_number
-from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
 CODECS = ("", ".gz", ".bz2", ".xz", ".zst")
-_FOLDERS = ("raw", "raw_data")  # where texts may lie
 _STEMS = {"train": "trn", "val": "val", "test": "tst", LABELS: "lbl"}
 
 
@@ -43,19 +41,6 @@ def _split_names(stem: str, table: str, role: str) -> tuple[tuple[str, ...], tup
     }[role]
 
 
-def look(source: str, names: Sequence[str]) -> list[str]:
-    """The `names` at `source`, and those in the folders that may hold texts."""
-    return [
-        *names,
-        *(
-            f"{folder}/{name}"
-            for folder in _FOLDERS
-            if folder in names
-            for name in storage.list_names(join(source, folder))
-        ),
-    ]
-
-
 def is_any(names: Sequence[str], table: str, role: str) -> bool:
     """Whether `names` hold the file of `role` of `table`."""
     return any(name in names for name in usual(table, role))
@@ -66,7 +51,7 @@ def find_parts(source: str, name: str, expects: str, roles: Sequence[str], requi
 
     Sizes are those of the headers. Raises InputError: a file is missing or given twice, or headers disagree.
     """
-    names = look(source, storage.list_names(source))
+    source, names = listing(source)
     parts = []
     for table in (*SPLITS, LABELS):
         files = {

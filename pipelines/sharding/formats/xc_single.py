@@ -11,9 +11,8 @@ from pipelines.sharding.formats import sparse
 from pipelines.sharding.formats.aligned import Aligned, Rows
 from pipelines.sharding.formats.base import LABELS, SPLITS, Context, Inputs, Parsed, Part, points_schema
 from pipelines.sharding.formats.beside import BOTH, FEATURES, read_file, read_nothing
-from pipelines.sharding.formats.names import filters_at, one_of
+from pipelines.sharding.formats.names import filters_at, listing, one_of
 from pipelines.sharding.formats.sizes import check_features, labels_by_number
-from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
@@ -33,7 +32,7 @@ class XcSingle(Aligned):
         return bool(_matching("train", names))
 
     def find(self, source: str) -> Inputs:
-        names = storage.list_names(source)
+        source, names = listing(source)
         found = {
             split: one_of(
                 source, names, _matching(split, names) or [f"{split}.txt"], self.expects, required=split == "train"

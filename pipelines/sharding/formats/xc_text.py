@@ -22,8 +22,7 @@ class XcText(Aligned):
     expects: str = "trn_X.txt (or trn.raw.txt), trn_X_Y.txt (or Y.trn.npz), Y.txt (or lbl.raw.txt), and those of tst"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        present = xc_files.look(source, names)
-        return xc_files.is_any(present, "train", TEXT) and not xc_files.is_any(present, "train", FEATURES)
+        return xc_files.is_any(names, "train", TEXT) and not xc_files.is_any(names, "train", FEATURES)
 
     def find(self, source: str) -> Inputs:
         return xc_files.find_parts(source, self.name, self.expects, (LABELS, TEXT), TEXT)

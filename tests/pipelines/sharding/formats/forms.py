@@ -28,6 +28,7 @@ def read_all(
     form = by_name(name) if isinstance(name, str) else name
     form = pickle.loads(pickle.dumps(form))
     inputs = form.find(str(source))
+    assert pickle.loads(pickle.dumps(inputs)) == inputs
     context = Context(text, inputs.labels, inputs.features)
     tables: dict[str, Table] = {}
     for part in inputs.parts:
@@ -51,7 +52,7 @@ def read_all(
             rows = parsed.batch["row"].to_pylist()
             assert rows == sorted(set(rows))
             assert not rows or (first <= rows[0] and rows[-1] < first + raw.num_rows)
-            if not part.table.startswith(PAIRS):
+            if not inputs.keyed:
                 assert len(rows) + len(parsed.rejects) == raw.num_rows
             assert all(len(str(reject)) < 600 for reject in parsed.rejects)
             table.rows += parsed.batch.to_pylist()
