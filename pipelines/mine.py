@@ -6,27 +6,38 @@ ASTRA's Algorithm 1 (papers: section 3.1), beside the training: `watch` mines ea
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
 
-from pipelines.mining.dump import Dump, Source, complete_dumps, newest, open_dump
-from pipelines.mining.index import tune
-from pipelines.mining.options import MineOptions
-from pipelines.mining.plan import Plan, make_plan
-from pipelines.mining.steps import Found, Merged, load_block, merge_shard, negatives_schema, search_shard, summarize
+from pipelines.mining import steps
+from pipelines.mining.existing import finished, mined
+from pipelines.mining.inputs import complete_dumps, open_inputs
+from pipelines.mining.kept import Kept, existing_index, publish_index
+from pipelines.mining.options import MineOptions, say_bytes
+from pipelines.mining.overlap import find_previous
+from pipelines.mining.plan import Plan, Task, make_plan
+from pipelines.mining.source import Source
+from pipelines.mining.spent import Spent, release
 from pipelines.runner import make_pipeline
 from pipelines.runner import run as run_pipeline
 from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
-from schemas.manifest import Manifest, Shard, columns_of, is_published, open_manifest, publish, unpublish
+from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
+from schemas.storage import join
 
 __all__ = ["MineOptions", "mine", "watch"]
 
 Progress = Callable[[str], None]
+
+SPENT = "spent.json"  # beside the tables of a refresh
+
+# Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def mine(
@@ -39,35 +50,49 @@ def mine(
 ) -> dict[str, Manifest]:
     """Make the negative tables of one dump (the newest complete one by default): manifests by source.
 
-    A table that was already made from the same queries, embeddings and vectors is returned as it is. `beam_options` go
-    to Beam; `progress` gets a line a step. Raises InputError (no dump, wrong options), TableError (a dump that is
-    unfinished, damaged, or of other data), StorageError.
+    A table that was already made from the same queries, embeddings and vectors with the same options is returned as it
+    is. `beam_options` go to Beam; `progress` gets a line a step. Raises InputError (no dump, wrong options, a plan that
+    does not fit into the memory, a table made with other options), TableError (a dump that is unfinished, damaged, or
+    of other data), StorageError.
     """
-    say = progress or _silent
-    dump = open_dump(data, run, newest(run) if epoch is None else epoch)
-    made = _existing(dump, run)
-    missing = tuple(source for source in dump.sources if source.name not in made)
-    if not missing:
-        say(f"epoch {dump.epoch}: already mined, for use from epoch {dump.use_from}")
+    say, options = progress or _silent, options or MineOptions()
+    inputs = open_inputs(data, run, epoch, options)
+    previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
+    plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
+    made = finished(plan, run)
+    missing = tuple(source for source in inputs.sources if source.name not in made)
+    index_url = options.keep_index
+    if index_url is not None and existing_index(plan, index_url, options.overwrite) is not None:
+        index_url = None
+    if not missing and index_url is None:
+        say(f"{inputs.name}: already mined{_use(inputs.use_from)}")
         return made
-    plan = make_plan(dump, missing, run, options or MineOptions())
     started = time.monotonic()
-    rows = sum(source.queries.rows for source in missing)
-    say(
-        f"epoch {dump.epoch}: {rows:,} rows against {dump.labels:,} vectors "
-        f"in {len(plan.bounds)} block(s), index {plan.index}, K={plan.width}"
-    )
-    storage.remove(plan.scratch, recursive=True)
+    plan = plan.only(missing)
+    for line in plan.describe():
+        say(line)
+    storage.remove(inputs.scratch, recursive=True)
     for source in missing:
-        unpublish(plan.table(source))
+        unpublish(inputs.table(source))
+    if index_url is not None:
+        unpublish(index_url)
     pipeline = make_pipeline(beam_options)
-    _wire(pipeline, plan)
+    _wire(pipeline, plan, index_url)
     run_pipeline(pipeline)
+    if index_url is not None:
+        publish_index(plan, index_url, [_kept(plan, block) for block in range(len(plan.bounds))])
+    spent = {source.name: _summary(plan, source)["spent"] for source in missing}
     # `queries` last: whoever finds its table finds the others, too.
     for source in sorted(missing, key=lambda one: one.name == "queries"):
         made[source.name] = _publish(plan, source)
-    storage.remove(plan.scratch, recursive=True)
-    say(f"epoch {dump.epoch}: mined in {time.monotonic() - started:.1f} s, for use from epoch {dump.use_from}")
+    seconds = time.monotonic() - started
+    if missing:
+        body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": spent}
+        storage.write_bytes(join(inputs.root, SPENT), json.dumps(body, indent=1, sort_keys=True).encode())
+    storage.remove(inputs.scratch, recursive=True)
+    peak = max((one["peak_bytes"] for one in spent.values()), default=0)
+    memory = f", at most {say_bytes(peak)} in one process" if peak else ""
+    say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{_use(inputs.use_from)}")
     return made
 
 
@@ -83,10 +108,12 @@ def watch(
     """Mine every complete dump that has no table, oldest first, until the run is finished or `until()` is true.
 
     Returns the number of dumps mined. A dump that the trainer takes back while it is mined (it resumed from an earlier
-    checkpoint) is left and taken up again when it is complete. Raises as `mine`.
+    checkpoint) is left and taken up again when it is complete. Tables that a dump has already are left as they are,
+    whatever their options. Raises as `mine`.
     """
     seen: dict[int, str] = {}
-    mined = 0
+    made = 0
+    options = options or MineOptions()
     while not (storage.exists(RunLayout(run).finished) or (until is not None and until())):
         new = [(epoch, digest) for epoch, digest in complete_dumps(run).items() if seen.get(epoch) != digest]
         if not new:
@@ -94,31 +121,36 @@ def watch(
             continue
         epoch, digest = new[0]
         try:
-            dump = open_dump(data, run, epoch)
-            if len(_existing(dump, run)) < len(dump.sources):
+            inputs = open_inputs(data, run, epoch, options)
+            if any(mined(inputs, source) is None for source in inputs.sources):
                 mine(data, run, epoch, options, beam_options, progress)
-                mined += 1
+                made += 1
             seen[epoch] = digest
         except ExtremisError:
             if complete_dumps(run).get(epoch) == digest:
                 raise
-    return mined
+    return made
 
 
 class SearchBlock(beam.DoFn):
     """(block, its query shards) -> ((source, shard), Found): an index is built, searched for all, discarded."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, index_url: str | None) -> None:
+        self._plan, self._index_url = plan, index_url
 
-    def setup(self) -> None:
-        tune(self._plan.options.threads)
-
-    def process(self, task: tuple[int, list[tuple[int, int]]]) -> Iterator[tuple[tuple[int, int], Found]]:
-        number, shards = task
-        block = load_block(self._plan, number)
-        for source, shard in shards:
-            yield (source, shard), search_shard(self._plan, number, block, self._plan.sources[source], shard)
+    def process(self, task: Task) -> Iterator[tuple[tuple[int, int], steps.Found]]:
+        plan, (number, keep, shards) = self._plan, task
+        with _ONE_AT_A_TIME:
+            spent = Spent()
+            loaded = steps.load_block(plan, number, spent)
+            if keep and self._index_url is not None:
+                with spent.stage("keep index"):
+                    steps.keep_block(plan, self._index_url, loaded)
+            for source, shard in shards:
+                yield (source, shard), steps.search_shard(plan, loaded, plan.sources[source], shard, spent)
+                spent = Spent()
+            del loaded
+            release()
 
 
 class MergeShard(beam.DoFn):
@@ -127,9 +159,11 @@ class MergeShard(beam.DoFn):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def process(self, element: tuple[tuple[int, int], Iterable[Found]]) -> Iterator[tuple[int, Merged]]:
+    def process(self, element: tuple[tuple[int, int], Iterable[steps.Found]]) -> Iterator[tuple[int, steps.Merged]]:
         (source, shard), found = element
-        yield source, merge_shard(self._plan, self._plan.sources[source], shard, found)
+        with _ONE_AT_A_TIME:
+            merged = steps.merge_shard(self._plan, self._plan.sources[source], shard, found)
+        yield source, merged
 
 
 class Summarize(beam.DoFn):
@@ -138,16 +172,17 @@ class Summarize(beam.DoFn):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def process(self, element: tuple[int, Iterable[Merged]]) -> None:
-        source, merged = element
-        storage.write_bytes(self._plan.summary(self._plan.sources[source]), summarize(merged, self._plan.width))
+    def process(self, element: tuple[int, Iterable[steps.Merged]]) -> None:
+        plan, (source, merged) = self._plan, element
+        name = plan.sources[source]
+        storage.write_bytes(plan.summary(name), steps.summarize(plan, name, merged), durable=False)
 
 
-def _wire(pipeline: beam.Pipeline, plan: Plan) -> None:
+def _wire(pipeline: beam.Pipeline, plan: Plan, index_url: str | None) -> None:
     (
         pipeline
-        | "Blocks" >> beam.Create(plan.tasks())
-        | "Search blocks" >> beam.ParDo(SearchBlock(plan))
+        | "Blocks" >> beam.Create(plan.tasks(keep=index_url is not None))
+        | "Search blocks" >> beam.ParDo(SearchBlock(plan, index_url))
         | "Group by shard" >> beam.GroupByKey()
         | "Merge shards" >> beam.ParDo(MergeShard(plan))
         | "Group by table" >> beam.GroupByKey()
@@ -156,33 +191,35 @@ def _wire(pipeline: beam.Pipeline, plan: Plan) -> None:
 
 
 def _publish(plan: Plan, source: Source) -> Manifest:
-    summary: dict[str, Any] = json.loads(storage.read_bytes(plan.summary(source)))
+    summary = _summary(plan, source)
     shards = tuple(Shard(**entry) for entry in summary["shards"])
     manifest = Manifest(
         kind="negatives",
-        columns=columns_of(negatives_schema(plan)),
+        columns=columns_of(plan.schema),
         shards=shards,
         rows=sum(shard.rows for shard in shards),
         row_group_rows=source.queries.row_group_rows,
         id_range=source.queries.id_range,
-        parents=plan.dump.parents(source),
+        parents=plan.inputs.parents(source),
         parameters=plan.parameters(),
         counters=summary["counters"],
         quality=summary["quality"],
     )
-    return publish(plan.table(source), manifest)
+    return publish(plan.inputs.table(source), manifest)
 
 
-def _existing(dump: Dump, run: str) -> dict[str, Manifest]:
-    """Tables that were already made from this very dump, by source."""
-    found: dict[str, Manifest] = {}
-    for source in dump.sources:
-        url = RunLayout(run).negatives(dump.use_from, source.name)
-        if is_published(url):
-            manifest = open_manifest(url, "negatives")
-            if manifest.parents == dump.parents(source):
-                found[source.name] = manifest
-    return found
+def _summary(plan: Plan, source: Source) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(storage.read_bytes(plan.summary(source)))
+    return body
+
+
+def _kept(plan: Plan, block: int) -> Kept:
+    note = json.loads(storage.read_bytes(plan.kept(block)))
+    return Kept(Shard(**note["entry"]), note["effort"])
+
+
+def _use(epoch: int | None) -> str:
+    return "" if epoch is None else f", for use from epoch {epoch}"
 
 
 def _silent(line: str) -> None:

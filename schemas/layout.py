@@ -79,6 +79,10 @@ class RunLayout:
         return join(self.root, "negatives")
 
     @property
+    def adoptions(self) -> str:
+        return join(self.root, "adoptions")
+
+    @property
     def metrics(self) -> str:
         return join(self.root, "metrics.jsonl")
 
@@ -111,10 +115,6 @@ class RunLayout:
         """The table of `source` (`queries` or `labels`) made for training from `epoch` on."""
         return join(self.negatives_root, f"epoch-{epoch:04d}", source)
 
-    def candidates(self, epoch: int) -> str:
-        """Candidates of each block of labels, kept only while the tables of `epoch` are being made."""
-        return join(self.negatives_root, f"epoch-{epoch:04d}", ".candidates")
-
     def adoption(self, epoch: int) -> str:
         """Which table `epoch` trains on, decided once, before its first step."""
-        return join(self.root, "adoptions", f"epoch-{epoch:04d}.json")
+        return join(self.adoptions, f"epoch-{epoch:04d}.json")

@@ -111,6 +111,9 @@ class ShardFile:
                     bytes=os.path.getsize(self._path),
                     sha256=storage.file_sha256(self._path),
                 )
+            else:
+                with contextlib.suppress(Exception):  # or the writer would close itself later, on a closed file
+                    self._encoder.close()
         except BaseException as failed:
             self._writing.__exit__(type(failed), failed, failed.__traceback__)
             raise

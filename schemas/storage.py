@@ -158,12 +158,12 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
 
 
 @contextlib.contextmanager
-def writing(url: str) -> Iterator[str]:
+def writing(url: str, durable: bool = True) -> Iterator[str]:
     """A local path to write to, whose file is published at `url` when the block ends: whole or not at all.
 
     On a local disk it is renamed into place after fsync; elsewhere it is uploaded from a scratch file (TMPDIR), so that
-    memory does not grow with the file. Left by an error, nothing is published and nothing stays behind. Raises
-    StorageError (disk full, no permission, server error).
+    memory does not grow with the file. Left by an error, nothing is published and nothing stays behind. Without
+    `durable` the fsync is left out. Raises StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
     local = isinstance(fs, LocalFileSystem)
@@ -177,7 +177,7 @@ def writing(url: str) -> Iterator[str]:
         except OSError as error:
             raise StorageError(f"could not write {url}: {error.strerror or error}; {_remedy(error)}.") from error
         if local:
-            _attempt(lambda: _rename_local(temporary, path), "write", url)
+            _attempt(lambda: _rename_local(temporary, path, durable), "write", url)
         else:
             _attempt(lambda: fs.put_file(temporary, path), "write", url)
     finally:
@@ -230,11 +230,13 @@ def _write_local(path: str, data: bytes | memoryview, durable: bool) -> None:
         _sync_folder(folder or ".")
 
 
-def _rename_local(temporary: str, path: str) -> None:
-    with open(temporary, "rb+") as written:
-        os.fsync(written.fileno())
+def _rename_local(temporary: str, path: str, durable: bool) -> None:
+    if durable:
+        with open(temporary, "rb+") as written:
+            os.fsync(written.fileno())
     os.replace(temporary, path)
-    _sync_folder(os.path.dirname(path) or ".")
+    if durable:
+        _sync_folder(os.path.dirname(path) or ".")
 
 
 def _sync_folder(folder: str) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from schemas.errors import InputError
 
-KINDS = ("queries", "labels", "embeddings", "vectors", "negatives", "tokenizer", "checkpoint", "data")
+KINDS = ("queries", "labels", "embeddings", "vectors", "negatives", "tokenizer", "checkpoint", "data", "index")
 PAD = -1
 
 

@@ -265,6 +265,7 @@ class Trainer:
                 "use_from": collector.epoch + LEAD,
                 "table_width": recipe.negatives.table_width,
                 "index": recipe.refresh.index,
+                "bias": recipe.classifier.bias,
             },
         )
 

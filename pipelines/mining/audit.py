@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipelines.mining.candidates import merge, unpack
-from pipelines.mining.exclusions import Exclusions, search_negatives
-from pipelines.mining.search import Block, score
+from pipelines.mining.exclusions import Exclusions, positive_scores, search_negatives
+from pipelines.mining.search import Block
 from schemas.ragged import contains
 
 _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
@@ -16,8 +16,8 @@ _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 class Audit(NamedTuple):
     """S sampled rows, as exact search sees them.
 
-    `exact` [S, K] are keys with the table's own post-filter; `positive_scores` float32 [V] belong to the sampled rows
-    `positive_rows` int64 [V] in [0, S).
+    `exact` [S, F] are the best keys without positives and struck labels; `positive_scores` float32 [V] belong to the
+    sampled rows `positive_rows` int64 [V] in [0, S).
     """
 
     exact: np.ndarray
@@ -34,11 +34,8 @@ def sample_rows(rows: int, size: int, seed: int) -> np.ndarray:
 def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width: int) -> Audit:
     """Exact search of one block for sampled queries [S, D], and the scores of their positives in this block."""
     exact = search_negatives(Block(block.start, block.vectors), queries, exclusions, width)
-    labels, offsets = exclusions.positives
-    rows = np.repeat(np.arange(len(queries)), np.diff(offsets))
-    inside = (labels >= block.start) & (labels < block.stop)
-    rows, positions = rows[inside], labels[inside].astype(np.int64) - block.start
-    return Audit(exact, rows, score(queries[rows], block.vectors, positions[:, None])[:, 0])
+    rows, scores = positive_scores(block, queries, exclusions)
+    return Audit(exact, rows, scores)
 
 
 def stack(audits: Sequence[Audit], width: int) -> Audit:
@@ -62,19 +59,26 @@ def merge_audits(blocks: Sequence[Audit], width: int) -> Audit:
     )
 
 
+def weakest_positives(rows: int, audit: Audit) -> np.ndarray:
+    """The lowest score among the positives of each sampled row: float32 [rows], infinity without any."""
+    weakest = np.full(rows, np.inf, np.float32)
+    np.minimum.at(weakest, audit.positive_rows, audit.positive_scores)
+    return weakest
+
+
 def measure(table: np.ndarray, audit: Audit) -> dict[str, Any]:
-    """Quality of the table's rows `table` (keys [S, K]) beside what exact search found for them.
+    """Quality of the table's rows `table` (keys [S, K]) beside those that exact search gives, `audit.exact` [S, K].
 
     recall_at_k: share of exact search's negatives that the table holds. top1_above_weakest_positive: share of the rows
     with positives whose hardest negative scores above the lowest of them.
     """
     found, scores = unpack(table)
+    hardest = scores.max(axis=1, initial=-np.inf)
     wanted, _ = unpack(audit.exact)
     hits = contains(wanted.reshape(-1), np.arange(len(wanted) + 1) * wanted.shape[1], found).sum()
-    weakest = np.full(len(table), np.inf, np.float32)
-    np.minimum.at(weakest, audit.positive_rows, audit.positive_scores)
+    weakest = weakest_positives(len(table), audit)
     has_positive = np.isfinite(weakest)
-    above = scores[has_positive, 0] > weakest[has_positive]
+    above = hardest[has_positive] > weakest[has_positive]
     total = int((wanted >= 0).sum())
     return {
         "audit_queries": len(table),

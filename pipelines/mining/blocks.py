@@ -10,46 +10,54 @@ from schemas.parquet import matrix_column, open_shard, row_groups_of
 from schemas.shards import read_group
 from schemas.storage import join
 
-MOST_ROWS = 1 << 20
-MOST_BYTES = 1 << 29
 
-
-def default_block_rows(dimension: int) -> int:
-    """As many rows as fill 512 MiB in float32, at most 1,048,576."""
-    return max(1, min(MOST_ROWS, MOST_BYTES // (4 * dimension)))
-
-
-def block_bounds(labels: int, block_rows: int) -> list[tuple[int, int]]:
-    """Half-open ranges that cover [0, labels) in order: as few as `block_rows` allows, sizes equal to within one."""
-    count = -(-labels // block_rows)
-    edges = [labels * block // count for block in range(count + 1)]
+def equal_ranges(start: int, stop: int, count: int) -> list[tuple[int, int]]:
+    """[start, stop) cut into `count` half-open ranges in order, sizes equal to within one: range g of G for rank g."""
+    edges = [start + (stop - start) * part // count for part in range(count + 1)]
     return list(itertools.pairwise(edges))
 
 
-def read_block(url: str, manifest: Manifest, start: int, stop: int) -> np.ndarray:
-    """Vectors of labels [start, stop) as float32 [stop - start, D], read one row group at a time.
+def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[int, int]]]:
+    """The blocks of each of `ranges` equal label ranges: as few as `block_rows` allows, equal to within one."""
+    return [
+        equal_ranges(start, stop, -(-(stop - start) // block_rows)) for start, stop in equal_ranges(0, labels, ranges)
+    ]
 
-    Raises TableError: damaged, or vectors that are not finite.
+
+def read_block(
+    url: str, manifest: Manifest, start: int, stop: int, dimension: int, drop_bias: bool = False
+) -> np.ndarray:
+    """Vectors of labels [start, stop) as float32 [stop - start, dimension], read one row group at a time.
+
+    Columns beyond the table's D are zeros; with `drop_bias` its last one, which meets a constant 1, is, too. Raises
+    TableError: damaged, or vectors that are not finite.
     """
     shard_of, group_of, first = row_groups_of(manifest)
-    block: np.ndarray | None = None
+    block = np.zeros((stop - start, dimension), np.float32)
     begin = int(np.searchsorted(first, start, side="right")) - 1
     end = int(np.searchsorted(first, stop, side="left"))
     for shard in np.unique(shard_of[begin:end]):
         entry = manifest.shards[shard]
         place = join(url, entry.path)
         with open_shard(url, entry) as file:
-            for m in range(begin, end):
-                if shard_of[m] != shard:
-                    continue
+            for m in np.flatnonzero(shard_of[begin:end] == shard) + begin:
                 rows = matrix_column(read_group(file, int(group_of[m]), ["vector"], place), "vector")
-                if block is None:
-                    block = np.empty((stop - start, rows.shape[1]), np.float32)
                 low, high = max(start, int(first[m])), min(stop, int(first[m + 1]))
-                block[low - start : high - start] = rows[low - first[m] : high - first[m]]
-    assert block is not None
-    require_finite(block, start, url)
+                rows = rows[low - first[m] : high - first[m]]
+                require_finite(rows, low, url)
+                block[low - start : high - start, : rows.shape[1]] = rows
+                if drop_bias:
+                    block[low - start : high - start, rows.shape[1] - 1] = 0
     return block
+
+
+def padded(rows: np.ndarray, dimension: int) -> np.ndarray:
+    """`rows` [n, D] as float32 [n, dimension], zeros behind."""
+    if rows.shape[1] == dimension:
+        return rows.astype(np.float32)
+    wide = np.zeros((len(rows), dimension), np.float32)
+    wide[:, : rows.shape[1]] = rows
+    return wide
 
 
 def require_finite(vectors: np.ndarray, first_row: int, url: str) -> None:

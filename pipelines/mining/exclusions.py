@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.mining.candidates import EMPTY, best, unpack
-from pipelines.mining.search import Block, search
+from pipelines.mining.search import Block, score, search
 from schemas.parquet import list_column
 from schemas.ragged import contains
 
@@ -25,6 +25,12 @@ class Ragged(NamedTuple):
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         picked = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
         return Ragged(self.values[picked], offsets)
+
+    def stack(self, other: "Ragged") -> "Ragged":
+        """These rows, then those of `other`."""
+        one, two = (part.values[part.offsets[0] : part.offsets[-1]] for part in (self, other))
+        offsets = [self.offsets - self.offsets[0], other.offsets[1:] - other.offsets[0] + len(one)]
+        return Ragged(np.concatenate([one, two]), np.concatenate(offsets))
 
     def count_in(self, start: int, stop: int) -> np.ndarray:
         """Entries of each row in [start, stop): int64 [B]."""
@@ -59,6 +65,10 @@ class Exclusions:
         """At most how many labels of [start, stop) each row loses: int64 [B]."""
         return self.positives.count_in(start, stop) + self.filtered.count_in(start, stop)
 
+    def stack(self, other: "Exclusions") -> "Exclusions":
+        """These rows, then those of `other`."""
+        return Exclusions(self.positives.stack(other.positives), self.filtered.stack(other.filtered))
+
 
 @dataclass
 class Dropped:
@@ -68,11 +78,20 @@ class Dropped:
     positives: int = 0
     filtered: int = 0
 
+    def add(self, other: "Dropped") -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
 
 def search_negatives(
-    block: Block, queries: np.ndarray, exclusions: Exclusions, width: int, dropped: Dropped | None = None
+    block: Block,
+    queries: np.ndarray,
+    exclusions: Exclusions,
+    width: int,
+    dropped: Dropped | None = None,
+    refine: int = 1,
 ) -> np.ndarray:
-    """Keys [B, width] of the block's best labels that are excluded for no row: queries float32 [B, D].
+    """Keys [B, width] of the block's best labels that are not excluded for the row: queries float32 [B, D].
 
     Over-fetches by what each row can lose, so that a row keeps `width` wherever the block has as many labels left.
     """
@@ -81,9 +100,18 @@ def search_negatives(
     losses = exclusions.count_in(block.start, block.stop)
     for rows in _tiers(losses):
         fetch = min(len(block.vectors), width + int(losses[rows].max()))
-        found = search(block, queries[rows], fetch)
+        found = search(block, queries[rows], fetch, refine)
         keys[rows] = best(_strike(found, exclusions.take(rows), dropped), width)
     return keys
+
+
+def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, np.ndarray]:
+    """(row int64 [V], score float32 [V]) of every positive that lies in the block."""
+    labels, offsets = exclusions.positives
+    rows = np.repeat(np.arange(len(queries)), np.diff(offsets))
+    inside = (labels >= block.start) & (labels < block.stop)
+    rows, positions = rows[inside], labels[inside].astype(np.int64) - block.start
+    return rows, score(queries[rows], block.vectors, positions[:, None])[:, 0]
 
 
 def _strike(keys: np.ndarray, exclusions: Exclusions, dropped: Dropped) -> np.ndarray:

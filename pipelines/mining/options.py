@@ -1,9 +1,17 @@
 """What a user may set about mining; everything else follows from the dump."""
 
-from pydantic import BaseModel, ConfigDict, Field
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from schemas.errors import InputError
 
 AUTO = "auto"
 EXACT = "exact"
+DEFAULT_MEMORY = 4 << 30
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 class MineOptions(BaseModel):
@@ -11,12 +19,67 @@ class MineOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    width: int | None = Field(default=None, ge=1, description="K, hard negatives a query")
+    # What is searched.
+    by: Literal["classifier", "labels"] = Field(default="classifier", description="score by w_l or by label embeddings")
+    queries: str | None = Field(
+        default=None, description="a table of `extremis embed` instead of the dump's embeddings"
+    )
+    vectors: str | None = Field(default=None, description="a table of vectors instead of the dump's")
+    # What a row gets.
+    width: int | None = Field(default=None, ge=1, description="K, hard negatives a query (of each label range)")
+    ranges: int = Field(default=1, ge=1, description="equal label ranges that contribute K columns each")
+    skip_top: int = Field(default=0, ge=0, description="best-ranked negatives that are left out")
+    window: int | None = Field(default=None, ge=1, description="negatives come from ranks [skip_top, window)")
+    margin: float | None = Field(default=None, ge=0, description="keep scores below the weakest positive's minus this")
+    relative_margin: float | None = Field(default=None, ge=0, description="the same, as a share of that score's size")
+    # How they are found.
     index: str | None = Field(default=None, description="auto, exact, or a Faiss factory string")
-    block_rows: int | None = Field(default=None, ge=1, description="most vectors in one Faiss index")
-    nprobe: int | None = Field(default=None, ge=1, description="inverted lists searched a query")
+    nprobe: int | None = Field(default=None, ge=1, description="inverted lists searched a query; None: tuned")
+    ef_search: int | None = Field(default=None, ge=1, description="breadth of a graph's search; None: tuned")
+    refine: int | None = Field(default=None, ge=1, description="fetch K times this and score exactly; None: tuned")
+    target_recall: float = Field(default=0.95, gt=0, le=1, description="what nprobe, ef_search and refine are tuned to")
+    memory: int = Field(default=DEFAULT_MEMORY, ge=1, description="bytes that one worker process may use")
+    block_rows: int | None = Field(default=None, ge=1, description="most vectors in one Faiss index; None: from memory")
+    query_batch: int | None = Field(default=None, ge=1, description="queries searched at a time; None: from memory")
     tasks_per_block: int = Field(default=1, ge=1, description="work items a block; each builds its index")
-    query_batch: int = Field(default=4096, ge=1, description="least queries a search call")
-    audit_queries: int = Field(default=1000, ge=0, description="rows also searched exactly, for recall")
     threads: int | None = Field(default=None, ge=1, description="Faiss threads a worker")
+    audit_queries: int = Field(default=1000, ge=0, description="rows also searched exactly, for recall")
     seed: int = Field(default=0, ge=0, description="of index training and of the audited rows")
+    # Where it goes.
+    for_epoch: int | None = Field(default=None, ge=0, description="the first epoch that trains on the table")
+    out: str | None = Field(default=None, description="publish under this prefix instead of the run's negatives")
+    keep_index: str | None = Field(default=None, description="keep every block's index under this prefix")
+    overwrite: bool = Field(default=False, description="replace a table made with other options")
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+    @classmethod
+    def of(cls, **chosen: Any) -> "MineOptions":
+        """Options by name. Raises InputError that names the first that is wrong."""
+        try:
+            return cls(**chosen)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
+            raise InputError(f"{name}: {first['msg']}; got {first['input']!r}.") from None
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `8GiB`, `500MB`, `1.5 TiB` or a plain number. Raises InputError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise InputError(f"{text!r} is no size: expected a number with a unit, for example 8GiB or 500MB.")
+    return int(float(match[1]) * unit)
+
+
+def say_bytes(count: float) -> str:
+    """`7.9 GiB`, for people."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    raise AssertionError

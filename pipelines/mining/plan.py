@@ -1,85 +1,232 @@
 """Every choice of one mining run, made once in the launching process, so that all workers agree."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.mining import index
-from pipelines.mining.blocks import block_bounds, default_block_rows
+import pyarrow as pa
+
+from pipelines.mining import effort, index, memory
+from pipelines.mining.blocks import block_bounds, equal_ranges
 from pipelines.mining.candidates import MOST_LABELS
-from pipelines.mining.dump import Dump, Source
-from pipelines.mining.options import AUTO, MineOptions
+from pipelines.mining.effort import Effort
+from pipelines.mining.factory import Factory
+from pipelines.mining.filters import Filters
+from pipelines.mining.inputs import Inputs
+from pipelines.mining.memory import Estimate, Sizes
+from pipelines.mining.options import AUTO, MineOptions, say_bytes
+from pipelines.mining.overlap import Previous
+from pipelines.mining.source import Source
+from schemas import tables
 from schemas.errors import InputError
-from schemas.layout import RunLayout, shard_name
+from schemas.layout import shard_name
 from schemas.storage import join
+
+Task = tuple[int, bool, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to search, how, and where to put it. `bounds` are the P blocks [start, stop) of [0, L)."""
+    """What to search, how, and where to put it.
 
-    dump: Dump
+    `bounds` are the P blocks [start, stop) of [0, L), of one label range after the other; `range_of` names the range of
+    each. `width` is K of one range, `fetch` the candidates that a row needs of each block.
+    """
+
+    inputs: Inputs
     sources: tuple[Source, ...]
-    run: RunLayout
     width: int
-    index: str
-    nprobe: int | None
-    block_rows: int
+    fetch: int
+    factory: Factory
+    effort: Effort
+    filters: Filters
     bounds: tuple[tuple[int, int], ...]
+    range_of: tuple[int, ...]
+    block_rows: int
+    batch: int
+    estimate: Estimate
+    previous: dict[str, Previous]
     options: MineOptions
 
     @property
-    def scratch(self) -> str:
-        return self.run.candidates(self.dump.use_from)
+    def columns(self) -> int:
+        """Columns of the finished table."""
+        return self.width * self.options.ranges
 
-    def table(self, source: Source) -> str:
-        """Where the table of `source` is published."""
-        return self.run.negatives(self.dump.use_from, source.name)
+    @property
+    def dimension(self) -> int:
+        """Columns of vectors and queries in memory."""
+        return self.factory.dimension(self.inputs.dimension)
 
-    def candidates(self, source: Source, block: int) -> str:
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the finished tables."""
+        return tables.negatives(self.columns, tables.label_type(self.inputs.labels))
+
+    def only(self, sources: tuple[Source, ...]) -> "Plan":
+        """The same plan for these sources: a table is the same, whatever others are made with it."""
+        return replace(self, sources=sources)
+
+    def candidates(self, source: Source, shard: int, block: int) -> str:
         """Where the candidates of one block are kept until the merge."""
-        return join(self.scratch, source.name, shard_name(block, len(self.bounds), "block"))
+        folder = join(self.inputs.scratch, source.name, shard_name(block, len(self.bounds), "block"))
+        return join(folder, shard_name(shard, len(source.queries.shards), "keys"))
 
     def summary(self, source: Source) -> str:
         """What the workers report to the launching process."""
-        return join(self.scratch, f"{source.name}.json")
+        return join(self.inputs.scratch, f"{source.name}.json")
 
-    def tasks(self) -> list[tuple[int, list[tuple[int, int]]]]:
-        """(block, [(source, shard), ...]): each block against every query shard, in `tasks_per_block` work items."""
+    def kept(self, block: int) -> str:
+        """What a worker reports about the index that it kept."""
+        return join(self.inputs.scratch, shard_name(block, len(self.bounds), "json"))
+
+    def tasks(self, keep: bool = False) -> list[Task]:
+        """(block, whether to keep its index, [(source, shard), ...]): each block against every query shard.
+
+        A block makes `tasks_per_block` work items, or one where there are fewer shards.
+        """
         shards = [(s, i) for s, source in enumerate(self.sources) for i in range(len(source.queries.shards))]
-        splits = min(self.options.tasks_per_block, len(shards))
-        return [(block, shards[split::splits]) for block in range(len(self.bounds)) for split in range(splits)]
+        splits = max(1, min(self.options.tasks_per_block, len(shards)))
+        return [
+            (block, keep and split == 0, shards[split::splits])
+            for block in range(len(self.bounds))
+            for split in range(splits)
+        ]
 
     def parameters(self) -> dict[str, Any]:
-        """As they stand in the table's manifest."""
+        """As they stand in the table's manifest: everything that decides what is in it, besides its parents."""
+        options, inputs = self.options, self.inputs
         return {
+            "by": inputs.by,
             "width": self.width,
-            "index": self.index,
-            "nprobe": self.nprobe,
+            "ranges": [list(bounds) for bounds in equal_ranges(0, inputs.labels, options.ranges)],
+            "index": self.factory.spec,
+            "nprobe": options.nprobe,
+            "ef_search": options.ef_search,
+            "refine": options.refine,
+            "target_recall": options.target_recall,
+            "skip_top": options.skip_top,
+            "window": options.window,
+            "margin": options.margin,
+            "relative_margin": options.relative_margin,
             "block_rows": self.block_rows,
             "blocks": len(self.bounds),
-            "seed": self.options.seed,
-            "epoch": self.dump.epoch,
-            "step": self.dump.vectors.parameters.get("step"),
-            "use_from": self.dump.use_from,
-            "labels": self.dump.labels,
+            "query_batch": self.batch,
+            "audit_queries": options.audit_queries,
+            "seed": options.seed,
+            "epoch": inputs.epoch,
+            "step": inputs.wishes.get("step"),
+            "use_from": inputs.use_from,
+            "labels": inputs.labels,
         }
 
+    def describe(self) -> Iterator[str]:
+        """What is going to be done, and what it takes, one line each."""
+        inputs, rows = self.inputs, sum(source.queries.rows for source in self.sources)
+        width = f"K={self.width}" + (f" from each of {self.options.ranges} label ranges" * (self.options.ranges > 1))
+        yield (
+            f"{inputs.name}: {rows:,} rows against {inputs.labels:,} vectors by {inputs.by} in {len(self.bounds)} "
+            f"block(s) of up to {self.block_rows:,}, index {self.factory.spec}, {width}, "
+            f"{self.batch:,} queries at a time"
+        )
+        scratch = rows * len(self.bounds) * (8 * self.fetch + 4)
+        yield (
+            f"{inputs.name}: at most {self.estimate} of {say_bytes(self.options.memory)} a worker process; "
+            f"{say_bytes(scratch)} of candidates in {inputs.scratch} until the merge"
+        )
 
-def make_plan(dump: Dump, sources: tuple[Source, ...], run: str, options: MineOptions) -> Plan:
+
+def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous]) -> Plan:
     """Options that are given win over the trainer's wishes in the dump; the rest follows from the sizes.
 
-    Raises InputError: no width anywhere, or more labels than a candidate can name.
+    Raises InputError: no width anywhere, options that contradict each other, more labels than a candidate can name, or
+    a plan that does not fit into `memory`.
     """
-    wishes = dump.vectors.parameters
+    wishes = inputs.wishes
     width = options.width or wishes.get("table_width")
     if not width:
-        raise InputError(f"{dump.vectors_url}: neither the dump nor the options say how many negatives a query gets.")
-    if dump.labels > MOST_LABELS:
-        raise InputError(f"{dump.vectors_url}: {dump.labels} labels; mining goes up to {MOST_LABELS}.")
-    block_rows = min(options.block_rows or default_block_rows(dump.dimension), dump.labels)
-    bounds = tuple(block_bounds(dump.labels, block_rows))
+        raise InputError(
+            f"{inputs.vectors_url}: neither the tables nor the options say how many negatives a query gets. "
+            "Give --width K."
+        )
+    width = int(width)
+    if inputs.labels > MOST_LABELS:
+        raise InputError(f"{inputs.vectors_url}: {inputs.labels} labels; mining goes up to {MOST_LABELS}.")
+    if options.ranges > inputs.labels:
+        raise InputError(f"--ranges {options.ranges}: there are only {inputs.labels} labels.")
+    filters = Filters(options.skip_top, options.window, options.margin, options.relative_margin)
+    if options.window is not None and options.window < options.skip_top + width:
+        raise InputError(
+            f"--window {options.window}: ranks [{options.skip_top}, {options.window}) are fewer than K={width}, so no "
+            f"row could keep K. Give --window {options.skip_top + width} or more, or a smaller --width."
+        )
+    wanted = Effort(options.nprobe, options.ef_search, options.refine)
+    fetch = filters.fetch(width)
+    sizes = _sizes(inputs, options, fetch, width * options.ranges)
+    most = min(options.block_rows or inputs.labels, -(-inputs.labels // options.ranges))
+    spec = options.index or wishes.get("index") or AUTO
+    factory = _choose(spec, inputs, options, sizes, most) if spec == AUTO else Factory.parse(spec)
+    effort.require_sense(factory, wanted)
+    if not factory.exact:
+        index.empty(factory, factory.dimension(inputs.dimension))  # refused here rather than on a worker
+    batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
+    rows = options.block_rows and most
+    if not rows:
+        least = min(most, memory.SMALLEST_BLOCK)
+        rows = max(least, memory.fit_rows(factory, most, batch, options.memory, sizes))
+    bounds = block_bounds(inputs.labels, options.ranges, rows)
+    largest = max(stop - start for blocks in bounds for start, stop in blocks)
+    return Plan(
+        inputs=inputs,
+        sources=inputs.sources,
+        width=width,
+        fetch=fetch,
+        factory=factory,
+        effort=wanted,
+        filters=filters,
+        bounds=tuple(block for blocks in bounds for block in blocks),
+        range_of=tuple(number for number, blocks in enumerate(bounds) for _ in blocks),
+        block_rows=rows,
+        batch=batch,
+        estimate=memory.require_fit(factory, largest, batch, options.memory, sizes),
+        previous=previous,
+        options=options,
+    )
+
+
+def _choose(spec: str, inputs: Inputs, options: MineOptions, sizes: Sizes, most: int) -> Factory:
+    """The cheapest index among those that the memory allows; its blocks are as large as it allows."""
     # Every source counts, made already or not: a table is the same whether its try was cut off before or not.
-    queries = sum(source.queries.rows for source in dump.sources)
-    rows = min(stop - start for start, stop in bounds)
-    spec = index.choose(options.index or wishes.get("index") or AUTO, rows, queries, options.nprobe)
-    return Plan(dump, sources, RunLayout(run), int(width), spec, options.nprobe, block_rows, bounds, options)
+    queries = sum(source.queries.rows for source in inputs.sources)
+    found: list[tuple[float, Factory]] = []
+    exact = Factory("exact")
+    rows = max(1, memory.fit_rows(exact, most, memory.SMALLEST_BATCH, options.memory, sizes))
+    for factory in index.candidates(inputs.dimension, rows):
+        batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
+        fits = options.block_rows or memory.fit_rows(factory, most, batch, options.memory, sizes)
+        if options.nprobe and not factory.exact and not factory.lists:
+            continue
+        if fits < min(most, memory.SMALLEST_BLOCK) and not factory.exact:
+            continue
+        blocks = -(-inputs.labels // max(1, min(fits, most)))
+        share = -(-inputs.labels // blocks)
+        found.append((index.cost(factory, share, blocks, queries, sizes.fetch, options.nprobe), factory))
+    if options.nprobe or options.refine:
+        inverted = [(price, factory) for price, factory in found if factory.lists]
+        found = inverted or found
+    return min(found, key=lambda pair: (pair[0], pair[1].spec))[1]
+
+
+def _sizes(inputs: Inputs, options: MineOptions, fetch: int, columns: int) -> Sizes:
+    dimension = inputs.dimension
+    return Sizes(
+        dimension=dimension,
+        fetch=fetch,
+        refine=options.refine or effort.MOST_REFINE,
+        columns=columns,
+        vector_group=memory.group_bytes(inputs.vectors, 4 * dimension + 8),
+        query_group=max(
+            memory.group_bytes(source.queries, memory.row_bytes_of_queries(dimension)) for source in inputs.sources
+        ),
+        table_group=max(memory.group_bytes(source.queries, 6 * columns + 8) for source in inputs.sources),
+    )

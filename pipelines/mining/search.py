@@ -5,6 +5,7 @@ candidate is therefore scored again, pair by pair, and exact search proves that 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import faiss
 import numpy as np
@@ -27,15 +28,21 @@ class Block:
     def stop(self) -> int:
         return self.start + len(self.vectors)
 
+    @cached_property
+    def longest(self) -> float:
+        """The largest norm of a vector."""
+        return float(np.sqrt(np.einsum("nd,nd->n", self.vectors, self.vectors).max(initial=0.0)))
 
-def search(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
+
+def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np.ndarray:
     """Keys [B, width] of the block's best labels for `queries` float32 [B, D]; EMPTY beyond the block's size.
 
-    Rows whose inverted lists held too few labels are searched exactly.
+    An index offers `refine` times as many, of which the exact scores choose. Rows whose inverted lists held too few
+    labels are searched exactly.
     """
-    if block.index is None:
+    if block.index is None or not len(queries):
         return search_exactly(block, queries, width)
-    fetch = min(len(block.vectors), width + _SLACK)
+    fetch = min(len(block.vectors), width * refine + _SLACK)
     _, positions = block.index.search(queries, fetch)
     keys = best(_keys(block, queries, positions), width)
     short = np.flatnonzero((positions >= 0).sum(axis=1) < min(width, len(block.vectors)))
@@ -53,7 +60,7 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     if fetch == rows:
         return keys
     # A label that was not fetched scores at most approximate[:, -1], give or take the rounding of both computations.
-    noise = _rounding(queries, block.vectors)
+    noise = _rounding(queries, block)
     _, weakest = unpack(keys[:, -1])
     unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
     at_once = max(1, _PAIRS // rows)
@@ -92,7 +99,7 @@ def _keys(block: Block, queries: np.ndarray, positions: np.ndarray) -> np.ndarra
     return pack(label_ids, score(queries, block.vectors, positions))
 
 
-def _rounding(queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+def _rounding(queries: np.ndarray, block: Block) -> np.ndarray:
     """[B]: most by which two float32 computations of one inner product differ, whatever their order: 2·D·ε·‖x‖·‖w‖."""
-    longest = np.sqrt(np.einsum("nd,nd->n", vectors, vectors).max(initial=0.0))
-    return 2 * vectors.shape[1] * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1) * longest
+    noise = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1) * block.longest
+    return np.asarray(noise)

@@ -31,7 +31,7 @@ def test_numbered_folders(number: int) -> None:
     assert parse_number(run.negatives(number, "labels").split("/")[-2]) == number
     assert run.embeddings(number, "queries").startswith(run.dump(number) + "/")
     assert run.vectors(number).startswith(run.dump(number) + "/")
-    assert run.candidates(number).startswith(run.negatives_root + "/")
+    assert run.adoption(number).startswith(run.adoptions + "/")
 
 
 @given(st.lists(numbers, min_size=2, max_size=2, unique=True).map(sorted))

@@ -2,48 +2,83 @@ import faiss
 import numpy as np
 import pytest
 
-from pipelines.mining.index import build, choose
+from pipelines.mining.effort import Effort, require_sense
+from pipelines.mining.factory import Factory
+from pipelines.mining.index import build
 from schemas.errors import InputError
 
 
-def test_few_labels_or_few_queries_are_searched_exactly():
-    assert choose("auto", 15_562, 50_000, None) == "exact"
-    assert choose("auto", 1_000_000, 100, None) == "exact"
-    assert choose("auto", 1, 1, None) == "exact"
+def vectors(rows, dimension, seed=0):
+    return np.random.default_rng(seed).standard_normal((rows, dimension)).astype(np.float32)
 
 
-def test_many_labels_and_queries_get_inverted_lists():
-    assert choose("auto", 1_000_000, 1_000_000, None) == "IVF4000,Flat"
-    assert choose("auto", 1_000_000, 1_000_000, 4000) == "exact"  # every list probed is exact search and more
+@pytest.mark.parametrize("spec", ["IVF16,Flat", "IVF16,PQ2x4fs", "HNSW8", "IVF16_HNSW8,SQ8"])
+def test_the_same_block_and_seed_give_the_same_index(spec):
+    rows = vectors(70_000 if spec == "IVF16,Flat" else 3_000, 4)
+    threads = faiss.omp_get_max_threads()
+    try:
+        indexes = []
+        for number in (1, 2):
+            faiss.omp_set_num_threads(number)
+            indexes.append(faiss.serialize_index(build(Factory(spec), rows, seed=1)))
+    finally:
+        faiss.omp_set_num_threads(threads)
+    assert (indexes[0] == indexes[1]).all()
 
 
-def test_a_given_index_is_kept():
-    assert choose("HNSW32", 10, 10, None) == "HNSW32"
-    assert choose("exact", 10**7, 10**7, None) == "exact"
-
-
-def test_the_same_block_and_seed_give_the_same_index():
-    vectors = np.random.default_rng(0).standard_normal((70_000, 4)).astype(np.float32)
-    first, second, other = (faiss.serialize_index(build("IVF16,Flat", vectors, 4, seed)) for seed in (1, 1, 2))
-    assert (first == second).all()
+def test_another_seed_draws_another_training_sample():
+    rows = vectors(70_000, 4)
+    first, other = (faiss.serialize_index(build(Factory("IVF16,Flat"), rows, seed)) for seed in (1, 2))
     assert not np.array_equal(first, other)
 
 
 @pytest.mark.parametrize(
-    ("spec", "nprobe", "message"),
+    ("spec", "message"),
     [
-        ("NOPE", None, r"index 'NOPE' cannot be made for 8 dimensions: .*Faiss factory string such as"),
-        ("IVF64,Flat", None, r"index 'IVF64,Flat' cannot be built on a block of 50 vectors: .*or auto"),
-        ("Flat", 4, r"index 'Flat' has no inverted lists, so nprobe=4"),
+        ("NOPE", r"index 'NOPE' cannot be made for 8 dimensions: .*Faiss factory string such as"),
+        ("IVF64,Flat", r"index 'IVF64,Flat' cannot be built on a block of 50 vectors: .*or auto"),
     ],
 )
-def test_an_index_that_cannot_be_is_refused(spec, nprobe, message):
-    vectors = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+def test_an_index_that_cannot_be_is_refused(spec, message):
     with pytest.raises(InputError, match=message):
-        build(spec, vectors, nprobe, 0)
+        build(Factory(spec), vectors(50, 8), 0)
 
 
-def test_nprobe_is_capped_at_the_number_of_lists():
-    vectors = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
-    assert faiss.extract_index_ivf(build("IVF4,Flat", vectors, None, 0)).nprobe == 4
-    assert faiss.extract_index_ivf(build("IVF4,Flat", vectors, 2, 0)).nprobe == 2
+@pytest.mark.parametrize(
+    ("spec", "effort", "message"),
+    [
+        ("Flat", Effort(nprobe=4), r"index 'Flat' has no inverted lists, so nprobe=4"),
+        ("IVF4,Flat", Effort(ef_search=4), r"index 'IVF4,Flat' is no graph, so ef_search=4"),
+        ("IVF4_HNSW8,Flat", Effort(ef_search=4), "is no graph"),
+        ("exact", Effort(refine=4), "'exact' has nothing to refine; got refine=4"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(spec, effort, message):
+    with pytest.raises(InputError, match=message):
+        require_sense(Factory(spec), effort)
+
+
+@pytest.mark.parametrize(
+    ("spec", "lists", "lossy", "graph", "subquantizers"),
+    [
+        ("exact", 0, False, False, 1),
+        ("Flat", 0, False, False, 1),
+        ("HNSW32", 0, False, True, 1),
+        ("IVF4096,Flat", 4096, False, False, 1),
+        ("IVF4096,PQ32x4fs", 4096, True, False, 32),
+        ("OPQ16_64,IVF65536_HNSW32,PQ16x4fsr", 65536, True, True, 16),
+        ("IVF100,SQ8", 100, True, False, 1),
+    ],
+)
+def test_a_factory_string_is_read(spec, lists, lossy, graph, subquantizers):
+    factory = Factory.parse(spec)
+    assert (factory.lists, factory.lossy, factory.graph, factory.subquantizers) == (lists, lossy, graph, subquantizers)
+
+
+def test_refinement_is_minings_own():
+    assert Factory.parse("IVF64,PQ8x4fs,RFlat") == Factory.parse(" IVF64,PQ8x4fs") == Factory("IVF64,PQ8x4fs")
+
+
+def test_vectors_are_padded_to_what_a_product_quantizer_takes():
+    assert [Factory("IVF4,PQ4x4fs").dimension(d) for d in (7, 8, 9)] == [8, 8, 12]
+    assert Factory("IVF4,Flat").dimension(9) == Factory("exact").dimension(9) == 9

@@ -1,24 +1,123 @@
-from pipelines.mining import index
-from pipelines.mining.dump import Dump, Source
-from pipelines.mining.options import AUTO, MineOptions
+import pytest
+
+from pipelines.mining.inputs import Inputs
+from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import make_plan
+from pipelines.mining.source import Source
 from schemas import tables
-from schemas.manifest import Manifest, columns_of
+from schemas.errors import InputError
+from schemas.manifest import Manifest, Shard, columns_of
 
-LABELS, QUERIES = 200_000, 2_000_000
-
-
-def source(name: str, rows: int) -> Source:
-    return Source(name, f"data/{name}", Manifest(kind=name, rows=rows), f"run/{name}", Manifest(kind="embeddings"))
+GIB = 1 << 30
 
 
-def test_what_is_made_already_does_not_change_how_the_rest_is_made() -> None:
-    few, many = source("labels", LABELS // 100), source("queries", QUERIES)
-    assert index.choose(AUTO, LABELS, few.queries.rows, None) != index.choose(AUTO, LABELS, QUERIES, None)
-    columns = columns_of(tables.vectors(8))
-    vectors = Manifest(kind="vectors", columns=columns, rows=LABELS, parameters={"table_width": 5})
-    dump = Dump(1, "run/vectors", vectors, (many, few))
-    whole = make_plan(dump, dump.sources, "run", MineOptions())
-    rest = make_plan(dump, (few,), "run", MineOptions())
+def table(kind: str, rows: int, **fields) -> Manifest:
+    shard = Shard(path="part-00000-of-00001.parquet", rows=rows, bytes=0, sha256="0" * 64)
+    return Manifest(kind=kind, rows=rows, row_group_rows=1 << 14, shards=(shard,), **fields)
+
+
+def inputs(labels: int, queries: int, dimension: int = 64, width: int | None = 50) -> Inputs:
+    vectors = table("vectors", labels, columns=columns_of(tables.vectors(dimension)))
+    sources = [
+        Source(name, f"data/{name}", table(name, rows), f"run/{name}", table("embeddings", rows))
+        for name, rows in (("queries", queries), ("labels", min(labels, queries)))
+    ]
+    return Inputs(
+        "classifier", tuple(sources), "run/vectors", vectors, False, 3, 5, "run/negatives/5", {"table_width": width}
+    )
+
+
+def plan(labels: int, queries: int, dimension: int = 64, **options):
+    return make_plan(inputs(labels, queries, dimension), MineOptions.of(**options), {})
+
+
+def test_few_labels_or_few_queries_are_searched_exactly():
+    assert plan(15_562, 50_000).factory.exact
+    assert plan(1_000_000, 100).factory.exact
+    assert plan(1, 1).factory.exact
+
+
+def test_many_labels_and_queries_get_lists_of_codes():
+    for dimension in (64, 65):
+        factory = plan(1_000_000, 1_000_000, dimension).factory
+        assert (factory.lists > 500, factory.subquantizers) == (True, (dimension + 1) // 2)
+
+
+def test_a_given_index_is_kept():
+    assert plan(1000, 10, index="HNSW32").factory.spec == "HNSW32"
+    assert plan(1_000_000, 1_000_000, index="exact").factory.exact
+
+
+@pytest.mark.parametrize("memory", [GIB, 4 * GIB, 8 * GIB])
+@pytest.mark.parametrize("index", ["auto", "exact", "IVF4096,Flat", "IVF4096,PQ32x4fs", "HNSW32"])
+def test_blocks_and_batches_follow_from_the_memory(memory, index):
+    """The largest that the estimate allows; and neither N nor L changes what a worker needs."""
+    small, large = (plan(n, 3 * n, index=index, memory=memory) for n in (15_000_000, 120_000_000))
+    for one in (small, large):
+        assert one.estimate.total <= memory
+        assert one.batch >= 64
+        assert sum(stop - start for start, stop in one.bounds) == one.inputs.labels
+        assert max(stop - start for start, stop in one.bounds) <= one.block_rows
+    assert len(large.bounds) > 1
+    assert large.estimate.total > 0.85 * memory
+
+
+def test_more_memory_gives_fewer_blocks():
+    counts = [len(plan(120_000_000, 10**6, index="exact", memory=gib * GIB).bounds) for gib in (1, 2, 4, 8, 64)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory": 300 << 20}, ["--memory 300.0 MiB", "need", "Give --memory", "or more"]),
+        ({"memory": GIB, "block_rows": 10_000_000}, ["blocks of 6,000,000 vectors", "smaller --block-rows"]),
+        ({"memory": GIB, "query_batch": 10**6}, ["1,000,000 queries at a time", "queries"]),
+    ],
+)
+def test_a_plan_that_cannot_fit_says_what_it_needs(options, words):
+    with pytest.raises(InputError) as refusal:
+        plan(12_000_000, 10**7, **options)
+    for word in words:
+        assert word in str(refusal.value)
+    needed = str(refusal.value).split("Give --memory ")[1].split(" or more")[0]
+    assert plan(12_000_000, 10**7, **{**options, "memory": needed}).inputs.labels == 12_000_000
+
+
+def test_what_is_made_already_does_not_change_how_the_rest_is_made():
+    whole = plan(200_000, 2_000_000)
+    rest = whole.only(whole.sources[1:])
     assert rest.parameters() == whole.parameters()
     assert rest.bounds == whole.bounds
+
+
+def test_label_ranges_are_cut_into_blocks_of_their_own():
+    made = plan(1000, 10, ranges=3, block_rows=120)
+    assert made.parameters()["ranges"] == [[0, 333], [333, 666], [666, 1000]]
+    assert made.columns == 150
+    assert made.range_of == (0, 0, 0, 1, 1, 1, 2, 2, 2)
+    assert [made.bounds[i] for i in (0, 2, 3, 8)] == [(0, 111), (222, 333), (333, 444), (888, 1000)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 40}, r"--window 40: ranks \[0, 40\) are fewer than K=50.*--window 50 or more"),
+        ({"skip_top": 10, "window": 55}, r"--window 60 or more"),
+        ({"ranges": 2000}, "only 1000 labels"),
+        ({"index": "NOPE"}, "index 'NOPE' cannot be made"),
+        ({"memory": "8 apples"}, "'8 apples' is no size"),
+        ({"margin": -1}, "--margin: .*greater than or equal to 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        plan(1000, 10, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("8GiB", 8 << 30), ("500MB", 500_000_000), (" 1.5 gib ", 3 << 29), ("4096", 4096)]
+)
+def test_sizes_are_read(text, expected):
+    assert MineOptions.of(memory=text).memory == expected

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.mining.candidates import best, merge, unpack
+from pipelines.mining.effort import Effort, apply
 from pipelines.mining.exclusions import Dropped, Exclusions, Ragged, search_negatives
+from pipelines.mining.factory import Factory
 from pipelines.mining.index import build
 from pipelines.mining.search import Block, score, search, search_exactly
 from tests.pipelines.mining.world import brute_force, random_rows
@@ -14,6 +16,12 @@ from tests.pipelines.mining.world import brute_force, random_rows
 
 def ragged(rows):
     return Ragged(np.asarray([v for row in rows for v in row], np.int64), np.cumsum([0, *map(len, rows)]))
+
+
+def built(spec, vectors, nprobe):
+    index = build(Factory(spec), vectors, seed=0)
+    apply(index, Effort(nprobe=nprobe))
+    return index
 
 
 def exclusions(positives, filters):
@@ -74,7 +82,7 @@ def test_rows_that_their_lists_leave_short_are_searched_exactly(nprobe):
     generator = np.random.default_rng(2)
     vectors = generator.standard_normal((400, 8)).astype(np.float32)
     queries = generator.standard_normal((30, 8)).astype(np.float32)
-    block = Block(0, vectors, build("IVF20,Flat", vectors, nprobe, seed=0))
+    block = Block(0, vectors, built("IVF20,Flat", vectors, nprobe))
     keys = search(block, queries, 90)
     found, _ = unpack(keys)
     assert (found >= 0).all()
@@ -119,7 +127,7 @@ def test_approximate_search_scores_as_exact_search_does():
     generator = np.random.default_rng(4)
     vectors = generator.standard_normal((600, 16)).astype(np.float32)
     queries = generator.standard_normal((20, 16)).astype(np.float32)
-    index = build("IVF8,PQ4x4", vectors, 8, seed=0)
+    index = built("IVF8,PQ4x4", vectors, 8)
     found, scores = unpack(search(Block(0, vectors, index), queries, 10))
     assert np.allclose(scores, np.take_along_axis(queries @ vectors.T, found, axis=1), atol=1e-4)
     assert (np.diff(scores, axis=1) <= 0).all()

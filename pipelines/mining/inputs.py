@@ -1,0 +1,220 @@
+"""What one mining run reads, every lineage checked: a training run's dump, tables of `extremis embed`, or both."""
+
+from dataclasses import dataclass
+
+from pipelines.mining.options import MineOptions
+from pipelines.mining.source import Source, open_source
+from schemas import storage
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout, RunLayout, parse_number
+from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.storage import join
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Points and vectors of one run. `epoch` is the dump's, None without one; `root` is where tables go, by source.
+
+    `drop_bias`: the vectors are label embeddings whose last column is a constant 1, as that of the queries is; their
+    product adds 1 to every score and says nothing about the pair, so it is left out.
+    """
+
+    by: str
+    sources: tuple[Source, ...]
+    vectors_url: str
+    vectors: Manifest
+    drop_bias: bool
+    epoch: int | None
+    use_from: int | None
+    root: str
+    wishes: dict
+
+    @property
+    def labels(self) -> int:
+        return self.vectors.rows
+
+    @property
+    def dimension(self) -> int:
+        return dimension_of(self.vectors)
+
+    @property
+    def name(self) -> str:
+        return f"epoch {self.epoch}" if self.epoch is not None else "embeddings"
+
+    @property
+    def scratch(self) -> str:
+        """Candidates of each block, kept only while the tables are being made."""
+        return join(self.root, ".candidates")
+
+    def table(self, source: Source) -> str:
+        return join(self.root, source.name)
+
+    def parents(self, source: Source) -> dict[str, str]:
+        """What the table of `source` is made from, by digest."""
+        return {
+            "queries": source.queries.digest,
+            "embeddings": source.embeddings.digest,
+            "vectors": self.vectors.digest,
+        }
+
+
+def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> Inputs:
+    """The dump of `epoch` (the newest by default), with the tables that `options` name in place of its own.
+
+    Raises InputError: no dump where one is needed, or nowhere to publish; TableError: unfinished, damaged, made from
+    other data or by another checkpoint, not aligned with its queries, or without some labels.
+    """
+    layout = RunLayout(run)
+    whole = options.queries is not None and options.vectors is not None
+    if whole and epoch is not None:
+        raise InputError(f"--epoch {epoch}: with --queries and --vectors nothing is read from a dump. Leave one out.")
+    at = None if whole else (newest(run) if epoch is None else epoch)
+    dump = None if at is None else open_vectors(layout.vectors(at))
+    sources = _sources(data, layout, at, dump, options)
+    url, vectors, by = _vectors(data, layout, at, dump, options)
+    for source in sources:
+        _require_one_training(source, url, vectors, dump)
+    use_from = options.for_epoch
+    if use_from is None and dump is not None and at is not None:
+        use_from = int(dump.parameters.get("use_from", at + 2))
+    if options.out is None and use_from is None:
+        raise InputError("--queries and --vectors: say where the table goes, with --for-epoch E or --out URL.")
+    root = options.out or join(layout.negatives_root, f"epoch-{use_from:04d}")
+    drop_bias = by == "labels" and bool(
+        vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
+    )
+    wishes = dict((dump or vectors).parameters)
+    return Inputs(by, sources, url, vectors, drop_bias, at, use_from, root, wishes)
+
+
+def complete_dumps(run: str) -> dict[int, str]:
+    """Epoch to digest of the vectors, for every complete dump of `run`, oldest first.
+
+    A dump is complete when its vectors, which are written last, and every source that they name are published.
+    """
+    layout = RunLayout(run)
+    numbers = (parse_number(name) for name in storage.list_names(layout.dumps))
+    found: dict[int, str] = {}
+    for epoch in sorted(number for number in numbers if number is not None):
+        vectors = _open_if_published(layout.vectors(epoch))
+        if vectors and all(is_published(layout.embeddings(epoch, name)) for name in _source_names(vectors)):
+            found[epoch] = vectors.digest
+    return found
+
+
+def newest(run: str) -> int:
+    """The epoch of the newest complete dump. Raises InputError where there is none."""
+    epochs = complete_dumps(run)
+    if not epochs:
+        raise InputError(
+            f"{RunLayout(run).dumps}: no complete dump to mine. The trainer writes the first at the end of the epoch "
+            "two before its hard negatives start; is the path of the run right?"
+        )
+    return max(epochs)
+
+
+def open_vectors(url: str) -> Manifest:
+    """The vectors of all labels at `url`. Raises TableError."""
+    vectors = open_manifest(url)
+    if vectors.kind not in ("vectors", "embeddings"):
+        raise TableError(f"{url}: expected a vectors or embeddings table, got a {vectors.kind} table.")
+    if vectors.id_range != (0, vectors.rows) or not vectors.rows:
+        raise TableError(f"{url}: expected the vectors of all labels [0, {vectors.rows}), got {vectors.id_range}.")
+    return vectors
+
+
+def dimension_of(table: Manifest) -> int:
+    """D, from the type of the `vector` column: `fixed_size_list<element: float>[64]`."""
+    types = {column.name: column.type for column in table.columns}
+    return int(types["vector"].rsplit("[", 1)[-1].rstrip("]"))
+
+
+def _sources(
+    data: str, layout: RunLayout, epoch: int | None, dump: Manifest | None, options: MineOptions
+) -> tuple[Source, ...]:
+    if options.queries is not None:
+        embeddings = open_manifest(options.queries, "embeddings")
+        split = str(embeddings.parameters.get("split", "train"))
+        place = DataLayout(data).queries(split)
+        return (open_source("queries", place, "queries", options.queries, embeddings),)
+    assert epoch is not None
+    assert dump is not None
+    return tuple(_dumped_source(data, layout, epoch, name) for name in _source_names(dump))
+
+
+def _dumped_source(data: str, layout: RunLayout, epoch: int, name: str) -> Source:
+    places = {"queries": DataLayout(data).queries("train"), "labels": DataLayout(data).labels}
+    if name not in places:
+        raise TableError(f"{layout.dump(epoch)}: unknown source {name!r}; expected one of {sorted(places)}.")
+    url = layout.embeddings(epoch, name)
+    return open_source(name, places[name], name, url, open_manifest(url, "embeddings"))
+
+
+def _vectors(
+    data: str, layout: RunLayout, epoch: int | None, dump: Manifest | None, options: MineOptions
+) -> tuple[str, Manifest, str]:
+    """(url, manifest, what they are) of the vectors to search."""
+    if options.vectors is not None:
+        vectors = open_vectors(options.vectors)
+        if vectors.parameters.get("what") != "labels" and options.by == "labels":
+            raise TableError(
+                f"{options.vectors}: these are no label embeddings. "
+                "Make them with `extremis embed DATA RUN OUT --what labels`, or leave --by out."
+            )
+        labels = open_manifest(DataLayout(data).labels, "labels")
+        parent = vectors.parents.get("labels", labels.digest)
+        if vectors.rows != labels.rows or parent != labels.digest:
+            raise TableError(
+                f"{options.vectors}: made from other labels ({vectors.rows} of them) than {DataLayout(data).labels} "
+                f"({labels.rows}). Make them again from this data."
+            )
+        return options.vectors, vectors, "labels" if vectors.parameters.get("what") == "labels" else "classifier"
+    assert epoch is not None
+    assert dump is not None
+    if options.by == "classifier":
+        return layout.vectors(epoch), dump, "classifier"
+    if "labels" not in _source_names(dump):
+        raise InputError(
+            f"{layout.dump(epoch)}: --by labels, but this dump has no label embeddings: the run does not train on "
+            "label texts. Make them with `extremis embed DATA RUN OUT --what labels` and give --vectors OUT."
+        )
+    url = layout.embeddings(epoch, "labels")
+    return url, open_vectors(url), "labels"
+
+
+def _require_one_training(source: Source, url: str, vectors: Manifest, dump: Manifest | None) -> None:
+    """Embeddings and vectors of one space. Raises TableError."""
+    got, expected = dimension_of(source.embeddings), dimension_of(vectors)
+    if got != expected:
+        raise TableError(
+            f"{source.embeddings_url}: embeddings of {got} dimensions, the vectors at {url} have {expected}. "
+            "They come from two trainings: make both again."
+        )
+    marks = [
+        (place, table.parameters.get("step", dump.parameters.get("step") if dump else None))
+        for place, table in ((source.embeddings_url, source.embeddings), (url, vectors))
+    ]
+    checkpoints = {
+        table.parents["checkpoint"] for table in (source.embeddings, vectors) if "checkpoint" in table.parents
+    }
+    steps = {step for _, step in marks if step is not None}
+    if len(checkpoints) > 1 or len(steps) > 1:
+        (one, step), (other, its) = marks
+        raise TableError(
+            f"{one} is of step {step}, {other} of step {its} or of another run: vectors of two models do not compare. "
+            "Embed both with one checkpoint (extremis embed --step)."
+        )
+
+
+def _open_if_published(url: str) -> Manifest | None:
+    """The trainer may take a dump back between two looks: it resumed from an earlier checkpoint."""
+    try:
+        return open_manifest(url, "vectors") if is_published(url) else None
+    except TableError:
+        if is_published(url):
+            raise
+        return None
+
+
+def _source_names(vectors: Manifest) -> list[str]:
+    return list(vectors.parameters.get("sources", ["queries"]))

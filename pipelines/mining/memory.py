@@ -1,0 +1,126 @@
+"""What one worker process holds at a time, added up before the run: one block, its index, one batch of queries.
+
+Neither N nor L is in these sums. The constants are measured (docs/mining.md) and a little above what was seen.
+"""
+
+from dataclasses import dataclass, fields
+
+from pipelines.mining.factory import Factory
+from pipelines.mining.options import say_bytes
+from schemas.errors import InputError
+from schemas.manifest import Manifest
+
+_PROCESS = 330 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
+_MATRIX_PRODUCTS = 64 << 20  # Faiss' buffers: blocks of distances, and of vectors being added
+_PAIR_BYTES = 96  # of a candidate while it is fetched, scored, struck and sorted
+_LABELS_A_ROW = 64  # positives and filtered labels of a row, for lack of their number in the manifest
+LARGEST_BATCH = 4096
+SMALLEST_BATCH = 64
+SMALLEST_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What an estimate depends on. `fetch` candidates a row and block, `columns` in a finished row."""
+
+    dimension: int
+    fetch: int
+    refine: int
+    columns: int
+    vector_group: int  # bytes of a row group of vectors, as read
+    query_group: int  # bytes of a row group of queries and embeddings, as read
+    table_group: int  # bytes of a row group of the finished table
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of one worker process at its peak, by what takes them."""
+
+    process: int
+    vectors: int
+    index: int
+    training: int
+    queries: int
+    reading: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{field.name} {say_bytes(getattr(self, field.name))}" for field in fields(self))
+        return f"{say_bytes(self.total)} ({parts})"
+
+
+def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes) -> Estimate:
+    """Peak of a worker that searches a block of `rows` vectors with `batch` queries at a time."""
+    dimension = factory.dimension(sizes.dimension)
+    trained = 0 if factory.exact else min(rows, factory.training_rows())
+    # A block that is trained on whole is not copied for it.
+    sample = trained if trained < rows else 0
+    # Faiss takes its own sample of these, and residuals of as many for a product quantizer.
+    copies = 2 if factory.lossy else 1
+    return Estimate(
+        process=_PROCESS,
+        vectors=4 * dimension * rows,
+        index=int(factory.bytes_per_vector(dimension) * rows)
+        + (0 if factory.exact else factory.fixed_bytes(dimension)),
+        training=4 * dimension * (sample + copies * trained),
+        queries=batch_bytes(factory, batch, sizes),
+        reading=_MATRIX_PRODUCTS + max(sizes.vector_group, sizes.query_group + sizes.table_group),
+    )
+
+
+def batch_bytes(factory: Factory, batch: int, sizes: Sizes) -> int:
+    """Of one batch: queries, and what is fetched, ranked and merged for them."""
+    fetched = sizes.fetch * (sizes.refine if factory.lossy else 1) + 40
+    pairs = max(fetched + 2 * sizes.fetch, 4 * sizes.columns)
+    return batch * (pairs * _PAIR_BYTES + 12 * factory.dimension(sizes.dimension) + 16 * _LABELS_A_ROW)
+
+
+def fit_batch(factory: Factory, memory: int, sizes: Sizes) -> int:
+    """Queries at a time: as many as an eighth of what `memory` leaves takes, between 64 and 4,096."""
+    one = batch_bytes(factory, 1, sizes)
+    return max(SMALLEST_BATCH, min(LARGEST_BATCH, max(0, memory - _PROCESS) // 8 // one))
+
+
+def fit_rows(factory: Factory, most: int, batch: int, memory: int, sizes: Sizes) -> int:
+    """The most vectors of at most `most` in a block whose estimate stays within `memory`; 0 where none do."""
+    if estimate(factory, most, batch, sizes).total <= memory:
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if estimate(factory, middle, batch, sizes).total <= memory else (low, middle)
+    return low
+
+
+def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Sizes) -> Estimate:
+    """The estimate of a plan. Raises InputError, with what is needed and what to change, where it exceeds `memory`."""
+    need = estimate(factory, rows, batch, sizes)
+    if need.total > memory:
+        raise InputError(
+            f"--memory {say_bytes(memory)}: blocks of {rows:,} vectors of {sizes.dimension} dimensions with index "
+            f"{factory.spec} and {batch:,} queries at a time need {need} in one worker process. "
+            f"Give --memory {say_bytes(_enough(factory, rows, batch, sizes)).replace(' ', '')} or more, smaller "
+            "--block-rows or --query-batch, a smaller --index, or data with smaller row groups."
+        )
+    return need
+
+
+def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
+    """Memory with which the plan fits, the larger batches that come with more memory included."""
+    memory = estimate(factory, rows, batch, sizes).total
+    while (total := estimate(factory, rows, max(batch, fit_batch(factory, memory, sizes)), sizes).total) > memory:
+        memory = total
+    return 1.05 * memory
+
+
+def group_bytes(table: Manifest, row_bytes: float) -> int:
+    """Of one row group of `table` in memory, held about twice while it is decoded."""
+    return int(2 * row_bytes * min(table.row_group_rows or 1, max((s.rows for s in table.shards), default=0)))
+
+
+def row_bytes_of_queries(dimension: int) -> float:
+    """Ids, labels and embedding of a row."""
+    return 8.0 + 8 * _LABELS_A_ROW + 4 * dimension

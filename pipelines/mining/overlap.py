@@ -1,0 +1,61 @@
+"""How much of a new table the one before it held already: how fast hard negatives go stale."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.mining.candidates import unpack
+from pipelines.mining.source import Source
+from schemas import storage
+from schemas.errors import ExtremisError
+from schemas.layout import RunLayout, parse_number
+from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.parquet import matrix_column, open_shard
+from schemas.ragged import contains
+from schemas.shards import read_group
+from schemas.storage import join
+
+
+@dataclass(frozen=True)
+class Previous:
+    """The newest earlier table of the same rows."""
+
+    url: str
+    manifest: Manifest
+
+
+def find_previous(run: str, source: Source, use_from: int | None) -> Previous | None:
+    """The newest table of `source` in the run made for an epoch before `use_from`; None where there is none."""
+    layout = RunLayout(run)
+    numbers = (parse_number(name) for name in storage.list_names(layout.negatives_root))
+    earlier = (n for n in numbers if n is not None and (use_from is None or n < use_from))
+    for epoch in sorted(earlier, reverse=True):
+        url = layout.negatives(epoch, source.name)
+        if is_published(url):
+            manifest = open_manifest(url, "negatives")
+            same = [shard.rows for shard in manifest.shards] == [shard.rows for shard in source.queries.shards]
+            return Previous(url, manifest) if same and manifest.parents["queries"] == source.queries.digest else None
+    return None
+
+
+def overlaps(previous: Previous, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
+    """Share of each sampled row's negatives that `previous` holds: `rows` int64 [S] of the shard, keys [S, K] -> [S].
+
+    Rows without negatives are left out. None where the table before is no longer whole: it may be replaced any time.
+    """
+    found, _ = unpack(keys)
+    shares = [np.empty(0)]
+    size = previous.manifest.row_group_rows or 1
+    entry = previous.manifest.shards[shard]
+    try:
+        with open_shard(previous.url, entry) as file:
+            for group in np.unique(rows // size):
+                here = rows // size == group
+                table = read_group(file, int(group), ["label_ids"], join(previous.url, entry.path))
+                old = matrix_column(table, "label_ids")[rows[here] - group * size]
+                both = contains(np.sort(old, axis=1).reshape(-1), np.arange(len(old) + 1) * old.shape[1], found[here])
+                held = (found[here] >= 0).sum(axis=1)
+                shares.append(both.sum(axis=1)[held > 0] / held[held > 0])
+    except (ExtremisError, IndexError):
+        return None
+    return np.concatenate(shares)
