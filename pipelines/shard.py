@@ -1,5 +1,6 @@
 """Raw data to a data set: find the input, settle the plan, run the pipeline, publish."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from pipelines.sharding.queries import FREQUENCIES, ShardQueries
 from pipelines.sharding.summary import SUMMARY, MergeSummaries, Summary, WriteSummary
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import storage
-from schemas.errors import InputError
+from schemas.errors import InputError, StorageError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.storage import join
@@ -57,7 +58,8 @@ def shard(
         frozen = given or _make_tokenizer(found, options)
         manifest = _shard(found, data, options, recorded, frozen, pipeline, tell)
     except BaseException:
-        dataset.clear(data)
+        with contextlib.suppress(StorageError):  # of the two errors the first is the cause
+            dataset.clear(data)
         raise
     dataset.end(data)
     tell(f"{data}: published")

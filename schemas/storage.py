@@ -3,6 +3,7 @@
 A URL is whatever fsspec takes: a local path, `file://`, `memory://`, `s3://`, `gs://`, ...
 """
 
+import asyncio
 import contextlib
 import errno
 import hashlib
@@ -16,11 +17,13 @@ from typing import IO, Any, TypeVar
 import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential_jitter
 
 from schemas.errors import InputError, StorageError
 
 ATTEMPTS = 5
+DEADLINE_SECONDS = 300.0  # no further attempt is begun after these
+READ_BYTES = 4 << 20  # of one request of a streaming pass
 TEMPORARY = ".tmp-"
 
 T = TypeVar("T")
@@ -51,12 +54,15 @@ def is_local(url: str) -> bool:
 
 
 def exists(url: str) -> bool:
-    """Whether a file is at `url`."""
+    """Whether a file is at `url`. Raises StorageError where storage does not tell."""
     fs, path = filesystem(url)
 
     def look() -> bool:
         fs.invalidate_cache()
-        return bool(fs.isfile(path))
+        try:
+            return bool(fs.info(path)["type"] == "file")  # fsspec's isfile() takes any failure for "no"
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     return _attempt(look, "look for", url)
 
@@ -70,13 +76,25 @@ def read_bytes(url: str) -> bytes:
 def read_range(url: str, start: int, stop: int) -> bytes:
     """Bytes [start, stop) of the file at `url`. Raises FileNotFoundError, StorageError."""
     fs, path = filesystem(url)
-    return _attempt(lambda: fs.cat_file(path, start=start, end=stop), "read", url)
+
+    def read() -> bytes:
+        data: bytes = fs.cat_file(path, start=start, end=stop)
+        if len(data) != stop - start:
+            raise OSError(errno.EIO, f"{len(data)} bytes came instead of {stop - start}")
+        return data
+
+    return _attempt(read, "read", url)
 
 
 def open_read(url: str) -> IO[bytes]:
-    """The file at `url` for one streaming pass; its reads raise what fsspec raises. Raises FileNotFoundError."""
+    """The file at `url` for one streaming pass: beyond a local disk in requests of READ_BYTES, each with retries.
+
+    Raises FileNotFoundError, StorageError; reading it OSError on a local disk, StorageError elsewhere.
+    """
     fs, path = filesystem(url)
-    return _attempt(lambda: fs.open(path, "rb"), "open", url)
+    if isinstance(fs, LocalFileSystem):
+        return _attempt(lambda: fs.open(path, "rb"), "open", url)
+    return io.BufferedReader(RangeReader(url, size(url)), READ_BYTES)
 
 
 class RangeReader(io.RawIOBase):
@@ -110,6 +128,11 @@ class RangeReader(io.RawIOBase):
         data = read_range(self._url, start, end)
         self._at += len(data)
         return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def size(url: str) -> int:
@@ -257,7 +280,7 @@ def _attempt(action: Callable[[], T], verb: str, url: str) -> T:
         return action()
 
     retrying = Retrying(
-        stop=stop_after_attempt(ATTEMPTS),
+        stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(DEADLINE_SECONDS),
         wait=wait_exponential_jitter(initial=0.1, max=5.0),
         retry=retry_if_exception(_may_pass),
         reraise=True,
@@ -266,7 +289,7 @@ def _attempt(action: Callable[[], T], verb: str, url: str) -> T:
         return retrying(counted)
     except FileNotFoundError:
         raise
-    except (OSError, _client_errors()) as error:
+    except (OSError, *_client_errors()) as error:
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise StorageError(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_remedy(error)}.") from error
 
@@ -287,13 +310,14 @@ def _may_pass(error: BaseException) -> bool:
         return False
     if _is_full(error):
         return False
-    return isinstance(error, (OSError, TimeoutError, _client_errors()))
+    return isinstance(error, (OSError, *_client_errors()))
 
 
-def _client_errors() -> Any:
-    """botocore raises errors of its own that are no OSError; absent without the `s3` extra."""
+def _client_errors() -> tuple[type[BaseException], ...]:
+    """Errors of the S3 client that are no OSError; absent without the `s3` extra."""
     try:
+        from aiohttp import ClientError
         from botocore.exceptions import BotoCoreError
     except ImportError:
-        return ConnectionError
-    return BotoCoreError
+        return ()
+    return BotoCoreError, ClientError, asyncio.TimeoutError

@@ -28,6 +28,9 @@ TINY = (
     "logging.every_steps=1",
 )
 
+# Beam options: two worker processes beside the launching one.
+PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+
 
 @dataclass(frozen=True)
 class Done:

@@ -1,11 +1,12 @@
 """What several tests share: small data, made once by the real `extremis shard`."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests.command import extremis
+from tests.command import PROCESSES, extremis
 from tests.pipelines.raw import write_tate
 
 # How long an example takes says nothing here: first calls load libraries, and machines are shared.
@@ -25,3 +26,20 @@ def data(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("sharded") / "data"
     extremis("shard", raw, out, "--tokenizer", "train:1000", "--row-group-rows", "64", "--propensity", "0.55,1.5")
     return out
+
+
+@pytest.fixture(scope="session")
+def dask() -> Iterator[tuple[str, ...]]:
+    """Beam options for a Dask cluster of two worker processes."""
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50)
+    with cluster:
+        yield "--runner=DaskRunner", f"--dask_client_address={cluster.scheduler_address}"
+
+
+@pytest.fixture(params=["in process", "two processes", "dask"])
+def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Beam options of each runner that runs here."""
+    if request.param == "dask":
+        return request.getfixturevalue("dask")
+    return PROCESSES if request.param == "two processes" else ()

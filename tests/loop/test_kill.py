@@ -17,6 +17,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import Manifest, open_manifest, verify
 from schemas.storage import list_names
 from tests.command import ROOT, call, command, environment, extremis, refused, sets
+from tests.processes import wait_until_gone
 from trainer.config import load_recipe
 
 EPOCHS = 5
@@ -70,19 +71,6 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def alive(group: int) -> list[int]:
-    """Processes of a group that still run, zombies left out."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(pgrp) == group and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
-
-
 def wait_for_step(trainer: subprocess.Popen, run: Path, step: int) -> None:
     """Until metrics.jsonl shows that `step` was done."""
     limit = time.monotonic() + 120
@@ -121,10 +109,7 @@ def test_killed_at_random_moments_and_resumed(
         else:
             os.killpg(trainer.pid, signal.SIGKILL)
         killed += trainer.wait() == -signal.SIGKILL
-        limit = time.monotonic() + 10
-        while alive(trainer.pid):
-            assert time.monotonic() < limit, "the miner outlived its trainer"
-            time.sleep(0.01)
+        wait_until_gone(trainer.pid)
     assert killed >= kills - 1, f"the run was over before the moments {moments}"
     extremis("run", "astra", data, run, *CHOICES, "--resume")
     context = f"seed {seed}, killed after {moments}"

@@ -3,9 +3,7 @@
 import hashlib
 import json
 import os
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 
 from tests.command import ROOT, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tate
+from tests.s3 import serve
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -26,36 +25,13 @@ CHOICES = sets("order.batch=128", "train.epochs=4", "refresh.late=wait", "checkp
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """What a user sets to reach a store of his own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = (tmp_path_factory.mktemp("moto") / "log").open("w")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
-    )
-    try:
-        _wait_for(port, server)
+    with serve(tmp_path_factory.mktemp("moto") / "log") as port:
         yield {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
-    finally:
-        server.kill()
-        server.wait()
-        log.close()
-
-
-def _wait_for(port: int, server: subprocess.Popen) -> None:
-    limit = time.monotonic() + 60
-    while True:
-        assert server.poll() is None, "moto_server ended"
-        assert time.monotonic() < limit, "moto_server does not answer"
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")

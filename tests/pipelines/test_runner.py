@@ -17,25 +17,6 @@ from pipelines.runner import make_pipeline, run, unwrap
 from schemas.errors import ExtremisError, InputError, StorageError
 from tests.command import ROOT, environment
 
-PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
-
-
-@pytest.fixture(scope="module")
-def dask() -> Iterator[tuple[str, ...]]:
-    """Options for a cluster of two worker processes."""
-    distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
-    ) as cluster:
-        yield "--runner=DaskRunner", f"--dask_client_address={cluster.scheduler_address}"
-
-
-@pytest.fixture(params=["in process", "two processes", "dask"])
-def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    if request.param == "dask":
-        return request.getfixturevalue("dask")
-    return PROCESSES if request.param == "two processes" else ()
-
 
 class Fail(beam.DoFn):
     def process(self, element: str) -> None:
@@ -222,7 +203,8 @@ def test_worker_processes_say_nothing_and_end_with_a_killed_run(tmp_path: Path) 
 import apache_beam as beam, sys
 from pathlib import Path
 from pipelines.runner import make_pipeline, run
-from tests.pipelines.test_runner import PROCESSES, Pids
+from tests.command import PROCESSES
+from tests.pipelines.test_runner import Pids
 if __name__ == "__main__":
     pipeline = make_pipeline(PROCESSES)
     pipeline | beam.Create(range(4)) | beam.ParDo(Pids(Path({str(tmp_path)!r}), float(sys.argv[1])))

@@ -1,0 +1,137 @@
+"""A proxy between a client and an HTTP server that does to requests what networks and stores do to them."""
+
+import contextlib
+import http.client
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+# refused: answered with 500 unseen; lost: carried out, and answered with 500 all the same; slow: the body comes in two
+# parts; reset: the connection is reset in the middle of the body; dropped: closed without an answer.
+KINDS = ("refused", "lost", "slow", "reset", "dropped")
+_ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>An internal error.</Message></Error>'
+_HOP = ("connection", "transfer-encoding", "keep-alive")
+
+
+@dataclass
+class Faults:
+    """Which requests fail: a share of all, drawn from `seed`; and every one from the `down_after`-th on."""
+
+    share: float = 0.0
+    seed: int = 0
+    down_after: int | None = None
+    kinds: tuple[str, ...] = KINDS
+    slow_seconds: float = 0.2
+    requests: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(self.seed)
+        self._lock = threading.Lock()
+
+    def next(self) -> str | None:
+        """What happens to the next request: one of KINDS, or None."""
+        with self._lock:
+            self.requests += 1
+            kind = self._draw.choice(self.kinds) if self._draw.random() < self.share else None
+            if self.down_after is not None and self.requests > self.down_after:
+                kind = self._draw.choice(("refused", "dropped"))
+            if kind:
+                self.done[kind] += 1
+            return kind
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes every request on to `upstream` (host, port), unless `faults` says otherwise; `faults` may be replaced."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: tuple[str, int]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = upstream
+        self.faults = Faults()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_: object) -> None:
+        """A client that went away is none."""
+
+
+@contextmanager
+def proxy(upstream: tuple[str, int]) -> Iterator[Proxy]:
+    """A proxy that serves until the block ends."""
+    with Proxy(upstream) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        fault = self.server.faults.next()
+        if fault == "refused":
+            self._answer(500, [("Content-Type", "application/xml")], _ERROR)
+            return
+        if fault == "dropped":
+            self._reset()
+            return
+        status, headers, content = self._pass_on(body)
+        if fault == "lost":
+            self._answer(500, [("Content-Type", "application/xml")], _ERROR)
+        else:
+            self._answer(status, headers, content, fault)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve
+
+    def log_message(self, *_: object) -> None: ...
+
+    def _pass_on(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(*self.server.upstream, timeout=60)
+        with contextlib.closing(connection):
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in (*_HOP, "expect")}
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, fault: str | None = None) -> None:
+        self.send_response_only(status)
+        known = {name.lower(): value for name, value in headers}
+        length = known.pop("content-length", str(len(content))) if self.command == "HEAD" else str(len(content))
+        for name, value in known.items():
+            if name not in (*_HOP, "content-length"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if fault in ("slow", "reset"):
+            self.wfile.write(content[: len(content) // 2])
+            self.wfile.flush()
+            if fault == "reset":
+                self._reset()
+                return
+            time.sleep(self.server.faults.slow_seconds)
+            content = content[len(content) // 2 :]
+        self.wfile.write(content)
+
+    def _reset(self) -> None:
+        """End the connection with RST instead of FIN."""
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()

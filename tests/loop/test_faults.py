@@ -1,0 +1,186 @@
+"""Pipelines against an object store whose network fails: they get through, or say why and leave nothing to be read."""
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from schemas import storage
+from schemas.errors import StorageError
+from tests.command import call, refused, sets
+from tests.faults import Faults, Proxy, proxy
+from tests.pipelines.mining.world import World, random_world
+from tests.pipelines.raw import write_tate
+from tests.s3 import serve
+
+s3fs = pytest.importorskip("s3fs")
+
+BUCKET = "faulty"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    with serve(tmp_path_factory.mktemp("moto") / "log") as port:
+        yield "127.0.0.1", port
+
+
+@pytest.fixture(scope="module")
+def store(server: tuple[str, int]) -> Iterator[Proxy]:
+    """A bucket behind a proxy; this process reaches it as a user would, by environment variables."""
+    with proxy(server) as between, pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("AWS_ENDPOINT_URL", between.url),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_DEFAULT_REGION", "us-east-1"),
+            ("AWS_MAX_ATTEMPTS", "1"),  # botocore's own retries would hide how often ours have to help
+        ):
+            patch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        client(server).create_bucket(Bucket=BUCKET)
+        yield between
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that stays away is given up soon."""
+    monkeypatch.setattr(storage, "ATTEMPTS", 2)
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+
+
+def client(server: tuple[str, int]) -> "boto3.client":
+    return boto3.client(
+        "s3",
+        endpoint_url=f"http://{server[0]}:{server[1]}",
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",
+        region_name="us-east-1",
+    )
+
+
+def stored(server: tuple[str, int], prefix: str) -> dict[str, bytes]:
+    """What is in the store, by another client and past the proxy."""
+    s3 = client(server)
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+    keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+    return {key.removeprefix(prefix): s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+
+
+def put(server: tuple[str, int], folder: Path, prefix: str) -> None:
+    s3 = client(server)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            s3.put_object(Bucket=BUCKET, Key=prefix + str(path.relative_to(folder)), Body=path.read_bytes())
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Step:
+    """One command: what it needs in the store, its arguments for a root, and where its tables lie below it."""
+
+    def __init__(self, inputs: dict[str, Path], arguments: Callable[[str, str], list[str]], out: str) -> None:
+        self.inputs, self.arguments, self.out = inputs, arguments, out
+
+
+SHARD = ("--tokenizer", "train:500", "--shards", "3", "--row-group-rows", "64")
+
+
+@pytest.fixture(scope="module")
+def steps(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Step]:
+    folder = tmp_path_factory.mktemp("inputs")
+    raw = write_tate(folder / "raw", 400, 60)
+    world: World = random_world(str(folder / "world"), 120, 150, 8, shards=3, with_labels=True)
+    world.write_dump()
+    run = folder / "run"
+    assert call("train", "random", data, run, *sets("train.epochs=1", "logging.tensorboard=false")).status == 0
+    return {
+        "shard": Step({"raw": raw}, lambda root, out: ["shard", f"{root}/raw", f"{out}/data", *SHARD], "data/"),
+        "mine": Step(
+            {"data": Path(world.data), "run": Path(world.run)},
+            lambda root, out: ["mine", f"{root}/data", f"{out}/run", "--block-rows", "70"],
+            "run/negatives/",
+        ),
+        "embed": Step(
+            {"data": data, "run": run},
+            lambda root, out: ["embed", f"{root}/data", f"{root}/run", f"{out}/vectors"],
+            "vectors/",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["shard", "mine", "embed"])
+def test_faults_that_pass_change_nothing(
+    name: str, steps: dict[str, Step], server: tuple[str, int], store: Proxy, tmp_path: Path
+) -> None:
+    """Refused, lost, slow and reset: the store ends up with the bytes that a local disk gets."""
+    step = steps[name]
+    for place, folder in step.inputs.items():
+        put(server, folder, f"{name}/{place}/")
+        os.symlink(folder, tmp_path / place) if name != "mine" else storage_copy(folder, tmp_path / place)
+    assert call(*step.arguments(str(tmp_path), str(tmp_path))).status == 0
+    store.faults = faults = Faults(share=0.15, seed=len(name))
+    root = f"s3://{BUCKET}/{name}"
+    done = call(*step.arguments(root, root))
+    store.faults = Faults()
+    assert done.status == 0, done.err
+    assert sum(faults.done.values()) >= 5, faults
+    assert stored(server, f"{name}/{step.out}") == files(tmp_path / step.out)
+
+
+def storage_copy(folder: Path, to: Path) -> None:
+    for name, content in files(folder).items():
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        (to / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["shard", "mine", "embed"])
+def test_a_store_that_stays_away_is_named_and_nothing_is_visible(
+    name: str, steps: dict[str, Step], server: tuple[str, int], store: Proxy, quick_retries: None
+) -> None:
+    step = steps[name]
+    for place, folder in step.inputs.items():
+        put(server, folder, f"away-{name}/{place}/")
+    root = f"s3://{BUCKET}/away-{name}"
+    store.faults = faults = Faults()
+    assert call(*step.arguments(root, f"{root}/whole") if name != "mine" else step.arguments(root, root)).status == 0
+    draw = random.Random(len(name))
+    for down_after in sorted(draw.sample(range(1, faults.requests - 2), 3)):
+        for key in stored(server, f"away-{name}/{step.out}"):
+            client(server).delete_object(Bucket=BUCKET, Key=f"away-{name}/{step.out}{key}")
+        store.faults = Faults(down_after=down_after)
+        done = call(*step.arguments(root, root))
+        store.faults = Faults()
+        refused(done, f"s3://{BUCKET}/away-{name}/", "could not", "2 attempt(s)", "run again", status=1)
+        left = stored(server, f"away-{name}/{step.out}")
+        top = {"shard": "manifest.json", "mine": "epoch-0005/queries/manifest.json", "embed": "manifest.json"}[name]
+        assert top not in left, f"down after {down_after} of {faults.requests}"
+
+
+def test_whether_a_file_is_there_is_not_guessed(store: Proxy, quick_retries: None) -> None:
+    """fsspec's isfile() answers no when it cannot know; a finished table would be made again, or cleared."""
+    storage.write_bytes(f"s3://{BUCKET}/here", b"1")
+    store.faults = Faults(down_after=0)
+    for look in (storage.exists, storage.size, storage.list_names, storage.read_bytes):
+        with pytest.raises(StorageError, match=r"s3://faulty/here after 2 attempt\(s\)"):
+            look(f"s3://{BUCKET}/here")
+    store.faults = Faults()
+    assert storage.exists(f"s3://{BUCKET}/here")
+    assert not storage.exists(f"s3://{BUCKET}/nowhere")
+
+
+@pytest.mark.parametrize("kind", ["refused", "slow", "reset", "dropped"])
+def test_a_streaming_pass_goes_on_where_it_was(store: Proxy, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    content = random.Random(0).randbytes(300_000)
+    storage.write_bytes(f"s3://{BUCKET}/long", content)
+    monkeypatch.setattr(storage, "READ_BYTES", 20_000)
+    store.faults = faults = Faults(share=0.3, seed=1, kinds=(kind,), slow_seconds=0.02)
+    with storage.open_read(f"s3://{BUCKET}/long") as file:
+        assert file.read(7) + file.read() == content
+    store.faults = Faults()
+    assert faults.done[kind] >= 3
