@@ -17,7 +17,7 @@ from typing import IO, Any, TypeVar
 import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from schemas.errors import InputError, StorageError
 
@@ -281,7 +281,7 @@ def _attempt(action: Callable[[], T], verb: str, url: str) -> T:
 
     retrying = Retrying(
         stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(DEADLINE_SECONDS),
-        wait=wait_exponential_jitter(initial=0.1, max=5.0),
+        wait=wait_random_exponential(multiplier=0.25, max=8.0),
         retry=retry_if_exception(_may_pass),
         reraise=True,
     )

@@ -79,6 +79,7 @@ def proxy(upstream: tuple[str, int]) -> Iterator[Proxy]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: Proxy
 
     def _serve(self) -> None:

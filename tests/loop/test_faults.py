@@ -95,7 +95,7 @@ SHARD = ("--tokenizer", "train:500", "--shards", "3", "--row-group-rows", "64")
 def steps(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Step]:
     folder = tmp_path_factory.mktemp("inputs")
     raw = write_tate(folder / "raw", 400, 60)
-    world: World = random_world(str(folder / "world"), 120, 150, 8, shards=3, with_labels=True)
+    world: World = random_world(str(folder / "world"), 60, 80, 8, shards=2, row_group_rows=32, with_labels=True)
     world.write_dump()
     run = folder / "run"
     assert call("train", "random", data, run, *sets("train.epochs=1", "logging.tensorboard=false")).status == 0
@@ -103,7 +103,7 @@ def steps(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ste
         "shard": Step({"raw": raw}, lambda root, out: ["shard", f"{root}/raw", f"{out}/data", *SHARD], "data/"),
         "mine": Step(
             {"data": Path(world.data), "run": Path(world.run)},
-            lambda root, out: ["mine", f"{root}/data", f"{out}/run", "--block-rows", "70"],
+            lambda root, out: ["mine", f"{root}/data", f"{out}/run", "--block-rows", "50"],
             "run/negatives/",
         ),
         "embed": Step(
@@ -124,7 +124,7 @@ def test_faults_that_pass_change_nothing(
         put(server, folder, f"{name}/{place}/")
         os.symlink(folder, tmp_path / place) if name != "mine" else storage_copy(folder, tmp_path / place)
     assert call(*step.arguments(str(tmp_path), str(tmp_path))).status == 0
-    store.faults = faults = Faults(share=0.15, seed=len(name))
+    store.faults = faults = Faults(share=0.08, seed=len(name), slow_seconds=0.1)
     root = f"s3://{BUCKET}/{name}"
     done = call(*step.arguments(root, root))
     store.faults = Faults()
@@ -150,7 +150,7 @@ def test_a_store_that_stays_away_is_named_and_nothing_is_visible(
     store.faults = faults = Faults()
     assert call(*step.arguments(root, f"{root}/whole") if name != "mine" else step.arguments(root, root)).status == 0
     draw = random.Random(len(name))
-    for down_after in sorted(draw.sample(range(1, faults.requests - 2), 3)):
+    for down_after in sorted(draw.sample(range(1, faults.requests - 2), 2)):
         for key in stored(server, f"away-{name}/{step.out}"):
             client(server).delete_object(Bucket=BUCKET, Key=f"away-{name}/{step.out}{key}")
         store.faults = Faults(down_after=down_after)
