@@ -289,7 +289,7 @@ def _attempt(action: Callable[[], T], verb: str, url: str) -> T:
         return retrying(counted)
     except FileNotFoundError:
         raise
-    except (OSError, *_client_errors()) as error:
+    except (OSError, *_client_errors()) as error:  # type: ignore[misc]
         cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise StorageError(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_remedy(error)}.") from error
 
@@ -313,7 +313,7 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, (OSError, *_client_errors()))
 
 
-def _client_errors() -> tuple[type[BaseException], ...]:
+def _client_errors() -> tuple[Any, ...]:
     """Errors of the S3 client that are no OSError; absent without the `s3` extra."""
     try:
         from aiohttp import ClientError
