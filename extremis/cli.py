@@ -81,13 +81,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--text", type=click.Choice(["title+content", "title"]), default="title+content", show_default=True)
 @click.option("--propensity", metavar="A,B", help="Propensity constants, e.g. 0.55,1.5. Unknown: no PSP metrics.")
-@click.option("--shards", type=click.IntRange(1), help="Shards of each split. Default: from the rows.")
+@click.option("--shards", type=click.IntRange(1), help="Shards of each split. Default: from --shard-bytes.")
+@click.option(
+    "--shard-bytes", type=click.IntRange(1), default=128 << 20, show_default=True, help="About so many bytes a shard."
+)
 @click.option("--row-group-rows", type=click.IntRange(1), help="Rows of a row group. Default: from the rows.")
 @click.option(
     "--validation", "validation_share", type=float, default=0.0, help="Share of train to cut out as split val."
 )
 @click.option("--keep-text", is_flag=True, help="Store the queries' text beside their tokens.")
-@click.option("--max-reject-share", type=float, default=0.0, show_default=True, help="Rejected lines that are allowed.")
+@click.option(
+    "--max-reject-share",
+    type=float,
+    default=0.001,
+    show_default=True,
+    help="Share of a table's rows, and of its label mentions, that may be rejected.",
+)
+@click.option(
+    "--tokenizer-texts",
+    type=click.IntRange(1),
+    default=1_000_000,
+    show_default=True,
+    help="Texts that train:SIZE learns from, chosen by the hash of their keys.",
+)
+@click.option("--format", help="The input form. Default: found out.")
+@click.option(
+    "--exchange",
+    type=click.Choice(["files", "shuffle"]),
+    help="How bulk data goes between stages. Default: files in DATA's staging, or the shuffle of a cluster's runner.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Salts the hash that shuffles rows.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")
 @json_option
@@ -101,11 +123,14 @@ def shard(
     beam_options: tuple[str, ...],
     **chosen: Any,
 ) -> None:
-    """Tokenize and shard raw data: INPUT (XC raw JSON) to DATA. Everything after -- goes to Beam.
+    """Tokenize and shard raw data: INPUT to DATA. Everything after -- goes to Beam.
+
+    Rows that cannot be used go to DATA/rejects. Without Beam options all cores of this machine are used.
 
     \b
-    Example:
+    Examples:
       extremis shard examples/tate/ data/ --propensity 0.55,1.5
+      extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
     """
     from pipelines.shard import ShardOptions
     from pipelines.shard import shard as shard_data

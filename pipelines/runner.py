@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import logging
+import os
 import re
 import threading
 import warnings
@@ -14,8 +15,11 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
 from pipelines import processes
+from schemas import storage
 from schemas.errors import ExtremisError, InputError
 
+_WORTH_PROCESSES = 8 << 20  # bytes
+_MOST_WORKERS = 16  # each takes some 300 MB
 # Beam's own local runner looks for a binary to download; the one in this process needs nothing.
 _IN_PROCESS = ("", "DirectRunner", "FnApiRunner")
 _LOGGERS = ("apache_beam", "distributed")
@@ -40,6 +44,23 @@ def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
         direct.direct_running_mode = "in_memory"  # else Beam starts workers of its own
         runner = processes.make_runner()
     return beam.Pipeline(runner=runner, options=chosen)
+
+
+def local_workers(beam_options: Sequence[str], urls: Sequence[str]) -> list[str]:
+    """`beam_options`, with a worker process a core where they leave the choice and the files at `urls` are worth it.
+
+    Starting processes takes seconds, and they do not share memory:// files.
+    """
+    flags = list(beam_options)
+    given = any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in flags)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if given or cores < 2 or not isinstance(_runner(flags), FnApiRunner):
+        return flags
+    if any(url.startswith("memory://") for url in urls):
+        return flags
+    if sum(storage.size(url) for url in urls if storage.exists(url)) < _WORTH_PROCESSES:
+        return flags
+    return [*flags, f"--direct_num_workers={min(cores, _MOST_WORKERS)}", "--direct_running_mode=multi_processing"]
 
 
 def run(pipeline: beam.Pipeline) -> None:

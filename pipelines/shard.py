@@ -1,28 +1,32 @@
-"""Raw data to a data set: find the input, settle the plan, run the pipeline, publish."""
+"""Raw data to a data set: find the input, read it, settle the plan, run the pipeline, publish."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 
-from pipelines.runner import make_pipeline, run
-from pipelines.sharding import assign, dataset, inputs, lines, parse, tokenizer, wordpiece
-from pipelines.sharding.inputs import Inputs
-from pipelines.sharding.labels import ShardLabels
+from pipelines import exchange
+from pipelines.exchange import Exchange, Files
+from pipelines.runner import local_workers, make_pipeline, run
+from pipelines.sharding import dataset, formats, identity, planning, read, sampling, tokenizer, wordpiece
+from pipelines.sharding.formats.base import LABELS, PAIRS, Context, Format, Inputs
+from pipelines.sharding.labels import OrderedLabels, OrderLabels, WriteLabels
 from pipelines.sharding.options import ShardOptions
-from pipelines.sharding.plans import LabelsPlan, QueriesPlan
-from pipelines.sharding.queries import FREQUENCIES, ShardQueries
+from pipelines.sharding.plans import LabelsPlan, QueriesPlan, ReadPlan
+from pipelines.sharding.queries import FREQUENCIES, Named, ShardQueries
+from pipelines.sharding.resolve import ResolveLabels
 from pipelines.sharding.summary import SUMMARY, MergeSummaries, Summary, WriteSummary
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import storage
-from schemas.errors import InputError, StorageError
+from schemas.errors import StorageError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.storage import join
 
 __all__ = ["ShardOptions", "shard"]
+
+Tell = Callable[[str], None]
 
 
 def shard(
@@ -30,33 +34,32 @@ def shard(
     data: str,
     options: ShardOptions,
     beam_options: Sequence[str] = (),
-    progress: Callable[[str], None] | None = None,
+    progress: Tell | None = None,
     overwrite: bool = False,
 ) -> Manifest:
-    """Shard the XC raw files at the prefix `source` to the prefix `data`; the data set's manifest.
+    """Shard the input at `source` (any form of `formats`) to the prefix `data`; the data set's manifest.
 
     A finished data set of the same input and options is returned as it is; an unfinished attempt is made again.
     `overwrite` removes a finished one first, whatever it was made from. `progress` is told each step in a line.
     Raises InputError (bad input, or `data` holds something else) and StorageError; nothing half-written stays.
     """
     tell = progress or _silent
-    pipeline = make_pipeline(beam_options)
-    found = inputs.find(source)
-    counts = ", ".join(f"{file.rows:,} {split} points" for split, file in found.points.items())
-    tell(f"{source}: {counts}, {found.labels.rows:,} labels")
+    make_pipeline(beam_options)  # refuses wrong options before anything is read
+    form = formats.choose(source, options.format)
+    inputs = form.find(source)
+    planning.check(inputs, options)
     given = tokenizer.load_directory(options.tokenizer, options.max_tokens)
     recorded = options.recorded(f"directory:{given.sha256}" if given else options.tokenizer)
-    if not overwrite:
-        finished = dataset.find_finished(data, found.identity, recorded)
-        if finished is not None:
-            dataset.end(data)  # a run that was stopped right after publishing may have left it
-            tell(f"{data}: made from this input with these options already; nothing to do")
-            return finished
+    if not overwrite and dataset.is_finished(data):
+        now = identity.identity(inputs, identity.read_files(inputs))
+        finished = dataset.open_finished(data, now, recorded)
+        dataset.end(data)  # a run that was stopped right after publishing may have left it
+        tell(f"{data}: made from this input with these options already; nothing to do")
+        return finished
     dataset.begin(data)
     try:
-        tell(f"tokenizer: {options.tokenizer}")
-        frozen = given or _make_tokenizer(found, options)
-        manifest = _shard(found, data, options, recorded, frozen, pipeline, tell)
+        flags = local_workers(beam_options, [*identity.files_of(inputs), data])
+        manifest = _Run(source, data, form, inputs, options, recorded, flags, tell).make(given)
     except BaseException:
         with contextlib.suppress(StorageError):  # of the two errors the first is the cause
             dataset.clear(data)
@@ -66,130 +69,158 @@ def shard(
     return manifest
 
 
-def _make_tokenizer(found: Inputs, options: ShardOptions) -> FrozenTokenizer:
-    size = tokenizer.parse_name(options.tokenizer)
-    if size is None:
-        return tokenizer.load_hub(options.tokenizer, options.max_tokens)
-    return tokenizer.freeze(wordpiece.train(lambda: _texts(found, options.text), size), {}, options.max_tokens)
+class _Run:
+    """One attempt, from the input's files to the published data set."""
+
+    def __init__(
+        self,
+        source: str,
+        data: str,
+        form: Format,
+        inputs: Inputs,
+        options: ShardOptions,
+        recorded: Mapping[str, Any],
+        beam_options: Sequence[str],
+        tell: Tell,
+    ) -> None:
+        self._source, self._data, self._form, self._inputs = source, data, form, inputs
+        self._options, self._recorded, self._beam_options, self._tell = options, recorded, beam_options, tell
+        self._staging = DataLayout(data).staging
+
+    def make(self, given: FrozenTokenizer | None) -> Manifest:
+        """Read, plan, shard, publish. Raises InputError, StorageError."""
+        inputs, options, data = self._inputs, self._options, self._data
+        found = self._read()
+        counts = ", ".join(f"{found.count_input(split, 'rows_in'):,} {split} points" for split in inputs.splits)
+        self._tell(f"{self._source} ({inputs.format}): {counts}, {found.count_input(LABELS, 'rows_in'):,} labels")
+        dataset.check_rejects(inputs, found, found, options.max_reject_share)
+        filter_pairs = planning.stage_filters(inputs, found, data)
+        frozen = self._tokenizer(found, given)
+        made = self._write_tokenizer(frozen) if frozen else None
+        vocabulary = frozen.vocabulary if frozen else None
+        labels = planning.plan_labels(inputs, found, data, options, vocabulary)
+        queries = planning.plan_queries(inputs, found, data, options, vocabulary, filter_pairs)
+        self._tell(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
+        summary = found.merge(self._shard(found, queries, labels))
+        dataset.check_rejects(inputs, found, summary, options.max_reject_share)
+        rejects = dataset.write_rejects(data, summary.rejected)
+        if rejects.rows:
+            self._tell(f"{rejects.rows:,} rejects: see {DataLayout(data).rejects}")
+        parameters = self._parameters(found, summary, queries, filter_pairs)
+        return dataset.publish(data, summary, made, queries, labels, rejects, parameters)
+
+    def _read(self) -> Summary:
+        inputs, options = self._inputs, self._options
+        plan = ReadPlan(
+            form=self._form,
+            parts=inputs.parts,
+            files=identity.files_of(inputs),
+            context=Context(options.text, inputs.labels, inputs.features),
+            staging=join(self._staging, "rows"),
+            seed=options.seed,
+            block_rows=read.BLOCK_ROWS,
+        )
+        return self._run("read", lambda pipeline, bulk, url: read.build(pipeline, plan, bulk, url))
+
+    def _shard(self, found: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> Summary:
+        staged = Files(join(self._staging, "rejects"))
+        return self._run(
+            "shard", lambda pipeline, bulk, url: build(pipeline, found, queries, labels, bulk, staged, url)
+        )
+
+    def _run(self, name: str, wire: Callable[[beam.Pipeline, Exchange, str], None]) -> Summary:
+        pipeline = make_pipeline(self._beam_options)
+        bulk = exchange.choose(pipeline.runner, join(self._staging, name), self._options.exchange)
+        url = join(self._staging, f"{name}.json")
+        wire(pipeline, bulk, url)
+        run(pipeline)
+        return Summary.from_json(storage.read_bytes(url))
+
+    def _tokenizer(self, found: Summary, given: FrozenTokenizer | None) -> FrozenTokenizer | None:
+        """The given one, the hub's, or one that learns from a sample of the texts; None where nothing has a text."""
+        options, tables = self._options, ("train", LABELS)
+        if not any(found.count_input(table, "text_bytes") for table in (*self._inputs.splits, LABELS)):
+            return None
+        self._tell(f"tokenizer: {options.tokenizer}")
+        if given:
+            return given
+        size = tokenizer.parse_name(options.tokenizer)
+        if size is None:
+            return tokenizer.load_hub(options.tokenizer, options.max_tokens)
+        blocks = [block for table in tables for block in found.blocks_of(table)]
+        rows = sum(found.count_input(table, "rows") for table in tables)
+        texts = sampling.sample_texts(blocks, rows, options.tokenizer_texts)
+        return tokenizer.freeze(wordpiece.train(lambda: sampling.iterate(texts), size), {}, options.max_tokens)
+
+    def _write_tokenizer(self, frozen: FrozenTokenizer) -> Manifest:
+        return Manifest(
+            kind="tokenizer",
+            shards=dataset.write_tokenizer(self._data, frozen),
+            parameters={
+                "vocabulary": frozen.vocabulary,
+                "max_tokens": self._options.max_tokens,
+                "source": self._recorded["tokenizer"],
+            },
+        )
+
+    def _parameters(
+        self, found: Summary, summary: Summary, queries: Sequence[QueriesPlan], filter_pairs: Mapping[str, int]
+    ) -> dict[str, Any]:
+        inputs, options = self._inputs, self._options
+        known = options.propensity_a is not None
+        filters = {
+            split: {"file": url.rsplit("/", 1)[-1], "pairs": filter_pairs[split]}
+            for split, url in inputs.filters.items()
+        }
+        return {
+            "format": inputs.format,
+            "input": identity.identity(inputs, found.files),
+            "options": self._recorded,
+            "propensity": {"a": options.propensity_a, "b": options.propensity_b} if known else None,
+            "filters": filters,
+            "labels": sum(shard.rows for shard in summary.shards_of("labels")),
+            "rows": {plan.split: summary.count(plan.name, "rows_out") for plan in queries},
+        }
 
 
-def _texts(found: Inputs, text: str) -> Iterator[str]:
-    """Texts of the valid train points, then of the labels."""
-    points, labels = found.points["train"], found.labels
-    for block in lines.read_blocks(points.url, assign.BLOCK_LINES):
-        batch = parse.parse_points(block["line"].to_pylist(), 0, points.name, labels.rows, text).batch
-        yield from batch["text"].to_pylist()
-    for block in lines.read_blocks(labels.url, assign.BLOCK_LINES):
-        yield from parse.parse_labels(block["line"].to_pylist(), 0, labels.name, text).batch["text"].to_pylist()
-
-
-def _shard(
-    found: Inputs,
-    data: str,
-    options: ShardOptions,
-    recorded: Mapping[str, Any],
-    frozen: FrozenTokenizer,
+def build(
     pipeline: beam.Pipeline,
-    tell: Callable[[str], None],
-) -> Manifest:
-    made = Manifest(
-        kind="tokenizer",
-        shards=dataset.write_tokenizer(data, frozen),
-        parameters={"vocabulary": frozen.vocabulary, "max_tokens": options.max_tokens, "source": recorded["tokenizer"]},
-    )
-    queries = _plan_splits(found, data, options, frozen.vocabulary)
-    labels = _plan_labels(found, data, options, frozen.vocabulary)
-    tell(f"sharding {sum(plan.rows for plan in queries):,} points and {labels.labels:,} labels")
-    summary_url = join(DataLayout(data).staging, "summary.json")
-    build(pipeline, queries, labels, summary_url)
-    run(pipeline)
-    summary = Summary.from_json(storage.read_bytes(summary_url))
-    dataset.check_rejects(summary.rejects, queries, labels, options.max_reject_share)
-    parameters = _parameters(found, queries, summary, options, recorded)
-    return dataset.publish(data, summary, made, queries, labels, parameters)
+    found: Summary,
+    queries: Sequence[QueriesPlan],
+    labels: LabelsPlan,
+    bulk: Exchange,
+    staged: Files,
+    summary_url: str,
+) -> None:
+    """Wire the whole flow: labels in order, every split with its labels' ids, training counts, one summary at the end.
 
-
-def build(pipeline: beam.Pipeline, queries: Sequence[QueriesPlan], labels: LabelsPlan, summary_url: str) -> None:
-    """Wire the whole flow: every split, the labels joined with the train split's counts, one summary at the end."""
-    made = {
-        plan.split: pipeline | f"Queries {plan.split}" >> ShardQueries(plan, labels.shard_labels) for plan in queries
-    }
-    summaries = [outputs[SUMMARY] for outputs in made.values()]
-    summaries.append(made["train"][FREQUENCIES] | "Labels" >> ShardLabels(labels))
+    found: the first pipeline's blocks. Bulk data goes through `bulk`, rejects through `staged`.
+    """
+    ordered = pipeline | "Labels" >> OrderLabels(labels, found.blocks_of(LABELS), bulk, staged)
+    tables = dict.fromkeys(table for plan in queries for table in (plan.source, PAIRS + plan.source))
+    named = {table: _named(pipeline, table, found, ordered, labels.shards, bulk) for table in tables}
+    made = {}
+    for plan in queries:
+        pairs = named[PAIRS + plan.source] if plan.pairs else None
+        sharded = ShardQueries(plan, named[plan.source], pairs, ordered.sizes, labels.shards, bulk, staged)
+        made[plan.split] = pipeline | f"Queries {plan.split}" >> sharded
+    written = made["train"][FREQUENCIES] | "Write labels" >> WriteLabels(labels, ordered)
     _ = (
-        summaries
+        [ordered.summary, written, *(outputs[SUMMARY] for outputs in made.values())]
         | "All summaries" >> beam.Flatten()
         | "Merge summaries" >> beam.CombineGlobally(MergeSummaries())
         | "Write summary" >> beam.ParDo(WriteSummary(summary_url))
     )
 
 
-def _plan_splits(found: Inputs, data: str, options: ShardOptions, vocabulary: int) -> list[QueriesPlan]:
-    plans = [_plan_queries(split, found, data, options, vocabulary) for split in found.points]
-    cut = options.validation_share
-    if not cut:
-        return plans
-    if "val" in found.points:
-        raise InputError(
-            f"{found.points['val'].name} is a validation split already: leave it away, or do not cut one out of train."
-        )
-    train = next(plan for plan in plans if plan.split == "train")
-    table = DataLayout(data).queries("val")
-    shards = options.shards or assign.MIN_SHARDS
-    validation = replace(train, split="val", table=table, shards=shards, share=(0.0, cut), reports=False)
-    return [validation, *(replace(plan, share=(cut, 1.0)) if plan is train else plan for plan in plans)]
-
-
-def _plan_queries(split: str, found: Inputs, data: str, options: ShardOptions, vocabulary: int) -> QueriesPlan:
-    file = found.points[split]
-    pairs = found.filters.get(split)
-    return QueriesPlan(
-        split=split,
-        file=file.name,
-        source=file.url,
-        filter_source=pairs.url if pairs and pairs.rows else None,
-        rows=file.rows,
-        labels=found.labels.rows,
-        vocabulary=vocabulary,
-        tokenizer=DataLayout(data).tokenizer,
-        table=DataLayout(data).queries(split),
-        shards=options.shards or assign.default_shards(file.rows),
-        row_group_rows=options.row_group_rows or assign.default_row_group_rows(file.rows),
-        seed=options.seed,
-        text=options.text,
-        keep_text=options.keep_text,
-    )
-
-
-def _plan_labels(found: Inputs, data: str, options: ShardOptions, vocabulary: int) -> LabelsPlan:
-    return LabelsPlan(
-        file=found.labels.name,
-        source=found.labels.url,
-        labels=found.labels.rows,
-        vocabulary=vocabulary,
-        tokenizer=DataLayout(data).tokenizer,
-        table=DataLayout(data).labels,
-        row_group_rows=options.row_group_rows or assign.default_row_group_rows(found.labels.rows),
-        text=options.text,
-    )
-
-
-def _parameters(
-    found: Inputs,
-    queries: Sequence[QueriesPlan],
-    summary: Summary,
-    options: ShardOptions,
-    recorded: Mapping[str, Any],
-) -> dict[str, Any]:
-    known = options.propensity_a is not None
-    return {
-        "input": found.identity,
-        "options": recorded,
-        "propensity": {"a": options.propensity_a, "b": options.propensity_b} if known else None,
-        "filters": {split: {"file": file.name, "pairs": file.rows} for split, file in found.filters.items()},
-        "labels": found.labels.rows,
-        "rows": {plan.split: summary.counters[plan.name]["rows_out"] for plan in queries},
-    }
+def _named(
+    pipeline: beam.Pipeline, table: str, found: Summary, ordered: OrderedLabels, shards: int, bulk: Exchange
+) -> Named:
+    blocks = found.blocks_of(table)
+    numbered = pipeline | f"Blocks {table}" >> beam.Create(list(enumerate(blocks)))
+    if any(block.mentions for block in blocks):
+        return Named(numbered, numbered | f"Resolve {table}" >> ResolveLabels(ordered, shards, bulk))
+    return Named(numbered, pipeline | f"No ids {table}" >> beam.Create([], reshuffle=False))
 
 
 def _silent(message: str) -> None:

@@ -49,6 +49,10 @@ class DataLayout:
         return join(self.root, "tokenizer")
 
     @property
+    def rejects(self) -> str:
+        return join(self.root, "rejects")
+
+    @property
     def staging(self) -> str:
         return staging(self.root)
 

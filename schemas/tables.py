@@ -1,4 +1,4 @@
-"""Arrow schemas of the five tables (DESIGN section 3).
+"""Arrow schemas of the tables (DESIGN section 3).
 
 Legend of the project: B batch, T tokens, D dimension, P positives, H hard, R random, C candidates, K table width,
 L labels, N queries, G ranks.
@@ -8,7 +8,18 @@ import pyarrow as pa
 
 from schemas.errors import InputError
 
-KINDS = ("queries", "labels", "embeddings", "vectors", "negatives", "tokenizer", "checkpoint", "data", "index")
+KINDS = (
+    "queries",
+    "labels",
+    "embeddings",
+    "vectors",
+    "negatives",
+    "tokenizer",
+    "checkpoint",
+    "data",
+    "rejects",
+    "index",
+)
 PAD = -1
 
 
@@ -62,6 +73,12 @@ def labels(tokens: pa.DataType | None, *, features: bool = False) -> pa.Schema:
             pa.field("frequency", pa.int64(), nullable=False),
         ]
     )
+
+
+def rejects() -> pa.Schema:
+    """One input row that was left out: file, line (from 1), why, and what was found there."""
+    names = {"source": pa.string(), "line": pa.int64(), "reason": pa.string(), "detail": pa.string()}
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in names.items()])
 
 
 def embeddings(dimension: int, dtype: str = "float16") -> pa.Schema:

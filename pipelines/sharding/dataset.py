@@ -3,28 +3,37 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
+from pipelines.exchange import Packet, receive
+from pipelines.sharding.formats.base import LABELS, Inputs
+from pipelines.sharding.planning import name_of
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
-from pipelines.sharding.rejects import Rejects
+from pipelines.sharding.rejects import Reason
 from pipelines.sharding.summary import Summary
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import manifest as manifests
-from schemas import storage
+from schemas import parquet, storage, tables
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, columns_of
 from schemas.storage import join
 
-_OURS = ("queries", "labels", "tokenizer")
+_OURS = ("queries", "labels", "tokenizer", "rejects")
+_REJECTS_GROUP = 8192
 _HOW = "Give another DATA, or --overwrite to replace it."
 
 
-def find_finished(data: str, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Manifest | None:
-    """The data set at `data` if it was made from `inputs` with `options`; None where there is none.
+def is_finished(data: str) -> bool:
+    """Whether a data set is at `data`."""
+    return manifests.is_published(data)
+
+
+def open_finished(data: str, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Manifest:
+    """The data set at `data`, which has to be made from `inputs` with `options`.
 
     Raises InputError: made otherwise; TableError: damaged.
     """
-    if not manifests.is_published(data):
-        return None
     found = manifests.open_manifest(data, "data")
     for what, now in (("input", inputs), ("options", options)):
         then = found.parameters.get(what, {})
@@ -75,46 +84,88 @@ def write_tokenizer(data: str, tokenizer: FrozenTokenizer) -> tuple[Shard, ...]:
     return tuple(entries)
 
 
-def check_rejects(rejects: Rejects, splits: Sequence[QueriesPlan], of_labels: LabelsPlan, max_share: float) -> None:
-    """Raise one InputError when more than `max_share` of a split's lines, or any label, is rejected."""
-    shares = [(plan.file, plan.rows, max_share) for plan in splits] + [(of_labels.file, of_labels.labels, 0.0)]
-    over = [(file, rows) for file, rows, share in shares if rejects.total(file) > share * rows]
+def check_rejects(inputs: Inputs, found: Summary, summary: Summary, max_share: float) -> None:
+    """Raise one InputError when too much is rejected: rows of a table, or label mentions of its rows.
+
+    found: what the first pipeline counted; summary: rejects up to now. In a form without keys any rejected label is.
+    """
+    over = []
+    for table in dict.fromkeys(part.table for part in inputs.parts):
+        reasons = summary.rejects.by_reason(table)
+        unknown = reasons.pop(Reason.UNKNOWN_LABEL.value, 0)
+        share = 0.0 if table == LABELS and not inputs.keyed else max_share
+        for what, n, of in (
+            ("rows", sum(reasons.values()), found.count_input(table, "rows_in")),
+            ("label mentions", unknown, found.count_input(table, "mentions")),
+        ):
+            if n > share * of:
+                why = f" ({', '.join(f'{n:,} {reason}' for reason, n in reasons.items())})" if what == "rows" else ""
+                over.append(f"{n:,} of {of:,} {what} of {name_of(inputs, table)}{why}")
     if not over:
         return
-    counts = "; ".join(
-        f"{rejects.total(file):,} of {rows:,} lines of {file} "
-        f"({', '.join(f'{n:,} {reason}' for reason, n in rejects.by_reason(file).items())})"
-        for file, rows in over
-    )
-    first = "".join(f"\n  {reject}" for reject in rejects.first)
+    first = "".join(f"\n  {reject}" for reject in summary.rejects.first)
+    ids = "" if inputs.keyed else " (a label's line is its id, so no label may be rejected)"
     raise InputError(
-        f"rejected {counts}. The first are:{first}\nMend these lines; or raise --max-reject-share, which is "
-        f"{max_share:g} of each split (a label's line is its id, so no label may be rejected)."
+        f"rejected {'; '.join(over)}. The first are:{first}\n"
+        f"Mend these; or raise --max-reject-share, which is {max_share:g}{ids}."
+    )
+
+
+def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]]) -> Manifest:
+    """Write what was rejected, a shard an input table, in the order of file and line; its manifest, unpublished."""
+    by_table: dict[str, list[Packet]] = {}
+    for table, packet in rejected:
+        by_table.setdefault(table, []).append(packet)
+    url, schema = DataLayout(data).rejects, tables.rejects()
+    shards = []
+    for number, table in enumerate(sorted(by_table)):
+        some = pa.Table.from_batches(receive(by_table[table]), schema)
+        some = some.sort_by([(name, "ascending") for name in schema.names])
+        shards.append(parquet.write_shard(url, number, len(by_table), some, _REJECTS_GROUP))
+    return Manifest(
+        kind="rejects",
+        columns=columns_of(schema),
+        shards=tuple(shards),
+        rows=sum(shard.rows for shard in shards),
+        row_group_rows=_REJECTS_GROUP,
+        parameters={"tables": sorted(by_table)},
     )
 
 
 def publish(
     data: str,
     summary: Summary,
-    tokenizer: Manifest,
+    tokenizer: Manifest | None,
     splits: Sequence[QueriesPlan],
     of_labels: LabelsPlan,
+    rejects: Manifest,
     parameters: Mapping[str, Any],
 ) -> Manifest:
-    """Publish tokenizer, queries, labels, and last the data set of `parameters`, their parent. Raises StorageError."""
+    """Publish tokenizer, queries, labels, rejects, and last the data set of `parameters`, their parent.
+
+    Raises StorageError.
+    """
     layout = DataLayout(data)
-    parents = {"tokenizer": manifests.publish(layout.tokenizer, tokenizer).digest}
+    parents: dict[str, str] = {}
+    text: dict[str, Any] = {}
+    if tokenizer is not None:
+        parents["tokenizer"] = manifests.publish(layout.tokenizer, tokenizer).digest
+        text = tokenizer.parameters
+    labels = sum(shard.rows for shard in summary.shards_of(of_labels.name))
     for plan in splits:
-        made = _queries(plan, summary, parents["tokenizer"], tokenizer.parameters)
+        made = _queries(plan, summary, parents, {**text, "labels": labels, "options": parameters["options"]})
         parents[plan.name] = manifests.publish(plan.table, made).digest
-    made = _labels(of_labels, summary, parents, tokenizer.parameters)
+    made = _labels(of_labels, labels, summary, parents, {**text, "options": parameters["options"]})
     parents[of_labels.name] = manifests.publish(layout.labels, made).digest
+    parents["rejects"] = manifests.publish(layout.rejects, rejects).digest
     return manifests.publish(data, Manifest(kind="data", parents=parents, parameters=dict(parameters)))
 
 
-def _queries(plan: QueriesPlan, summary: Summary, tokenizer: str, parameters: Mapping[str, Any]) -> Manifest:
+def _queries(plan: QueriesPlan, summary: Summary, parents: Mapping[str, str], given: Mapping[str, Any]) -> Manifest:
     shards = summary.shards_of(plan.name)
     rows = sum(shard.rows for shard in shards)
+    parameters = {name: value for name, value in given.items() if name != "options"}
+    parameters |= {"split": plan.split, "seed": given["options"]["seed"], "text": given["options"]["text"]}
     return Manifest(
         kind="queries",
         columns=columns_of(plan.schema),
@@ -122,30 +173,33 @@ def _queries(plan: QueriesPlan, summary: Summary, tokenizer: str, parameters: Ma
         rows=rows,
         row_group_rows=plan.row_group_rows,
         id_range=(0, rows),
-        parents={"tokenizer": tokenizer},
-        parameters={**parameters, "split": plan.split, "labels": plan.labels, "seed": plan.seed, "text": plan.text},
-        counters=_counters(plan.name, plan.file, summary),
+        parents={name: parents[name] for name in ("tokenizer",) if name in parents},
+        parameters=parameters,
+        counters=_counters(plan.name, plan.source, summary),
     )
 
 
-def _labels(plan: LabelsPlan, summary: Summary, parents: Mapping[str, str], parameters: Mapping[str, Any]) -> Manifest:
+def _labels(
+    plan: LabelsPlan, labels: int, summary: Summary, parents: Mapping[str, str], given: Mapping[str, Any]
+) -> Manifest:
     training_points = summary.counters["queries/train"]["rows_out"]
+    parameters = {name: value for name, value in given.items() if name != "options"}
+    parameters |= {"training_points": training_points, "text": given["options"]["text"]}
     return Manifest(
         kind="labels",
         columns=columns_of(plan.schema),
         shards=summary.shards_of(plan.name),
-        rows=plan.labels,
+        rows=labels,
         row_group_rows=plan.row_group_rows,
-        id_range=(0, plan.labels),
-        parents={name: parents[name] for name in ("tokenizer", "queries/train")},
-        parameters={**parameters, "training_points": training_points, "text": plan.text},
-        counters=_counters(plan.name, plan.file, summary),
+        id_range=(0, labels),
+        parents={name: parents[name] for name in ("tokenizer", "queries/train") if name in parents},
+        parameters=parameters,
+        counters=_counters(plan.name, LABELS, summary),
     )
 
 
-def _counters(table: str, file: str, summary: Summary) -> dict[str, Any]:
-    # The rejected lines themselves are counted only; a table of them would be published beside this one.
-    return {**dict(sorted(summary.counters[table].items())), "rejected": summary.rejects.by_reason(file)}
+def _counters(table: str, source: str, summary: Summary) -> dict[str, Any]:
+    return {**dict(sorted(summary.counters[table].items())), "rejected": summary.rejects.by_reason(source)}
 
 
 def _brief(value: Any) -> str:

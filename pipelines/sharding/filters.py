@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from schemas import parquet
+from schemas import parquet, storage
 from schemas.errors import InputError
 
 
@@ -35,6 +35,16 @@ def parse_pairs(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
             )
         pairs.append((row, label))
     return np.unique(np.asarray(pairs, np.int64).reshape(-1, 2), axis=0)
+
+
+def save(pairs: np.ndarray, url: str) -> None:
+    """Leave `pairs` (int64 [F, 2]) where `load` finds them. Raises StorageError."""
+    storage.write_bytes(url, pairs.astype("<i8").tobytes(), durable=False)
+
+
+def load(url: str) -> np.ndarray:
+    """What `save` left at `url`: int64 [F, 2]. Raises StorageError."""
+    return np.frombuffer(storage.read_bytes(url), "<i8").reshape(-1, 2)
 
 
 def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.ListArray:

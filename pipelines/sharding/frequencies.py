@@ -1,4 +1,4 @@
-"""Training points of each label, counted by block of label ids: no worker ever holds counts of all labels."""
+"""Training points of each label, counted by shard of the labels: no worker ever holds counts of all labels."""
 
 from collections.abc import Iterable, Iterator
 
@@ -8,11 +8,14 @@ import pyarrow as pa
 from pipelines.sharding.assign import split_by
 
 
-def count_labels(label_ids: np.ndarray, block: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(block number, columns `label_id` and `count`) of the labels in `label_ids` [V], in blocks of `block` ids."""
+def count_labels(label_ids: np.ndarray, first: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(shard, columns `label_id` and `count`) of the labels in `label_ids` [V]; shard s has [first[s], first[s + 1]).
+
+    first: int64 [shards + 1].
+    """
     ids, counts = np.unique(label_ids, return_counts=True)
     batch = pa.record_batch({"label_id": pa.array(ids, pa.int64()), "count": pa.array(counts, pa.int64())})
-    return split_by(batch, ids // block)
+    return split_by(batch, np.searchsorted(first, ids, side="right") - 1)
 
 
 def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.ndarray:

@@ -1,104 +1,167 @@
-"""The labels: raw lines to shards that are contiguous ranges of label ids, joined with their training frequencies."""
+"""The labels: parsed blocks to ordered shards, whose ranks are the ids; joined with training counts and written."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.pvalue import PCollection, TaggedOutput
-from tokenizers import Tokenizer
+from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
 
-from pipelines.sharding import assign, parse, tokenizer
+from pipelines.exchange import Exchange, Files, Packet
+from pipelines.sharding import assign, rows
+from pipelines.sharding.blocks import Block
+from pipelines.sharding.encode import encode, open_tokens
+from pipelines.sharding.formats.base import LABELS
 from pipelines.sharding.frequencies import sum_counts
 from pipelines.sharding.plans import LabelsPlan
-from pipelines.sharding.read import ReadLines
-from pipelines.sharding.rejects import Reject, Rejects
+from pipelines.sharding.rejects import Reason, Reject
+from pipelines.sharding.steps import ROWS, SIZES, EveryShard, first_ids, gather, one_batch, reported, send_to_shards
 from pipelines.sharding.summary import SUMMARY, Summary
-from schemas import parquet
+from schemas import parquet, shards
+
+KEYS = "keys"
+COUNTS = pa.schema([("label_id", pa.int64()), ("count", pa.int64())])
 
 
-class ShardLabels(beam.PTransform):
-    """(block, counts) of the training points to the labels' shards, written; yields a collection of Summary."""
+class OrderedLabels(NamedTuple):
+    """Of each shard: rows and keys (shard, packet), sizes (shard, number of labels), all in the order of their ids."""
 
-    def __init__(self, plan: LabelsPlan) -> None:
+    rows: PCollection
+    keys: PCollection
+    sizes: PCollection
+    summary: PCollection
+
+
+class OrderLabels(beam.PTransform):
+    """Parsed blocks to labels in the order of their ids: by (hash, key), or by row in a form without keys."""
+
+    def __init__(self, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files) -> None:
         super().__init__()
-        self._plan = plan
+        self._plan, self._blocks, self._exchange, self._staged = plan, blocks, exchange, staged
 
-    def expand(self, counts: PCollection) -> PCollection:
+    def expand(self, pipeline: beam.Pipeline) -> Any:
         plan = self._plan
         encoded = (
-            counts.pipeline
-            | "File" >> beam.Create([plan.source])
-            | "Read" >> beam.ParDo(ReadLines(assign.BLOCK_LINES))
-            | "Spread" >> beam.GroupByKey()
-            | "Encode" >> beam.ParDo(EncodeLabels(plan)).with_outputs(SUMMARY, main="rows")
+            pipeline
+            | "Blocks" >> beam.Create(self._blocks)
+            | "Encode" >> beam.ParDo(EncodeLabels(plan, self._exchange))
         )
-        written = (
-            {"labels": encoded["rows"], "counts": counts}
-            | "Join counts" >> beam.CoGroupByKey()
-            | "Write" >> beam.ParDo(WriteLabels(plan))
+        every = pipeline | "Shards" >> beam.Create(range(plan.shards)) | "Every" >> beam.ParDo(EveryShard())
+        done = (
+            {"rows": encoded, "every": every}
+            | "By shard" >> beam.CoGroupByKey()
+            | "Order"
+            >> beam.ParDo(OrderLabelShard(plan, self._exchange, self._staged)).with_outputs(
+                ROWS, KEYS, SIZES, SUMMARY, main="main"
+            )
         )
-        return (encoded[SUMMARY], written) | "Summaries" >> beam.Flatten()
+        return OrderedLabels(done[ROWS], done[KEYS], done[SIZES], done[SUMMARY])
+
+
+class WriteLabels(beam.PTransform):
+    """Ordered labels and training counts (shard, packet) to the table's shards; yields Summary."""
+
+    def __init__(self, plan: LabelsPlan, ordered: OrderedLabels) -> None:
+        super().__init__()
+        self._plan, self._ordered = plan, ordered
+
+    def expand(self, counts: PCollection) -> PCollection:
+        joined = {"rows": self._ordered.rows, "counts": counts} | "Join counts" >> beam.CoGroupByKey()
+        return joined | "Write" >> beam.ParDo(WriteLabelShard(self._plan), sizes=AsDict(self._ordered.sizes))
 
 
 class EncodeLabels(beam.DoFn):
-    """(block, raw lines) to (shard, labels)."""
+    """Block to (shard, packet)."""
 
-    def __init__(self, plan: LabelsPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: LabelsPlan, exchange: Exchange) -> None:
+        self._plan, self._exchange = plan, exchange
 
     def setup(self) -> None:
-        self._tokenizer = tokenizer.open_tokenizer(self._plan.tokenizer)
+        self._tokens = open_tokens(self._plan)
 
-    def process(self, element: tuple[int, Any]) -> Iterator[Any]:
-        block, parts = element
-        for raw in parts:
-            first = block * assign.BLOCK_LINES
-            batch, truncated, rejects = encode_labels(raw["line"].to_pylist(), first, self._plan, self._tokenizer)
-            counters = Counter(rows_in=raw.num_rows, truncated=truncated)
-            yield TaggedOutput(SUMMARY, Summary(counters={self._plan.name: counters}, rejects=Rejects.of(rejects)))
-            yield from assign.split_by(batch, batch["label_id"].to_numpy() // self._plan.shard_labels)
+    def process(self, element: Block) -> Iterator[tuple[int, Packet]]:
+        plan = self._plan
+        batch = encode(element.read(), plan, self._tokens).select(plan.row_schema.names)
+        if plan.keyed:
+            yield from send_to_shards(self._exchange, batch, plan.shards)
+        else:
+            shard = batch["row"].to_numpy() // plan.shard_rows
+            yield from self._exchange.send(assign.split_by(batch, shard))
 
 
-class WriteLabels(beam.DoFn):
-    """(shard, its labels and counts in any order) to its file."""
+class OrderLabelShard(beam.DoFn):
+    """(shard, its labels in any order) to its labels in order, its keys, and its size."""
+
+    def __init__(self, plan: LabelsPlan, exchange: Exchange, staged: Files) -> None:
+        self._plan, self._exchange, self._staged = plan, exchange, staged
+
+    def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
+        shard, parts = element
+        plan = self._plan
+        table = gather(parts["rows"], plan.row_schema)
+        rejects: list[Reject] = []
+        counters: Counter[str] = Counter(rows_in=table.num_rows)
+        if plan.keyed:
+            ordered = rows.order(table)
+            table = ordered.rows
+            counters["rows_merged"] = ordered.merged
+            rejects = duplicates(ordered, plan.sources)
+        else:
+            table = table.sort_by("row")
+        counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
+        yield TaggedOutput(SUMMARY, reported(LABELS, rejects, self._staged, counters={plan.name: counters}))
+        yield TaggedOutput(SIZES, (shard, table.num_rows))
+        for tag, some in ((ROWS, table), (KEYS, table.select(["key"]))):
+            for place in self._exchange.send([(shard, one_batch(some))]):
+                yield TaggedOutput(tag, place)
+
+
+class WriteLabelShard(beam.DoFn):
+    """(shard, its ordered labels and counts in any order) to its file."""
 
     def __init__(self, plan: LabelsPlan) -> None:
         self._plan = plan
 
-    def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Summary]:
+    def process(self, element: tuple[int, dict[str, Any]], sizes: dict[int, int]) -> Iterator[Summary]:
         plan = self._plan
         shard, parts = element
-        table = join_counts(list(parts["labels"]), list(parts["counts"]), shard * plan.shard_labels)
-        entry = parquet.write_shard(plan.table, shard, plan.shards, table.cast(plan.schema), plan.row_group_rows)
-        yield Summary(shards={plan.name: (entry,)}, counters={plan.name: _count(table)})
+        table = gather(parts["rows"], plan.row_schema)
+        first = int(first_ids(sizes, plan.shards)[shard])
+        counts = gather(parts["counts"], COUNTS).to_batches()
+        table = table.append_column("label_id", pa.array(np.arange(first, first + table.num_rows)))
+        table = table.append_column("frequency", pa.array(sum_counts(counts, first, table.num_rows)))
+        done = table.select(plan.schema.names).cast(plan.schema)
+        entry = shards.write_shard(plan.table, shard, plan.shards, done, plan.row_group_rows, plan.sink)
+        yield Summary(shards={plan.name: (entry,)}, counters={plan.name: _count(done)})
 
 
-def encode_labels(
-    raw: Sequence[bytes], first_row: int, plan: LabelsPlan, tokens: Tokenizer
-) -> tuple[pa.RecordBatch, int, list[Reject]]:
-    """Raw lines [B] from 0-based row `first_row` on to labels without frequency, texts cut short, and the rejects."""
-    parsed = parse.parse_labels(raw, first_row, plan.file, plan.text)
-    values, offsets, truncated = tokenizer.encode(tokens, parsed.batch["text"].to_pylist())
-    ids = parquet.list_array(values, offsets, plan.schema.field("input_ids").type.value_type)
-    return parsed.batch.append_column("input_ids", ids), int(truncated.sum()), parsed.rejects
-
-
-def join_counts(labels: Sequence[pa.RecordBatch], counts: Sequence[pa.RecordBatch], first: int) -> pa.Table:
-    """Labels [first, first + rows) in order of their ids, with the column `frequency`."""
-    table = pa.Table.from_batches(labels).sort_by("label_id").combine_chunks()
-    return table.append_column("frequency", pa.array(sum_counts(counts, first, table.num_rows)))
+def duplicates(ordered: rows.Ordered, sources: dict[int, str] | Any) -> list[Reject]:
+    """The rejects among ordered rows: those whose key is that of another row with another content."""
+    found = []
+    for row, kept in zip(ordered.rejected.to_pylist(), ordered.kept.to_pylist(), strict=True):
+        there = f"{sources[kept['part']]}, line {kept['row'] + 1}"
+        detail = f"the key {ascii(row['key'])[:80]} is that of {there}, with another content"
+        found.append(Reject(sources[row["part"]], row["row"] + 1, Reason.DUPLICATE_KEY, detail))
+    return found
 
 
 def _count(labels: pa.Table) -> Counter[str]:
-    tokens = np.diff(parquet.list_column(labels, "input_ids")[1])
     frequency = labels["frequency"].to_numpy()
-    counts = {
-        "rows_out": labels.num_rows,
-        "tokens": tokens.sum(),
-        "empty_texts": (tokens == 0).sum(),
-        "without_training_points": (frequency == 0).sum(),
-    }
-    return Counter({name: int(n) for name, n in counts.items()})
+    counts = count_tokens(labels)
+    counts.update(rows_out=labels.num_rows, without_training_points=int((frequency == 0).sum()))
+    return counts
+
+
+def count_tokens(table: pa.Table) -> Counter[str]:
+    """Tokens and features of finished rows, and rows without either."""
+    counts: Counter[str] = Counter()
+    empty = np.ones(table.num_rows, bool)
+    for name, counted in (("input_ids", "tokens"), ("feature_ids", "features")):
+        if name in table.column_names:
+            lengths = np.diff(parquet.list_column(table, name)[1])
+            counts[counted] = int(lengths.sum())
+            empty &= lengths == 0
+    counts["empty_texts"] = int(empty.sum())
+    return counts

@@ -8,7 +8,6 @@ import hashlib
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import IO, Any
 
 import pyarrow as pa
@@ -28,15 +27,6 @@ _CODECS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 SCHEMA = pa.schema([pa.field("line", pa.large_binary(), nullable=False)])
 
 
-@dataclass(frozen=True)
-class Survey:
-    """What one pass over a file shows: its identity (compressed bytes, SHA-256) and its number of lines."""
-
-    bytes: int
-    sha256: str
-    lines: int
-
-
 class Blocks:
     """The lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) and byte order mark.
 
@@ -53,7 +43,7 @@ class Blocks:
         skip = self._skip
         with _open(self._url) as file:
             pending: list[bytes] = []
-            for lines, ended in _split(self._url, _Hashed(file)):
+            for lines, ended in _split(self._url, _Counted(file)):
                 self.ended = ended
                 pending += lines[skip:] if skip else lines
                 skip = max(skip - len(lines), 0)
@@ -72,15 +62,20 @@ def read_blocks(url: str, block_lines: int, skip: int = 0) -> Iterator[pa.Record
 def first_line(url: str) -> bytes:
     """The first line of the file, of which no more is read than that takes. Raises as `Blocks`."""
     with _open(url) as file:
-        return next((lines[0] for lines, _ in _split(url, _Hashed(file)) if lines), b"")
+        return next((lines[0] for lines, _ in _split(url, _Counted(file)) if lines), b"")
 
 
-def survey(url: str) -> Survey:
-    """Read the whole file once, so that whatever is wrong with it shows before any work. Raises as `Blocks`."""
+def identify(url: str) -> tuple[int, str]:
+    """(bytes, SHA-256) of the file as it lies there. Raises InputError, StorageError."""
     with _open(url) as file:
-        hashed = _Hashed(file)
-        lines = sum(len(some) for some, _ in _split(url, hashed))
-    return Survey(hashed.bytes, hashed.sha256.hexdigest(), lines)
+        digest, size = hashlib.sha256(), 0
+        try:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+        except OSError as error:
+            raise _lost(url, size, error) from error
+    return size, digest.hexdigest()
 
 
 def _batch(lines: list[bytes]) -> pa.RecordBatch:
@@ -94,7 +89,7 @@ def _open(url: str) -> IO[bytes]:
         raise InputError(f"{url}: no such file.") from None
 
 
-def _split(url: str, file: "_Hashed") -> Iterator[tuple[list[bytes], bool]]:
+def _split(url: str, file: "_Counted") -> Iterator[tuple[list[bytes], bool]]:
     """(whole lines, as many as each chunk completes; whether they have line ends)."""
     pending = b""
     empty = True
@@ -111,7 +106,7 @@ def _split(url: str, file: "_Hashed") -> Iterator[tuple[list[bytes], bool]]:
     if pending:
         yield [pending.removesuffix(b"\r")], False
     elif empty:
-        raise InputError(f"{url}: empty: it holds no line.")
+        raise InputError(f"{url}: empty: it holds no line. Copy it again, or remove it.")
 
 
 def _without_mark(url: str, line: bytes) -> bytes:
@@ -121,7 +116,7 @@ def _without_mark(url: str, line: bytes) -> bytes:
     return line.removeprefix(codecs.BOM_UTF8)
 
 
-def decompressed(url: str, file: "_Hashed") -> Iterator[bytes]:
+def decompressed(url: str, file: "_Counted") -> Iterator[bytes]:
     """Chunks of the content of `file`, decompressed as the end of `url` says. Raises InputError, StorageError."""
     suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
     name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
@@ -140,9 +135,11 @@ def decompressed(url: str, file: "_Hashed") -> Iterator[bytes]:
             raise _cut_off(url, name, file.bytes) from None
         if (name, "data stream") == ("bzip2", str(error)[-11:]) or (name == "zstd" and "ZSTD" in str(error)):
             raise _damaged(url, name, error) from None
-        raise StorageError(
-            f"could not read {url} after {file.bytes:,} bytes: {error}; run the same command again."
-        ) from error
+        raise _lost(url, file.bytes, error) from error
+
+
+def _lost(url: str, after: int, error: OSError) -> StorageError:
+    return StorageError(f"could not read {url} after {after:,} bytes: {error}; run the same command again.")
 
 
 def _cut_off(url: str, name: str, after: int) -> InputError:
@@ -156,19 +153,17 @@ def _damaged(url: str, name: str, error: Exception) -> InputError:
     )
 
 
-class _Hashed:
-    """A file that counts and hashes what is read from it, for decompressors that read it once from its start."""
+class _Counted:
+    """A file that counts what is read from it, for decompressors that read it once from its start."""
 
     closed = False
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.sha256 = hashlib.sha256()
         self.bytes = 0
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
-        self.sha256.update(data)
         self.bytes += len(data)
         return data
 

@@ -1,10 +1,14 @@
 """What a user may choose about sharding; checked when made, so that nothing starts with a wrong value."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
-from pipelines.sharding import parse, tokenizer
+from pipelines.sharding import tokenizer
+from pipelines.sharding.formats.base import TEXTS
 from schemas.errors import InputError
+from schemas.shards import Sink
+
+_NOT_RECORDED = ("exchange",)  # what cannot change the data set
 
 
 @dataclass(frozen=True)
@@ -14,26 +18,34 @@ class ShardOptions:
     tokenizer: str = "train:30000"  # train:SIZE, a local directory, or a hub name
     max_tokens: int = 128
     text: str = "title+content"
-    shards: int | None = None  # of each split; None: from its number of rows
+    shards: int | None = None  # of each split; None: from `shard_bytes`
+    shard_bytes: int = 128 << 20  # about so many bytes a shard, by an estimate from rows, keys, texts and labels
     row_group_rows: int | None = None  # None: from the number of rows
     seed: int = 0  # salts the hash that shuffles keys over shards
     propensity_a: float | None = None
     propensity_b: float | None = None
     keep_text: bool = False
     validation_share: float = 0.0  # of the train points, cut out as split `val` by the hash of their keys
-    max_reject_share: float = 0.0  # of the lines of a file; a rejected label always fails
+    max_reject_share: float = 0.001  # of a table's rows, and of its label mentions; of XC's labels always none
+    tokenizer_texts: int = 1_000_000  # texts that train:SIZE learns from, chosen by the hash of their keys
+    format: str | None = None  # None: found out
+    sink: Sink = "parquet"  # of the queries
+    exchange: str | None = None  # how bulk data goes between stages; None: as suits the runner
 
     def __post_init__(self) -> None:
         tokenizer.parse_name(self.tokenizer)
-        if self.text not in parse.TEXTS:
-            raise InputError(f"text is one of {', '.join(parse.TEXTS)}; got {self.text!r}.")
-        for name, value in (
+        for name, value, known in (("text", self.text, TEXTS), ("sink", self.sink, get_args(Sink))):
+            if value not in known:
+                raise InputError(f"{name} is one of {', '.join(known)}; got {value!r}.")
+        for name, number in (
             ("max_tokens", self.max_tokens),
             ("shards", self.shards),
+            ("shard_bytes", self.shard_bytes),
             ("row_group_rows", self.row_group_rows),
+            ("tokenizer_texts", self.tokenizer_texts),
         ):
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1; got {value}.")
+            if number is not None and number < 1:
+                raise InputError(f"{name} must be at least 1; got {number}.")
         if not 0 <= self.seed < 1 << 64:
             raise InputError(f"seed must be in [0, 2^64); got {self.seed}.")
         if not 0 <= self.max_reject_share <= 1:
@@ -48,4 +60,5 @@ class ShardOptions:
 
     def recorded(self, tokenizer_identity: str) -> dict[str, Any]:
         """The options as the manifest keeps them: no path, so that the same input gives the same manifest anywhere."""
-        return {**asdict(self), "tokenizer": tokenizer_identity}
+        kept = {name: value for name, value in asdict(self).items() if name not in _NOT_RECORDED}
+        return {**kept, "tokenizer": tokenizer_identity}

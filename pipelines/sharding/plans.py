@@ -1,83 +1,112 @@
 """What is settled before a worker starts: where each table comes from, where it goes, and how it is cut."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipelines.sharding import assign
+from pipelines.sharding.formats.base import Context, Format, Part
 from schemas import tables
-
-SHARD_LABELS = 1 << 16  # also the block in which frequencies are counted
+from schemas.shards import Sink
 
 
 @dataclass(frozen=True)
-class QueriesPlan:
-    """One split: raw file to `queries/<split>`."""
+class ReadPlan:
+    """The first pipeline: input files to parsed blocks below `staging`."""
 
-    split: str
-    file: str  # the input's name, for messages
-    source: str  # its URL
-    filter_source: str | None  # only where the filter file holds a pair
-    rows: int  # lines of the file
-    labels: int
-    vocabulary: int
-    tokenizer: str
-    table: str
+    form: Format
+    parts: tuple[Part, ...]
+    files: tuple[str, ...]  # URLs
+    context: Context
+    staging: str
+    seed: int
+    block_rows: int
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What queries and labels have alike."""
+
+    table: str  # where to, a URL
     shards: int
     row_group_rows: int
-    seed: int
-    text: str
+    vocabulary: int | None  # None: nothing has a text, and there are no token ids
+    tokenizer: str
+    features: bool
+    sources: Mapping[int, str]  # names of the input's parts, by their numbers
+    sink: Sink
+
+    @property
+    def tokens(self) -> pa.DataType | None:
+        """The type of a token id; None where the rows have features alone."""
+        return None if self.vocabulary is None and self.features else tables.token_type(self.vocabulary or 0)
+
+
+@dataclass(frozen=True)
+class QueriesPlan(TablePlan):
+    """One split: parsed blocks to `queries/<split>`."""
+
+    split: str
+    source: str  # the input table: a validation split may be cut out of `train`
+    labels: int  # more than any label id
+    keyed: bool
+    pairs: bool  # whether labels come from pairs
+    shared: bool  # the split's points are among those of others: one without a label is not of this split
+    filters: str | None  # URL of the split's filter pairs in staging
     keep_text: bool
-    share: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes: two splits may share a file
-    reports: bool = True  # whether this split, of those that share its file, reports the rejected lines
+    share: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
 
     @property
     def name(self) -> str:
         return f"queries/{self.split}"
 
     @property
-    def block_lines(self) -> int:
-        return assign.block_lines(self.shards)
-
-    @property
     def schema(self) -> pa.Schema:
         """The table's columns."""
         return tables.queries(
-            tables.token_type(self.vocabulary),
+            self.tokens,
             tables.label_type(self.labels),
             text=self.keep_text,
-            filters=self.filter_source is not None,
+            filters=self.filters is not None,
+            features=self.features,
         )
 
     @property
     def row_schema(self) -> pa.Schema:
         """Columns on the way: those of the table without `query_id`, and what ordering and counting need."""
-        extra = [("hash", pa.uint64()), ("row", pa.int64()), ("truncated", pa.bool_()), ("merged", pa.int32())]
-        return pa.schema([*extra, *(field.with_nullable(True) for field in self.schema if field.name != "query_id")])
+        extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
+        own = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
+        return pa.schema([*_place(), *extra, *own])
 
 
 @dataclass(frozen=True)
-class LabelsPlan:
-    """The labels: raw file to `labels`."""
+class LabelsPlan(TablePlan):
+    """The labels: parsed blocks to `labels`."""
 
-    file: str
-    source: str
-    labels: int
-    vocabulary: int
-    tokenizer: str
-    table: str
-    row_group_rows: int
-    text: str
-    shard_labels: int = SHARD_LABELS
+    rows: int  # of the input
+    keyed: bool
 
     @property
     def name(self) -> str:
         return "labels"
 
     @property
-    def shards(self) -> int:
-        return -(-self.labels // self.shard_labels)
+    def shard_rows(self) -> int:
+        """Labels of each shard but the last, where a label's id is its row."""
+        return -(-self.rows // self.shards) or 1
 
     @property
     def schema(self) -> pa.Schema:
-        return tables.labels(tables.token_type(self.vocabulary))
+        return tables.labels(self.tokens, features=self.features)
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """As that of queries."""
+        made = ("label_id", "frequency")
+        own = [field.with_nullable(True) for field in self.schema if field.name not in made]
+        return pa.schema([*_place(), ("truncated", pa.bool_()), *own])
+
+
+def _place() -> list[pa.Field]:
+    names = {"hash": pa.uint64(), "content": pa.uint64(), "part": pa.int32(), "row": pa.int64()}
+    return [pa.field(name, kind) for name, kind in names.items()]

@@ -1,131 +1,214 @@
-"""One split's pipeline: read in blocks, parse and tokenize, group by shard, order, number, write."""
+"""One split's pipeline: attach label ids, tokenize, spread over the shards, order, number, write."""
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.pvalue import AsDict, TaggedOutput
+import pyarrow.compute as pc
+from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
 
-from pipelines.sharding import assign, tokenizer
+from pipelines.exchange import Exchange, Files, Packet, receive
+from pipelines.sharding import filters, points, rows
+from pipelines.sharding.blocks import Block
+from pipelines.sharding.encode import encode, open_tokens
 from pipelines.sharding.frequencies import count_labels
+from pipelines.sharding.labels import count_tokens, duplicates
 from pipelines.sharding.plans import QueriesPlan
-from pipelines.sharding.read import ReadLines, ReadPairs
-from pipelines.sharding.rejects import Rejects
-from pipelines.sharding.rows import count, encode_points, order
+from pipelines.sharding.rejects import Reason, Reject
+from pipelines.sharding.resolve import known_ids
+from pipelines.sharding.steps import ROWS, SIZES, EveryShard, first_ids, gather, one_batch, reported, send_to_shards
 from pipelines.sharding.summary import SUMMARY, Summary
-from schemas import parquet
+from schemas import parquet, shards
 
-ROWS, FREQUENCIES = "rows", "frequencies"
+FREQUENCIES = "frequencies"
+PAIRS = pa.schema(
+    [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
+)
+
+
+class Named(NamedTuple):
+    """Blocks of an input table (number, Block), and the ids of the labels that they name (number, packet)."""
+
+    blocks: PCollection
+    ids: PCollection
 
 
 class ShardQueries(beam.PTransform):
-    """The split's shards, written; yields the collections `summary` (Summary) and `frequencies` (block, counts)."""
+    """The split's shards, written; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
-    def __init__(self, plan: QueriesPlan, label_block: int) -> None:
+    named: the split's blocks; pairs: blocks of its pairs, or None. label_sizes: (label shard, number of labels).
+    """
+
+    def __init__(
+        self,
+        plan: QueriesPlan,
+        named: Named,
+        pairs: Named | None,
+        label_sizes: PCollection,
+        label_shards: int,
+        exchange: Exchange,
+        staged: Files,
+    ) -> None:
         super().__init__()
-        self._plan = plan
-        self._label_block = label_block
+        self._plan, self._named, self._pairs = plan, named, pairs
+        self._label_sizes, self._label_shards = label_sizes, label_shards
+        self._exchange, self._staged = exchange, staged
 
     def expand(self, pipeline: beam.Pipeline) -> Any:
-        plan = self._plan
-        found = [plan.filter_source] if plan.filter_source else []
-        raw = pipeline | "File" >> beam.Create([plan.source]) | "Read" >> beam.ParDo(ReadLines(plan.block_lines))
-        pairs = (
-            pipeline
-            | "Filter file" >> beam.Create(found, reshuffle=False)
-            | "Read filter" >> beam.ParDo(ReadPairs(plan.rows, plan.labels, plan.block_lines))
+        plan, exchange = self._plan, self._exchange
+        every = pipeline | "Shards" >> beam.Create(range(plan.shards)) | "Every" >> beam.ParDo(EveryShard())
+        assembled = (
+            self._named._asdict()
+            | "Join ids" >> beam.CoGroupByKey()
+            | "Assemble" >> beam.ParDo(AssemblePoints(plan, exchange, self._staged)).with_outputs(SUMMARY, main=ROWS)
         )
-        encoded = (
-            {"lines": raw, "pairs": pairs}
-            # Grouping by block also spreads the tokenizing over the workers: one gzip file has but one reader.
-            | "Join filter" >> beam.CoGroupByKey()
-            | "Encode" >> beam.ParDo(EncodePoints(plan)).with_outputs(SUMMARY, main="rows")
-        )
-        every = (
-            pipeline
-            | "Every shard" >> beam.Create(range(plan.shards))
-            | "Empty" >> beam.ParDo(EmptyBatch(plan.row_schema))
-        )
+        summaries = [assembled[SUMMARY]]
+        parts = {"rows": assembled[ROWS], "every": every}
+        if self._pairs is not None:
+            joined = (
+                self._pairs._asdict()
+                | "Join ids of pairs" >> beam.CoGroupByKey()
+                | "Pairs" >> beam.ParDo(AssemblePairs(plan, exchange, self._staged)).with_outputs(SUMMARY, main=ROWS)
+            )
+            summaries.append(joined[SUMMARY])
+            parts["pairs"] = joined[ROWS]
         ordered = (
-            (encoded["rows"], every)
-            | "With empty shards" >> beam.Flatten()
-            | "By shard" >> beam.GroupByKey()
+            parts
+            | "By shard" >> beam.CoGroupByKey()
             | "Order"
-            >> beam.ParDo(OrderShard(plan, self._label_block)).with_outputs(SUMMARY, ROWS, FREQUENCIES, main="main")
+            >> beam.ParDo(
+                OrderShard(plan, self._label_shards, exchange, self._staged), label_sizes=AsDict(self._label_sizes)
+            ).with_outputs(ROWS, SIZES, SUMMARY, FREQUENCIES, main="main")
         )
-        written = ordered["main"] | "Write" >> beam.ParDo(WriteQueries(plan), rows=AsDict(ordered[ROWS]))
-        summary = (encoded[SUMMARY], ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
+        written = ordered[ROWS] | "Write" >> beam.ParDo(WriteQueries(plan), sizes=AsDict(ordered[SIZES]))
+        summary = (*summaries, ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
         return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES]}
 
 
-class EmptyBatch(beam.DoFn):
-    """Shard number to (shard, no rows): a shard that no key falls into is written too."""
+class AssemblePoints(beam.DoFn):
+    """(block number, block and ids) to (shard, packet) of tokenized rows."""
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-
-    def process(self, element: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        yield element, pa.RecordBatch.from_pylist([], self._schema)
-
-
-class EncodePoints(beam.DoFn):
-    """(block, lines and filter pairs) to (shard, rows)."""
-
-    def __init__(self, plan: QueriesPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: QueriesPlan, exchange: Exchange, staged: Files) -> None:
+        self._plan, self._exchange, self._staged = plan, exchange, staged
 
     def setup(self) -> None:
-        self._tokenizer = tokenizer.open_tokenizer(self._plan.tokenizer)
+        plan = self._plan
+        self._tokens = open_tokens(plan)
+        self._filters = filters.load(plan.filters) if plan.filters else None
 
     def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
-        block, parts = element
-        pairs = [np.stack([part["row"], part["label_id"]], axis=1) for part in parts["pairs"]]
-        for raw in parts["lines"]:
-            batch, rejects = encode_points(
-                raw["line"].to_pylist(),
-                block * self._plan.block_lines,
-                np.concatenate(pairs) if pairs else np.zeros((0, 2), np.int64),
-                self._plan,
-                self._tokenizer,
-            )
-            counters = Counter(rows_in=raw.num_rows)
-            yield TaggedOutput(SUMMARY, Summary(counters={self._plan.name: counters}, rejects=Rejects.of(rejects)))
-            shard = (batch["hash"].to_numpy() % np.uint64(self._plan.shards)).astype(np.int64)
-            yield from assign.split_by(batch, shard)
+        plan = self._plan
+        for block in element[1]["blocks"]:
+            batch = points.take_share(block.read(), plan.share)
+            ids, keys = _mentioned(block, element[1]["ids"])
+            batch, rejects = points.attach_labels(batch, plan, ids, keys)
+            batch = points.attach_filters(encode(batch, plan, self._tokens), self._filters, plan)
+            yield TaggedOutput(SUMMARY, reported(plan.source, rejects, self._staged))
+            yield from send_to_shards(self._exchange, batch.select(plan.row_schema.names), plan.shards)
+
+
+class AssemblePairs(beam.DoFn):
+    """(block number, block of pairs and ids) to (shard, packet) of columns PAIRS."""
+
+    def __init__(self, plan: QueriesPlan, exchange: Exchange, staged: Files) -> None:
+        self._plan, self._exchange, self._staged = plan, exchange, staged
+
+    def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
+        plan = self._plan
+        for block in element[1]["blocks"]:
+            batch = points.take_share(block.read(), plan.share)
+            ids, keys = _mentioned(block, element[1]["ids"])
+            batch, rejects = points.attach_labels(batch, plan, ids, keys)
+            yield TaggedOutput(SUMMARY, reported(block.table, rejects, self._staged))
+            batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
+            labels = batch["label_ids"].flatten().cast(pa.int64())
+            done = batch.append_column("label_id", labels).select(PAIRS.names)
+            yield from send_to_shards(self._exchange, done, plan.shards)
 
 
 class OrderShard(beam.DoFn):
-    """(shard, its rows in any order) to (shard, its rows in order); also its row count and its label counts."""
+    """(shard, its rows and pairs in any order) to its rows in order; also its size and its label counts."""
 
-    def __init__(self, plan: QueriesPlan, label_block: int) -> None:
-        self._plan = plan
-        self._label_block = label_block
+    def __init__(self, plan: QueriesPlan, label_shards: int, exchange: Exchange, staged: Files) -> None:
+        self._plan, self._label_shards, self._exchange, self._staged = plan, label_shards, exchange, staged
 
-    def process(self, element: tuple[int, Any]) -> Iterator[Any]:
-        shard, batches = element
-        rows, rejects = order(pa.Table.from_batches(batches, self._plan.row_schema), self._plan.file)
-        summary = Summary(counters={self._plan.name: count(rows)}, rejects=Rejects.of(rejects))
-        yield TaggedOutput(SUMMARY, summary)
-        yield TaggedOutput(ROWS, (shard, rows.num_rows))
-        for block in count_labels(parquet.list_column(rows, "label_ids")[0], self._label_block):
-            yield TaggedOutput(FREQUENCIES, block)
-        yield shard, rows
+    def process(self, element: tuple[int, dict[str, Any]], label_sizes: dict[int, int]) -> Iterator[Any]:
+        shard, parts = element
+        plan = self._plan
+        table = gather(parts["rows"], plan.row_schema)
+        rows_in, others = table.num_rows, 0
+        ordered = rows.order(table)
+        table, rejects = ordered.rows, duplicates(ordered, plan.sources)
+        if plan.pairs:
+            pairs = gather(parts["pairs"], PAIRS)
+            table, unknown = rows.add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
+            yield TaggedOutput(SUMMARY, reported(f"pairs/{plan.source}", self._lost(pairs, unknown), self._staged))
+            table, lost = points.without_labels(table, plan.sources)
+            if plan.shared:
+                others = len(lost)
+            else:
+                rejects += lost
+        counters = Counter(rows_in=rows_in - others, rows_merged=ordered.merged)
+        counters.update(_count(table))
+        yield TaggedOutput(SUMMARY, reported(plan.source, rejects, self._staged, counters={plan.name: counters}))
+        yield TaggedOutput(SIZES, (shard, table.num_rows))
+        first = first_ids(label_sizes, self._label_shards)
+        counts = count_labels(parquet.list_column(table, "label_ids")[0], first)
+        for place in self._exchange.send(counts):
+            yield TaggedOutput(FREQUENCIES, place)
+        for place in self._exchange.send([(shard, one_batch(table))]):
+            yield TaggedOutput(ROWS, place)
+
+    def _lost(self, pairs: pa.Table, unknown: np.ndarray) -> list[Reject]:
+        sources = self._plan.sources
+        return [
+            Reject(
+                sources[row["part"]],
+                row["row"] + 1,
+                Reason.UNKNOWN_QUERY,
+                f"the query {ascii(row['key'])[:80]} is not among the points",
+            )
+            for row in pairs.filter(pa.array(unknown)).to_pylist()
+        ]
 
 
 class WriteQueries(beam.DoFn):
-    """(shard, its rows in order) to its file; `rows` (shard to row count) tells where the shard's ids start."""
+    """(shard, packet of its rows in order) to its file; `sizes` (rows of each shard) tell where the ids start."""
 
     def __init__(self, plan: QueriesPlan) -> None:
         self._plan = plan
 
-    def process(self, element: tuple[int, pa.Table], rows: dict[int, int]) -> Iterator[Summary]:
+    def process(self, element: tuple[int, Packet], sizes: dict[int, int]) -> Iterator[Summary]:
         plan = self._plan
-        shard, table = element
-        first = sum(rows[before] for before in range(shard))
+        shard, packet = element
+        table = gather([packet], plan.row_schema)
+        first = int(first_ids(sizes, plan.shards)[shard])
         ids = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
-        numbered = table.append_column("query_id", ids).select(plan.schema.names)
-        entry = parquet.write_shard(plan.table, shard, plan.shards, numbered.cast(plan.schema), plan.row_group_rows)
+        done = table.append_column("query_id", ids).select(plan.schema.names).cast(plan.schema)
+        entry = shards.write_shard(plan.table, shard, plan.shards, done, plan.row_group_rows, plan.sink)
         yield Summary(shards={plan.name: (entry,)})
+
+
+def _mentioned(block: Block, ids: Iterable[Packet]) -> tuple[np.ndarray, pa.Array | None]:
+    """(id of each label key that the block names, the keys)."""
+    if block.mentions is None:
+        return np.zeros(0, np.int64), None
+    (named,) = receive([block.mentions])
+    return known_ids(named.num_rows, receive(ids)), named["key"]
+
+
+def _count(table: pa.Table) -> Counter[str]:
+    """The manifest's counters of finished rows."""
+    counts = count_tokens(table)
+    counts.update(
+        rows_out=table.num_rows,
+        truncated=int(np.count_nonzero(table["truncated"].to_numpy())),
+        labels=len(parquet.list_column(table, "label_ids")[0]),
+        labels_merged=int(table["merged"].to_numpy().sum()),
+    )
+    if "filter_label_ids" in table.column_names:
+        counts["filter_pairs_applied"] = len(parquet.list_column(table, "filter_label_ids")[0])
+    return counts

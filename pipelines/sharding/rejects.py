@@ -1,35 +1,38 @@
-"""Lines that are no point or label: where, why, and how many, in an order that does not depend on the workers."""
+"""Rows that are left out: where, why, and how many, in an order that does not depend on the workers."""
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+import pyarrow as pa
+
+from schemas import tables
 
 SHOWN = 5
 
 
 class Reason(str, Enum):
-    """Why a line was rejected; the value is its name in a manifest's counters."""
+    """Why a row was rejected; the value is its name in the rejects table and in a manifest's counters."""
 
     NOT_JSON = "not_json"
     NOT_OBJECT = "not_an_object"
     MISSING_FIELD = "missing_field"
     WRONG_TYPE = "wrong_type"
     NOT_UNICODE = "not_unicode"
-    LABEL_OUT_OF_RANGE = "label_out_of_range"
-    NO_LABELS = "no_labels"
-    DUPLICATE_UID = "duplicate_uid"
     MALFORMED = "malformed"  # a text line that is not of its form
+    LABEL_OUT_OF_RANGE = "label_out_of_range"
     FEATURE_OUT_OF_RANGE = "feature_out_of_range"
+    NO_LABELS = "no_labels"
     DUPLICATE_KEY = "duplicate_key"  # the key is that of another row with another content
-    UNKNOWN_LABEL = "unknown_label"
+    UNKNOWN_LABEL = "unknown_label"  # one mention of a label that is not there
     UNKNOWN_QUERY = "unknown_query"
 
 
 @dataclass(frozen=True, order=True)
 class Reject:
-    """One rejected line: file, line (from 1), reason, and what was found there."""
+    """One rejected row: file, line (from 1), reason, and what was found there."""
 
     file: str
     line: int
@@ -37,28 +40,35 @@ class Reject:
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.file}, line {self.line}: {self.detail}"
+        detail = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in self.detail)
+        return f"{self.file}, line {self.line}: {detail}"
+
+
+def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
+    """Rows of the rejects table."""
+    columns = [[r.file for r in rejects], [r.line for r in rejects], [r.reason.value for r in rejects]]
+    return pa.record_batch([*columns, [r.detail for r in rejects]], schema=tables.rejects())
 
 
 @dataclass(frozen=True)
 class Rejects:
-    """Counts by (file, reason) and the first few lines of all; merging is associative and commutative."""
+    """Counts by (input table, reason) and the first few rows of all; merging is associative and commutative."""
 
     counts: Counter[tuple[str, Reason]] = field(default_factory=Counter)
     first: tuple[Reject, ...] = ()
 
     @classmethod
-    def of(cls, rejects: Iterable[Reject]) -> "Rejects":
+    def of(cls, table: str, rejects: Iterable[Reject]) -> "Rejects":
         some = list(rejects)
-        counts = Counter((reject.file, reject.reason) for reject in some)
+        counts = Counter((table, reject.reason) for reject in some)
         return cls(counts, tuple(heapq.nsmallest(SHOWN, some)))
 
     def merge(self, other: "Rejects") -> "Rejects":
         return Rejects(self.counts + other.counts, tuple(heapq.nsmallest(SHOWN, [*self.first, *other.first])))
 
-    def by_reason(self, file: str) -> dict[str, int]:
-        """Rejected lines of `file` by reason."""
-        return {reason.value: n for (name, reason), n in sorted(self.counts.items()) if name == file}
+    def by_reason(self, table: str) -> dict[str, int]:
+        """Rejects of `table` by reason."""
+        return {reason.value: n for (name, reason), n in sorted(self.counts.items()) if name == table}
 
-    def total(self, file: str) -> int:
-        return sum(self.by_reason(file).values())
+    def total(self, table: str) -> int:
+        return sum(self.by_reason(table).values())

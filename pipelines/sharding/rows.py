@@ -1,78 +1,101 @@
-"""Rows of the queries: from raw lines, in their final order, and counted. No Beam here."""
+"""Rows in their final order, each key once. No Beam here.
 
-from collections import Counter
-from collections.abc import Sequence
+The rule for duplicates depends on neither files nor lines: rows of one key and one content are one row, with the labels
+of all; of rows of one key with different contents that with the smallest content hash stays, the others are rejected.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Tokenizer
+import pyarrow.compute as pc
 
-from pipelines.sharding import assign, filters, parse, tokenizer
-from pipelines.sharding.plans import QueriesPlan
-from pipelines.sharding.rejects import Reason, Reject
 from schemas import parquet
 
+LISTS = ("label_ids", "filter_label_ids")  # united over the rows that are merged
 
-def encode_points(
-    raw: Sequence[bytes], first_row: int, pairs: np.ndarray, plan: QueriesPlan, tokens: Tokenizer
-) -> tuple[pa.RecordBatch, list[Reject]]:
-    """Raw lines [B] from 0-based row `first_row` on to rows of `plan.row_schema`, and the rejects.
 
-    `pairs` int64 [F, 2]: filter pairs (row, label) of these lines, sorted.
+class Ordered(NamedTuple):
+    """rows: by (hash, key), each key once. merged: how many rows went into others.
+
+    rejected, kept: for each rejected row its place (columns part, row, key), and the place of the row that stays.
     """
-    points = parse.parse_points(raw, first_row, plan.file, plan.labels, plan.text)
-    batch = points.batch
-    texts = batch["text"].to_pylist()
-    values, offsets, truncated = tokenizer.encode(tokens, texts)
-    schema = plan.row_schema
-    columns = {
-        "hash": pa.array(assign.hash_keys(batch["key"].to_pylist(), plan.seed), pa.uint64()),
-        "row": batch["row"],
-        "truncated": pa.array(truncated),
-        "merged": batch["merged"],
-        "key": batch["key"],
-        "input_ids": parquet.list_array(values, offsets, schema.field("input_ids").type.value_type),
-        "label_ids": batch["label_ids"].cast(schema.field("label_ids").type),
-    }
-    if "filter_label_ids" in schema.names:
-        kind = schema.field("filter_label_ids").type.value_type
-        columns["filter_label_ids"] = filters.join_pairs(batch["row"].to_numpy(), pairs, kind)
-    if "text" in schema.names:
-        columns["text"] = batch["text"]
-    rows = pa.record_batch([columns[name] for name in schema.names], schema=schema)
-    if plan.share != (0.0, 1.0):
-        rows = rows.filter(pa.array(assign.in_share(rows["hash"].to_numpy(), plan.share)))
-    return rows, points.rejects if plan.reports else []
+
+    rows: pa.Table
+    merged: int
+    rejected: pa.Table
+    kept: pa.Table
 
 
-def order(rows: pa.Table, file: str) -> tuple[pa.Table, list[Reject]]:
-    """Rows by (hash, key, line); of rows with one key only the first in the file stays, the others are rejected."""
-    rows = rows.sort_by([("hash", "ascending"), ("key", "ascending"), ("row", "ascending")]).combine_chunks()
-    keys = rows["key"].to_pylist()
-    lines = rows["row"].to_pylist()
-    again = [i for i in range(1, len(keys)) if keys[i] == keys[i - 1]]
-    rejects = []
-    first = 0
-    for i in again:
-        first = first if keys[first] == keys[i] else i - 1
-        detail = f"the uid {ascii(keys[i])[:80]} is that of line {lines[first] + 1}"
-        rejects.append(Reject(file, lines[i] + 1, Reason.DUPLICATE_UID, detail))
-    if again:
-        rows = rows.take(pa.array(np.delete(np.arange(len(keys)), again)))
-    return rows, rejects
+def order(rows: pa.Table) -> Ordered:
+    """Rows [N] with hash, key, content, part, row in any order to their final order; lists of LISTS are united."""
+    rows = _sort(rows)
+    place = rows.select(["part", "row", "key"])
+    count = rows.num_rows
+    starts = _starts(rows)
+    if starts.all():
+        return Ordered(rows, 0, place.slice(0, 0), place.slice(0, 0))
+    first = np.flatnonzero(starts)
+    group = np.cumsum(starts) - 1
+    content = rows["content"].to_numpy()
+    same = content == content[first[group]]
+    other = np.flatnonzero(~same)
+    kept = rows.take(pa.array(first))
+    for name in LISTS:
+        if name in rows.column_names:
+            values, offsets = parquet.list_column(rows, name)
+            owner = np.repeat(group, np.diff(offsets))
+            take = np.repeat(same, np.diff(offsets))
+            united = unite(owner[take], values[take], len(first), rows.schema.field(name).type.value_type)
+            kept = kept.set_column(kept.schema.get_field_index(name), rows.schema.field(name), united)
+    merged = count - len(first) - len(other)
+    return Ordered(kept, merged, place.take(pa.array(other)), place.take(pa.array(first[group[other]])))
 
 
-def count(rows: pa.Table) -> Counter[str]:
-    """The manifest's counters of ordered rows."""
-    tokens = np.diff(parquet.list_column(rows, "input_ids")[1])
-    counts = {
-        "rows_out": rows.num_rows,
-        "tokens": tokens.sum(),
-        "truncated": rows["truncated"].to_numpy().sum(),
-        "empty_texts": (tokens == 0).sum(),
-        "labels": len(parquet.list_column(rows, "label_ids")[0]),
-        "labels_merged": rows["merged"].to_numpy().sum(),
-    }
-    if "filter_label_ids" in rows.column_names:
-        counts["filter_pairs_applied"] = len(parquet.list_column(rows, "filter_label_ids")[0])
-    return Counter({name: int(n) for name, n in counts.items()})
+def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> pa.ListArray:
+    """The ids of each of `rows` rows, sorted and each once: pairs (owner[i], ids[i]) in any order to a list column."""
+    by = np.lexsort((ids, owner))
+    owner, ids = owner[by], ids[by]
+    new = np.ones(len(ids), bool)
+    new[1:] = (owner[1:] != owner[:-1]) | (ids[1:] != ids[:-1])
+    offsets = np.zeros(rows + 1, np.int64)
+    np.cumsum(np.bincount(owner[new], minlength=rows), out=offsets[1:])
+    return parquet.list_array(ids[new], offsets, kind)
+
+
+def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table, np.ndarray]:
+    """Ordered rows with the labels `ids` [P] of the query `keys` [P] added; and which keys are no row's, bool [P]."""
+    column = rows["key"].combine_chunks()
+    found = pc.index_in(keys, value_set=column).fill_null(-1).to_numpy()
+    values, offsets = parquet.list_column(rows, "label_ids")
+    owner = np.concatenate([np.repeat(np.arange(rows.num_rows), np.diff(offsets)), found[found >= 0]])
+    kind = rows.schema.field("label_ids").type.value_type
+    united = unite(owner, np.concatenate([values, ids[found >= 0]]).astype(np.int64), rows.num_rows, kind)
+    at = rows.schema.get_field_index("label_ids")
+    return rows.set_column(at, rows.schema.field("label_ids"), united), found < 0
+
+
+def _sort(rows: pa.Table) -> pa.Table:
+    """By (hash, key, content, part, row)."""
+    rows = rows.combine_chunks()
+    by = [rows[name].to_numpy() for name in ("row", "part", "content", "hash")]
+    done = rows.take(pa.array(np.lexsort(by))).combine_chunks()
+    hashes, keys = done["hash"].to_numpy(), done["key"]
+    tied = np.flatnonzero(hashes[1:] == hashes[:-1])
+    if len(tied) and not pc.all(pc.equal(keys.take(pa.array(tied)), keys.take(pa.array(tied + 1)))).as_py():
+        # Two keys have one hash: rare enough for the slow way.
+        names = ("hash", "key", "content", "part", "row")
+        return rows.sort_by([(name, "ascending") for name in names]).combine_chunks()
+    return done
+
+
+def _starts(rows: pa.Table) -> np.ndarray:
+    """Whether each ordered row is the first of its key: bool [N]."""
+    starts = np.ones(rows.num_rows, bool)
+    hashes = rows["hash"].to_numpy()
+    tied = np.flatnonzero(hashes[1:] == hashes[:-1])
+    if len(tied):
+        keys = rows["key"]
+        same = pc.equal(keys.take(pa.array(tied)), keys.take(pa.array(tied + 1)))
+        starts[tied[same.to_numpy(zero_copy_only=False)] + 1] = False
+    return starts

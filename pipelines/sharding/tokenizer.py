@@ -15,6 +15,7 @@ from schemas.storage import join
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
+_BATCH_TEXTS = 2048
 SPECIAL = {
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
@@ -105,8 +106,17 @@ def open_tokenizer(url: str) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(token ids uint32 [T], offsets int64 [B + 1], whether a text was cut bool [B]) of `texts` [B]."""
-    encodings = tokenizer.encode_batch_fast(list(texts))
-    ids = [encoding.ids for encoding in encodings]
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids], dtype=np.int64)]).astype(np.int64)
-    values = np.fromiter(chain.from_iterable(ids), np.uint32, int(offsets[-1]))
-    return values, offsets, np.fromiter((bool(e.overflowing) for e in encodings), bool, len(ids))
+    values: list[np.ndarray] = []
+    lengths: list[int] = []
+    truncated: list[bool] = []
+    # An encoding holds far more than its ids: few at a time, so that memory does not grow with the block.
+    for start in range(0, len(texts), _BATCH_TEXTS):
+        encodings = tokenizer.encode_batch_fast(texts[start : start + _BATCH_TEXTS])
+        ids = [encoding.ids for encoding in encodings]
+        counts = [len(row) for row in ids]
+        values.append(np.fromiter(chain.from_iterable(ids), np.uint32, sum(counts)))
+        lengths += counts
+        truncated += [bool(encoding.overflowing) for encoding in encodings]
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return np.concatenate([np.zeros(0, np.uint32), *values]), offsets, np.asarray(truncated, bool)

@@ -69,22 +69,22 @@ def with_labels(*target: int) -> Callable[[Path], None]:
 BAD_FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "not gzip": (
         spoil("trn.json.gz", b'{"title": "plain"}\n'),
-        ("raw/trn.json.gz: not a gzip file", "Expected gzip of one JSON object a line", "compress"),
+        ("raw/trn.json.gz: not a gzip file", "Expected gzip of lines", "compress"),
     ),
     "cut off": (cut, ("raw/trn.json.gz: cut off", "bytes", "Copy it again")),
     "not JSON": (
         lambda folder: change(folder, "trn.json.gz", 3, b'{"title": '),
-        ("trn.json.gz, line 4: not JSON", '{"title": ', "1 of 30 lines", "Mend these lines", "--max-reject-share"),
+        ("trn.json.gz, line 4: not JSON", '{"title": ', "1 of 30 rows", "Mend these", "--max-reject-share"),
     ),
     "a field missing": (without("title"), ("trn.json.gz, line 5: the field 'title' is missing", "'uid'", "Mend")),
     "no target_ind": (without("target_ind"), ("trn.json.gz, line 5: the field 'target_ind' is missing", "Mend")),
     "target_ind beyond the labels": (
         with_labels(1, 7),
-        ("tst.json.gz, line 3: target_ind 7 does not exist", "labels 0 to 6", "Mend"),
+        ("tst.json.gz, line 3: label 7 does not exist", "labels 0 to 6", "Mend"),
     ),
     "a point without labels": (with_labels(), ("tst.json.gz, line 3: the point 'p2' has no labels", "Mend")),
-    "an empty file": (spoil("tst.json.gz", b""), ("raw/tst.json.gz", "empty", "Expected one JSON object a line")),
-    "no lines": (spoil("trn.json.gz", gzip.compress(b"")), ("raw/trn.json.gz: empty", "Expected")),
+    "an empty file": (spoil("tst.json.gz", b""), ("raw/tst.json.gz", "empty: it holds no line", "Copy it again")),
+    "no lines": (spoil("trn.json.gz", gzip.compress(b"")), ("raw/trn.json.gz: empty", "Copy it again")),
     "a filter row that is not there": (
         spoil("filter_labels_test.txt", b"3 1\n15 1\n"),
         ("filter_labels_test.txt, line 2: row 15 does not exist", "rows 0 to 14", "another split?"),

@@ -4,7 +4,6 @@ import resource
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from pipelines.shard import ShardOptions, shard
-from pipelines.sharding import queries
-from pipelines.sharding.plans import LabelsPlan
+from pipelines.sharding import queries, read
 from schemas import shards, storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import open_manifest, verify
@@ -36,13 +34,12 @@ def tiny(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "raw")
 
 
-def test_tate_round_trip_against_plain_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.shard.LabelsPlan", partial(LabelsPlan, shard_labels=700))
+def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     raw = write_tate(tmp_path / "raw", 400, 100)
     (raw / "tst_filter_labels.txt").write_text("3 17\n3 5\n99 0\n3 17\n")
     data = str(tmp_path / "data")
     options = ShardOptions(
-        "train:2000", max_tokens=24, shards=3, row_group_rows=16, propensity_a=0.55, propensity_b=1.5
+        "train:2000", 24, shards=3, shard_bytes=20_000, row_group_rows=16, propensity_a=0.55, propensity_b=1.5
     )
     manifest = shard(str(raw), data, options)
     tokenizer = Tokenizer.from_file(f"{data}/tokenizer/tokenizer.json")
@@ -75,6 +72,7 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path, monkeypatch: pyte
     assert any(len(row["input_ids"]) == 24 for row in rows)
     out = rows_of(f"{data}/labels")
     assert len(open_manifest(f"{data}/labels", "labels").shards) == 3
+    assert rows_of(f"{data}/rejects") == []
     assert [row["label_id"] for row in out] == list(range(len(labels)))
     assert [(row["key"], row["text"]) for row in out] == [(one["uid"], one["title"]) for one in labels]
     assert [row["input_ids"] for row in out] == [tokenizer.encode(one["title"]).ids for one in labels]
@@ -85,17 +83,18 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path, monkeypatch: pyte
     assert manifest.parameters["filters"] == {"test": {"file": "tst_filter_labels.txt", "pairs": 3}}
     assert manifest.parents == {
         name: open_manifest(f"{data}/{name}").digest
-        for name in ("tokenizer", "labels", "queries/train", "queries/test")
+        for name in ("tokenizer", "labels", "queries/train", "queries/test", "rejects")
     }
 
 
 class Shuffled(queries.OrderShard):
-    """The same stage, given its rows one by one in another order."""
+    """The same stage, given what arrives in another order."""
 
-    def process(self, element: tuple[int, Any]) -> Iterator[Any]:
-        shard, batches = element
-        pieces = [batch.slice(i, 1) for batch in batches for i in range(batch.num_rows)]
-        return super().process((shard, [batches[0].slice(0, 0), *random.Random(1).sample(pieces, len(pieces))]))
+    def process(self, element: tuple[int, Any], label_sizes: dict[int, int]) -> Iterator[Any]:
+        shard, parts = element
+        packets = list(parts["rows"])
+        parts = {**parts, "rows": random.Random(1).sample(packets, len(packets))}
+        return super().process((shard, parts), label_sizes)
 
 
 def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_path: Path) -> None:
@@ -103,15 +102,15 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     shard(str(tiny), str(tmp_path / "a"), options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "OrderShard", Shuffled)
-        patch.setattr(queries.assign, "BLOCK_LINES", 4)
+        patch.setattr(read, "BLOCK_ROWS", 4)
         shard(str(tiny), str(tmp_path / "b"), options)
     workers = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
     shard(str(tiny), str(tmp_path / "c"), options, workers)
     made = contents(tmp_path / "a")
     assert made == contents(tmp_path / "b")
     assert made == contents(tmp_path / "c")
-    # 2 splits of 3 shards, 1 shard of labels, 2 files of the tokenizer, 5 manifests
-    assert len(made) == 14
+    # 2 splits of 3 shards, 1 shard of labels, 2 files of the tokenizer, 6 manifests
+    assert len(made) == 15
     assert str(tmp_path).encode() not in b"".join(made.values())
     shard(str(tiny), str(tmp_path / "d"), replace(options, seed=1))
     first, second = ([{**row, "query_id": 0} for row in rows_of(f"{tmp_path}/{name}/queries/train")] for name in "ad")
@@ -131,13 +130,13 @@ def test_in_memory_and_with_every_older_name(tiny: Path) -> None:
     storage.write_bytes("memory://raw/trn_filter_labels.txt", b"0 1\n")
     storage.write_bytes("memory://raw/filter_labels_test.txt", b"")
     manifest = shard("memory://raw", "memory://data", OPTIONS)
-    assert set(manifest.parents) == {"tokenizer", "labels", "queries/train", "queries/val", "queries/test"}
+    assert set(manifest.parents) == {"tokenizer", "labels", "rejects", "queries/train", "queries/val", "queries/test"}
     assert manifest.parameters["rows"] == {"train": 30, "val": 15, "test": 15}
     names = [column.name for column in open_manifest("memory://data/queries/train").columns]
     assert names == ["query_id", "key", "input_ids", "label_ids", "filter_label_ids"]
     assert "filter_label_ids" not in [column.name for column in open_manifest("memory://data/queries/test").columns]
     assert sum(len(row["filter_label_ids"]) for row in rows_of("memory://data/queries/train")) == 1
-    assert storage.list_names("memory://data") == ["labels", "manifest.json", "queries", "tokenizer"]
+    assert storage.list_names("memory://data") == ["labels", "manifest.json", "queries", "rejects", "tokenizer"]
 
 
 def test_a_pretrained_directory_is_known_by_its_content(tiny: Path, tmp_path: Path) -> None:
@@ -180,7 +179,7 @@ def test_an_unfinished_attempt_is_made_again_and_foreign_files_are_left_alone(ti
     (data / "manifest.json").unlink()
     (data / "queries" / "train" / "part-00000-of-00004.parquet").write_bytes(b"half")
     with pytest.raises(
-        InputError, match="holds labels, queries, tokenizer, but neither a data set nor an unfinished one"
+        InputError, match="holds labels, queries, rejects, tokenizer, but neither a data set nor an unfinished one"
     ):
         shard(str(tiny), str(data), OPTIONS)
     (data / ".staging").mkdir()
@@ -208,24 +207,31 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
     write_lines(tiny / "trn.json.gz", lines)
     message = fails(tiny)
     assert message.splitlines() == [
-        "rejected 5 of 30 lines of trn.json.gz "
-        "(1 duplicate_uid, 1 label_out_of_range, 1 missing_field, 1 no_labels, 1 not_json). The first are:",
+        "rejected 3 of 30 rows of trn.json.gz (1 missing_field, 1 no_labels, 1 not_json). The first are:",
         "  trn.json.gz, line 5: not JSON "
         "(Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): '{oops'",
         "  trn.json.gz, line 10: the point 'x' has no labels (target_ind is empty)",
-        "  trn.json.gz, line 12: target_ind 7 does not exist: there are labels 0 to 6",
-        "  trn.json.gz, line 21: the uid 'p3' is that of line 4",
         "  trn.json.gz, line 26: the field 'title' is missing; found ['target_ind', 'uid']",
-        "Mend these lines; or raise --max-reject-share, which is 0 of each split "
+        "Mend these; or raise --max-reject-share, which is 0.001 "
         "(a label's line is its id, so no label may be rejected).",
     ]
+    message = fails(tiny, options=ShardOptions("train:300", max_reject_share=0.1))
+    assert "rejected 5 of 30 rows of trn.json.gz (1 duplicate_key, 1 label_out_of_range, 1 missing_field" in message
+    assert "trn.json.gz, line 12: label 7 does not exist: there are labels 0 to 6" in message
     data = str(tiny.parent / "data")
     shard(str(tiny), data, ShardOptions("train:300", max_reject_share=0.2))
     table = open_manifest(f"{data}/queries/train")
     assert table.rows == table.counters["rows_out"] == 25
     assert table.counters["rejected"] == {
-        "duplicate_uid": 1, "label_out_of_range": 1, "missing_field": 1, "no_labels": 1, "not_json": 1
+        "duplicate_key": 1, "label_out_of_range": 1, "missing_field": 1, "no_labels": 1, "not_json": 1
     }  # fmt: skip
+    rejected = [(row["source"], row["line"], row["reason"]) for row in rows_of(f"{data}/rejects")]
+    # Of two points with one uid either may stay, but always the same one.
+    assert rejected[3][1] in (4, 21)
+    reasons = ["not_json", "no_labels", "label_out_of_range", "duplicate_key", "missing_field"]
+    lines_of = dict(zip(reasons, [5, 10, 12, rejected[3][1], 26], strict=True))
+    assert rejected == sorted(("trn.json.gz", line, reason) for reason, line in lines_of.items())
+    assert open_manifest(data).parents["rejects"] == open_manifest(f"{data}/rejects", "rejects").digest
     rows = rows_of(f"{data}/queries/train")
     assert sorted(row["key"] for row in rows) == sorted(f"p{i}" for i in range(30) if i not in (4, 9, 11, 20, 25))
     kept = [point(i, 7) for i in range(30) if i not in (4, 9, 11, 20, 25)]
@@ -236,7 +242,7 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
 def test_a_bad_label_fails_at_any_share(tiny: Path) -> None:
     write_lines(tiny / "lbl.json.gz", [{"title": "a"}] * 6 + [{"uid": "b"}])
     message = fails(tiny, options=ShardOptions("train:300", max_reject_share=1.0))
-    assert "rejected 1 of 7 lines of lbl.json.gz (1 missing_field)" in message
+    assert "rejected 1 of 7 rows of lbl.json.gz (1 missing_field)" in message
     assert "lbl.json.gz, line 7: the field 'title' is missing" in message
 
 
@@ -257,10 +263,9 @@ def test_an_empty_label_text_is_legal(tiny: Path) -> None:
         ("trn.raw.json.gz", b"", "both trn.json.gz and trn.raw.json.gz are here"),
     ],
 )
-def test_bad_files_fail_before_anything_is_written(tiny: Path, name: str, content: bytes, message: str) -> None:
+def test_bad_files_fail_and_leave_nothing(tiny: Path, name: str, content: bytes, message: str) -> None:
     (tiny / name).write_bytes(content)
     assert message in fails(tiny)
-    assert not (tiny.parent / "data").exists()
 
 
 def test_a_missing_file_says_what_was_looked_for_and_what_is_there(tiny: Path) -> None:
@@ -278,7 +283,7 @@ def test_a_full_disk_surfaces_as_itself_and_leaves_nothing(tiny: Path) -> None:
         message = fails(tiny, StorageError, ShardOptions("train:150", shards=1, keep_text=True))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert message.startswith(f"could not write {tiny.parent}/data/queries/t")
+    assert message.startswith(f"could not write {tiny.parent}/data/")
     assert "after 1 attempt(s): File too large; free some space and run the same command again." in message
 
 

@@ -27,10 +27,10 @@ def test_blocks_hold_every_line_once(content: list[bytes], ends: bool, block: in
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "_CHUNK", chunk)
         blocks = [batch["line"].to_pylist() for batch in lines.read_blocks(url, block)]
-        found = lines.survey(url)
+        found = lines.identify(url)
     assert [line for some in blocks for line in some] == content
     assert all(len(some) == block for some in blocks[:-1])
-    assert found == lines.Survey(len(data), hashlib.sha256(data).hexdigest(), len(content))
+    assert found == (len(data), hashlib.sha256(data).hexdigest())
 
 
 @settings(deadline=None)
@@ -113,7 +113,7 @@ def test_what_is_no_whole_gzip_is_refused(tmp_path: Path, data: bytes, message: 
     place = tmp_path / "trn.json.gz"
     place.write_bytes(data)
     with pytest.raises(InputError, match=message) as caught:
-        lines.survey(str(place))
+        list(lines.read_blocks(str(place), 100))
     assert str(place) in str(caught.value)
 
 
@@ -122,9 +122,9 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(lines, "_CHUNK", 300)
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"short\n" + b"x" * 5000))
     with pytest.raises(InputError, match="a line is longer than 1,000 bytes"):
-        lines.survey(str(tmp_path / "a.gz"))
+        list(lines.read_blocks(str(tmp_path / "a.gz"), 10))
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(InputError, match="memory://lines/none: no such file"):
-        lines.survey("memory://lines/none")
+        list(lines.read_blocks("memory://lines/none", 10))

@@ -1,6 +1,7 @@
 import random
 from functools import reduce
 
+from pipelines.sharding.blocks import Block
 from pipelines.sharding.rejects import SHOWN, Reason, Reject, Rejects
 from pipelines.sharding.summary import Summary
 
@@ -10,7 +11,7 @@ def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> Non
     made = set()
     for seed in range(5):
         shuffled = random.Random(seed).sample(rejects, len(rejects))
-        parts = [Rejects.of(shuffled[i : i + 7]) for i in range(0, 40, 7)]
+        parts = [Rejects.of("t", shuffled[i : i + 7]) for i in range(0, 40, 7)]
         merged = reduce(Rejects.merge, parts)
         made.add((tuple(sorted(merged.counts.items())), merged.first))
     ((counts, first),) = made
@@ -19,5 +20,13 @@ def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> Non
 
 
 def test_a_summary_survives_its_file() -> None:
-    summary = Summary(rejects=Rejects.of([Reject("f", 3, Reason.NOT_JSON, "é")]))
+    summary = Summary(
+        blocks=(
+            Block("train", 0, 3, ("a", 0, 9), ("a", 9, 4), None),
+            Block("train", 0, 4, ("b", 0, 9), ("b", 9, 4), ("b", 13, 2)),
+        ),
+        rejected=(("train", ("c", 0, 5)),),
+        files={"u": (7, "ab")},
+        rejects=Rejects.of("t", [Reject("f", 3, Reason.NOT_JSON, "é")]),
+    )
     assert Summary.from_json(summary.to_json()) == summary

@@ -1,32 +1,64 @@
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sharding.rejects import Reason
-from pipelines.sharding.rows import order
+from pipelines.sharding.rows import add_pairs, order
 
+LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True).map(sorted)
 # Hashes collide on purpose: different keys under one hash are no duplicates.
-ROWS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abcd")), max_size=15)
+ROWS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 2), LABELS), max_size=15)
+ARRIVED = ROWS.flatmap(lambda rows: st.permutations(list(enumerate(rows))))
+
+
+def table_of(arrived: list[tuple[int, tuple[str, int, list[int]]]]) -> pa.Table:
+    columns = {
+        "hash": pa.array([ord(key) % 3 for _, (key, _, _) in arrived], pa.uint64()),
+        "key": pa.array([key for _, (key, _, _) in arrived], pa.string()),
+        "content": pa.array([content for _, (_, content, _) in arrived], pa.uint64()),
+        "part": pa.array([0] * len(arrived), pa.int32()),
+        "row": pa.array([row for row, _ in arrived], pa.int64()),
+        "label_ids": pa.array([labels for _, (_, _, labels) in arrived], pa.list_(pa.int32())),
+    }
+    return pa.table(columns)
+
+
+def plain(arrived: list[tuple[int, tuple[str, int, list[int]]]]) -> dict[str, tuple[int, set[int]]]:
+    """By key its smallest content, and the labels of all rows with it."""
+    found: dict[str, tuple[int, set[int]]] = {}
+    for key in {key for _, (key, _, _) in arrived}:
+        least = min(content for _, (k, content, _) in arrived if k == key)
+        rows = [labels for _, (k, content, labels) in arrived if (k, content) == (key, least)]
+        found[key] = least, {label for labels in rows for label in labels}
+    return found
 
 
 @settings(deadline=None)
-@given(ROWS.flatmap(lambda rows: st.permutations(list(enumerate(rows)))))
-def test_order_is_total_and_keeps_the_first_of_each_key(arrived: list[tuple[int, tuple[int, str]]]) -> None:
-    table = pa.table(
-        {
-            "hash": pa.array([ord(key) % 3 for _, (_, key) in arrived], pa.uint64()),
-            "key": pa.array([key for _, (_, key) in arrived], pa.string()),
-            "row": pa.array([row for row, _ in arrived], pa.int64()),
-        }
-    )
-    ordered, rejects = order(table, "f")
-    first = {key: min(row for row, (_, other) in arrived if other == key) for _, (_, key) in arrived}
-    expected = sorted((ord(key) % 3, key, row) for key, row in first.items())
-    assert [tuple(row.values()) for row in ordered.to_pylist()] == expected
-    assert sorted(reject.line - 1 for reject in rejects) == sorted(
-        row for row, (_, key) in arrived if row != first[key]
-    )
-    for reject in rejects:
-        key = next(key for row, (_, key) in arrived if row == reject.line - 1)
-        assert reject.reason is Reason.DUPLICATE_UID
-        assert reject.detail == f"the uid '{key}' is that of line {first[key] + 1}"
+@given(ARRIVED)
+def test_order_is_total_and_keeps_each_key_once(arrived: list[tuple[int, tuple[str, int, list[int]]]]) -> None:
+    ordered = order(table_of(arrived))
+    expected = plain(arrived)
+    got = [(row["hash"], row["key"], row["content"], row["label_ids"]) for row in ordered.rows.to_pylist()]
+    assert got == sorted((ord(key) % 3, key, content, sorted(labels)) for key, (content, labels) in expected.items())
+    others = [(row, key) for row, (key, content, _) in arrived if content != expected[key][0]]
+    assert sorted((row["row"], row["key"]) for row in ordered.rejected.to_pylist()) == sorted(others)
+    for lost, kept in zip(ordered.rejected.to_pylist(), ordered.kept.to_pylist(), strict=True):
+        same = [row for row, (key, content, _) in arrived if (key, content) == (lost["key"], expected[key][0])]
+        assert (kept["key"], kept["row"]) == (lost["key"], min(same))
+    assert ordered.merged == len(arrived) - len(expected) - len(others)
+
+
+@settings(deadline=None)
+@given(ARRIVED, st.lists(st.tuples(st.sampled_from("abcdxy"), st.integers(0, 9)), max_size=20))
+def test_pairs_are_added_to_their_rows(arrived: list[Any], pairs: list[tuple[str, int]]) -> None:
+    rows = order(table_of(arrived)).rows
+    keys = pa.array([key for key, _ in pairs], pa.string())
+    joined, unknown = add_pairs(rows, keys, np.asarray([label for _, label in pairs], np.int64))
+    own = {row["key"]: set(row["label_ids"]) for row in rows.to_pylist()}
+    for key, label in pairs:
+        own.get(key, set()).add(label)
+    assert {row["key"]: row["label_ids"] for row in joined.to_pylist()} == {k: sorted(v) for k, v in own.items()}
+    assert joined.schema == rows.schema
+    assert unknown.tolist() == [key not in own for key, _ in pairs]

@@ -1,0 +1,83 @@
+"""A raw block's normalised rows in staging: what the first pipeline leaves to the second, and how it is made."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.exchange import Packet, receive
+from pipelines.sharding.hashing import combine, hash_strings
+from schemas import parquet
+
+# Rows are kept in two messages, so that a sample of much data is drawn from the first alone.
+SAMPLED_SHARE = 1 / 16
+_FEATURES = ("feature_ids", "feature_values")
+
+
+@dataclass(frozen=True, order=True)
+class Block:
+    """Rows of one raw block: `sampled` holds those whose `sample_position` is below SAMPLED_SHARE, `rest` the others.
+
+    mentions: the label keys that the block's points name, each once, with their hashes (forms with keys only).
+    """
+
+    table: str
+    part: int
+    number: int
+    sampled: Packet
+    rest: Packet
+    mentions: Packet | None = None
+
+    def read(self) -> pa.RecordBatch:
+        """All rows, with the column `part`."""
+        rows = pa.concat_batches(list(receive([self.sampled, self.rest])))
+        return rows.append_column("part", pa.array(np.full(rows.num_rows, self.part, np.int32)))
+
+    def to_json(self) -> list[Any]:
+        return [self.table, self.part, self.number, self.sampled, self.rest, self.mentions]
+
+    @classmethod
+    def from_json(cls, body: Sequence[Any]) -> "Block":
+        table, part, number, sampled, rest, mentions = body
+        return cls(table, part, number, tuple(sampled), tuple(rest), tuple(mentions) if mentions else None)
+
+
+def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
+    """Points or labels with `hash` (of the key: it chooses the shard) and `content` (of text and features), uint64."""
+    content = hash_strings(batch["text"], seed)
+    for name in _FEATURES:
+        if name in batch.schema.names:
+            content = combine(content, hash_strings(batch[name], seed))
+    batch = batch.append_column("hash", pa.array(hash_strings(batch["key"], seed)))
+    return batch.append_column("content", pa.array(content))
+
+
+def split_mentions(batch: pa.RecordBatch, seed: int) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Points with `label_index` for `label_keys`: positions in the second batch, whose columns are key and hash.
+
+    Points that name no keys are returned as they are, with None.
+    """
+    if "label_keys" not in batch.schema.names:
+        return batch, None
+    column = batch["label_keys"]
+    named = column.flatten().dictionary_encode()
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    index = parquet.list_array(named.indices.to_numpy(zero_copy_only=False), offsets - offsets[0], pa.int32())
+    mentions = pa.record_batch({"key": named.dictionary, "hash": pa.array(hash_strings(named.dictionary, seed))})
+    at = batch.schema.get_field_index("label_keys")
+    return batch.set_column(at, "label_index", index), mentions
+
+
+def sample_position(hashes: np.ndarray) -> np.ndarray:
+    """Where each hash [B] lies in [0, 1) for sampling: independent of its shard and of a validation split."""
+    return (combine(hashes, hashes) >> np.uint64(11)).astype(np.float64) / 2**53
+
+
+def split_sample(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """("sampled", rows) and ("rest", rows) of points or labels."""
+    sampled = pa.array(sample_position(batch["hash"].to_numpy()) < SAMPLED_SHARE)
+    yield "sampled", batch.filter(sampled)
+    yield "rest", batch.filter(pc.invert(sampled))
