@@ -23,6 +23,7 @@ from schemas.manifest import Manifest, columns_of, is_published, open_manifest, 
 from schemas.parquet import matrix_array, open_shard, write_shard
 from schemas.shards import iterate_shard
 from schemas.storage import join
+from trainer.inputs import require_inputs
 from trainer.model import Model, find_checkpoint, load_model
 from trainer.stream import Table, open_queries
 
@@ -71,7 +72,8 @@ def embed(
     """
     pipeline = make_pipeline(beam_options)
     source = _open_source(DataLayout(data), what, split)
-    _, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), step)
+    recipe, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), step)
+    require_inputs(source.url, source.manifest, recipe.encoder.inputs)
     at = int(checkpoint.state["progress"]["global_step"])
     parents = {"queries": source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
     parameters = {"what": what, "step": at, "dtype": dtype, "batch": batch}
@@ -111,7 +113,7 @@ def embed_shard(plan: Plan, model: Model, shard: int) -> pa.Table:
     """The embeddings of shard `shard`, in the order of its rows. Raises InputError, TableError."""
     schema = tables.embeddings(model.classifier.vectors.shape[1], plan.dtype)
     parts = [schema.empty_table()]
-    for group in iterate_shard(plan.source.url, plan.source.manifest.shards[shard], [plan.id_column, "input_ids"]):
+    for group in iterate_shard(plan.source.url, plan.source.manifest.shards[shard], [plan.id_column, *model.columns]):
         ids = group.column(plan.id_column).combine_chunks()
         x = _narrow(model.embed_table(group, plan.batch).numpy(), plan)
         vectors = matrix_array(x, schema.field("vector").type.value_type)

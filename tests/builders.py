@@ -12,6 +12,7 @@ from schemas.manifest import Manifest, publish
 from schemas.parquet import list_array, matrix_array
 from schemas.shards import Sink, write_table
 from schemas.tables import PAD
+from trainer.inputs import Inputs, Tokens
 from trainer.stream.batch import Batch
 
 Rows = list[list[int]]
@@ -19,10 +20,11 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True)
 class Points:
-    """What a table's rows hold: token ids and label ids of each."""
+    """What a table's rows hold: token ids, label ids, and feature ids of each; `value_of` gives their values."""
 
     tokens: Rows
     positives: Rows
+    features: Rows
 
 
 @dataclass(frozen=True)
@@ -53,33 +55,45 @@ def build_data(
     most_positives: int = 4,
     seed: int = 0,
     sink: Sink = "parquet",
+    features: int = 0,
+    with_tokens: bool = True,
 ) -> SmallData:
     """Publish random queries of each split (`rows`: how many), labels, tokenizer and data manifests under `root`.
 
     Rows without tokens occur; a point has one positive at least. `sink` is that of the queries.
+    With `features` rows have sparse features of ids below it too, or alone where not `with_tokens`.
     """
     draw = np.random.default_rng(seed)
     layout = DataLayout(root)
-    tokens, ids = tables.token_type(vocabulary), tables.label_type(labels)
-    tokenizer = publish(layout.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": vocabulary}))
-    parents = {"tokenizer": tokenizer.digest}
+    tokens, ids = tables.token_type(vocabulary) if with_tokens else None, tables.label_type(labels)
+    parents = {}
+    if with_tokens:
+        tokenizer = publish(layout.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": vocabulary}))
+        parents = {"tokenizer": tokenizer.digest}
+    made_from = dict(parents)
     points = {}
     for split, count in (rows or {"train": 64, "test": 20}).items():
         positives = [random_labels(draw, labels, 1, most_positives) for _ in range(count)]
-        points[split] = Points(random_tokens(draw, count, vocabulary, most_tokens), positives)
-        table = _queries_table(points[split], tables.queries(tokens, ids))
+        given = random_tokens(draw, count, vocabulary, most_tokens)
+        points[split] = Points(given, positives, random_features(draw, count, features, most_tokens))
+        table = _queries_table(points[split], tables.queries(tokens, ids, features=features > 0))
         made = write_table(
             layout.queries(split),
             "queries",
             cut(table, shards),
             row_group_rows,
             sink,
-            parents={"tokenizer": tokenizer.digest},
+            parents=made_from,
         )
         parents[f"queries/{split}"] = made.digest
-    label_points = Points(random_tokens(draw, labels, vocabulary, most_tokens), [[label] for label in range(labels)])
-    train = points.get("train", Points([], []))
-    table = _labels_table(label_points, frequency(train.positives, labels), tables.labels(tokens))
+    label_points = Points(
+        random_tokens(draw, labels, vocabulary, most_tokens),
+        [[label] for label in range(labels)],
+        random_features(draw, labels, features, most_tokens),
+    )
+    train = points.get("train", Points([], [], []))
+    schema = tables.labels(tokens, features=features > 0)
+    table = _labels_table(label_points, frequency(train.positives, labels), schema)
     made = write_table(
         layout.labels,
         "labels",
@@ -89,7 +103,8 @@ def build_data(
         id_range=(0, labels),
     )
     parents["labels"] = made.digest
-    publish(root, Manifest(kind="data", parents=parents, parameters={"propensity": {"a": 0.55, "b": 1.5}}))
+    parameters = {"propensity": {"a": 0.55, "b": 1.5}, "features": features or None}
+    publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
     return SmallData(layout, labels, vocabulary, points, label_points)
 
 
@@ -132,15 +147,30 @@ def frequency(positives: Rows, labels: int) -> np.ndarray:
     return np.bincount(np.asarray([label for row in positives for label in row], np.int64), minlength=labels)
 
 
-def ragged(rows: Rows, dtype: type = np.int64) -> tuple[np.ndarray, np.ndarray]:
+def ragged(rows: Rows | list[list[float]], dtype: type = np.int64) -> tuple[np.ndarray, np.ndarray]:
     """(values [V], offsets [rows + 1]) of Python lists."""
     offsets = np.cumsum([0, *map(len, rows)])
     return np.asarray([value for row in rows for value in row], dtype), offsets
 
 
+def tokens_of(rows: tuple[np.ndarray, np.ndarray]) -> Inputs:
+    """Rows of token ids, as `ragged` gives them, for an encoder."""
+    return Inputs(Tokens(*rows))
+
+
 def random_tokens(draw: np.random.Generator, rows: int, vocabulary: int, most: int) -> Rows:
     """Token ids of rows of 0 to `most` tokens."""
     return [draw.integers(0, vocabulary, draw.integers(0, most + 1)).tolist() for _ in range(rows)]
+
+
+def random_features(draw: np.random.Generator, rows: int, features: int, most: int) -> Rows:
+    """Feature ids of rows of 0 to `most` of them, sorted; without `features`, none are drawn."""
+    return [random_labels(draw, features, 0, most) for _ in range(rows)] if features else [[] for _ in range(rows)]
+
+
+def value_of(row: list[int]) -> list[float]:
+    """The values that go with a row's feature ids."""
+    return [((7 * feature) % 5 + 1) / 4 for feature in row]
 
 
 def random_labels(draw: np.random.Generator, labels: int, least: int, most: int) -> list[int]:
@@ -156,28 +186,39 @@ def cut(table: pa.Table, shards: int) -> list[pa.Table]:
 
 def _queries_table(points: Points, schema: pa.Schema) -> pa.Table:
     count = len(points.tokens)
-    columns = [
-        pa.array(np.arange(count)),
-        pa.array([f"query {i}" for i in range(count)], pa.string()),
-        list_array(*ragged(points.tokens), schema.field("input_ids").type.value_type),
-        list_array(*ragged(points.positives), schema.field("label_ids").type.value_type),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    columns = {
+        "query_id": pa.array(np.arange(count)),
+        "key": pa.array([f"query {i}" for i in range(count)], pa.string()),
+        "label_ids": list_array(*ragged(points.positives), schema.field("label_ids").type.value_type),
+        **_inputs(points, schema),
+    }
+    return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 
 def _labels_table(points: Points, counts: np.ndarray, schema: pa.Schema) -> pa.Table:
     names = pa.array([f"label {i}" for i in range(len(points.tokens))], pa.string())
-    columns = [
-        pa.array(np.arange(len(points.tokens))),
-        names,
-        names,
-        list_array(*ragged(points.tokens), schema.field("input_ids").type.value_type),
-        pa.array(counts),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    columns = {
+        "label_id": pa.array(np.arange(len(points.tokens))),
+        "key": names,
+        "text": names,
+        "frequency": pa.array(counts),
+        **_inputs(points, schema),
+    }
+    return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+
+
+def _inputs(points: Points, schema: pa.Schema) -> dict[str, pa.Array]:
+    columns = {}
+    if "input_ids" in schema.names:
+        columns["input_ids"] = list_array(*ragged(points.tokens), schema.field("input_ids").type.value_type)
+    if "feature_ids" in schema.names:
+        columns["feature_ids"] = list_array(*ragged(points.features), pa.int32())
+        values = [value_of(row) for row in points.features]
+        columns["feature_values"] = list_array(*ragged(values, np.float32), pa.float32())
+    return columns
 
 
 def batch_of(positives: Rows, hard: np.ndarray | None = None, tokens: Rows | None = None) -> Batch:
     """A batch of rows 0, 1, ... with these positives, table rows `hard` [B, K] and token ids."""
     rows = np.arange(len(positives))
-    return Batch(0, 0, rows, *ragged(tokens or [[] for _ in rows]), *ragged(positives), hard)
+    return Batch(0, 0, rows, tokens_of(ragged(tokens or [[] for _ in rows])), *ragged(positives), hard)

@@ -18,6 +18,9 @@ def assert_equal(one: Any, other: Any) -> None:
         assert isinstance(other, np.ndarray)
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
+    elif isinstance(one, tuple):
+        for mine, its in zip(one, other, strict=True):
+            assert_equal(mine, its)
     else:
         assert one == other
 

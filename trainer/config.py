@@ -48,9 +48,12 @@ class Order(Section):
 
 
 class Encoder(Section):
-    """Text to x in R^D: a bag of embeddings, or a Hugging Face model."""
+    """Text or sparse features to x in R^D: a bag of embeddings, or a Hugging Face model."""
 
     kind: Literal["bag", "transformer"] = "bag"
+    inputs: Literal["tokens", "features", "both"] = Field(
+        "tokens", description="what is read of a row: its token ids, its sparse features with values, or both"
+    )
     dimension: int = Field(256, ge=1, description="D; for a transformer the bottleneck, 0 < D")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
     normalize: bool = Field(False, description="L2-normalise x")
@@ -66,6 +69,8 @@ class Encoder(Section):
     ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
     idf: bool = Field(True, description="weight features by inverse document frequency")
     idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
+    feature_idf: bool = Field(False, description="weight sparse features by inverse document frequency too")
+    feature_weight: float = Field(1.0, gt=0, description="factor on the values of sparse features, beside tokens")
     unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
     feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
     residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
@@ -82,6 +87,11 @@ class Encoder(Section):
             raise ValueError("encoder.kind = 'transformer' needs encoder.model (a local directory or a hub name)")
         if self.hidden and not self.residual:
             raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
+        if self.kind == "transformer" and self.inputs != "tokens":
+            raise ValueError(
+                f"encoder.inputs = {self.inputs!r}: a transformer reads token ids only; set encoder.kind = 'bag', "
+                "or encoder.inputs = 'tokens'"
+            )
         if self.kind == "bag" and self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
         return self

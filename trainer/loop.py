@@ -18,7 +18,7 @@ from trainer.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoi
 from trainer.config import Recipe, dump_config, load_config, validate
 from trainer.evaluation.evaluate import Scorer, positive_weights
 from trainer.losses import binary_cross_entropy
-from trainer.model import Model, data_facts, require_same_data
+from trainer.model import DataFacts, Model, require_same_data
 from trainer.refresh import LEAD, Adoption, EmbeddingCollector, adopt, dump_is_published
 from trainer.schedule import rate_factor
 from trainer.stream import Batch, JoinedStream, Source, open_sources
@@ -70,13 +70,14 @@ class Trainer:
     def __init__(self, data: DataLayout, run: RunLayout, recipe: Recipe, say: Say) -> None:
         self.recipe, self.run = recipe, run
         self._data, self._say = data, say
-        self._manifest, self.labels, vocabulary = data_facts(data)
+        facts = DataFacts.of(data)
+        self._manifest, self.labels = facts.manifest, facts.labels
         if recipe.train.threads:
             torch.set_num_threads(recipe.train.threads)
-        self._sources = open_sources(data, recipe.data.split, recipe.data.label_texts)
+        self._sources = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs)
         self._require_compatible()
         self.stream = self._open_stream(self._sources)
-        self.model = Model.build(recipe, vocabulary, self.labels)
+        self.model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features)
         self._positive_weight = positive_weights(data, recipe.train.positive_weight, say)
         self._tracker = Tracker(run, recipe.logging.tensorboard)
         self.progress = Progress()
@@ -162,7 +163,7 @@ class Trainer:
         """One optimizer step; returns the mean loss of the batch."""
         recipe = self.recipe
         key = (batch.epoch, batch.step)
-        inputs = self.model.encoder.prepare(batch.tokens, batch.token_offsets, key)
+        inputs = self.model.encoder.prepare(batch.inputs, key)
         plan = plan_candidates(batch, recipe.negatives, self.labels, recipe.train.seed, self._positive_weight)
         clock.lap("prepare")
         x = self.model.classifier.extend(self.model.encoder.encode(inputs, key))
@@ -307,6 +308,7 @@ class Trainer:
         return JoinedStream(
             sources,
             self.labels,
+            inputs=self.recipe.encoder.inputs,
             batch=order.batch,
             streams=order.streams,
             window_groups=order.window_groups,
@@ -319,7 +321,7 @@ class Trainer:
         fit = getattr(self.model.encoder, "fit_idf", None)
         if fit is not None:
             self.stream.set_epoch(0)
-            fit((batch.tokens, batch.token_offsets) for batch in self.stream)
+            fit(batch.inputs for batch in self.stream)
 
     def _require_compatible(self) -> None:
         groups = {source.table.manifest.row_group_rows for source in self._sources}

@@ -2,18 +2,17 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import torch
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest
-from schemas.parquet import list_column
 from trainer.checkpoint import Checkpoint, latest_checkpoint
 from trainer.classifier import Classifier
 from trainer.config import Recipe, load_config, validate
 from trainer.encoders import Encoder, build_encoder
+from trainer.inputs import Inputs, Kind, columns_of
 
 
 @dataclass
@@ -22,22 +21,28 @@ class Model:
 
     encoder: Encoder
     classifier: Classifier
+    inputs: Kind = "tokens"
 
     @classmethod
-    def build(cls, recipe: Recipe, vocabulary: int, labels: int) -> "Model":
+    def build(cls, recipe: Recipe, vocabulary: int, labels: int, features: int = 0) -> "Model":
         """Freshly initialised from the recipe's seed. Raises InputError."""
-        encoder = build_encoder(recipe.encoder, vocabulary, recipe.train.seed)
-        return cls(encoder, Classifier(recipe.classifier, labels, encoder.dimension, recipe.train.seed))
+        encoder = build_encoder(recipe.encoder, vocabulary, recipe.train.seed, features)
+        classifier = Classifier(recipe.classifier, labels, encoder.dimension, recipe.train.seed)
+        return cls(encoder, classifier, recipe.encoder.inputs)
 
-    def embed(self, tokens: np.ndarray, offsets: np.ndarray) -> torch.Tensor:
-        """x [B, D] (D + 1 with a bias) of token rows, without a graph, as the vectors are scored against it."""
-        return self.classifier.extend(self.encoder.encode(self.encoder.prepare(tokens, offsets)))
+    @property
+    def columns(self) -> list[str]:
+        """The columns of queries or labels that are read."""
+        return columns_of(self.inputs)
+
+    def embed(self, inputs: Inputs) -> torch.Tensor:
+        """x [B, D] (D + 1 with a bias) of B rows, without a graph, as the vectors are scored against it."""
+        return self.classifier.extend(self.encoder.encode(self.encoder.prepare(inputs)))
 
     def embed_table(self, rows: pa.Table, batch: int = 1024) -> torch.Tensor:
-        """x of a table's `input_ids`, in slices of `batch` rows."""
-        parts = [
-            self.embed(*list_column(rows.slice(start, batch), "input_ids")) for start in range(0, rows.num_rows, batch)
-        ]
+        """x of a table's `columns`, in slices of `batch` rows."""
+        rows = rows.select(self.columns)
+        parts = [self.embed(Inputs.of(rows.slice(start, batch))) for start in range(0, rows.num_rows, batch)]
         return torch.cat(parts) if parts else torch.empty(0, self.classifier.vectors.shape[1])
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -46,12 +51,24 @@ class Model:
         self.classifier.rows.weight.copy_(checkpoint.vectors("weight"))
 
 
-def data_facts(data: DataLayout) -> tuple[Manifest, int, int]:
-    """DATA's manifest, its number of labels L, and its vocabulary. Raises TableError when DATA is not finished."""
-    manifest = open_manifest(data.root, "data")
-    labels = open_manifest(data.labels, "labels")
-    tokenizer = open_manifest(data.tokenizer, "tokenizer")
-    return manifest, labels.rows, int(tokenizer.parameters["vocabulary"])
+@dataclass(frozen=True)
+class DataFacts:
+    """DATA's manifest, its number of labels L, its vocabulary and number of sparse features (0 where it has none)."""
+
+    manifest: Manifest
+    labels: int
+    vocabulary: int
+    features: int
+
+    @classmethod
+    def of(cls, data: DataLayout) -> "DataFacts":
+        """Raises TableError when DATA is not finished."""
+        manifest = open_manifest(data.root, "data")
+        labels = open_manifest(data.labels, "labels")
+        vocabulary = 0
+        if "tokenizer" in manifest.parents:
+            vocabulary = int(open_manifest(data.tokenizer, "tokenizer").parameters["vocabulary"])
+        return cls(manifest, labels.rows, vocabulary, int(manifest.parameters.get("features") or 0))
 
 
 def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -> tuple[Recipe, Checkpoint]:
@@ -70,8 +87,8 @@ def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -
 def load_model(data: DataLayout, run: RunLayout, step: int | None = None) -> tuple[Recipe, Model, Checkpoint]:
     """The recipe, the model and the checkpoint it comes from. Raises as `find_checkpoint`."""
     recipe, checkpoint = find_checkpoint(data, run, step)
-    _, labels, vocabulary = data_facts(data)
-    model = Model.build(recipe, vocabulary, labels)
+    facts = DataFacts.of(data)
+    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features)
     model.load(checkpoint)
     return recipe, model, checkpoint
 

@@ -61,6 +61,10 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
         (["negatives.hard=8", "negatives.width=4"], "negatives.width = 4 is below negatives.hard = 8"),
         (["negatives.pool=all", "negatives.hard=3"], "scores every label already"),
         (["encoder.kind=transformer"], "needs encoder.model"),
+        (
+            ["encoder.kind=transformer", "encoder.model=x", "encoder.inputs=features"],
+            "a transformer reads token ids only; set encoder.kind = 'bag'",
+        ),
         (["encoder.buckets=0"], "needs encoder.buckets > 0"),
         (["refresh.start=1"], "refresh.start: .*greater than or equal to 2"),
     ],

@@ -10,13 +10,16 @@ from itertools import count
 import numpy as np
 import pytest
 
+from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from tests.builders import SmallData, build_data, build_negatives
 from trainer.checkpoint import latest_checkpoint
 from trainer.config import Recipe
+from trainer.evaluation.evaluate import Scorer
 from trainer.loop import Trainer
+from trainer.model import load_model
 from trainer.refresh import dump_is_published
 from trainer.tracking import read_metrics
 
@@ -151,6 +154,58 @@ def outcome(run: RunLayout) -> dict[str, object]:
         "dumps": [open_manifest(url).digest for url in urls],
         "checkpoint": latest_checkpoint(run).manifest.shards,
     }
+
+
+def test_tars_give_the_same_losses_as_parquet_and_resume_in_the_same_way(
+    data: SmallData, straight: tuple[RunLayout, list[float]], runs: Iterator[RunLayout]
+) -> None:
+    tars = build_data("memory://loop/tars", sink="webdataset")
+    assert open_manifest(tars.layout.queries("train")).shards[0].path.endswith(".tar")
+    for stop in (None, 7, 20):
+        run = with_tables(RunLayout(f"memory://loop/tars-{stop}"), tars)
+        trainer = Trainer.start(tars.layout.root, run.root, recipe(), silent)
+        if stop is not None:
+            with pytest.raises(Killed):
+                train(trainer, stop)
+            trainer = Trainer.resume(tars.layout.root, run.root, recipe(), silent)
+        rest = train(trainer)
+        assert rest == straight[1][-len(rest) :]
+        assert len(rest) >= 30 - (stop or 0)
+
+
+@pytest.mark.parametrize("inputs", ["features", "both"])
+def test_sparse_features_are_learnt_from_scored_and_resumed(inputs: str, runs: Iterator[RunLayout]) -> None:
+    data = build_data(f"memory://loop/sparse/{inputs}", features=40, with_tokens=inputs == "both", sink="webdataset")
+    options = recipe(encoder={"inputs": inputs})
+    straight, stopped = (with_tables(RunLayout(f"memory://loop/{inputs}/{n}"), data) for n in range(2))
+    losses = train(Trainer.start(data.layout.root, straight.root, options, silent))
+    assert np.mean(losses[-6:]) < np.mean(losses[:6])
+    with pytest.raises(Killed):
+        train(Trainer.start(data.layout.root, stopped.root, options, silent), 13)
+    rest = train(Trainer.resume(data.layout.root, stopped.root, options, silent))
+    assert rest == losses[-len(rest) :]
+    _, model, _ = load_model(data.layout, straight)
+    metrics = Scorer.open(data.layout, model, "train").score().metrics.result()
+    assert metrics["P@1"] > 10  # of 30 labels
+
+
+def test_data_without_what_the_recipe_reads_is_refused_with_a_remedy(
+    data: SmallData, runs: Iterator[RunLayout]
+) -> None:
+    sparse = build_data("memory://loop/sparse-only", features=40, with_tokens=False)
+    for at, inputs, remedy in (
+        (
+            sparse,
+            "tokens",
+            "set encoder.inputs = 'features' .*a transformer reads token ids only",
+        ),
+        (sparse, "both", "no column input_ids"),
+        (data, "features", "no column feature_ids, feature_values.*set encoder.inputs = 'tokens'"),
+    ):
+        run = next(runs)
+        with pytest.raises(InputError, match=remedy):
+            Trainer.start(at.layout.root, run.root, recipe(encoder={"inputs": inputs}), silent)
+        assert not storage.exists(run.config)
 
 
 def test_threads_change_no_loss(

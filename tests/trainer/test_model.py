@@ -10,10 +10,10 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.shards import iterate
-from tests.builders import SmallData, build_data, ragged
+from tests.builders import SmallData, build_data, ragged, tokens_of
 from trainer.checkpoint import save_checkpoint
 from trainer.config import Recipe, dump_config
-from trainer.model import Model, data_facts, load_model
+from trainer.model import DataFacts, Model, load_model
 
 RECIPE = Recipe.model_validate(
     {
@@ -50,7 +50,7 @@ def test_a_table_is_embedded_row_by_row_whatever_the_slices(data: SmallData) -> 
     assert whole.shape == (64, 5)
     assert (whole[:, -1] == 1).all()  # meets the bias
     torch.testing.assert_close(model.embed_table(table, batch=7), whole)
-    torch.testing.assert_close(model.embed(*ragged(data.points["train"].tokens, np.uint16)), whole)
+    torch.testing.assert_close(model.embed(tokens_of(ragged(data.points["train"].tokens, np.uint16))), whole)
     assert model.embed_table(table.slice(0, 0)).shape == (0, 5)
 
 
@@ -63,7 +63,7 @@ def test_the_newest_or_a_given_checkpoint_is_loaded(data: SmallData) -> None:
         recipe, model, checkpoint = load_model(data.layout, run, step)
         assert recipe == RECIPE
         assert checkpoint.url == run.checkpoint(seed)
-        assert torch.equal(model.embed(*tokens), model_of(data, seed).embed(*tokens))
+        assert torch.equal(model.embed(tokens_of(tokens)), model_of(data, seed).embed(tokens_of(tokens)))
         assert torch.equal(model.classifier.vectors, model_of(data, seed).classifier.vectors)
 
 
@@ -83,8 +83,10 @@ def test_a_run_without_a_checkpoint_says_so(data: SmallData) -> None:
 
 
 def test_the_facts_of_data(data: SmallData) -> None:
-    manifest, labels, vocabulary = data_facts(data.layout)
-    assert (labels, vocabulary) == (data.labels, data.vocabulary)
-    assert manifest.kind == "data"
+    facts = DataFacts.of(data.layout)
+    assert (facts.labels, facts.vocabulary, facts.features) == (data.labels, data.vocabulary, 0)
+    assert facts.manifest.kind == "data"
+    sparse = DataFacts.of(build_data("memory://model/sparse", features=12, with_tokens=False).layout)
+    assert (sparse.vocabulary, sparse.features) == (0, 12)
     with pytest.raises(TableError, match="no table here"):
-        data_facts(DataLayout("memory://model/nothing"))
+        DataFacts.of(DataLayout("memory://model/nothing"))

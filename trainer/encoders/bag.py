@@ -1,4 +1,4 @@
-"""A bag of embeddings over tokens and hashed n-grams: trains from scratch on a CPU in minutes."""
+"""A bag of embeddings over tokens and hashed n-grams, or sparse features: trains from scratch on a CPU in minutes."""
 
 import math
 from collections.abc import Iterable
@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from schemas.errors import TableError
 from trainer.config import Encoder as EncoderConfig
 from trainer.encoders.base import Encoder, drop, finish
-from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency
+from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
 from trainer.encoders.residual import Residual
+from trainer.inputs import Inputs
 from trainer.randomness import generator, torch_generator
 from trainer.rows import RowMatrix, RowOptimizer
 from trainer.scoring import sparse_product
@@ -46,18 +48,25 @@ class _WeightedBag(torch.autograd.Function):
 
 
 class BagEncoder(Encoder):
-    """x = dropout(r(sum_f weight_f E_f)), r the identity or a residual layer; E is trained on touched rows only."""
+    """x = dropout(r(sum_f weight_f E_f)), r the identity or a residual layer; E is trained on touched rows only.
 
-    def __init__(self, config: EncoderConfig, vocabulary: int, seed: int) -> None:
+    Rows of E are tokens, then hashed n-grams, then the data's sparse features; only those that `inputs` reads.
+    """
+
+    def __init__(self, config: EncoderConfig, vocabulary: int, seed: int, features: int = 0) -> None:
         self.dimension = config.dimension
-        self._config, self._vocabulary, self._seed = config, vocabulary, seed
-        self._features = vocabulary + (config.buckets if config.ngrams > 1 else 0)
+        self._config, self._seed = config, seed
+        reads_tokens, reads_features = config.inputs != "features", config.inputs != "tokens"
+        self._vocabulary = vocabulary if reads_tokens else 0
+        self._sparse_from = self._vocabulary + (config.buckets if reads_tokens and config.ngrams > 1 else 0)
+        self._features = self._sparse_from + (features if reads_features else 0)
         weight = torch.empty(self._features, config.dimension)
         spread = config.initial_scale / math.sqrt(config.dimension)
         weight.normal_(0, spread, generator=torch_generator(seed, "initial weights", 1))
         self._table = RowMatrix(weight, RowOptimizer(config.optimizer))
         self._weights = torch.ones(self._features)
-        self._weights[vocabulary:] = config.ngram_weight
+        self._weights[self._vocabulary : self._sparse_from] = config.ngram_weight
+        self._weights[self._sparse_from :] = config.feature_weight
         self._dense = (
             Residual(config.dimension, config.hidden, torch_generator(seed, "initial weights", 2))
             if config.residual
@@ -70,25 +79,31 @@ class BagEncoder(Encoder):
         )
         self._touched: tuple[np.ndarray, torch.Tensor] | None = None
 
-    def fit_idf(self, rows: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Set IDF weights from document frequencies over (tokens, offsets) batches, `idf_rows` rows at most."""
-        if not self._config.idf:
+    def fit_idf(self, rows: Iterable[Inputs]) -> None:
+        """Set IDF weights from document frequencies over batches of training rows, `idf_rows` rows at most."""
+        config = self._config
+        if not config.idf and config.inputs == "tokens":
             return
         frequency = np.zeros(self._features, np.int64)
         documents = 0
-        for tokens, offsets in rows:
-            frequency += np.bincount(self._bag(tokens, offsets).features, minlength=self._features)
-            documents += len(offsets) - 1
+        for inputs in rows:
+            found = self._bag(inputs)
+            frequency += np.bincount(found.features, minlength=self._features)
+            documents += len(found.offsets) - 1
             if documents >= self._config.idf_rows:
                 break
         weights = inverse_document_frequency(frequency, documents)
+        if not config.idf:
+            weights[: self._sparse_from] = 1
+        if not config.feature_idf:
+            weights[self._sparse_from :] = 1
         if documents < self._config.idf_rows:
             # A feature that no training row has keeps its random vector: at test it would be noise of the highest IDF.
             weights[frequency == 0] = 0
         self._weights *= torch.from_numpy(weights)
 
-    def prepare(self, tokens: np.ndarray, offsets: np.ndarray, dropout_key: tuple[int, ...] | None = None) -> BagInputs:
-        rows = self._bag(tokens, offsets).weighted(self._weights.numpy())
+    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None) -> BagInputs:
+        rows = self._bag(inputs).weighted(self._weights.numpy())
         if self._config.unit_features:
             rows = rows.unit()
         if dropout_key is not None and self._config.feature_dropout:
@@ -150,10 +165,28 @@ class BagEncoder(Encoder):
                 if saved:
                     self._dense_optimizer.state[parameter] = saved
 
-    def _bag(self, tokens: np.ndarray, offsets: np.ndarray) -> SparseRows:
+    def _bag(self, inputs: Inputs) -> SparseRows:
+        """A row's features and their weights before IDF."""
+        if self._config.inputs == "features":
+            return self._sparse(inputs)
+        if self._config.inputs == "tokens":
+            return self._ngrams(inputs)
+        return side_by_side(self._ngrams(inputs), self._sparse(inputs))
+
+    def _sparse(self, inputs: Inputs) -> SparseRows:
+        assert inputs.features is not None, "these rows were read without features"
+        ids, values, offsets = inputs.features
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._features - self._sparse_from:
+            raise TableError(
+                f"a row has feature {ids.max() if ids.min() >= 0 else ids.min()}, but the data's manifest states "
+                f"{self._features - self._sparse_from} features. Shard the data again."
+            )
+        return SparseRows(ids.astype(np.int64) + self._sparse_from, values, offsets)
+
+    def _ngrams(self, inputs: Inputs) -> SparseRows:
+        assert inputs.tokens is not None, "these rows were read without tokens"
         return bag_of_ngrams(
-            tokens,
-            offsets,
+            *inputs.tokens,
             ngrams=self._config.ngrams,
             vocabulary=self._vocabulary,
             buckets=self._config.buckets,

@@ -3,18 +3,19 @@
 from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
 import torch
+
+from trainer.inputs import Inputs
 
 
 class Encoder(ABC):
-    """Token ids to x [B, D] float32, with its own parameters, optimizers and way to be saved."""
+    """Inputs to x [B, D] float32, with its own parameters, optimizers and way to be saved."""
 
     dimension: int
 
     @abstractmethod
-    def prepare(self, tokens: np.ndarray, offsets: np.ndarray, dropout_key: tuple[int, ...] | None = None) -> Any:
-        """What `encode` needs of tokens [V] with offsets [B + 1]; `dropout_key` (epoch, step, ...) only in training."""
+    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None) -> Any:
+        """What `encode` needs of B rows; `dropout_key` (epoch, step, ...) only in training."""
 
     @abstractmethod
     def encode(self, inputs: Any, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:

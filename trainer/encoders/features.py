@@ -38,6 +38,18 @@ class SparseRows:
         return SparseRows(self.features, (self.weights * scale[self.row_of()]).astype(np.float32), self.offsets)
 
 
+def side_by_side(one: SparseRows, other: SparseRows) -> SparseRows:
+    """Rows of `one`, each followed by that of `other`, whose features are all larger."""
+    offsets = one.offsets + other.offsets
+    first = np.repeat(other.offsets[:-1], np.diff(one.offsets)) + np.arange(len(one.features))
+    second = np.repeat(one.offsets[1:], np.diff(other.offsets)) + np.arange(len(other.features))
+    features = np.empty(len(first) + len(second), np.int64)
+    weights = np.empty(len(features), np.float32)
+    features[first], features[second] = one.features, other.features
+    weights[first], weights[second] = one.weights, other.weights
+    return SparseRows(features, weights, offsets)
+
+
 def bag_of_ngrams(tokens: np.ndarray, offsets: np.ndarray, *, ngrams: int, vocabulary: int, buckets: int) -> SparseRows:
     """Tokens in [0, vocabulary) and hashed n-grams of 2..`ngrams` tokens in [vocabulary, vocabulary + buckets).
 

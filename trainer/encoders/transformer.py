@@ -10,6 +10,7 @@ from torch import nn
 from schemas.errors import InputError
 from trainer.config import Encoder as EncoderConfig
 from trainer.encoders.base import Encoder, drop, finish
+from trainer.inputs import Inputs
 from trainer.randomness import torch_generator, torch_seed
 
 
@@ -45,9 +46,9 @@ class TransformerEncoder(Encoder):
         # A pooler that pooling by mean or [CLS] never calls takes no gradient and stays as it is.
         self._optimizer = torch.optim.AdamW(self._modules.parameters(), lr=config.lr, weight_decay=config.weight_decay)
 
-    def prepare(
-        self, tokens: np.ndarray, offsets: np.ndarray, dropout_key: tuple[int, ...] | None = None
-    ) -> PaddedInputs:
+    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None) -> PaddedInputs:
+        assert inputs.tokens is not None, "a transformer reads tokens"
+        tokens, offsets = inputs.tokens
         lengths = np.minimum(np.diff(offsets), self._config.max_tokens)
         width = max(int(lengths.max(initial=0)), 1)
         mask = np.arange(width) < np.maximum(lengths, 1)[:, None]  # an empty row attends to one pad

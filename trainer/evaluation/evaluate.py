@@ -15,6 +15,7 @@ from trainer.evaluation.intervals import bootstrap
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
 from trainer.evaluation.search import filtered_top_k
+from trainer.inputs import require_inputs
 from trainer.model import Model
 from trainer.stream import Table, open_queries
 
@@ -89,8 +90,10 @@ class Scorer:
 
     @classmethod
     def open(cls, data: DataLayout, model: Model, split: str) -> "Scorer":
-        """Raises InputError where there is no such split, TableError when it is damaged."""
-        return cls(model, open_queries(data, split), label_statistics(data))
+        """Raises InputError where there is no such split, or not what the model reads; TableError when damaged."""
+        queries = open_queries(data, split)
+        require_inputs(queries.url, queries.manifest, model.inputs)
+        return cls(model, queries, label_statistics(data))
 
     @property
     def rows(self) -> int:
@@ -123,7 +126,7 @@ class Scorer:
         return Scores(metrics, deciles, seen, filtered)
 
     def _columns(self) -> list[str]:
-        return ["input_ids", "label_ids", *(["filter_label_ids"] if self._filtered else [])]
+        return [*self._model.columns, "label_ids", *(["filter_label_ids"] if self._filtered else [])]
 
     def _filter(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
         return list_column(rows, "filter_label_ids") if self._filtered else _nothing(rows.num_rows)

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from schemas import tables
 from schemas.errors import InputError
 from schemas.parquet import list_column, matrix_column
+from trainer.inputs import Inputs, Kind
 from trainer.stream.batch import Batch, Columns
 from trainer.stream.order import EpochOrder, deal, iterate_windows, streams_of_rank
 from trainer.stream.source import RowGroups, Source
@@ -22,9 +23,9 @@ STATE_VERSION = 1
 class JoinedStream(IterableDataset):
     """Batches of one rank, in the order of DESIGN section 5, with the current negatives joined.
 
-    `sources`: tables dealt as one. `labels`: L. Iterating yields the rest of the current epoch as `Batch`es; call
-    `set_epoch` for the next. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads
-    nothing before the step to resume at.
+    `sources`: tables dealt as one. `labels`: L. `inputs`: what the encoder reads. Iterating yields the rest of the
+    current epoch as `Batch`es; call `set_epoch` for the next. `state_dict` is small and the same on every rank;
+    `load_state_dict` is O(1): it reads nothing before the step to resume at.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class JoinedStream(IterableDataset):
         sources: list[Source],
         labels: int,
         *,
+        inputs: Kind = "tokens",
         batch: int,
         streams: int,
         window_groups: int = 4,
@@ -47,8 +49,8 @@ class JoinedStream(IterableDataset):
         except ValueError as error:
             raise InputError(f"{error}; choose order.streams as a multiple of the ranks.") from None
         self._label_type = tables.label_type(labels)
-        self._sources = sources
-        self._groups = RowGroups(sources, self._label_type)
+        self._sources, self._inputs = sources, inputs
+        self._groups = RowGroups(sources, self._label_type, inputs)
         self._batch, self._streams_total, self._window_groups = batch, streams, window_groups
         self._seed, self._threads, self._tail = seed, threads, tail
         self._epoch, self._step = 0, 0
@@ -93,7 +95,7 @@ class JoinedStream(IterableDataset):
         self._epoch, self._step = epoch, 0
         if sources is not None:
             self._sources = sources
-            self._groups = RowGroups(sources, self._label_type)
+            self._groups = RowGroups(sources, self._label_type, self._inputs)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -173,8 +175,7 @@ class JoinedStream(IterableDataset):
         dealt, offsets = deal(sizes, order.share, batches)
         take = np.concatenate(places)[dealt]
         table = pa.concat_tables(pieces).combine_chunks().take(pa.array(take))
-        tokens, token_offsets = list_column(table, "input_ids")
         positives, positive_offsets = list_column(table, "label_ids")
         hard = matrix_column(table, "hard") if "hard" in table.column_names else None
-        columns = Columns(np.concatenate(ids)[take], tokens, token_offsets, positives, positive_offsets, hard)
+        columns = Columns(np.concatenate(ids)[take], Inputs.of(table), positives, positive_offsets, hard)
         return columns, offsets

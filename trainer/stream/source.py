@@ -15,6 +15,7 @@ from schemas.manifest import Manifest, Shard, open_manifest, require_parent
 from schemas.parquet import list_array, row_groups_of
 from schemas.shards import OpenShard, open_shard, read_group
 from schemas.storage import join
+from trainer.inputs import Kind, columns_of, require_inputs
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,16 @@ def open_queries(data: DataLayout, split: str) -> Table:
     return Table.open(data.queries(split), "queries")
 
 
-def open_sources(data: DataLayout, split: str, label_texts: bool) -> list[Source]:
-    """The training points: `split`, and the label texts where asked. Raises TableError."""
+def open_sources(data: DataLayout, split: str, label_texts: bool, inputs: Kind = "tokens") -> list[Source]:
+    """The training points: `split`, and the label texts where asked.
+
+    Raises InputError where they lack what `inputs` reads, TableError.
+    """
     sources = [Source("queries", Table.open(data.queries(split), "queries"))]
     if label_texts:
         sources.append(Source("labels", Table.open(data.labels, "labels")))
+    for source in sources:
+        require_inputs(source.table.url, source.table.manifest, inputs)
     return sources
 
 
@@ -82,8 +88,9 @@ class RowGroups:
 
     OPEN_FILES = 32  # per thread
 
-    def __init__(self, sources: list[Source], label_type: pa.DataType) -> None:
+    def __init__(self, sources: list[Source], label_type: pa.DataType, inputs: Kind = "tokens") -> None:
         self.sources = sources
+        self._inputs = columns_of(inputs)
         self._label_type = label_type
         self._width = max((_width(source) for source in sources), default=0)
         places: list[tuple[int, int, int]] = []
@@ -109,17 +116,17 @@ class RowGroups:
         return self._width
 
     def read(self, group: int) -> pa.Table:
-        """Row group `group` as columns `input_ids`, `label_ids` and, joined, `hard`. Raises TableError."""
+        """Row group `group` as columns of the inputs, `label_ids` and, joined, `hard`. Raises TableError."""
         number, shard, within = self._places[group]
         source = self.sources[number]
         if source.name == "labels":
-            rows = self._read(source.table, shard, within, ["label_id", "input_ids"])
+            rows = self._read(source.table, shard, within, ["label_id", *self._inputs])
             ids = rows.column("label_id").to_numpy()
             positives = list_array(ids, np.arange(len(ids) + 1), self._label_type)
         else:
-            rows = self._read(source.table, shard, within, ["input_ids", "label_ids"])
+            rows = self._read(source.table, shard, within, [*self._inputs, "label_ids"])
             positives = rows.column("label_ids").cast(pa.list_(self._label_type))
-        columns = {"input_ids": rows.column("input_ids"), "label_ids": positives}
+        columns = {**{name: rows.column(name) for name in self._inputs}, "label_ids": positives}
         if self._width:
             columns["hard"] = self._hard(source, shard, within, rows.num_rows)
         return pa.table(columns)

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.builders import ragged, random_tokens
+from schemas.errors import TableError
+from tests.builders import ragged, random_features, random_tokens, tokens_of
 from trainer.config import Encoder as EncoderConfig
 from trainer.encoders import build_encoder
 from trainer.encoders.bag import BagEncoder
 from trainer.encoders.features import bag_of_ngrams
+from trainer.inputs import Features, Inputs, Tokens
 
 VOCABULARY, D = 30, 6
 KEY = (2, 7)
@@ -33,7 +35,7 @@ def batch(rows: int = 9, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def train_step(encoder: BagEncoder, step: int, factor: float = 1.0) -> torch.Tensor:
-    inputs = encoder.prepare(*batch(seed=step), (0, step))
+    inputs = encoder.prepare(tokens_of(batch(seed=step)), (0, step))
     x = encoder.encode(inputs, (0, step))
     x.backward(torch.ones_like(x) * (x.detach() + 1))
     encoder.update(factor)
@@ -65,10 +67,10 @@ def dense_features(config: EncoderConfig, idf: torch.Tensor, kept: np.ndarray | 
 def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None:
     config = EncoderConfig.model_validate({"dimension": D, "ngrams": 3, "buckets": 40, **form})
     encoder = build(**form)
-    encoder.fit_idf([batch(seed=seed) for seed in range(4)])
+    encoder.fit_idf([tokens_of(batch(seed=seed)) for seed in range(4)])
     before = {name: value.clone().double() for name, value in encoder.tensors().items()}
 
-    inputs = encoder.prepare(*batch(), KEY)
+    inputs = encoder.prepare(tokens_of(batch()), KEY)
     x = encoder.encode(inputs, KEY)
     upstream = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     x.backward(upstream)
@@ -116,25 +118,25 @@ def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None
 
 def test_encoding_without_a_key_drops_nothing_and_has_no_graph() -> None:
     encoder = build(dropout=0.5, feature_dropout=0.5)
-    x = encoder.encode(encoder.prepare(*batch()))
+    x = encoder.encode(encoder.prepare(tokens_of(batch())))
     assert not x.requires_grad
     plain = build()
-    assert torch.equal(x, plain.encode(plain.prepare(*batch())))
+    assert torch.equal(x, plain.encode(plain.prepare(tokens_of(batch()))))
 
 
 def test_an_empty_row_is_zero_and_no_rows_are_no_x() -> None:
     encoder = build(residual=False)
-    x = encoder.encode(encoder.prepare(*ragged([[1, 2], [], [3]], np.uint16)))
+    x = encoder.encode(encoder.prepare(tokens_of(ragged([[1, 2], [], [3]], np.uint16))))
     assert (x[1] == 0).all()
     assert (x[[0, 2]] != 0).any(1).all()
-    assert encoder.encode(encoder.prepare(*ragged([], np.uint16))).shape == (0, D)
+    assert encoder.encode(encoder.prepare(tokens_of(ragged([], np.uint16)))).shape == (0, D)
 
 
 def test_a_row_s_x_does_not_depend_on_its_batch() -> None:
     encoder = build(residual=True, normalize=True)
     rows = random_tokens(np.random.default_rng(5), 12, VOCABULARY, 7)
-    together = encoder.encode(encoder.prepare(*ragged(rows, np.uint16)))
-    alone = torch.cat([encoder.encode(encoder.prepare(*ragged([row], np.uint16))) for row in rows])
+    together = encoder.encode(encoder.prepare(tokens_of(ragged(rows, np.uint16))))
+    alone = torch.cat([encoder.encode(encoder.prepare(tokens_of(ragged([row], np.uint16)))) for row in rows])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
 
 
@@ -142,7 +144,7 @@ def test_dropout_is_keyed_by_the_step() -> None:
     encoder = build(dropout=0.5, feature_dropout=0.5)
 
     def x(key: tuple[int, int]) -> torch.Tensor:
-        return encoder.encode(encoder.prepare(*batch(), key), key).detach()
+        return encoder.encode(encoder.prepare(tokens_of(batch()), key), key).detach()
 
     state = torch.get_rng_state()
     assert torch.equal(x((1, 2)), x((1, 2)))
@@ -162,7 +164,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(optimizer: str) -> None:
         return build(seed, optimizer=optimizer, residual=True, dropout=0.2, feature_dropout=0.2)
 
     straight = fresh(3)
-    straight.fit_idf([batch()])
+    straight.fit_idf([tokens_of(batch())])
     for step in range(3):
         train_step(straight, step)
     resumed = fresh(3)
@@ -179,7 +181,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(optimizer: str) -> None:
 def test_idf_counts_rows_and_stops_at_the_limit() -> None:
     batches = [ragged([[1, 1, 2], [2]], np.uint16), ragged([[2], []], np.uint16), ragged([[5]] * 50, np.uint16)]
     encoder = build(ngrams=1, idf_rows=4)
-    encoder.fit_idf(batches)
+    encoder.fit_idf(map(tokens_of, batches))
     idf = encoder.tensors()["feature_weights"].numpy()
     np.testing.assert_allclose(idf[[0, 1, 2, 5]], np.log(5 / np.array([1, 2, 4, 1])) + 1, rtol=1e-6)
     assert (build(idf=False).tensors()["feature_weights"] == 1).all()
@@ -188,8 +190,8 @@ def test_idf_counts_rows_and_stops_at_the_limit() -> None:
 def test_ngrams_weigh_less_than_tokens_where_asked() -> None:
     for idf in (False, True):
         plain, damped = build(idf=idf), build(idf=idf, ngram_weight=0.25)
-        plain.fit_idf([batch()])
-        damped.fit_idf([batch()])
+        plain.fit_idf([tokens_of(batch())])
+        damped.fit_idf([tokens_of(batch())])
         before, after = plain.tensors()["feature_weights"], damped.tensors()["feature_weights"]
         assert torch.equal(after[:VOCABULARY], before[:VOCABULARY])
         assert torch.equal(after[VOCABULARY:], before[VOCABULARY:] * 0.25)
@@ -199,8 +201,65 @@ def test_features_that_no_row_has_weigh_nothing_once_every_row_was_counted() -> 
     seen, unseen = ragged([[1, 2], [2]], np.uint16), ragged([[2, 9]], np.uint16)
     whole, sampled = build(ngrams=1), build(ngrams=1, idf_rows=1)
     for encoder in (whole, sampled):
-        encoder.fit_idf([seen])
+        encoder.fit_idf([tokens_of(seen)])
     assert whole.tensors()["feature_weights"].nonzero().flatten().tolist() == [1, 2]
     assert (sampled.tensors()["feature_weights"] > 0).all()  # a sample says nothing about what it does not hold
-    known = whole.encode(whole.prepare(*ragged([[2]], np.uint16)))
-    torch.testing.assert_close(whole.encode(whole.prepare(*unseen)), known)
+    known = whole.encode(whole.prepare(tokens_of(ragged([[2]], np.uint16))))
+    torch.testing.assert_close(whole.encode(whole.prepare(tokens_of(unseen))), known)
+
+
+SPARSE = 20
+
+
+def sparse(rows: int = 9, seed: int = 0) -> Features:
+    draw = np.random.default_rng(seed)
+    ids, offsets = ragged(random_features(draw, rows, SPARSE, 6), np.int32)
+    return Features(ids, draw.normal(size=len(ids)).astype(np.float32), offsets)
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("idf", [False, True])
+@pytest.mark.parametrize("inputs", ["features", "both"])
+def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit: bool) -> None:
+    form = {"inputs": inputs, "feature_idf": idf, "feature_weight": 1.5, "unit_features": unit, "ngrams": 1}
+    encoder = build_encoder(EncoderConfig.model_validate({"dimension": D, **form}), VOCABULARY, 3, SPARSE)
+    given = Inputs(Tokens(*batch()) if inputs == "both" else None, sparse())
+    encoder.fit_idf([given])
+    shift = VOCABULARY if inputs == "both" else 0
+    tensors = {name: value.numpy().astype(float) for name, value in encoder.tensors().items()}
+    table, weights = tensors["embedding"], tensors["feature_weights"]
+    assert table.shape == (shift + SPARSE, D)
+    expected = np.zeros((9, len(table)))
+    counted = np.bincount(given.features.ids, minlength=SPARSE)
+    for row in range(9):
+        if given.tokens is not None:
+            for token in given.tokens.ids[given.tokens.offsets[row] : given.tokens.offsets[row + 1]]:
+                expected[row, token] += 1
+        for at in range(given.features.offsets[row], given.features.offsets[row + 1]):
+            feature = given.features.ids[at]
+            rarity = np.log(10 / (1 + counted[feature])) + 1 if idf else 1
+            assert weights[shift + feature] == pytest.approx(1.5 * rarity)
+            expected[row, shift + feature] = given.features.values[at] * weights[shift + feature]
+    tokens = expected[:, :shift]
+    expected[:, :shift] = np.where(tokens > 0, 1 + np.log(np.maximum(tokens, 1)), 0) * weights[:shift]
+    if unit:
+        expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+    x = encoder.encode(encoder.prepare(given)).numpy()
+    np.testing.assert_allclose(x, expected @ table, rtol=1e-4, atol=1e-5)
+    assert (weights[shift:][counted == 0] == 0).all()
+
+
+def test_features_are_trained_where_they_occur_and_beyond_the_manifest_s_number_refused() -> None:
+    config = EncoderConfig.model_validate({"dimension": D, "inputs": "features", "optimizer": "sgd"})
+    encoder = build_encoder(config, VOCABULARY, 3, SPARSE)
+    before = encoder.tensors()["embedding"].clone()
+    given = sparse(3)
+    x = encoder.encode(encoder.prepare(Inputs(features=given), KEY), KEY)
+    x.backward(torch.ones_like(x))
+    encoder.update(1.0)
+    moved = (encoder.tensors()["embedding"] != before).any(dim=1).nonzero().flatten()
+    assert moved.tolist() == np.unique(given.ids).tolist()
+    for wrong in (-1, SPARSE):
+        row = Features(np.array([wrong], np.int32), np.ones(1, np.float32), np.array([0, 1]))
+        with pytest.raises(TableError, match=f"feature {wrong}, but the data's manifest states 20 features"):
+            encoder.prepare(Inputs(features=row))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import Rows, ragged
-from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency
+from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
 
 VOCABULARY = 20
 WORD = 2**64
@@ -107,3 +107,15 @@ def test_inverse_document_frequency() -> None:
     found = inverse_document_frequency(np.array([0, 1, 9]), 9)
     np.testing.assert_allclose(found, [math.log(10) + 1, math.log(5) + 1, 1], rtol=1e-6)
     assert found.dtype == np.float32
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(10, 19))), max_size=8))
+def test_side_by_side_rows_keep_their_order(pairs: list[tuple[set[int], set[int]]]) -> None:
+    one, other = ([sorted(pair[side]) for pair in pairs] for side in (0, 1))
+    parts = []
+    for rows in (one, other):
+        features, offsets = ragged(rows)
+        parts.append(SparseRows(features, (features * 0.5).astype(np.float32), offsets))
+    joined = side_by_side(*parts)
+    assert [*map(list, as_dicts(joined))] == [first + second for first, second in zip(one, other, strict=True)]
+    np.testing.assert_array_equal(joined.weights, joined.features * 0.5)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel
 
 from schemas.errors import InputError
-from tests.builders import ragged
+from tests.builders import ragged, tokens_of
 from trainer.config import Encoder as EncoderConfig
 from trainer.encoders import build_encoder
 from trainer.encoders.transformer import TransformerEncoder
@@ -46,7 +46,7 @@ def build(model: str, **changes: object) -> TransformerEncoder:
 
 
 def embed(encoder: TransformerEncoder, rows: list[list[int]], key: tuple[int, ...] | None = None) -> torch.Tensor:
-    return encoder.encode(encoder.prepare(*ragged(rows, np.uint16), key), key)
+    return encoder.encode(encoder.prepare(tokens_of(ragged(rows, np.uint16)), key), key)
 
 
 def train_step(encoder: TransformerEncoder, step: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ import itertools
 import re
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +16,18 @@ from schemas.errors import InputError, TableError
 from schemas.manifest import open_manifest
 from schemas.shards import Sink
 from schemas.storage import join
-from tests.builders import Rows, SmallData, build_data, build_negatives, write_negatives
+from tests.builders import Rows, SmallData, build_data, build_negatives, value_of, write_negatives
 from tests.laws import assert_equal, assert_every_row_once, assert_exact_resume, assert_no_thread_is_left
+from trainer.inputs import Features, Inputs, Kind, Tokens
 from trainer.stream import Batch, JoinedStream, Source, open_sources
 
 THREAD = "extremis-stream"
-ROOTS = ["local", "memory", "local tars", "memory tars"]
+FORMS: list[tuple[str, Sink, Kind]] = [
+    ("local", "parquet", "tokens"),
+    ("memory", "parquet", "features"),
+    ("local", "webdataset", "both"),
+    ("memory", "webdataset", "tokens"),
+]
 
 
 @dataclass
@@ -32,22 +39,32 @@ class World:
     tokens: Rows
     positives: Rows
     hard: np.ndarray
+    features: Rows
+    inputs: Kind
 
     def stream(self, sources: list[Source] | None = None, **options) -> JoinedStream:
-        options = {"batch": 16, "streams": 8, "window_groups": 2, "seed": 5, "threads": 0, **options}
+        options = {
+            "batch": 16,
+            "streams": 8,
+            "window_groups": 2,
+            "seed": 5,
+            "threads": 0,
+            "inputs": self.inputs,
+            **options,
+        }
         return JoinedStream(sources or self.sources, self.data.labels, **options)
 
 
-@pytest.fixture(params=ROOTS, scope="module")
+@pytest.fixture(params=FORMS, ids=" ".join, scope="module")
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    place, _, tars = request.param.partition(" ")
-    root = str(tmp_path_factory.mktemp("data")) if place == "local" else f"memory://stream{tars}"
-    return make(join(root, "data"), join(root, "negatives"), "webdataset" if tars else "parquet")
+    place, sink, inputs = request.param
+    root = str(tmp_path_factory.mktemp("data")) if place == "local" else f"memory://stream/{sink}"
+    return make(join(root, "data"), join(root, "negatives"), sink, inputs)
 
 
-def make(root: str, negatives: str, sink: Sink = "parquet") -> World:
-    data = build_data(root, sink=sink)
-    queries, labels = open_sources(data.layout, "train", label_texts=True)
+def make(root: str, negatives: str, sink: Sink = "parquet", inputs: Kind = "tokens") -> World:
+    data = build_data(root, sink=sink, features=25, with_tokens=inputs != "features")
+    queries, labels = open_sources(data.layout, "train", label_texts=True, inputs=inputs)
     points = data.points["train"]
     hard = build_negatives(negatives, queries.table.manifest, points.positives, data.labels, 4)
     return World(
@@ -56,6 +73,8 @@ def make(root: str, negatives: str, sink: Sink = "parquet") -> World:
         points.tokens + data.label_points.tokens,
         points.positives + data.label_points.positives,
         np.concatenate([hard, np.full((data.labels, 4), -1)]),
+        points.features + data.label_points.features,
+        inputs,
     )
 
 
@@ -67,7 +86,12 @@ def test_a_batch_is_the_rows_that_the_order_names_read_one_by_one(world: World) 
     for step, batch in enumerate(batches):
         assert (batch.epoch, batch.step) == (0, step)
         np.testing.assert_array_equal(batch.rows, stream.order.batch_rows(step, range(8), stream.first_row))
-        assert lists(batch.tokens, batch.token_offsets) == [world.tokens[row] for row in batch.rows]
+        if world.inputs != "features":
+            assert lists(*batch.inputs.tokens) == [world.tokens[row] for row in batch.rows]
+        if world.inputs != "tokens":
+            ids, values, offsets = batch.inputs.features
+            assert lists(ids, offsets) == [world.features[row] for row in batch.rows]
+            assert lists(values, offsets) == [value_of(world.features[row]) for row in batch.rows]
         assert lists(batch.positives, batch.positive_offsets) == [world.positives[row] for row in batch.rows]
         np.testing.assert_array_equal(batch.hard, world.hard[batch.rows])
 
@@ -139,7 +163,9 @@ def test_a_state_of_other_tables_is_refused(world: World) -> None:
     with pytest.raises(InputError, match="negatives was"):
         world.stream(bare).load_state_dict(world.stream().state_dict())
     # As many rows, but others.
-    other = open_sources(build_data("memory://other", seed=1).layout, "train", label_texts=True)
+    columns = {"features": 25, "with_tokens": world.inputs != "features"}
+    layout = build_data("memory://other", seed=1, **columns).layout
+    other = open_sources(layout, "train", label_texts=True, inputs=world.inputs)
     with pytest.raises(InputError, match="tables was"):
         world.stream(other).load_state_dict(world.stream(bare).state_dict())
 
@@ -188,11 +214,11 @@ def test_ranks_that_do_not_divide_the_streams_are_refused_with_a_remedy(world: W
 
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("table", ["queries", "negatives"])
-@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize(("root", "sink"), [("local", "parquet"), ("memory", "parquet"), ("local", "webdataset")])
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
-def test_a_damaged_shard_is_named(tmp_path, root: str, table: str, threads: int, damage: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_shard_is_named(tmp_path: Path, root: str, sink: Sink, table: str, threads: int, damage: str) -> None:
     base = str(tmp_path) if root == "local" else f"memory://damaged-{table}-{threads}-{damage}"
-    small = make(join(base, "data"), join(base, "negatives"))
+    small = make(join(base, "data"), join(base, "negatives"), sink)
     source = small.sources[0]
     url = source.table.url if table == "queries" else source.negatives.url
     shard = join(url, open_manifest(url).shards[1].path)
@@ -209,9 +235,9 @@ def test_a_damaged_shard_is_named(tmp_path, root: str, table: str, threads: int,
 
 
 def spoil(content: bytes) -> bytes:
-    """One bit in every 64 bytes of the first half: in column data, past the magic number."""
+    """One bit in every 61 bytes of the first half: in column data, past the magic number; in members of a tar too."""
     changed = bytearray(content)
-    for at in range(16, len(content) // 2, 64):
+    for at in range(16, len(content) // 2, 61):
         changed[at] ^= 1
     return bytes(changed)
 
@@ -226,16 +252,26 @@ def lists(values: np.ndarray, offsets: np.ndarray) -> Rows:
 
 
 def laid_end_to_end(parts: list[Batch]) -> Batch:
-    def ragged(values: str, offsets: str) -> tuple[np.ndarray, np.ndarray]:
-        lengths = np.concatenate([np.diff(getattr(part, offsets)) for part in parts])
-        joined = np.concatenate([getattr(part, values) for part in parts])
-        return joined, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    def offsets(every: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(np.concatenate([np.diff(one) for one in every]))]).astype(np.int64)
 
+    tokens = [part.inputs.tokens for part in parts if part.inputs.tokens]
+    features = [part.inputs.features for part in parts if part.inputs.features]
     return Batch(
         parts[0].epoch,
         parts[0].step,
         np.concatenate([part.rows for part in parts]),
-        *ragged("tokens", "token_offsets"),
-        *ragged("positives", "positive_offsets"),
+        Inputs(
+            Tokens(np.concatenate([t.ids for t in tokens]), offsets([t.offsets for t in tokens])) if tokens else None,
+            Features(
+                np.concatenate([f.ids for f in features]),
+                np.concatenate([f.values for f in features]),
+                offsets([f.offsets for f in features]),
+            )
+            if features
+            else None,
+        ),
+        np.concatenate([part.positives for part in parts]),
+        offsets([part.positive_offsets for part in parts]),
         np.concatenate([part.hard for part in parts]),
     )

@@ -1,0 +1,85 @@
+"""What an encoder reads of a row: token ids, sparse features with values, or both."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.errors import InputError
+from schemas.manifest import Manifest
+from schemas.parquet import list_column
+
+Kind = Literal["tokens", "features", "both"]
+_TOKENS = ("input_ids",)
+_FEATURES = ("feature_ids", "feature_values")
+
+
+class Tokens(NamedTuple):
+    """Token ids [V] of B rows, with `offsets` [B + 1]."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+    def slice(self, start: int, stop: int) -> "Tokens":
+        ids, offsets = cut(self.ids, self.offsets, start, stop)
+        return Tokens(ids, offsets)
+
+
+class Features(NamedTuple):
+    """Sparse features of B rows: `ids` [V] int32, sorted and unique within a row, `values` [V] float32, `offsets`."""
+
+    ids: np.ndarray
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def slice(self, start: int, stop: int) -> "Features":
+        ids, offsets = cut(self.ids, self.offsets, start, stop)
+        return Features(ids, self.values[self.offsets[start] : self.offsets[stop]], offsets)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """B rows; what is not read is None."""
+
+    tokens: Tokens | None = None
+    features: Features | None = None
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> "Inputs":
+        """From the columns that are there."""
+        tokens = Tokens(*list_column(rows, "input_ids")) if "input_ids" in rows.column_names else None
+        if "feature_ids" not in rows.column_names:
+            return cls(tokens)
+        ids, offsets = list_column(rows, "feature_ids")
+        return cls(tokens, Features(ids, list_column(rows, "feature_values")[0], offsets))
+
+    def slice(self, start: int, stop: int) -> "Inputs":
+        """Rows [start, stop); values are views, not copies."""
+        return Inputs(
+            None if self.tokens is None else self.tokens.slice(start, stop),
+            None if self.features is None else self.features.slice(start, stop),
+        )
+
+
+def cut(values: np.ndarray, offsets: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [start, stop) of a ragged column: views of its values, and their offsets."""
+    return values[offsets[start] : offsets[stop]], offsets[start : stop + 1] - offsets[start]
+
+
+def columns_of(kind: Kind) -> list[str]:
+    """The columns that `encoder.inputs` reads."""
+    return [*(_TOKENS if kind != "features" else ()), *(_FEATURES if kind != "tokens" else ())]
+
+
+def require_inputs(url: str, manifest: Manifest, kind: Kind) -> None:
+    """Refuse a table without the columns that `kind` reads. Raises InputError that says what it has."""
+    names = [column.name for column in manifest.columns]
+    missing = [name for name in columns_of(kind) if name not in names]
+    if not missing:
+        return
+    if missing[0] in _TOKENS:
+        remedy = "set encoder.inputs = 'features' and encoder.kind = 'bag' (a transformer reads token ids only)"
+    else:
+        remedy = "set encoder.inputs = 'tokens', or shard data that has features for these rows too"
+    raise InputError(f"{url}: no column {', '.join(missing)}, which encoder.inputs = {kind!r} reads: {remedy}.")
