@@ -202,11 +202,35 @@ def _train(
 @click.argument("run")
 @click.option("--epoch", type=click.IntRange(0), help="The dump's epoch. Default: the newest complete dump.")
 @click.option("--watch", is_flag=True, help="Mine every dump as it is completed, until the run is finished.")
+@click.option(
+    "--by", type=click.Choice(["classifier", "labels"]), help="Score by classifier vectors (default) or labels."
+)
+@click.option("--queries", metavar="URL", help="Embeddings by `extremis embed` instead of the dump's.")
+@click.option("--vectors", metavar="URL", help="Vectors (`extremis embed --what labels`) instead of the dump's.")
+@click.option("--for-epoch", type=click.IntRange(0), help="First epoch that trains on the table. Default: the dump's.")
+@click.option("--out", metavar="URL", help="Publish under URL instead of the run's negatives.")
 @click.option("--width", type=click.IntRange(1), help="K, hard negatives a query. Default: what the trainer asked for.")
+@click.option("--ranges", type=click.IntRange(1), help="Keep K from each of so many equal label ranges (one a rank).")
+@click.option("--skip-top", type=click.IntRange(0), help="Leave out so many of the best-ranked negatives.")
+@click.option("--window", type=click.IntRange(1), help="Negatives come from ranks [skip-top, window).")
+@click.option("--margin", type=float, help="Keep scores below the weakest positive's minus this.")
+@click.option("--relative-margin", type=float, help="The same, as a share of that positive's score.")
 @click.option("--index", help="exact, auto, or a Faiss factory string. Default: what the trainer asked for.")
-@click.option("--nprobe", type=click.IntRange(1), help="Inverted lists searched a query.")
-@click.option("--block-rows", type=click.IntRange(1), help="Vectors in one index at a time.")
-@click.option("--threads", type=click.IntRange(1), help="Faiss threads a worker.")
+@click.option("--target-recall", type=float, help="What nprobe, ef-search and refine are tuned to. Default: 0.95.")
+@click.option("--nprobe", type=click.IntRange(1), help="Inverted lists searched a query. Default: tuned.")
+@click.option("--ef-search", type=click.IntRange(1), help="Breadth of an HNSW search. Default: tuned.")
+@click.option("--refine", type=click.IntRange(1), help="Score so many times K candidates exactly. Default: tuned.")
+@click.option("--memory", metavar="SIZE", help="What one worker process may use, e.g. 8GiB. Default: 4GiB.")
+@click.option("--block-rows", type=click.IntRange(1), help="Vectors in one index at a time. Default: from --memory.")
+@click.option("--query-batch", type=click.IntRange(1), help="Queries searched at a time. Default: from --memory.")
+@click.option(
+    "--tasks-per-block", type=click.IntRange(1), help="Work items a block; each builds its index. Default: 1."
+)
+@click.option("--threads", type=click.IntRange(1), help="Faiss threads a worker. Default: all cores.")
+@click.option("--audit-queries", type=click.IntRange(0), help="Rows also searched exactly. Default: 200 to 1000.")
+@click.option("--seed", type=click.IntRange(0), help="Of index training and of the audited rows. Default: 0.")
+@click.option("--keep-index", metavar="URL", help="Keep every block's Faiss index under URL, for serving.")
+@click.option("--overwrite", is_flag=True, default=None, help="Replace a table made with other options.")
 @json_option
 @beam_tail
 def mine(
@@ -224,14 +248,19 @@ def mine(
     Examples:
       extremis mine data/ runs/1                       the newest dump
       extremis mine data/ runs/1 --watch               beside a trainer, wherever it runs
-      extremis mine data/ runs/1 --index IVF4096,Flat --nprobe 64
+      extremis mine data/ runs/1 --memory 8GiB --index IVF4096,PQ32x4fs
+      extremis mine data/ runs/1 --by labels --out negatives/theta
+      extremis mine data/ runs/1 --skip-top 5 --relative-margin 0.05 --overwrite
     """
     from pipelines.mine import MineOptions
     from pipelines.mine import mine as mine_dump
     from pipelines.mine import watch as watch_run
 
-    options = MineOptions(**{name: value for name, value in chosen.items() if value is not None})
+    options = MineOptions.of(**{name: value for name, value in chosen.items() if value is not None})
     if watch:
+        fixed = [f"--{name.replace('_', '-')}" for name in ("queries", "out", "for_epoch", "overwrite") if chosen[name]]
+        if fixed or epoch is not None:
+            raise InputError(f"--watch mines each dump into its place; {' '.join(fixed) or '--epoch'} names one.")
         end_with_trainer()
         made = watch_run(data, run, options, beam_options, progress=say)
         if as_json:
@@ -239,9 +268,15 @@ def mine(
         return
     tables = mine_dump(data, run, epoch, options, beam_options, say)
     for name, manifest in tables.items():
-        say(f"{name}: {manifest.rows:,} rows, recall {manifest.quality.get('recall_at_k', float('nan')):.4f}")
+        recall = manifest.quality.get("recall_at_k")
+        say(f"{name}: {manifest.rows:,} rows, recall " + ("not measured" if recall is None else f"{recall:.4f}"))
+        if recall is not None and recall < options.target_recall:
+            say(f"{name}: below --target-recall {options.target_recall}: raise --nprobe or --refine, or leave both out")
     if as_json:
-        facts = {n: {"digest": m.digest, "rows": m.rows, "quality": m.quality} for n, m in tables.items()}
+        facts = {
+            n: {"digest": m.digest, "rows": m.rows, "counters": m.counters, "quality": m.quality}
+            for n, m in tables.items()
+        }
         print_json({"run": run, "tables": facts})
 
 

@@ -2,9 +2,11 @@
 
     shards of the table ─▶ embed and write ─▶ sum up ─▶ publish
 
-The only pipeline that loads a model: its workers need the trainer's packages.
+The only pipeline that loads a model: its workers need the trainer's packages. Memory is bounded by the encoder, one row
+group and one batch, whatever the number of rows and labels.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,14 +22,18 @@ from schemas import storage, tables
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, is_published, open_manifest, publish
-from schemas.parquet import matrix_array, open_shard, write_shard
+from schemas.parquet import ShardFile, matrix_array, open_shard
 from schemas.shards import iterate_shard
 from schemas.storage import join
 from trainer.inputs import require_inputs
-from trainer.model import Model, find_checkpoint, load_model
+from trainer.model import Model, find_checkpoint, load_encoder
 from trainer.stream import Table, open_queries
 
-TABLE = "embeddings"
+TABLES = {"queries": "embeddings", "labels": "vectors"}
+
+# One model a worker process, however many threads and shards it has.
+_MODELS: dict[str, Model] = {}  # by the digest of the checkpoint
+_LOADING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -37,14 +43,28 @@ class Plan:
     data: str
     run: str
     step: int
+    checkpoint: str
     source: Table
     out: str
     dtype: str
     batch: int
 
     @property
+    def what(self) -> str:
+        return self.source.manifest.kind
+
+    @property
+    def kind(self) -> str:
+        """Label embeddings are vectors to search, as classifier vectors are; those of queries are what searches."""
+        return TABLES[self.what]
+
+    @property
     def id_column(self) -> str:
-        return "label_id" if self.source.manifest.kind == "labels" else "query_id"
+        return "label_id" if self.what == "labels" else "query_id"
+
+    def schema(self, dimension: int) -> pa.Schema:
+        make = tables.vectors if self.what == "labels" else tables.embeddings
+        return make(dimension, self.dtype)
 
     @property
     def summary(self) -> str:
@@ -66,23 +86,24 @@ def embed(
     """Embed the queries of `split`, or the label texts, with the newest checkpoint (or that of `step`): the manifest.
 
     Row j of row group g of shard i of OUT is x [D] of row j of row group g of shard i of the table: what the classifier
-    vectors are multiplied with, so D counts the bias column where there is one. `batch` rows are encoded at a time. A
-    finished OUT of the same parents and parameters is returned as it is. Raises InputError (no such split, run or
-    checkpoint; OUT holds something else; a value too large for `dtype`), TableError, StorageError.
+    vectors are multiplied with, so D counts the bias column where there is one. Queries give an `embeddings` table,
+    labels a `vectors` table. `batch` rows are encoded at a time. A finished OUT of the same parents and parameters is
+    returned as it is. Raises InputError (no such split, run or checkpoint; OUT holds something else; a value too large
+    for `dtype`), TableError, StorageError.
     """
     pipeline = make_pipeline(beam_options)
     source = _open_source(DataLayout(data), what, split)
     recipe, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), step)
     require_inputs(source.url, source.manifest, recipe.encoder.inputs)
     at = int(checkpoint.state["progress"]["global_step"])
-    parents = {"queries": source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
-    parameters = {"what": what, "step": at, "dtype": dtype, "batch": batch}
+    parents = {what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
+    parameters = {"what": what, "step": at, "dtype": dtype, "batch": batch, "bias": recipe.classifier.bias}
     if what == "queries":
         parameters["split"] = split
-    made = _existing(out, parents, parameters)
+    plan = Plan(data, run, at, checkpoint.manifest.digest, source, out, dtype, batch)
+    made = _existing(plan, parents, parameters)
     if made is not None:
         return made
-    plan = Plan(data, run, at, source, out, dtype, batch)
     try:
         _wire(pipeline, plan)
         run_pipeline(pipeline)
@@ -98,27 +119,33 @@ class EmbedShard(beam.DoFn):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def setup(self) -> None:
-        plan = self._plan
-        _, self._model, _ = load_model(DataLayout(plan.data), RunLayout(plan.run), plan.step)
-
     def process(self, shard: int) -> Iterator[Summary]:
         plan, source = self._plan, self._plan.source.manifest
-        table = embed_shard(plan, self._model, shard)
-        entry = write_shard(plan.out, shard, len(source.shards), table, source.row_group_rows or 1)
-        yield Summary({TABLE: (entry,)}, {TABLE: Counter(rows=entry.rows)})
+        model = shared_model(plan)
+        schema = plan.schema(model.classifier.vectors.shape[1])
+        with ShardFile(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1) as out:
+            for rows in embed_shard(plan, model, shard):
+                out.write(rows)
+        yield Summary({plan.kind: (out.entry,)}, {plan.kind: Counter(rows=out.entry.rows)})
 
 
-def embed_shard(plan: Plan, model: Model, shard: int) -> pa.Table:
-    """The embeddings of shard `shard`, in the order of its rows. Raises InputError, TableError."""
-    schema = tables.embeddings(model.classifier.vectors.shape[1], plan.dtype)
-    parts = [schema.empty_table()]
+def shared_model(plan: Plan) -> Model:
+    """The encoder of the plan's checkpoint, loaded once a process; that of an earlier plan is let go."""
+    with _LOADING:
+        if plan.checkpoint not in _MODELS:
+            _MODELS.clear()
+            _MODELS[plan.checkpoint] = load_encoder(DataLayout(plan.data), RunLayout(plan.run), plan.step)
+        return _MODELS[plan.checkpoint]
+
+
+def embed_shard(plan: Plan, model: Model, shard: int) -> Iterator[pa.Table]:
+    """The embeddings of shard `shard`, a row group at a time. Raises InputError, TableError."""
+    schema = plan.schema(model.classifier.vectors.shape[1])
     for group in iterate_shard(plan.source.url, plan.source.manifest.shards[shard], [plan.id_column, *model.columns]):
         ids = group.column(plan.id_column).combine_chunks()
         x = _narrow(model.embed_table(group, plan.batch).numpy(), plan)
         vectors = matrix_array(x, schema.field("vector").type.value_type)
-        parts.append(pa.Table.from_arrays([ids, vectors], schema=schema))
-    return pa.concat_tables(parts)
+        yield pa.Table.from_arrays([ids, vectors], schema=schema)
 
 
 def _narrow(x: np.ndarray, plan: Plan) -> np.ndarray:
@@ -151,12 +178,13 @@ def _open_source(data: DataLayout, what: str, split: str) -> Table:
     return open_queries(data, split)
 
 
-def _existing(out: str, parents: dict[str, str], parameters: dict[str, object]) -> Manifest | None:
+def _existing(plan: Plan, parents: dict[str, str], parameters: dict[str, object]) -> Manifest | None:
     """The table at `out` if it is this very one; None where there is none. Raises InputError for any other."""
+    out = plan.out
     if not is_published(out):
         return None
     found = open_manifest(out)
-    if (found.kind, found.parents, found.parameters) == (TABLE, parents, parameters):
+    if (found.kind, found.parents, found.parameters) == (plan.kind, parents, parameters):
         return found
     raise InputError(
         f"{out}: holds a finished {found.kind} table made from something else, or with other options. "
@@ -165,11 +193,11 @@ def _existing(out: str, parents: dict[str, str], parameters: dict[str, object]) 
 
 
 def _publish(plan: Plan, summary: Summary, parents: dict[str, str], parameters: dict[str, object]) -> Manifest:
-    shards = summary.shards_of(TABLE)
+    shards = summary.shards_of(plan.kind)
     with open_shard(plan.out, shards[0]) as first:
         columns = columns_of(first.schema_arrow)
     manifest = Manifest(
-        kind=TABLE,
+        kind=plan.kind,
         columns=columns,
         shards=shards,
         rows=sum(shard.rows for shard in shards),
@@ -177,6 +205,6 @@ def _publish(plan: Plan, summary: Summary, parents: dict[str, str], parameters: 
         id_range=plan.source.manifest.id_range,
         parents=parents,
         parameters=parameters,
-        counters=dict(summary.counters[TABLE]),
+        counters=dict(summary.counters[plan.kind]),
     )
     return publish(plan.out, manifest)

@@ -93,6 +93,18 @@ def load_model(data: DataLayout, run: RunLayout, step: int | None = None) -> tup
     return recipe, model, checkpoint
 
 
+def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None) -> Model:
+    """The model of a checkpoint for embedding alone: its classifier has no rows, so memory does not grow with L.
+
+    Raises as `find_checkpoint`.
+    """
+    recipe, checkpoint = find_checkpoint(data, run, step)
+    facts = DataFacts.of(data)
+    model = Model.build(recipe, facts.vocabulary, 0, facts.features)
+    model.encoder.load_tensors(checkpoint.tensors("encoder"))
+    return model
+
+
 def require_same_data(config: dict, manifest: Manifest, data: str, run: str) -> None:
     """Refuse a run that was trained on other data. Raises InputError that names both digests."""
     trained = config.get("data", {}).get("digest")

@@ -10,7 +10,7 @@ from pipelines.mining.options import say_bytes
 from schemas.errors import InputError
 from schemas.manifest import Manifest
 
-_PROCESS = 330 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
+_PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
 _MATRIX_PRODUCTS = 64 << 20  # Faiss' buffers: blocks of distances, and of vectors being added
 _PAIR_BYTES = 96  # of a candidate while it is fetched, scored, struck and sorted
 _LABELS_A_ROW = 64  # positives and filtered labels of a row, for lack of their number in the manifest

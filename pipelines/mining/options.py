@@ -43,7 +43,7 @@ class MineOptions(BaseModel):
     query_batch: int | None = Field(default=None, ge=1, description="queries searched at a time; None: from memory")
     tasks_per_block: int = Field(default=1, ge=1, description="work items a block; each builds its index")
     threads: int | None = Field(default=None, ge=1, description="Faiss threads a worker")
-    audit_queries: int = Field(default=1000, ge=0, description="rows also searched exactly, for recall")
+    audit_queries: int | None = Field(default=None, ge=0, description="rows also searched exactly; None: 200 to 1000")
     seed: int = Field(default=0, ge=0, description="of index training and of the audited rows")
     # Where it goes.
     for_epoch: int | None = Field(default=None, ge=0, description="the first epoch that trains on the table")

@@ -254,5 +254,5 @@ def _table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema) -> pa.Table
 def _sampled_rows(plan: Plan, source: Source, shard: int) -> np.ndarray:
     """The audited rows of a shard, counted from its first row."""
     first = sum(entry.rows for entry in source.queries.shards[:shard])
-    rows = sample_rows(source.queries.rows, plan.options.audit_queries, plan.options.seed)
+    rows = sample_rows(source.queries.rows, plan.audited(source), plan.options.seed)
     return rows[(rows >= first) & (rows < first + source.queries.shards[shard].rows)] - first

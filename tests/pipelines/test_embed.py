@@ -58,11 +58,12 @@ def test_rows_are_what_the_model_gives_in_the_order_of_the_table(
     source = open_manifest(url, what)
     _, model, _ = load_model(small.layout, RunLayout(run))
     verify(out, manifest)
-    assert manifest == open_manifest(out, "embeddings")
+    assert manifest == open_manifest(out, "vectors" if what == "labels" else "embeddings")
     groups = list(zip(iterate(out, manifest), iterate(url, source), strict=True))
     assert sum(rows.num_rows for rows, _ in groups) == source.rows > 0
     for got, rows in groups:
-        assert got.column("query_id").equals(rows.column("label_id" if what == "labels" else "query_id"))
+        id_column = "label_id" if what == "labels" else "query_id"
+        assert got.column(id_column).equals(rows.column(id_column))
         expected = model.embed_table(rows).numpy()
         assert expected.shape[1] == 7  # the last column meets the bias
         np.testing.assert_array_equal(matrix_column(got, "vector"), expected.astype(dtype))

@@ -71,7 +71,7 @@ def test_more_memory_gives_fewer_blocks():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"memory": 300 << 20}, ["--memory 300.0 MiB", "need", "Give --memory", "or more"]),
+        ({"memory": 250 << 20}, ["--memory 250.0 MiB", "need", "Give --memory", "or more"]),
         ({"memory": GIB, "block_rows": 10_000_000}, ["blocks of 6,000,000 vectors", "smaller --block-rows"]),
         ({"memory": GIB, "query_batch": 10**6}, ["1,000,000 queries at a time", "queries"]),
     ],

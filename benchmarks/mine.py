@@ -1,0 +1,305 @@
+"""`python -m benchmarks.mine [--quick]`: the mining pipeline against bare Faiss, and its memory as labels grow.
+
+Time: one side builds the index with Faiss and searches, over the vectors and queries in memory; the other is `mine`,
+from the tables in storage to the published one, audit included. Same factory string, training sample, threads, nprobe
+and refinement. Each runs in a process of its own, in turns; imports, a first tiny pipeline and writing the input are
+not timed. Memory: resident bytes of the process and its children, sampled, at L and at 8 L under the same `--memory`.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.report import interleave, medians, report
+from schemas import tables
+from schemas.layout import DataLayout, RunLayout
+from schemas.parquet import list_array, matrix_array
+from schemas.shards import write_table
+from schemas.storage import join
+
+K = 50
+DIMENSION = 64
+EPOCH = 3
+GROUP = 1 << 14
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of one comparison."""
+
+    labels: int
+    queries: int
+    index: str
+    nprobe: int
+    refine: int
+    memory: str
+    grown_queries: int
+    rounds: int
+    threads: int
+
+
+FULL = Setting(1 << 20, 100_000, "IVF1024,PQ32x4fs", 32, 6, "800MiB", 20_000, 3, 2)
+QUICK = Setting(1 << 17, 30_000, "IVF256,PQ32x4fs", 16, 6, "480MiB", 4_000, 3, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="under a minute, the same ratios")
+    parser.add_argument("--side", choices=sorted(SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--root", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    setting = QUICK if arguments.quick else FULL
+    if arguments.side:
+        print(json.dumps(SIDES[arguments.side](setting, arguments.root)))
+        return
+    with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as root:
+        measure(setting, root, ["--quick"] if arguments.quick else [])
+
+
+def measure(setting: Setting, root: str, flags: list[str]) -> None:
+    """Run both comparisons and print the report."""
+    small, large = join(root, "small"), join(root, "large")
+    write_world(small, setting.labels, setting.queries)
+    write_world(join(root, "few"), setting.labels, setting.grown_queries)
+    write_world(large, 8 * setting.labels, setting.grown_queries)
+    seen: dict[str, list[dict]] = {"bare": [], "pipeline": []}
+
+    def side(name: str) -> Callable[[], float]:
+        def run() -> float:
+            seen[name].append(child(name, small, flags))
+            return float(seen[name][-1]["seconds"])
+
+        return run
+
+    times = interleave({name: side(name) for name in seen}, setting.rounds)
+    by_labels = {str(n): child("memory", place, flags) for n, place in ((1, join(root, "few")), (8, large))}
+    quality = seen["pipeline"][-1]["quality"]
+    middle = medians(times)
+    report(
+        "mining takes at most 1.25 times bare Faiss build and search at the same recall, in memory that does not grow "
+        "with the labels",
+        {
+            **asdict(setting),
+            "seconds": times,
+            "median_seconds": middle,
+            "cpu_seconds": {name: [round(one["cpu"], 2) for one in runs] for name, runs in seen.items()},
+            "bare_stages": {
+                stage: statistics.median(one[stage] for one in seen["bare"]) for stage in ("build", "search")
+            },
+            "pipeline_stages": seen["pipeline"][-1]["stages"],
+            "queries_per_second": setting.queries / middle["pipeline"],
+            "recall_of_bare": seen["bare"][-1]["recall"],
+            "peak_mib": {n: round(one["peak"] / 2**20) for n, one in by_labels.items()},
+            "blocks": {n: one["blocks"] for n, one in by_labels.items()},
+            "estimated_mib": {n: round(one["estimated"] / 2**20) for n, one in by_labels.items()},
+            "not_timed": "imports, a first tiny pipeline, writing the input tables",
+        },
+        {
+            "time": middle["pipeline"] / middle["bare"],
+            "recall_at_50": quality["recall_at_k"],
+            "peak_8L_to_L": by_labels["8"]["peak"] / by_labels["1"]["peak"],
+        },
+        {"time": "<1.25", "recall_at_50": 0.95, "peak_8L_to_L": "<1.3"},
+    )
+
+
+def child(side: str, place: str, flags: list[str]) -> dict:
+    """One side in a process of its own; for `memory`, with the peak of its tree sampled from here."""
+    command = [sys.executable, "-m", "benchmarks.mine", "--side", side, "--root", place, *flags]
+    threads = str((QUICK if flags else FULL).threads)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": threads}
+    )
+    peak = sample_peak(process) if side == "memory" else 0
+    out, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{side}: status {process.returncode}")
+    return {**json.loads(out.splitlines()[-1]), "peak": peak}
+
+
+def sample_peak(process: subprocess.Popen) -> int:
+    """The most resident bytes that a process and its children held together, looked at every 20 ms."""
+    import psutil
+
+    parent, peak = psutil.Process(process.pid), 0
+    while process.poll() is None:
+        try:
+            tree = [parent, *parent.children(recursive=True)]
+            peak = max(peak, sum(one.memory_info().rss for one in tree))
+        except psutil.Error:
+            pass
+        time.sleep(0.02)
+    return peak
+
+
+def bare(setting: Setting, root: str) -> dict:
+    """Faiss alone: train on the same sample, add, search in batches with refinement."""
+    import faiss
+
+    from pipelines.mining.blocks import read_block
+    from pipelines.mining.factory import Factory
+    from pipelines.mining.index import set_up
+    from pipelines.mining.source import open_source
+    from schemas.manifest import open_manifest
+
+    set_up(setting.threads)
+    run = RunLayout(join(root, "run"))
+    url = run.vectors(EPOCH)
+    vectors = read_block(url, open_manifest(url), 0, setting.labels, DIMENSION)
+    url = run.embeddings(EPOCH, "queries")
+    source = open_source("queries", DataLayout(root).queries("train"), "queries", url, open_manifest(url))
+    batches = [
+        batch.queries for shard in range(len(source.queries.shards)) for batch in source.batches(shard, 4096, DIMENSION)
+    ]
+    queries = np.concatenate(batches)
+    factory = Factory(setting.index)
+    draw = np.random.Generator(np.random.Philox(key=0))
+    rows = np.sort(draw.choice(len(vectors), factory.training_rows(), replace=False, shuffle=False))
+    started, cpu = time.perf_counter(), time.process_time()
+    index = faiss.index_factory(DIMENSION, f"{setting.index},RFlat", faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors[rows])
+    index.add(vectors)
+    built = time.perf_counter()
+    faiss.extract_index_ivf(faiss.downcast_index(index.base_index)).nprobe = setting.nprobe
+    index.k_factor = setting.refine
+    found = [index.search(batch, K)[1] for batch in batches]
+    done, spent = time.perf_counter(), time.process_time() - cpu
+    _, exact = faiss.knn(queries[:500], vectors, K, metric=faiss.METRIC_INNER_PRODUCT)
+    some = np.concatenate(found)[:500]
+    recall = np.mean([len({*a} & {*b}) / K for a, b in zip(some.tolist(), exact.tolist(), strict=True)])
+    return {
+        "seconds": done - started,
+        "build": built - started,
+        "search": done - built,
+        "cpu": spent,
+        "recall": float(recall),
+    }
+
+
+def pipeline(setting: Setting, root: str) -> dict:
+    """`mine` from storage to storage, in one block as the other side."""
+    from pipelines.mine import SPENT, MineOptions, mine
+    from schemas import storage
+
+    warm_up(root)
+    options = MineOptions.of(
+        index=setting.index,
+        nprobe=setting.nprobe,
+        refine=setting.refine,
+        threads=setting.threads,
+        block_rows=setting.labels,
+    )
+    storage.remove(RunLayout(join(root, "run")).negatives_root, recursive=True)
+    started, cpu = time.perf_counter(), time.process_time()
+    manifest = mine(root, join(root, "run"), options=options)["queries"]
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
+    spent = json.loads(storage.read_bytes(join(folder, SPENT)))
+    return {
+        "seconds": seconds,
+        "cpu": cpu,
+        "quality": manifest.quality,
+        "stages": spent["tables"]["queries"]["seconds"],
+    }
+
+
+def memory(setting: Setting, root: str) -> dict:
+    """`mine` under the budget."""
+    from pipelines.mine import SPENT, MineOptions, mine
+    from schemas import storage
+
+    options = MineOptions.of(
+        index=setting.index,
+        nprobe=setting.nprobe,
+        refine=setting.refine,
+        threads=setting.threads,
+        memory=setting.memory,
+        audit_queries=100,
+    )
+    manifest = mine(root, join(root, "run"), options=options)["queries"]
+    folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
+    spent = json.loads(storage.read_bytes(join(folder, SPENT)))
+    return {"blocks": manifest.parameters["blocks"], "estimated": spent["estimated_bytes"]}
+
+
+SIDES: dict[str, Callable[[Setting, str], dict]] = {"bare": bare, "pipeline": pipeline, "memory": memory}
+
+
+def warm_up(root: str) -> None:
+    """A table of a few rows: Beam and Faiss load what they load once."""
+    from pipelines.mine import MineOptions, mine
+
+    tiny = join(root, "tiny")
+    write_world(tiny, 100, 50)
+    mine(tiny, join(tiny, "run"), options=MineOptions(width=5))
+
+
+def write_world(root: str, labels: int, queries: int) -> None:
+    """DATA and a dump of clustered unit vectors: each query and label is a centre and noise, in 4 shards of queries."""
+    centres = unit(np.random.default_rng(0).standard_normal((max(16, labels // 256), DIMENSION), np.float32))
+    draw = np.random.default_rng(1)
+    nearest = draw.integers(0, len(centres), queries)
+    embeddings = noisy(centres, nearest, draw).astype(np.float16)
+    positives = draw.integers(0, labels, 2 * queries)
+    ids = np.arange(queries)
+    label_type = tables.label_type(labels)
+    table = pa.table(
+        {
+            "query_id": pa.array(ids),
+            "key": pa.array(ids.astype(str)),
+            "input_ids": list_array(np.zeros(queries, np.uint16), np.arange(queries + 1), pa.uint16()),
+            "label_ids": list_array(positives, np.arange(queries + 1) * 2, label_type),
+        },
+        schema=tables.queries(pa.uint16(), label_type),
+    )
+    parent = write_table(DataLayout(root).queries("train"), "queries", cut(table), GROUP, id_range=(0, queries))
+    run = RunLayout(join(root, "run"))
+    dumped = pa.table(
+        {"query_id": pa.array(ids), "vector": matrix_array(embeddings, pa.float16())},
+        schema=tables.embeddings(DIMENSION),
+    )
+    write_table(
+        run.embeddings(EPOCH, "queries"),
+        "embeddings",
+        cut(dumped),
+        GROUP,
+        id_range=(0, queries),
+        parents={"queries": parent.digest},
+    )
+    shards = []
+    for start in range(0, labels, 1 << 20):
+        stop = min(labels, start + (1 << 20))
+        some = noisy(centres, draw.integers(0, len(centres), stop - start), draw).astype(np.float16)
+        columns = {"label_id": pa.array(np.arange(start, stop)), "vector": matrix_array(some, pa.float16())}
+        shards.append(pa.table(columns, schema=tables.vectors(DIMENSION, "float16")))
+    facts = {"sources": ["queries"], "table_width": K, "step": 0, "use_from": EPOCH + 2}
+    write_table(run.vectors(EPOCH), "vectors", shards, GROUP, id_range=(0, labels), parameters=facts)
+
+
+def cut(table: pa.Table, shards: int = 4) -> list[pa.Table]:
+    edges = [table.num_rows * i // shards for i in range(shards + 1)]
+    return [table.slice(low, high - low) for low, high in itertools.pairwise(edges)]
+
+
+def noisy(centres: np.ndarray, picked: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    noise = draw.standard_normal((len(picked), DIMENSION), np.float32) / np.sqrt(DIMENSION)
+    return unit(centres[picked] + 0.9 * noise)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""What a table holds under each option, against brute force; and what becomes of a table that is there already."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.mine import MineOptions, mine
+from pipelines.mining.blocks import equal_ranges
+from pipelines.mining.kept import KeptIndex
+from schemas import storage
+from schemas.errors import InputError, TableError
+from schemas.manifest import open_manifest, verify
+from schemas.storage import join
+from tests.command import call, refused
+from tests.pipelines.mining.world import World, brute_force, random_world, read_negatives
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    made = random_world(str(tmp_path), rows=60, labels=50, dimension=6, with_labels=True)
+    made.write_dump(bias=True)
+    return made
+
+
+def table(world: World, source: str = "queries", **options) -> tuple[np.ndarray, dict]:
+    """Label ids [N, K] and the manifest of a table mined into a place of its own."""
+    out = join(world.run, "out")
+    storage.remove(out, recursive=True)
+    manifest = mine(world.data, world.run, options=MineOptions.of(out=out, **options))[source]
+    _, found, _ = read_negatives(join(out, source), manifest)
+    return found, manifest
+
+
+def ranking(world: World, width: int = 50) -> np.ndarray:
+    return brute_force(world.scores("queries"), world.excluded("queries"), width)
+
+
+def funnel_adds_up(counters: dict) -> bool:
+    lost = ("positives_dropped", "filtered_dropped", "skipped_top", "beyond_window", "above_margin", "outranked")
+    return counters["candidates"] == counters["kept"] + sum(counters[name] for name in lost)
+
+
+@pytest.mark.parametrize("block_rows", [50, 13])
+def test_a_rank_window_is_counted_over_all_labels(world, block_rows):
+    found, manifest = table(world, skip_top=3, window=12, width=4, block_rows=block_rows)
+    assert (found == ranking(world)[:, 3:7]).all()
+    assert manifest.counters["skipped_top"] == 3 * 60
+    assert funnel_adds_up(manifest.counters)
+    assert manifest.quality["recall_at_k"] == 1.0
+
+
+def expected_with_margin(world: World, margin: float, relative: float, width: int, window: int) -> np.ndarray:
+    rows = []
+    for row, (scores, own) in enumerate(zip(world.scores("queries"), world.positives, strict=True)):
+        weakest = min((scores[label] for label in own), default=np.inf)
+        limit = weakest - margin - relative * abs(weakest) if own else np.inf
+        ranked = [label for label in ranking(world)[row].tolist()[:window] if label >= 0 and scores[label] < limit]
+        rows.append((ranked + [-1] * width)[:width])
+    return np.asarray(rows)
+
+
+@pytest.mark.parametrize(("margin", "relative"), [(0.0, None), (0.5, None), (None, 0.2), (0.3, 0.1)])
+@pytest.mark.parametrize("block_rows", [50, 17])
+def test_a_margin_is_taken_from_the_weakest_positive_of_all_blocks(world, margin, relative, block_rows):
+    options = {name: value for name, value in (("margin", margin), ("relative_margin", relative)) if value is not None}
+    found, manifest = table(world, width=4, window=20, block_rows=block_rows, **options)
+    assert (found == expected_with_margin(world, margin or 0, relative or 0, 4, 20)).all()
+    assert manifest.counters["above_margin"] > 0
+    assert manifest.counters["padded_rows"] == (found < 0).any(axis=1).sum()
+    assert funnel_adds_up(manifest.counters)
+    assert manifest.quality["recall_at_k"] == 1.0
+
+
+@pytest.mark.parametrize("block_rows", [50, 9])
+def test_each_label_range_keeps_its_own_columns(world, block_rows):
+    found, manifest = table(world, ranges=3, width=2, block_rows=block_rows)
+    assert manifest.parameters["ranges"] == [list(bounds) for bounds in equal_ranges(0, 50, 3)]
+    for number, (start, stop) in enumerate(equal_ranges(0, 50, 3)):
+        gone = [own | {*range(start)} | {*range(stop, 50)} for own in world.excluded("queries")]
+        assert (found[:, 2 * number : 2 * number + 2] == brute_force(world.scores("queries"), gone, 2)).all()
+    assert manifest.quality["recall_at_k"] == 1.0
+
+
+@pytest.mark.parametrize("spec", ["exact", "IVF4,Flat", "IVF4,PQ3x4fs", "HNSW8", "IVF4,PQ4x4fs,RFlat"])
+def test_every_index_reaches_the_recall_that_it_is_tuned_to(tmp_path, spec):
+    world = random_world(str(tmp_path), rows=300, labels=400, dimension=6, width=10)
+    world.write_dump()
+    _, manifest = table(world, index=spec, block_rows=200, target_recall=0.9)
+    assert manifest.quality["recall_at_k"] > 0.85
+    if spec.startswith("IVF"):
+        assert manifest.quality["nprobe"]["most"] <= 4
+
+
+def test_more_recall_is_more_work(tmp_path):
+    world = random_world(str(tmp_path), rows=400, labels=2000, dimension=8, width=10)
+    world.write_dump()
+    found = [table(world, index="IVF64,Flat", target_recall=target)[1].quality for target in (0.5, 0.9, 0.99)]
+    assert found[0]["nprobe"]["most"] < found[1]["nprobe"]["most"] < found[2]["nprobe"]["most"]
+    for quality, target in zip(found, (0.5, 0.9, 0.99), strict=True):
+        assert quality["recall_at_k"] >= target - 0.02
+
+
+class TestByLabels:
+    def test_label_embeddings_of_the_dump_are_searched_without_their_bias(self, world):
+        found, manifest = table(world, by="labels", width=5)
+        embeddings = world.label_embeddings.astype(np.float16).astype(np.float64)
+        embeddings[:, -1] = 0
+        scores = world.queries.astype(np.float16).astype(np.float64) @ embeddings.T
+        assert (found == brute_force(scores, world.excluded("queries"), 5)).all()
+        assert manifest.parameters["by"] == "labels"
+        assert manifest.parents["vectors"] == open_manifest(world.layout.embeddings(3, "labels")).digest
+
+    def test_a_dump_without_label_texts_says_how_to_get_them(self, world):
+        world.write_vectors(["queries"])
+        with pytest.raises(InputError, match=r"no label embeddings.*extremis embed DATA RUN OUT --what labels"):
+            mine(world.data, world.run, options=MineOptions(by="labels"))
+
+
+class TestOtherTables:
+    def test_previous_overlap_is_measured_against_the_table_before(self, world):
+        first = mine(world.data, world.run)["queries"]
+        assert "previous" not in first.quality
+        world.epoch = 6
+        world.vectors = world.vectors + 0.5 * np.random.default_rng(1).standard_normal((50, 6)).astype(np.float32)
+        world.write_dump()
+        second = mine(world.data, world.run)["queries"]
+        tables = [
+            read_negatives(world.layout.negatives(epoch, "queries"), m)[1] for epoch, m in ((5, first), (8, second))
+        ]
+        both = [len({*a} & {*b}) / 5 for a, b in zip(*(found.tolist() for found in tables), strict=True)]
+        assert second.quality["previous"] == first.digest
+        assert second.quality["overlap_with_previous"] == pytest.approx(np.mean(both))
+        assert 0.1 < np.mean(both) < 0.95
+
+    def test_other_options_are_refused_and_replace_on_request(self, world):
+        mine(world.data, world.run)
+        url = world.layout.negatives(5, "queries")
+        with pytest.raises(InputError, match=r"queries: holds a table made with other options \(width 5, now 3\)"):
+            mine(world.data, world.run, options=MineOptions(width=3))
+        with pytest.raises(InputError, match=r"other vectors; by 'classifier', now 'labels'"):
+            mine(world.data, world.run, options=MineOptions(by="labels"))
+        assert open_manifest(url).parameters["width"] == 5
+        mine(world.data, world.run, options=MineOptions(width=3, overwrite=True))
+        assert open_manifest(url).parameters["width"] == 3
+        verify(url, open_manifest(url))
+
+    def test_a_table_that_an_epoch_trains_on_is_not_replaced(self, world):
+        manifest = mine(world.data, world.run)["queries"]
+        body = {"epoch": 5, "table_epoch": 5, "digests": {"queries": manifest.digest}, "late": False}
+        storage.write_bytes(world.layout.adoption(5), json.dumps(body).encode())
+        options = MineOptions(width=3, overwrite=True)
+        with pytest.raises(InputError, match="epoch 5 of this run trains on this table"):
+            mine(world.data, world.run, options=options)
+        assert open_manifest(world.layout.negatives(5, "queries")) == manifest
+        storage.write_bytes(world.layout.finished, b"{}")
+        assert mine(world.data, world.run, options=options)["queries"].parameters["width"] == 3
+
+
+class TestKeptIndex:
+    @pytest.mark.parametrize("spec", ["exact", "IVF4,PQ3x4fs", "HNSW8"])
+    def test_it_finds_what_the_table_holds(self, world, spec):
+        url = join(world.run, "index")
+        options = {"index": spec, "keep_index": url, "block_rows": 20, "target_recall": 1.0, "width": 5}
+        first, _ = table(world, **options)
+        manifest = open_manifest(url, "index")
+        verify(url, manifest)
+        assert manifest.parameters["metric"] == "inner product"
+        assert manifest.parameters["blocks"] == [[0, 16], [16, 33], [33, 50]]
+        assert manifest.parents == {"vectors": open_manifest(world.layout.vectors(3)).digest}
+        queries = world.queries.astype(np.float16).astype(np.float32)
+        found, scores = KeptIndex(url, world.layout.vectors(3)).search(queries, 50)
+        own = world.excluded("queries")
+        mined = [
+            [label for label in row if label not in gone and label >= 0][:5]
+            for row, gone in zip(found.tolist(), own, strict=True)
+        ]
+        assert mined == first.tolist()
+        assert np.allclose(scores[:, 0], world.scores("queries").max(axis=1), atol=1e-3)
+        if spec != "IVF4,PQ3x4fs":  # codes alone score roughly
+            bare, _ = KeptIndex(url).search(queries, 5)
+            assert (bare == found[:, :5]).mean() > 0.95
+
+    def test_it_is_made_for_a_table_that_is_there_and_kept_with_the_same_bytes(self, world):
+        url = join(world.run, "index")
+        mine(world.data, world.run)
+        assert storage.list_names(url) == []
+        mine(world.data, world.run, options=MineOptions(keep_index=url))
+        made = open_manifest(url, "index")
+        assert mine(world.data, world.run, options=MineOptions(keep_index=url)).keys() == {"queries", "labels"}
+        storage.remove(url, recursive=True)
+        mine(world.data, world.run, options=MineOptions(keep_index=url))
+        assert open_manifest(url, "index") == made
+        with pytest.raises(InputError, match=r"--keep-index .*index: holds a finished index table"):
+            mine(world.data, world.run, options=MineOptions(keep_index=url, width=3, out=join(world.run, "other")))
+
+    def test_damage_is_named(self, world):
+        url = join(world.run, "index")
+        mine(world.data, world.run, options=MineOptions(keep_index=url))
+        place = Path(url, open_manifest(url).shards[0].path)
+        content = place.read_bytes()
+        place.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(TableError, match=r"part-00000-of-00001\.faiss: damaged"):
+            KeptIndex(url).load(0)
+
+
+def test_the_command_line_takes_every_option(world):
+    done = call(
+        "mine", world.data, world.run, "--memory", "1GiB", "--width", 3, "--skip-top", 1, "--margin", 0.1, "--json"
+    )
+    assert done.status == 0, done.err
+    facts = done.json["tables"]["queries"]
+    assert facts["counters"]["skipped_top"] == 60
+    assert "of 1.0 GiB a worker process" in done.err
+    refused(call("mine", world.data, world.run, "--memory", "100MiB"), "--memory 100.0 MiB", "Give --memory")
+    refused(call("mine", world.data, world.run, "--memory", "much"), "'much' is no size", "8GiB")
+    refused(call("mine", world.data, world.run, "--width", 7), "made with other options", "--overwrite")
+    refused(call("mine", world.data, world.run, "--target-recall", 2), "--target-recall", "got 2.0")
+    refused(call("mine", world.data, world.run, "--watch", "--out", "x"), "--out")
+
+
+PEAK = """
+import sys
+from pipelines.mine import mine, MineOptions
+from pipelines.mining.spent import peak_bytes
+mine(sys.argv[1], sys.argv[2], options=MineOptions.of(index=sys.argv[3], memory=sys.argv[4], threads=1))
+print(peak_bytes())
+"""
+
+
+SLOW = [pytest.param(spec, marks=pytest.mark.slow) for spec in ("exact", "IVF128,Flat", "HNSW16")]
+
+
+@pytest.mark.parametrize("spec", ["IVF128,PQ32x4fs", *SLOW])
+def test_a_run_stays_within_its_memory(tmp_path, spec):
+    """The real process, at a budget that forces several blocks."""
+    world = random_world(str(tmp_path), rows=2000, labels=60_000, dimension=64, shards=2, row_group_rows=1000)
+    world.write_dump()
+    budget = 390 << 20
+    command = [sys.executable, "-c", PEAK, world.data, world.run, spec, str(budget)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert int(done.stdout) <= budget
+    spent = json.loads(storage.read_bytes(join(world.layout.negatives_root, "epoch-0005", "spent.json")))
+    assert 50 << 20 < spent["tables"]["queries"]["peak_bytes"] <= budget
+    assert spent["estimated_bytes"] <= budget
+    assert set(spent["tables"]["queries"]["seconds"]) >= {"read vectors", "build index", "search", "audit", "merge"}
