@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pipelines.sharding.formats import records
+from pipelines.sharding.formats import clean_lines, records
 from pipelines.sharding.formats.base import Parsed, labels_schema, list_column, pairs_schema, points_schema
 from pipelines.sharding.formats.fields import Fields
 from pipelines.sharding.formats.records import Bad, Record
@@ -22,6 +22,8 @@ def parse_points(
     lines: Sequence[bytes], first_row: int, file: str, fields: Fields, text: str, features: bool, labels: bool
 ) -> Parsed:
     """Points of raw lines [B]; columns by `features` and `labels` (False: labels come from pairs)."""
+    if labels and not features and (clean := clean_lines.read_points(lines, first_row, fields)) is not None:
+        return Parsed(clean, [])
 
     def read(record: Record, row: int) -> tuple[str, str, Any, list[str], int]:
         point = _named(record, fields, text, features)
