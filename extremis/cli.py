@@ -74,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
+FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir")  # docs/formats.md
+
+
 @cli.command()
 @click.argument("source", metavar="INPUT")
 @click.argument("data")
@@ -104,7 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     show_default=True,
     help="Texts that train:SIZE learns from, chosen by the hash of their keys.",
 )
-@click.option("--format", help="The input form. Default: found out.")
+@click.option("--format", metavar="FORM", help=f"The input form: {', '.join(FORMS)}. Default: found out.")
+@click.option(
+    "--fields", metavar="NAME=NAME,...", help="What fields are called in jsonl and parquet: key=id,text=query."
+)
 @click.option(
     "--exchange",
     type=click.Choice(["files", "shuffle"]),
@@ -125,11 +131,13 @@ def shard(
 ) -> None:
     """Tokenize and shard raw data: INPUT to DATA. Everything after -- goes to Beam.
 
+    INPUT is a prefix with files of one of the forms of docs/formats.md, or a pattern such as raw/*-2024.jsonl.
     Rows that cannot be used go to DATA/rejects. Without Beam options all cores of this machine are used.
 
     \b
     Examples:
       extremis shard examples/tate/ data/ --propensity 0.55,1.5
+      extremis shard queries/ data/ --format jsonl --fields key=id,text=query,labels=positives
       extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
     """
     from pipelines.shard import ShardOptions

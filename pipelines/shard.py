@@ -45,7 +45,7 @@ def shard(
     """
     tell = progress or _silent
     make_pipeline(beam_options)  # refuses wrong options before anything is read
-    form = formats.choose(source, options.format)
+    form = formats.choose(source, options.format, options.fields)
     inputs = form.find(source)
     planning.check(inputs, options)
     given = tokenizer.load_directory(options.tokenizer, options.max_tokens)
@@ -178,6 +178,7 @@ class _Run:
             "options": self._recorded,
             "propensity": {"a": options.propensity_a, "b": options.propensity_b} if known else None,
             "filters": filters,
+            "features": inputs.features or found.features or None,
             "labels": sum(shard.rows for shard in summary.shards_of("labels")),
             "rows": {plan.split: summary.count(plan.name, "rows_out") for plan in queries},
         }

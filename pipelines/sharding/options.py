@@ -29,6 +29,7 @@ class ShardOptions:
     max_reject_share: float = 0.001  # of a table's rows, and of its label mentions; of XC's labels always none
     tokenizer_texts: int = 1_000_000  # texts that train:SIZE learns from, chosen by the hash of their keys
     format: str | None = None  # None: found out
+    fields: str | None = None  # what fields are called in data with string keys: key=id,text=query
     sink: Sink = "parquet"  # of the queries
     exchange: str | None = None  # how bulk data goes between stages; None: as suits the runner
 

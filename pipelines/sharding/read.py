@@ -72,6 +72,7 @@ class ParseBlock(beam.DoFn):
             rejects=Rejects.of(part.table, parsed.rejects),
             blocks=(Block(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),),
             rejected=((part.table, sent["rejects"]),) if "rejects" in sent else (),
+            features=_features(rows),
         )
 
 
@@ -102,6 +103,13 @@ def _hashed(batch: pa.RecordBatch, table: str, seed: int) -> pa.RecordBatch:
     if table.startswith(PAIRS):
         return batch.append_column("hash", pa.array(hash_strings(batch["key"], seed)))
     return with_hashes(batch, seed)
+
+
+def _features(rows: pa.RecordBatch) -> int:
+    if "feature_ids" not in rows.schema.names:
+        return 0
+    largest = pc.max(rows["feature_ids"].flatten()).as_py()
+    return 0 if largest is None else int(largest) + 1
 
 
 def _count(rows_in: int, rows: pa.RecordBatch) -> Counter[str]:

@@ -23,7 +23,7 @@ class Summary:
     """Shards and counters by table, rejects, and what lies in staging; `merge` is associative and commutative.
 
     blocks: parsed rows in staging. rejected: (input table, packet) of reject rows in staging. files: (bytes, SHA-256)
-    of each input file by its URL.
+    of each input file by its URL. features: one more than the largest feature id of any row.
     """
 
     shards: dict[str, tuple[Shard, ...]] = field(default_factory=dict)
@@ -32,6 +32,7 @@ class Summary:
     blocks: tuple[Block, ...] = ()
     rejected: tuple[tuple[str, Packet], ...] = ()
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
+    features: int = 0
 
     def merge(self, other: "Summary") -> "Summary":
         shards = {
@@ -47,6 +48,7 @@ class Summary:
             self.blocks + other.blocks,
             self.rejected + other.rejected,
             {**self.files, **other.files},
+            max(self.features, other.features),
         )
 
     def shards_of(self, table: str) -> tuple[Shard, ...]:
@@ -74,6 +76,7 @@ class Summary:
             "blocks": [block.to_json() for block in self.blocks],
             "rejected": self.rejected,
             "files": self.files,
+            "features": self.features,
         }
         return json.dumps(body).encode()
 
@@ -92,6 +95,7 @@ class Summary:
             tuple(Block.from_json(block) for block in body["blocks"]),
             tuple((table, tuple(packet)) for table, packet in body["rejected"]),
             {url: (size, digest) for url, (size, digest) in body["files"].items()},
+            body["features"],
         )
 
 

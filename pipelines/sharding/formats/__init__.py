@@ -1,9 +1,13 @@
 """The input forms of `extremis shard`, and which one is at a source."""
 
+from dataclasses import replace
+
 from pipelines.sharding.formats.base import Format
 from pipelines.sharding.formats.beir import Beir
 from pipelines.sharding.formats.columnar import Parquet
+from pipelines.sharding.formats.fields import parse_fields
 from pipelines.sharding.formats.jsonl import Jsonl
+from pipelines.sharding.formats.keyed import Keyed
 from pipelines.sharding.formats.names import listed, listing
 from pipelines.sharding.formats.xc_raw import XcRaw
 from pipelines.sharding.formats.xc_single import XcSingle
@@ -15,13 +19,23 @@ from schemas.errors import InputError
 FORMATS: tuple[Format, ...] = (XcRaw(), XcSparse(), XcSingle(), XcText(), Jsonl(), Parquet(), Beir())
 
 
-def choose(source: str, name: str | None = None) -> Format:
-    """The form called `name`, or else the one that the names at `source` look like. Raises InputError.
+def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:
+    """The form called `name`, or else the one that the names at `source` look like.
 
-    Two forms at one source are refused, not guessed at.
+    fields: what its fields are called in the data, as in `key=id,text=query`; None: as usual.
+    Raises InputError. Two forms at one source are refused, not guessed at.
     """
-    if name is not None:
-        return by_name(name)
+    form = by_name(name) if name is not None else _recognise(source)
+    if fields is None:
+        return form
+    if not isinstance(form, Keyed):
+        raise InputError(
+            f"--fields are for data with string keys; {source} is read as {form.name}, whose names are set."
+        )
+    return replace(form, fields=parse_fields(fields, form.fields))
+
+
+def _recognise(source: str) -> Format:
     names = listing(source)[1]
     found = [form for form in FORMATS if form.recognises(source, names)]
     if len(found) == 1:

@@ -30,8 +30,8 @@ class Fields:
         return self.title, self.text, self.content
 
 
-def parse_fields(text: str) -> Fields:
-    """`key=id,text=query`: the names that differ. Raises InputError: no such field, or no name for it."""
+def parse_fields(text: str, usual: Fields = Fields()) -> Fields:  # frozen
+    """`key=id,text=query`: the names that differ from the usual ones. Raises InputError: no such field, or no name."""
     known = [field.name for field in dataclasses.fields(Fields)]
     changes = {}
     for item in filter(None, (item.strip() for item in text.split(","))):
@@ -43,4 +43,4 @@ def parse_fields(text: str) -> Fields:
         if not equals or not given or name in changes:
             raise InputError(f"--fields: expected {name}=NAME once, got {item!r}. For example: key=id,text=query.")
         changes[name] = given
-    return Fields(**changes)
+    return dataclasses.replace(usual, **changes)

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sharding.formats import choose
+from extremis import cli
+from pipelines.sharding.formats import FORMATS, choose
+from pipelines.sharding.formats.beir import Beir
 from pipelines.sharding.formats.fields import Fields, parse_fields
 from pipelines.sharding.formats.jsonl import Jsonl
 from pipelines.sharding.rejects import Reason
@@ -211,6 +213,18 @@ def test_fields_of_other_names(tmp_path: Path) -> None:
     assert tables["train"].rows == [{"row": 0, "key": "q", "text": "t", "label_keys": ["a"], "merged": 0}]
     assert tables["labels"].rows == [{"row": 0, "key": "a", "text": "l"}]
     assert parse_fields("") == Fields()
+
+
+def test_the_command_line_names_every_form() -> None:
+    assert tuple(form.name for form in FORMATS) == cli.FORMS
+
+
+def test_fields_are_for_the_forms_with_string_keys(tmp_path: Path) -> None:
+    form = choose(str(write(tmp_path / "a", FILES)), None, "key=id")
+    assert form == Jsonl(fields=Fields(key="id"))
+    assert choose("anywhere", "beir", "text=query") == Beir(fields=Fields(key="_id", text="query"))
+    with pytest.raises(InputError, match=r"--fields are for data with string keys; .* is read as xc-text"):
+        choose(str(write(tmp_path / "b", {"trn_X.txt": ""})), None, "key=id")
 
 
 @pytest.mark.parametrize(
