@@ -92,7 +92,10 @@ def vectors(dimension: int, dtype: str = "float32") -> pa.Schema:
 
 
 def negatives(width: int, labels: pa.DataType) -> pa.Schema:
-    """Aligned with its queries. `label_ids` is [K], best first, padded at the end with -1; `scores` is [K]."""
+    """Aligned with its queries. `label_ids` is [K], best first, padded at the end with -1; `scores` is [K].
+
+    Kept by label range, K is G equal groups of columns, each of them so.
+    """
     return pa.schema(
         [
             pa.field("query_id", pa.int64(), nullable=False),
