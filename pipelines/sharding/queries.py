@@ -138,9 +138,9 @@ class OrderShard(beam.DoFn):
     def process(self, element: tuple[int, dict[str, Any]], label_sizes: dict[int, int]) -> Iterator[Any]:
         shard, parts = element
         plan = self._plan
-        table = gather(parts["rows"], plan.row_schema)
-        rows_in, others = table.num_rows, 0
-        ordered = rows.order(table)
+        # Ordering copies: what was gathered is handed over, so that it can go as soon as it has been copied.
+        ordered = rows.order(gather(parts["rows"], plan.row_schema))
+        rows_in, others = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
         table, rejects = ordered.rows, duplicates(ordered, plan.sources)
         if plan.pairs:
             pairs = gather(parts["pairs"], PAIRS)
