@@ -2,6 +2,10 @@
 #   docker build --target pipelines -t extremis-pipelines .     (Beam workers: no torch)
 #   docker build --target trainer   -t extremis-trainer .       (training: no Beam)
 ARG PYTHON=3.11
+ARG BEAM=2.77.0
+
+# The boot program that Beam's portable runners start a worker with, from Beam's image of the same version.
+FROM apache/beam_python${PYTHON}_sdk:${BEAM} AS beam
 
 FROM python:${PYTHON}-slim AS base
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -14,11 +18,14 @@ COPY trainer trainer
 COPY extremis extremis
 COPY recipes recipes
 
-# A worker image for Beam's portable runners (Flink, Spark, Dataflow): pass it as --sdk_container_image
-# with --environment_type=DOCKER. The SDK's own boot program comes from Beam's image of the same version.
+# A worker image for Beam's portable runners (Flink, Spark, Dataflow); docs/runners.md says how each is told of it.
+# `extremis embed` loads a model: build its workers with --build-arg EXTRAS=pipelines,trainer,s3
 FROM base AS pipelines
-RUN pip install -c constraints.txt '.[pipelines,s3]'
-COPY --from=apache/beam_python3.11_sdk:2.77.0 /opt/apache/beam /opt/apache/beam
+ARG EXTRAS=pipelines,s3
+RUN pip install -c constraints.txt ".[${EXTRAS}]"
+COPY --from=beam /opt/apache/beam /opt/apache/beam
+# Without it boot makes a virtual environment below /opt at each start, which only root could.
+ENV RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1
 USER extremis
 ENTRYPOINT ["/opt/apache/beam/boot"]
 

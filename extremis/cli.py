@@ -36,6 +36,21 @@ def training_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+class Count(click.ParamType):
+    """A whole number, which may be written as 370e6."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if number < 1 or number != int(number) or number > 1e15:
+            self.fail(f"{value!r} is no whole number of at least 1, such as 370e6.", param, context)
+        return int(number)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(code_version(), prog_name="extremis")
 def cli() -> None:
@@ -365,6 +380,62 @@ def inspect(url: str, verify: bool, rows: int, as_json: bool) -> None:
     from extremis.inspect import inspect_url
 
     inspect_url(url, verify=verify, rows=rows, as_json=as_json)
+
+
+@cli.command()
+@click.option("--queries", type=Count(), help="N. Default: as many as DATA has.")
+@click.option("--labels", type=Count(), help="L. Default: as many as DATA has.")
+@click.option("--data", help="A sharded sample of the data: its averages stand for all rows.")
+@click.option("--tokens", type=float, default=32, show_default=True, help="Tokens a query, on average.")
+@click.option("--label-tokens", type=float, default=8, show_default=True)
+@click.option("--labels-per-query", type=float, default=5, show_default=True)
+@click.option("--key-bytes", type=float, default=12, show_default=True, help="Characters of a key.")
+@click.option("--text-bytes", type=float, default=40, show_default=True, help="Characters of a label's text.")
+@click.option("--vocabulary", type=click.IntRange(2), default=30_000, show_default=True, help="Tokens there are.")
+@click.option("--recipe", default="astra", show_default=True)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe.")
+@click.option("--dimension", type=click.IntRange(1), help="D. Default: the recipe's.")
+@click.option("--width", type=click.IntRange(1), help="K of the negative tables. Default: the recipe's.")
+@click.option("--epochs", type=click.IntRange(1), help="Default: the recipe's.")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Trainer processes.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Pipeline workers.")
+@click.option("--memory", default="8GiB", show_default=True, help="What each process may use.")
+@click.option(
+    "--calibrate/--no-calibrate", default=True, show_default=True, help="Measure this machine, for the times."
+)
+@json_option
+def plan(
+    queries: int | None,
+    labels: int | None,
+    data: str | None,
+    recipe: str,
+    overrides: tuple[str, ...],
+    dimension: int | None,
+    width: int | None,
+    epochs: int | None,
+    memory: str,
+    calibrate: bool,
+    as_json: bool,
+    **averages: Any,
+) -> None:
+    """Say what a run will take before it is started: bytes of every table, memory and time of every step.
+
+    \b
+    Examples:
+      extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
+      extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
+    """
+    from extremis.plan import plan as make_plan
+    from extremis.plan import show, workload
+    from trainer.config import load_recipe
+
+    wishes = {"encoder.dimension": dimension, "negatives.width": width, "train.epochs": epochs}
+    chosen = (*overrides, *(f"{key}={value}" for key, value in wishes.items() if value is not None))
+    planned = workload(data, queries, labels, load_recipe(recipe, chosen), memory, averages)
+    report = make_plan(planned, data, calibrate)
+    show(report)
+    if as_json:
+        print_json(report)
 
 
 @cli.command()

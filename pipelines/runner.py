@@ -43,7 +43,10 @@ def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
     if isinstance(runner, FnApiRunner) and direct.direct_running_mode == "multi_processing":
         direct.direct_running_mode = "in_memory"  # else Beam starts workers of its own
         runner = processes.make_runner()
-    return beam.Pipeline(runner=runner, options=chosen)
+    try:
+        return beam.Pipeline(runner=runner, options=chosen)
+    except ValueError as error:  # a runner's own checks: a bucket or project that is none
+        raise InputError(f"Beam options {flags}: {str(error).strip()}") from None
 
 
 def local_workers(beam_options: Sequence[str], urls: Sequence[str]) -> list[str]:

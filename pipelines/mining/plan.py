@@ -1,6 +1,6 @@
 """Every choice of one mining run, made once in the launching process, so that all workers agree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from pipelines.mining.source import Source
 from schemas import tables
 from schemas.errors import InputError
 from schemas.layout import shard_name
+from schemas.manifest import Manifest
 from schemas.storage import join
 
 _FEWEST_AUDITED = 200
@@ -170,54 +171,81 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous
         )
     wanted = Effort(options.nprobe, options.ef_search, options.refine)
     fetch = filters.fetch(width)
-    sizes = _sizes(inputs, options, fetch, width * options.ranges)
-    most = min(options.block_rows or inputs.labels, -(-inputs.labels // options.ranges))
-    spec = options.index or wishes.get("index") or AUTO
-    factory = _choose(spec, inputs, options, sizes, most) if spec == AUTO else Factory.parse(spec)
-    effort.require_sense(factory, wanted)
-    if not factory.exact:
-        index.empty(factory, factory.dimension(inputs.dimension))  # refused here rather than on a worker
-    batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
-    rows = options.block_rows and most
-    if not rows:
-        least = min(most, memory.SMALLEST_BLOCK)
-        rows = max(least, memory.fit_rows(factory, most, batch, options.memory, sizes))
-    bounds = block_bounds(inputs.labels, options.ranges, rows)
-    largest = max(stop - start for blocks in bounds for start, stop in blocks)
+    queries = [source.queries for source in inputs.sources]
+    sizes = sizes_of(inputs.dimension, inputs.vectors, queries, options, fetch, width * options.ranges)
+    # Every source counts, made already or not: a table is the same whether its try was cut off before or not.
+    rows = sum(table.rows for table in queries)
+    blocks = settle(options.index or wishes.get("index") or AUTO, inputs.labels, rows, options, sizes)
+    effort.require_sense(blocks.factory, wanted)
+    if not blocks.factory.exact:
+        index.empty(blocks.factory, blocks.factory.dimension(inputs.dimension))  # refused here rather than on a worker
     return Plan(
         inputs=inputs,
         sources=inputs.sources,
         width=width,
         fetch=fetch,
-        factory=factory,
+        factory=blocks.factory,
         effort=wanted,
         filters=filters,
-        bounds=tuple(block for blocks in bounds for block in blocks),
-        range_of=tuple(number for number, blocks in enumerate(bounds) for _ in blocks),
-        block_rows=rows,
-        batch=batch,
-        estimate=memory.require_fit(factory, largest, batch, options.memory, sizes),
+        bounds=tuple(block for part in blocks.bounds for block in part),
+        range_of=tuple(number for number, part in enumerate(blocks.bounds) for _ in part),
+        block_rows=blocks.rows,
+        batch=blocks.batch,
+        estimate=blocks.estimate,
         previous=previous,
         options=options,
     )
 
 
-def _choose(spec: str, inputs: Inputs, options: MineOptions, sizes: Sizes, most: int) -> Factory:
+@dataclass(frozen=True)
+class Blocks:
+    """How [0, L) is cut for a memory: blocks [start, stop) of each label range, of at most `rows` vectors.
+
+    `estimate` is of the largest, `cost` of all, in products of two vectors.
+    """
+
+    factory: Factory
+    batch: int
+    rows: int
+    bounds: list[list[tuple[int, int]]]
+    estimate: Estimate
+    cost: float
+
+
+def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
+    """Index, query batch and blocks for `queries` rows against `labels` vectors within `options.memory`.
+
+    Raises InputError: it is too little, or `spec` is no index.
+    """
+    most = min(options.block_rows or labels, -(-labels // options.ranges))
+    factory = _choose(labels, queries, options, sizes, most) if spec == AUTO else Factory.parse(spec)
+    batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
+    rows = options.block_rows and most
+    if not rows:
+        least = min(most, memory.SMALLEST_BLOCK)
+        rows = max(least, memory.fit_rows(factory, most, batch, options.memory, sizes))
+    bounds = block_bounds(labels, options.ranges, rows)
+    largest = max(stop - start for blocks in bounds for start, stop in blocks)
+    estimate = memory.require_fit(factory, largest, batch, options.memory, sizes)
+    count = sum(len(blocks) for blocks in bounds)
+    cost = index.cost(factory, largest, count, queries, sizes.fetch, options.nprobe)
+    return Blocks(factory, batch, rows, bounds, estimate, cost)
+
+
+def _choose(labels: int, queries: int, options: MineOptions, sizes: Sizes, most: int) -> Factory:
     """The cheapest index among those that the memory allows; its blocks are as large as it allows."""
-    # Every source counts, made already or not: a table is the same whether its try was cut off before or not.
-    queries = sum(source.queries.rows for source in inputs.sources)
     found: list[tuple[float, Factory]] = []
     exact = Factory("exact")
     rows = max(1, memory.fit_rows(exact, most, memory.SMALLEST_BATCH, options.memory, sizes))
-    for factory in index.candidates(inputs.dimension, rows):
+    for factory in index.candidates(sizes.dimension, rows):
         batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
         fits = options.block_rows or memory.fit_rows(factory, most, batch, options.memory, sizes)
         if options.nprobe and not factory.exact and not factory.lists:
             continue
         if fits < min(most, memory.SMALLEST_BLOCK) and not factory.exact:
             continue
-        blocks = -(-inputs.labels // max(1, min(fits, most)))
-        share = -(-inputs.labels // blocks)
+        blocks = -(-labels // max(1, min(fits, most)))
+        share = -(-labels // blocks)
         found.append((index.cost(factory, share, blocks, queries, sizes.fetch, options.nprobe), factory))
     if options.nprobe or options.refine:
         inverted = [(price, factory) for price, factory in found if factory.lists]
@@ -225,16 +253,16 @@ def _choose(spec: str, inputs: Inputs, options: MineOptions, sizes: Sizes, most:
     return min(found, key=lambda pair: (pair[0], pair[1].spec))[1]
 
 
-def _sizes(inputs: Inputs, options: MineOptions, fetch: int, columns: int) -> Sizes:
-    dimension = inputs.dimension
+def sizes_of(
+    dimension: int, vectors: Manifest, queries: Sequence[Manifest], options: MineOptions, fetch: int, columns: int
+) -> Sizes:
+    """What an estimate depends on, of tables of these manifests."""
     return Sizes(
         dimension=dimension,
         fetch=fetch,
         refine=options.refine or effort.MOST_REFINE,
         columns=columns,
-        vector_group=memory.group_bytes(inputs.vectors, 4 * dimension + 8),
-        query_group=max(
-            memory.group_bytes(source.queries, memory.row_bytes_of_queries(dimension)) for source in inputs.sources
-        ),
-        table_group=max(memory.group_bytes(source.queries, 6 * columns + 8) for source in inputs.sources),
+        vector_group=memory.group_bytes(vectors, 4 * dimension + 8),
+        query_group=max(memory.group_bytes(table, memory.row_bytes_of_queries(dimension)) for table in queries),
+        table_group=max(memory.group_bytes(table, 6 * columns + 8) for table in queries),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import boto3
 import pytest
 
+from pipelines.mine import SPENT
 from schemas import storage
 from schemas.errors import StorageError
 from tests.command import call, refused, sets
@@ -67,7 +68,8 @@ def stored(server: tuple[str, int], prefix: str) -> dict[str, bytes]:
     s3 = client(server)
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
     keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
-    return {key.removeprefix(prefix): s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+    bodies = {key.removeprefix(prefix): s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+    return {name: body for name, body in bodies.items() if not name.endswith(SPENT)}  # what a clock measured
 
 
 def put(server: tuple[str, int], folder: Path, prefix: str) -> None:
@@ -78,7 +80,8 @@ def put(server: tuple[str, int], folder: Path, prefix: str) -> None:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != SPENT]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 class Step:

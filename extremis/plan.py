@@ -1,0 +1,116 @@
+"""What a run will take: bytes of every table, memory and time of every step, and whether it fits."""
+
+from dataclasses import asdict
+from typing import Any
+
+from extremis.console import results, table
+from extremis.planning import sample
+from extremis.planning.sizes import Sizes, measure
+from extremis.planning.workload import Workload
+from pipelines.mining.options import parse_bytes, say_bytes
+from pipelines.sharding.options import ShardOptions
+from schemas.errors import InputError
+from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
+from trainer.config import Recipe
+
+
+def workload(
+    data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
+) -> Workload:
+    """What the command line asks for; numbers that it leaves out are those of DATA. Raises InputError, TableError."""
+    if data is not None:
+        layout = DataLayout(data)
+        queries = queries or open_manifest(layout.queries("train"), "queries").rows
+        labels = labels or open_manifest(layout.labels, "labels").rows
+    if queries is None or labels is None:
+        raise InputError("how much data is there? Give --queries N and --labels L, or --data DATA for one like it.")
+    return Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
+
+
+def plan(workload: Workload, data: str | None, calibrate: bool) -> dict[str, Any]:
+    """Sizes, times (with `calibrate`) and a verdict, as printed; `data` stands for all rows where it is given.
+
+    Raises InputError: numbers that cannot be, too little memory for mining; TableError: no DATA there.
+    """
+    if data is not None:
+        workload, rows = sample.from_data(data, workload)
+    else:
+        rows = sample.made_up(workload)
+    sizes = measure(workload, rows, ShardOptions())
+    seconds = None
+    if calibrate:
+        from extremis.planning.calibrate import calibrate as measure_rates
+
+        rates = measure_rates(workload, sizes)
+        seconds = {"rates": asdict(rates), "steps": rates.seconds(workload)}
+    return describe(workload, sizes, seconds)
+
+
+def describe(workload: Workload, sizes: Sizes, seconds: dict[str, Any] | None) -> dict[str, Any]:
+    """The plan as one JSON object."""
+    over = {step: need for step, need in sizes.memory.items() if need > workload.memory}
+    given = asdict(workload)
+    given["recipe"] = workload.recipe.method
+    blocks = sizes.blocks
+    return {
+        "workload": {**given, "dimension": workload.recipe.encoder.dimension, "epochs": workload.recipe.train.epochs},
+        "tables": {name: asdict(one) for name, one in sizes.tables.items()},
+        "bytes": sizes.total,
+        "memory": sizes.memory,
+        "mining": blocks
+        and {
+            "index": blocks.factory.spec,
+            "blocks": sum(len(part) for part in blocks.bounds),
+            "block_rows": blocks.rows,
+            "query_batch": blocks.batch,
+            "refreshes": workload.refreshes,
+        },
+        "steps": workload.steps,
+        "seconds": seconds,
+        "over": over,
+        "go": not over,
+    }
+
+
+def show(plan: dict[str, Any]) -> None:
+    """Print the tables, the steps and the verdict."""
+    rows = [
+        [
+            name,
+            f"{one['rows']:,}",
+            f"{one['shards']:,}",
+            say_bytes(one["bytes"]),
+            f"{one['times']}",
+            say_bytes(one["bytes"] * one["times"]),
+        ]
+        for name, one in plan["tables"].items()
+    ]
+    table("on storage", ["table", "rows", "shards", "bytes", "times", "in all"], rows)
+    times = (plan["seconds"] or {}).get("steps", {})
+    limit = plan["workload"]["memory"]
+    steps = [
+        [step, say_bytes(need), "fits" if need <= limit else "too much", say_time(times.get(step))]
+        for step, need in plan["memory"].items()
+    ]
+    table(f"each process, of {say_bytes(limit)}", ["step", "memory", "", "time"], steps)
+    mining = plan["mining"]
+    if mining:
+        results.print(
+            f"mining: {mining['blocks']:,} block(s) of up to {mining['block_rows']:,} vectors, "
+            f"index {mining['index']}, {mining['query_batch']:,} queries at a time, {mining['refreshes']} refresh(es)",
+            markup=False,
+        )
+    over = ", ".join(f"{step} needs {say_bytes(need)}" for step, need in plan["over"].items())
+    verdict = f"no go: {over}" if over else "go: every step fits"
+    results.print(f"{say_bytes(plan['bytes'])} on storage, {plan['steps']:,} steps; {verdict}", markup=False)
+
+
+def say_time(seconds: float | None) -> str:
+    """`3.2 h`, for people; empty where it was not measured."""
+    if seconds is None:
+        return ""
+    for unit, length in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:,.1f} s"

@@ -1,0 +1,119 @@
+"""A few thousand rows of each table, from DATA or made up, that stand for all: what they take is what a row takes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from extremis.planning.workload import Workload
+from schemas import shards, tables
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest, open_manifest
+from schemas.parquet import list_array, matrix_array
+
+ROWS = 1 << 13
+_LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", np.uint8)
+
+
+def from_data(data: str, workload: Workload) -> tuple[Workload, dict[str, pa.Table]]:
+    """The first rows of DATA's tables, and the averages of the workload as they are there. Raises TableError."""
+    layout = DataLayout(data)
+    train, labels = open_manifest(layout.queries("train"), "queries"), open_manifest(layout.labels, "labels")
+    tokenizer = open_manifest(layout.tokenizer, "tokenizer")
+    sample = {"queries": _head(layout.queries("train"), train), "labels": _head(layout.labels, labels)}
+    queries, names = sample["queries"], sample["labels"]
+    found = replace(
+        workload,
+        tokens=_mean_length(queries, "input_ids"),
+        label_tokens=_mean_length(names, "input_ids"),
+        labels_per_query=_mean_length(queries, "label_ids"),
+        key_bytes=_mean_bytes(queries, "key"),
+        text_bytes=_mean_bytes(names, "text"),
+        vocabulary=int(tokenizer.parameters["vocabulary"]),
+    )
+    return found, sample
+
+
+def made_up(workload: Workload, seed: int = 0) -> dict[str, pa.Table]:
+    """Rows as the workload says: ids by Zipf's law, lengths by Poisson's, random keys."""
+    draw = np.random.default_rng(seed)
+    ids, kind = np.arange(ROWS), tables.label_type(workload.labels)
+    tokens = tables.token_type(workload.vocabulary)
+    queries = [
+        pa.array(ids),
+        pa.array(_words(draw, ROWS, workload.key_bytes, spaces=False)),
+        _lists(draw, workload.tokens, workload.vocabulary, tokens),
+        _lists(draw, workload.labels_per_query, workload.labels, kind),
+    ]
+    labels = [
+        pa.array(ids),
+        pa.array(_words(draw, ROWS, workload.key_bytes, spaces=False)),
+        pa.array(_words(draw, ROWS, workload.text_bytes, spaces=True)),
+        _lists(draw, workload.label_tokens, workload.vocabulary, tokens),
+        pa.array(draw.zipf(1.5, ROWS).clip(max=workload.queries)),
+    ]
+    return {
+        "queries": pa.Table.from_arrays(queries, schema=tables.queries(tokens, kind)),
+        "labels": pa.Table.from_arrays(labels, schema=tables.labels(tokens)),
+    }
+
+
+def embeddings(workload: Workload, dtype: str, seed: int = 1) -> pa.Table:
+    """Rows of embeddings (float16) or vectors (float32): normal numbers, which do not compress."""
+    draw = np.random.default_rng(seed)
+    schema = tables.embeddings(workload.columns, dtype)
+    values = draw.standard_normal((ROWS, workload.columns)).astype(dtype)
+    columns = [pa.array(np.arange(ROWS)), matrix_array(values, schema.field("vector").type.value_type)]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def negatives(workload: Workload, width: int, seed: int = 2) -> pa.Table:
+    """Rows of a table of `width` labels, frequent ones more often, scores downward, around -5 as with a bias."""
+    draw = np.random.default_rng(seed)
+    schema = tables.negatives(width, tables.label_type(workload.labels))
+    label_ids = _zipfian(draw, ROWS * width, workload.labels).reshape(ROWS, width)
+    scores = -np.sort(5 - draw.standard_normal((ROWS, width)), axis=1)
+    columns = [
+        pa.array(np.arange(ROWS)),
+        matrix_array(label_ids, schema.field("label_ids").type.value_type),
+        matrix_array(scores.astype(np.float16), pa.float16()),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _head(url: str, manifest: Manifest) -> pa.Table:
+    parts: list[pa.Table] = []
+    for part in shards.iterate(url, manifest):
+        parts.append(part)
+        if sum(one.num_rows for one in parts) >= ROWS:
+            break
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def _lists(draw: np.random.Generator, mean: float, size: int, kind: pa.DataType) -> pa.ListArray:
+    lengths = draw.poisson(mean, ROWS) if mean > 1 else np.ones(ROWS, np.int64)
+    values = _zipfian(draw, int(lengths.sum()), size)
+    return list_array(values, np.concatenate([[0], np.cumsum(lengths)]), kind)
+
+
+def _zipfian(draw: np.random.Generator, count: int, size: int) -> np.ndarray:
+    """Ids in [0, size) by Zipf's law, the frequent ones anywhere in it: int64 [count]."""
+    # By the inverse of the distribution, so that no table of `size` numbers is needed.
+    ranks = np.exp(draw.random(count) * np.log(size)).astype(np.int64) - 1
+    return (ranks * 2_654_435_761) % size
+
+
+def _words(draw: np.random.Generator, rows: int, mean: float, *, spaces: bool) -> list[str]:
+    letters = _LETTERS if spaces else _LETTERS[:16]
+    lengths = draw.poisson(mean, rows).clip(min=1)
+    text = letters[draw.integers(0, len(letters), int(lengths.sum()))].tobytes().decode()
+    ends = np.cumsum(lengths).tolist()
+    return [text[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+
+def _mean_length(table: pa.Table, column: str) -> float:
+    return len(table.column(column).combine_chunks().flatten()) / max(1, table.num_rows)
+
+
+def _mean_bytes(table: pa.Table, column: str) -> float:
+    return sum(len(value) for value in table.column(column).cast(pa.binary()).to_pylist()) / max(1, table.num_rows)

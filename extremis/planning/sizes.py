@@ -1,0 +1,145 @@
+"""Bytes on storage and in memory, as sums of what the pipelines and the trainer themselves say they need."""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from extremis.planning import sample
+from extremis.planning.workload import Workload
+from pipelines.mining.options import MineOptions
+from pipelines.mining.plan import Blocks, settle, sizes_of
+from pipelines.sharding import assign
+from pipelines.sharding.options import ShardOptions
+from schemas.layout import shard_name
+from schemas.manifest import Manifest, Shard
+from schemas.parquet import encode
+from trainer.checkpoint import ROWS_A_FILE
+from trainer.footprint import parameter_bytes
+from trainer.refresh import VECTOR_GROUP_ROWS, VECTOR_ROWS
+
+_PYTHON = {"shard": 300 << 20, "train": 450 << 20}  # a process with its libraries at work, measured
+_COPIES = 3  # of a shard while it is decoded, sorted and encoded
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """One table: rows, bytes on storage, shards; `times` it is written in a run."""
+
+    rows: int
+    bytes: int
+    shards: int
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Every table's size on storage, the peak bytes of one process of each step, and how mining is cut."""
+
+    tables: dict[str, TableSize]
+    memory: dict[str, int]
+    blocks: Blocks | None
+
+    @property
+    def total(self) -> int:
+        """Bytes on storage when the run is finished."""
+        return sum(table.bytes * table.times for table in self.tables.values())
+
+
+def measure(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions) -> Sizes:
+    """Sizes of the whole run, from `rows` (a sample of queries and of labels)."""
+    tables = data_tables(workload, rows, options)
+    blocks = None
+    if workload.refreshes:
+        tables |= dump_tables(workload, tables)
+        blocks = mining_blocks(workload, tables)
+        tables |= negative_tables(workload, tables)
+    parameters, optimizer = parameter_bytes(workload.recipe, workload.vocabulary, workload.labels)
+    kept = workload.recipe.checkpoint.keep
+    files = 2 + -(-workload.labels // ROWS_A_FILE)
+    tables["checkpoint"] = TableSize(workload.labels, parameters + optimizer, files, kept)
+    memory = {"shard": shard_memory(workload, rows, tables)}
+    if blocks is not None:
+        memory["mine"] = blocks.estimate.total
+    memory["train"] = train_memory(workload, rows, parameters + optimizer)
+    return Sizes(tables, memory, blocks)
+
+
+def row_bytes(table: pa.Table, row_group_rows: int) -> float:
+    """Bytes on storage a row, encoded as the pipelines do: what is fixed a file left out."""
+    footer = encode(table.slice(0, 0), row_group_rows).size
+    return (encode(table, row_group_rows).size - footer) / table.num_rows
+
+
+def data_tables(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions) -> dict[str, TableSize]:
+    """Queries and labels, as `extremis shard` cuts them."""
+    found = {}
+    for name, count in (("queries", workload.queries), ("labels", workload.labels)):
+        group = options.row_group_rows or assign.default_row_group_rows(count)
+        size = int(row_bytes(rows[name], group) * count)
+        shards = options.shards if name == "queries" else None
+        found[name] = TableSize(count, size, shards or assign.default_shards(count, size, options.shard_bytes))
+    return found
+
+
+def dump_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
+    """Embeddings of each source (float16), and the vectors (float32), of every dump."""
+    each = row_bytes(sample.embeddings(workload, "float16"), assign.default_row_group_rows(workload.queries))
+    found = {
+        f"embeddings of {name}": TableSize(count, int(each * count), data[name].shards, workload.refreshes)
+        for name, count in workload.sources.items()
+    }
+    size = int(row_bytes(sample.embeddings(workload, "float32"), VECTOR_GROUP_ROWS) * workload.labels)
+    found["vectors"] = TableSize(workload.labels, size, -(-workload.labels // VECTOR_ROWS), workload.refreshes)
+    return found
+
+
+def negative_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
+    """K negatives for each row of every source, of every refresh."""
+    table = sample.negatives(workload, workload.recipe.negatives.table_width)
+    each = row_bytes(table, assign.default_row_group_rows(workload.queries))
+    return {
+        f"negatives of {name}": TableSize(count, int(each * count), data[name].shards, workload.refreshes)
+        for name, count in workload.sources.items()
+    }
+
+
+def mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
+    """Index, blocks and query batch that `extremis mine --memory` settles on. Raises InputError: too little memory."""
+    width = workload.recipe.negatives.table_width
+    options = MineOptions(memory=workload.memory)
+    vectors = _planned("vectors", data["vectors"], VECTOR_GROUP_ROWS)
+    points = [
+        _planned(name, data[name], assign.default_row_group_rows(count)) for name, count in workload.sources.items()
+    ]
+    sizes = sizes_of(workload.columns, vectors, points, options, width, width)
+    return settle(workload.recipe.refresh.index, workload.labels, workload.rows, options, sizes)
+
+
+def shard_memory(workload: Workload, rows: dict[str, pa.Table], data: dict[str, TableSize]) -> int:
+    """Peak of a sharding worker: the largest shard, a few times over."""
+    shards = (rows[name].nbytes / rows[name].num_rows * data[name].rows / data[name].shards for name in rows)
+    return _PYTHON["shard"] + int(_COPIES * max(shards))
+
+
+def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int) -> int:
+    """Peak of a trainer: parameters with their optimizer state, the stream's windows, embeddings kept for a dump.
+
+    One process holds all: the classifier is not cut over ranks.
+    """
+    recipe = workload.recipe
+    group = assign.default_row_group_rows(workload.queries)
+    each = rows["queries"].nbytes / rows["queries"].num_rows + 6 * recipe.negatives.table_width
+    window = recipe.order.streams * recipe.order.window_groups * group * each * 2  # and the next one, read ahead
+    candidates = recipe.order.batch * (recipe.negatives.hard + workload.labels_per_query) + recipe.negatives.random
+    step = 4 * candidates * workload.columns * 3  # rows, their gradient and optimizer state
+    scores = 8.0 * recipe.order.batch * (recipe.negatives.chunk if recipe.negatives.pool == "all" else candidates)
+    saved = parameters * min(1.0, ROWS_A_FILE / workload.labels)  # a checkpoint's file is made up in memory
+    return _PYTHON["train"] + int(parameters + saved + window + step + scores)
+
+
+def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
+    """A manifest of what is not there yet, as far as mining asks for it."""
+    each = -(-table.rows // table.shards)
+    names = [shard_name(0, table.shards)]
+    shards = tuple(Shard(path=name, rows=each, bytes=0, sha256="0" * 64) for name in names)
+    return Manifest(kind=kind, shards=shards, rows=table.rows, row_group_rows=row_group_rows)

@@ -1,0 +1,62 @@
+"""What is to be planned: how much data there is, which recipe, on what."""
+
+from dataclasses import dataclass
+
+from schemas.errors import InputError
+from trainer.config import Recipe
+
+
+@dataclass(frozen=True)
+class Workload:
+    """N queries and L labels of so many tokens and characters on average; `memory` bytes for each process.
+
+    Raises InputError for numbers that cannot be.
+    """
+
+    queries: int
+    labels: int
+    recipe: Recipe
+    tokens: float = 32.0  # a query
+    label_tokens: float = 8.0
+    labels_per_query: float = 5.0
+    key_bytes: float = 12.0
+    text_bytes: float = 40.0  # of a label's text
+    vocabulary: int = 30_000
+    ranks: int = 1
+    workers: int = 1  # pipeline workers, of one core each
+    memory: int = 8 << 30
+
+    def __post_init__(self) -> None:
+        for name in ("queries", "labels", "ranks", "workers", "memory"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name} must be at least 1; got {getattr(self, name):,}.")
+        for name in ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise InputError(f"--{name.replace('_', '-')} must be above 0; got {getattr(self, name):g}.")
+        if self.labels_per_query > self.labels:
+            raise InputError(f"--labels-per-query {self.labels_per_query:g}: there are only {self.labels:,} labels.")
+
+    @property
+    def columns(self) -> int:
+        """Columns of embeddings and vectors: D, and one for a bias."""
+        return self.recipe.encoder.dimension + int(self.recipe.classifier.bias)
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Rows that are trained on, by source."""
+        return {"queries": self.queries, **({"labels": self.labels} if self.recipe.data.label_texts else {})}
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+        return sum(self.sources.values())
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return -(-self.rows // self.recipe.order.batch) * self.recipe.train.epochs
+
+    @property
+    def refreshes(self) -> int:
+        """Dumps, and tables mined from them, of the whole run."""
+        return len(self.recipe.table_epochs())

@@ -1,0 +1,68 @@
+"""docs/runners.md and the Dockerfile, as far as they can be checked without a cluster and an engine."""
+
+import configparser
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from extremis.cli import cli
+from pipelines.runner import make_pipeline
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "runners.md").read_text()
+COMMANDS = [line.strip() for line in PAGE.splitlines() if line.startswith("    extremis ")]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+@pytest.fixture(scope="module")
+def setup() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_line_parses_ours_and_beams(line: str) -> None:
+    """Our half by the command line's own parser, Beam's by its option classes, which refuse what they do not know."""
+    _, name, *arguments = shlex.split(line)
+    context = cli.commands[name].make_context(name, list(arguments))
+    tail = list(context.params.get("beam_options") or ())
+    assert tail == (arguments[arguments.index("--") + 1 :] if "--" in arguments else [])
+    if "DataflowRunner" in line:
+        pytest.importorskip("apache_beam.runners.dataflow.dataflow_runner")
+    if "DaskRunner" in line:
+        pytest.importorskip("distributed")
+    make_pipeline(tail)
+
+
+def test_every_runner_and_pipeline_command_is_shown() -> None:
+    assert {shlex.split(line)[1] for line in COMMANDS} == {"shard", "mine", "embed", "run", "plan"}
+    shown = {word for line in COMMANDS for word in shlex.split(line) if word.startswith("--runner=")}
+    named = {f"--runner={name}" for name in re.findall(r"^\| \w+ \| `--runner=(\w+)`", PAGE, re.MULTILINE)}
+    assert shown == named | {"--runner=PortableRunner"}
+
+
+def test_the_image_has_the_beam_that_is_pinned() -> None:
+    pinned = re.search(r"^apache-beam==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert f"ARG BEAM={pinned[1]}\n" in DOCKERFILE
+
+
+def test_the_worker_image_keeps_beams_container_contract() -> None:
+    """Boot from Beam's image of the same Python and version, as entry point, in an environment that is there."""
+    assert "FROM apache/beam_python${PYTHON}_sdk:${BEAM} AS beam\n" in DOCKERFILE
+    assert "FROM python:${PYTHON}-slim AS base\n" in DOCKERFILE
+    stage = DOCKERFILE.partition(" AS pipelines\n")[2].partition("\nFROM ")[0]
+    assert "COPY --from=beam /opt/apache/beam /opt/apache/beam\n" in stage
+    assert "ENV RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1\n" in stage
+    assert stage.rstrip().endswith('ENTRYPOINT ["/opt/apache/beam/boot"]')
+
+
+def test_images_and_installs_name_extras_and_folders_that_there_are(setup: configparser.ConfigParser) -> None:
+    extras = set(setup["options.extras_require"])
+    named = re.findall(r"EXTRAS=([\w,]+)", PAGE + DOCKERFILE) + re.findall(r"extremis\[([\w,]+)\]", PAGE)
+    assert {extra for some in named for extra in some.split(",")} <= extras
+    packages = {name.split(".")[0] for name in setup["options"]["packages"].split()}
+    assert packages == set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.MULTILINE))
