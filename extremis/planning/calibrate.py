@@ -76,8 +76,20 @@ def mine_seconds(workload: Workload, sizes: Sizes) -> float:
     for first in range(0, _BLOCK_QUERIES, blocks.batch):
         search(block, queries[first : first + blocks.batch], width)
     seconds = time.perf_counter() - start
-    fixed = index.cost(blocks.factory, planned, 0, workload.rows, width, None)
-    return seconds * (blocks.cost - fixed) / (index.cost(factory, rows, 1, _BLOCK_QUERIES, width, None) - fixed)
+    count = sum(len(part) for part in blocks.bounds)
+    return (
+        seconds
+        * _work(blocks.factory, planned, count, workload.rows, width)
+        / _work(factory, rows, 1, _BLOCK_QUERIES, width)
+    )
+
+
+def _work(factory: Factory, rows: int, blocks: int, queries: int, width: int) -> float:
+    """What building and searching takes, by the sums that choose an index; queries × labels where they know none."""
+    if not factory.exact and not factory.lists:
+        return float(blocks * rows) * queries
+    fixed = index.cost(factory, rows, 0, queries, width, None)  # what speaks against an index, and takes no time
+    return index.cost(factory, rows, blocks, queries, width, None) - fixed
 
 
 def train_rate(data: str, run: str, recipe: Recipe) -> float:

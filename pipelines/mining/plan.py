@@ -201,7 +201,7 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous
 class Blocks:
     """How [0, L) is cut for a memory: blocks [start, stop) of each label range, of at most `rows` vectors.
 
-    `estimate` is of the largest, `cost` of all, in products of two vectors.
+    `estimate` is of the largest.
     """
 
     factory: Factory
@@ -209,7 +209,6 @@ class Blocks:
     rows: int
     bounds: list[list[tuple[int, int]]]
     estimate: Estimate
-    cost: float
 
 
 def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
@@ -226,10 +225,7 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
         rows = max(least, memory.fit_rows(factory, most, batch, options.memory, sizes))
     bounds = block_bounds(labels, options.ranges, rows)
     largest = max(stop - start for blocks in bounds for start, stop in blocks)
-    estimate = memory.require_fit(factory, largest, batch, options.memory, sizes)
-    count = sum(len(blocks) for blocks in bounds)
-    cost = index.cost(factory, largest, count, queries, sizes.fetch, options.nprobe)
-    return Blocks(factory, batch, rows, bounds, estimate, cost)
+    return Blocks(factory, batch, rows, bounds, memory.require_fit(factory, largest, batch, options.memory, sizes))
 
 
 def _choose(labels: int, queries: int, options: MineOptions, sizes: Sizes, most: int) -> Factory:
