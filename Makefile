@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+HELPERS := $(addprefix benchmarks.,__init__ report inputs processes)
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -26,7 +27,7 @@ types: $(VENV)/.dev  ## mypy
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev  ## every measured claim, one JSON object each
-	@for module in $(filter-out benchmarks.__init__ benchmarks.report,$(subst /,.,$(basename $(wildcard benchmarks/*.py)))); do \
+	@for module in $(filter-out $(HELPERS),$(subst /,.,$(basename $(wildcard benchmarks/*.py)))); do \
 		echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
 
 $(VENV)/.python:
