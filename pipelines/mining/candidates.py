@@ -17,12 +17,18 @@ _SIGN = np.uint32(0x80000000)
 
 def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Keys uint64 of `label_ids` (integers in [0, 2^32), PAD for none) and `scores` float32 of the same shape."""
-    bits = (scores + np.float32(0)).view(np.uint32)  # + 0: the two zeros are one score
-    # IEEE floats order as sign and magnitude; all bits flipped where positive, all but the sign where negative,
-    # they order downward as plain integers.
-    downward = np.where(bits & _SIGN, bits, ~(bits | _SIGN))
-    keys = (downward.astype(np.uint64) << np.uint64(32)) | label_ids.astype(np.uint32)
-    return np.where(label_ids == PAD, EMPTY, keys)
+    bits = (scores + np.float32(0)).view(np.int32)  # + 0: the two zeros are one score
+    # IEEE floats order as sign and magnitude; all bits but the sign flipped where positive, they order downward as
+    # plain unsigned integers. In place: these arrays are the largest of a search.
+    downward = bits >> 31
+    np.invert(downward, out=downward)
+    downward &= np.int32(0x7FFFFFFF)
+    downward ^= bits
+    keys = downward.view(np.uint32).astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= label_ids.astype(np.uint32)
+    keys[label_ids == PAD] = EMPTY
+    return keys
 
 
 def unpack(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

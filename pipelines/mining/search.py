@@ -95,7 +95,7 @@ def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray
 
 
 def _keys(block: Block, queries: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    label_ids = np.where(positions < 0, positions, positions + block.start)
+    label_ids = np.where(positions < 0, positions, positions + block.start) if block.start else positions
     return pack(label_ids, score(queries, block.vectors, positions))
 
 
