@@ -204,7 +204,7 @@ RECORD = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(RECORD, min_size=1, max_size=8),
     st.integers(1, 5),

@@ -14,6 +14,7 @@ from pipelines.sharding.formats import choose
 from pipelines.sharding.rejects import Reason
 from schemas import storage
 from schemas.errors import InputError
+from tests.pipelines.raw import read_lines, write_tate
 from tests.pipelines.sharding.formats.forms import read_all, write
 
 # Two labels of point 0, one of point 1 (named twice), two of point 2; the header states a label and features beyond.
@@ -118,6 +119,26 @@ def test_round_trip_of_text_and_npz(rows: int, labels: int, features: int, block
         got = np.zeros(features, np.float32)
         got[row["feature_ids"]] = row["feature_values"]
         assert np.allclose(got, expected, rtol=1e-6)
+
+
+def test_real_texts_as_features_beside_their_records(tmp_path: Path) -> None:
+    text = pytest.importorskip("sklearn.feature_extraction.text", reason="scikit-learn makes the TF-IDF features")
+    write_tate(tmp_path, 200, 50)
+    points = [read_lines(tmp_path / f"{stem}.json.gz") for stem in ("trn", "tst")]
+    vectorizer = text.TfidfVectorizer(dtype=np.float32)
+    vectorizer.fit([one["title"] for one in points[0]])
+    matrices = [vectorizer.transform([f"{p['title']} {p['content']}" for p in some]).tocsr() for some in points]
+    for stem, matrix in zip(("trn", "tst"), matrices, strict=True):
+        (tmp_path / f"{stem}_X_Xf.txt").write_bytes(text_of(matrix))
+    inputs, tables = read_all("xc-sparse", tmp_path, 64)
+    assert inputs.features == len(vectorizer.vocabulary_)
+    for split, some, matrix in zip(("train", "test"), points, matrices, strict=True):
+        assert tables[split].column("key") == [one["uid"] for one in some]
+        assert tables[split].column("label_ids") == [sorted(set(one["target_ind"])) for one in some]
+        got = np.concatenate(tables[split].column("feature_values"))
+        matrix.sort_indices()
+        assert np.concatenate(tables[split].column("feature_ids")).tolist() == matrix.indices.tolist()
+        assert np.array_equal(got.astype(np.float32), matrix.data)
 
 
 def test_the_same_in_every_dress(tmp_path: Path) -> None:
