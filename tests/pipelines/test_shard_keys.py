@@ -125,10 +125,12 @@ def test_every_dropped_row_and_label_is_in_the_rejects(raw: Raw, data: Path) -> 
     assert "'train/lost' names the label 'nowhere', which is not among the labels" in details
 
 
-def test_shuffled_lines_and_more_files_give_the_same_shards(raw: Raw, data: Path, tmp_path: Path) -> None:
+def test_shuffled_lines_and_more_files_give_the_same_shards_on_every_runner(
+    raw: Raw, data: Path, flags: tuple[str, ...], tmp_path: Path
+) -> None:
     draw = random.Random(1)
     other = Raw(*(draw.sample(rows, len(rows)) for rows in (raw.train, raw.test, raw.labels)))
-    shard(str(write(tmp_path / "raw", other, files=4)), str(tmp_path / "data"), OPTIONS)
+    shard(str(write(tmp_path / "raw", other, files=4)), str(tmp_path / "data"), OPTIONS, flags)
     tables = ("tokenizer", "labels", "queries/train", "queries/test")
     for table in tables:
         whole, again = (
