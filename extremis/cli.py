@@ -127,6 +127,13 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
     "--fields", metavar="NAME=NAME,...", help="What fields are called in jsonl and parquet: key=id,text=query."
 )
 @click.option(
+    "--sink",
+    type=click.Choice(["parquet", "webdataset"]),
+    default="parquet",
+    show_default=True,
+    help="The queries' files. Parquet is small and fast; webdataset makes tars that the stock library reads.",
+)
+@click.option(
     "--exchange",
     type=click.Choice(["files", "shuffle"]),
     help="How bulk data goes between stages. Default: files in DATA's staging, or the shuffle of a cluster's runner.",
