@@ -6,6 +6,7 @@ The only pipeline that loads a model: its workers need the trainer's packages. M
 group and one batch, whatever the number of rows and labels.
 """
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+import torch
 
-from pipelines.runner import make_pipeline
+from pipelines.runner import local_workers, make_pipeline
 from pipelines.runner import run as run_pipeline
 from pipelines.sharding.summary import MergeSummaries, Summary, WriteSummary
 from schemas import storage, tables
@@ -91,8 +93,9 @@ def embed(
     returned as it is. Raises InputError (no such split, run or checkpoint; OUT holds something else; a value too large
     for `dtype`), TableError, StorageError.
     """
-    pipeline = make_pipeline(beam_options)
     source = _open_source(DataLayout(data), what, split)
+    files = [join(source.url, shard.path) for shard in source.manifest.shards]
+    pipeline = make_pipeline(local_workers(beam_options, [*files, out]))
     recipe, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), step)
     require_inputs(source.url, source.manifest, recipe.encoder.inputs)
     at = int(checkpoint.state["progress"]["global_step"])
@@ -123,7 +126,8 @@ class EmbedShard(beam.DoFn):
         plan, source = self._plan, self._plan.source.manifest
         model = shared_model(plan)
         schema = plan.schema(model.classifier.vectors.shape[1])
-        with ShardFile(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1) as out:
+        file = ShardFile(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1)
+        with one_thread(), file as out:
             for rows in embed_shard(plan, model, shard):
                 out.write(rows)
         yield Summary({plan.kind: (out.entry,)}, {plan.kind: Counter(rows=out.entry.rows)})
@@ -136,6 +140,17 @@ def shared_model(plan: Plan) -> Model:
             _MODELS.clear()
             _MODELS[plan.checkpoint] = load_encoder(DataLayout(plan.data), RunLayout(plan.run), plan.step)
         return _MODELS[plan.checkpoint]
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread of torch: sums over several round as their number decides, and bytes must not."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def embed_shard(plan: Plan, model: Model, shard: int) -> Iterator[pa.Table]:

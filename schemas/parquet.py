@@ -92,8 +92,12 @@ class ShardFile:
 
     def __enter__(self) -> "ShardFile":
         self._path = self._writing.__enter__()
-        self._out = pa.OSFile(self._path, "wb")
-        self._encoder = ShardEncoder(self._out, self._schema, self._row_group_rows)
+        try:
+            self._out = pa.OSFile(self._path, "wb")
+            self._encoder = ShardEncoder(self._out, self._schema, self._row_group_rows)
+        except BaseException as failed:  # a full disk: the format's first bytes are written here
+            self._writing.__exit__(type(failed), failed, failed.__traceback__)
+            raise
         return self
 
     def write(self, table: pa.Table) -> None:

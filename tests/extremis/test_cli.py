@@ -162,7 +162,7 @@ def test_evaluate(data: Path, run: Path) -> None:
 def test_embed(data: Path, run: Path, folder: Path) -> None:
     done = call("embed", data, run, folder / "embeddings", "--what", "labels", "--dtype", "float32", "--json")
     plain(done)
-    manifest = open_manifest(str(folder / "embeddings"), "embeddings")
+    manifest = open_manifest(str(folder / "embeddings"), "vectors")
     assert done.json == {"out": str(folder / "embeddings"), "digest": manifest.digest, "rows": 20}
     assert "fixed_size_list<element: float>[9]" in manifest.columns[1].type  # 8, and the bias
 
