@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 HELPERS := $(addprefix benchmarks.,__init__ report inputs processes)
 PINNED := setup.cfg pyproject.toml constraints.txt
 
@@ -15,10 +16,10 @@ demo: $(VENV)/.demo  ## the whole loop on real data: shard, train, mine, join, e
 	$(BIN)/extremis demo demo
 
 test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
 test-all: $(VENV)/.dev  ## every test, the slow ones too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

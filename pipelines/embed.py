@@ -6,7 +6,6 @@ The only pipeline that loads a model: its workers need the trainer's packages. M
 group and one batch, whatever the number of rows and labels.
 """
 
-import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-import torch
 
 from pipelines.runner import local_workers, make_pipeline
 from pipelines.runner import run as run_pipeline
@@ -30,6 +28,7 @@ from schemas.storage import join
 from trainer.inputs import require_inputs
 from trainer.model import Model, find_checkpoint, load_encoder
 from trainer.stream import Table, open_queries
+from trainer.threads import one_thread
 
 TABLES = {"queries": "embeddings", "labels": "vectors"}
 
@@ -127,6 +126,7 @@ class EmbedShard(beam.DoFn):
         model = shared_model(plan)
         schema = plan.schema(model.classifier.vectors.shape[1])
         file = ShardFile(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1)
+        # Bytes do not depend on a machine's cores; workers share them as processes.
         with one_thread(), file as out:
             for rows in embed_shard(plan, model, shard):
                 out.write(rows)
@@ -140,17 +140,6 @@ def shared_model(plan: Plan) -> Model:
             _MODELS.clear()
             _MODELS[plan.checkpoint] = load_encoder(DataLayout(plan.data), RunLayout(plan.run), plan.step)
         return _MODELS[plan.checkpoint]
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread of torch: sums over several round as their number decides, and bytes must not."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def embed_shard(plan: Plan, model: Model, shard: int) -> Iterator[pa.Table]:
