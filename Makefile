@@ -16,10 +16,10 @@ demo: $(VENV)/.demo  ## the whole loop on real data: shard, train, mine, join, e
 	$(BIN)/extremis demo demo
 
 test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: $(VENV)/.dev  ## every test, the slow ones too
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

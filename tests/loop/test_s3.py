@@ -129,6 +129,7 @@ def test_evaluate_embed_and_inspect_read_it(env: dict[str, str], data: str, run:
     assert (facts["kind"], facts["verified"], facts["rows"]) == ("negatives", True, 600)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(env: dict[str, str], bucket: Bucket, data: str, run: str) -> None:
     """Object stores cannot append: no record of metrics may be lost with the process."""
     again = f"s3://{BUCKET}/again"
