@@ -189,7 +189,7 @@ def bare(setting: Setting, root: str) -> dict:
 
 def pipeline(setting: Setting, root: str) -> dict:
     """`mine` from storage to storage, in one block as the other side."""
-    from pipelines.mine import SPENT, MineOptions, mine
+    from pipelines.mine import MineOptions, mine
     from schemas import storage
 
     warm_up(root)
@@ -204,8 +204,7 @@ def pipeline(setting: Setting, root: str) -> dict:
     started, cpu = time.perf_counter(), time.process_time()
     manifest = mine(root, join(root, "run"), options=options)["queries"]
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
-    spent = json.loads(storage.read_bytes(join(folder, SPENT)))
+    spent = read_spent(root)
     return {
         "seconds": seconds,
         "cpu": cpu,
@@ -214,10 +213,19 @@ def pipeline(setting: Setting, root: str) -> dict:
     }
 
 
+def read_spent(root: str) -> dict:
+    """What `mine` wrote about its time and memory."""
+    from pipelines.mine import SPENT
+    from schemas import storage
+
+    folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
+    spent: dict = json.loads(storage.read_bytes(join(folder, SPENT)))
+    return spent
+
+
 def memory(setting: Setting, root: str) -> dict:
     """`mine` under the budget."""
-    from pipelines.mine import SPENT, MineOptions, mine
-    from schemas import storage
+    from pipelines.mine import MineOptions, mine
 
     options = MineOptions.of(
         index=setting.index,
@@ -228,8 +236,7 @@ def memory(setting: Setting, root: str) -> dict:
         audit_queries=100,
     )
     manifest = mine(root, join(root, "run"), options=options)["queries"]
-    folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
-    spent = json.loads(storage.read_bytes(join(folder, SPENT)))
+    spent = read_spent(root)
     return {"blocks": manifest.parameters["blocks"], "estimated": spent["estimated_bytes"]}
 
 

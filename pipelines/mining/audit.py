@@ -25,12 +25,6 @@ class Audit(NamedTuple):
     positive_scores: np.ndarray
 
 
-def sample_rows(rows: int, size: int, seed: int) -> np.ndarray:
-    """At most `size` distinct rows of [0, rows), in order: the same for the same arguments. int64 [S]."""
-    generator = np.random.Generator(np.random.Philox(key=seed))
-    return np.sort(generator.choice(rows, min(size, rows), replace=False, shuffle=False)).astype(np.int64)
-
-
 def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width: int) -> Audit:
     """Exact search of one block for sampled queries [S, D], and the scores of their positives in this block."""
     exact = search_negatives(Block(block.start, block.vectors), queries, exclusions, width)

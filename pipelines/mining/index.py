@@ -12,6 +12,7 @@ import numpy as np
 
 from pipelines.mining.factory import Factory
 from pipelines.mining.options import EXACT
+from pipelines.mining.sample import sample_rows
 from schemas.errors import InputError
 
 # Costs in products of two vectors as a blocked matrix product computes them, measured at D = 64 on two cores.
@@ -112,8 +113,7 @@ def _sample(vectors: np.ndarray, factory: Factory, seed: int) -> np.ndarray:
     size = factory.training_rows()
     if size >= len(vectors):
         return vectors
-    generator = np.random.Generator(np.random.Philox(key=seed))
-    return vectors[np.sort(generator.choice(len(vectors), size, replace=False, shuffle=False))]
+    return vectors[sample_rows(len(vectors), size, seed)]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pipelines.mining.blocks import padded, require_finite
 from pipelines.mining.exclusions import Exclusions
+from pipelines.mining.sample import sample_rows
 from schemas.errors import TableError
 from schemas.manifest import Manifest, open_manifest, require_parent
 from schemas.parquet import matrix_column, open_shard, row_groups_of
@@ -60,8 +61,7 @@ class Source:
     def some_queries(self, rows: int, seed: int, dimension: int) -> np.ndarray:
         """About `rows` embeddings float32 [S, D] from a few row groups: the same for the same seed."""
         shard, group, first = row_groups_of(self.embeddings)
-        generator = np.random.Generator(np.random.Philox(key=seed))
-        picked = np.sort(generator.choice(len(shard), min(_GROUPS, len(shard)), replace=False))
+        picked = sample_rows(len(shard), _GROUPS, seed)
         each = -(-rows // len(picked)) if len(picked) else 0
         parts = [np.empty((0, dimension), np.float32)]
         for m in picked:

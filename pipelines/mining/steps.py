@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.mining import effort, kept, overlap
-from pipelines.mining.audit import Audit, audit_block, measure, merge_audits, sample_rows, stack, weakest_positives
+from pipelines.mining.audit import Audit, audit_block, measure, merge_audits, stack, weakest_positives
 from pipelines.mining.blocks import read_block
 from pipelines.mining.candidates import EMPTY, merge, unpack
 from pipelines.mining.effort import Effort
@@ -21,6 +21,7 @@ from pipelines.mining.exclusions import Dropped, Exclusions, positive_scores, se
 from pipelines.mining.filters import Funnel, select
 from pipelines.mining.index import build, set_up
 from pipelines.mining.plan import Plan
+from pipelines.mining.sample import sample_rows
 from pipelines.mining.scratch import Chunks, ChunkWriter, read_chunk
 from pipelines.mining.search import Block
 from pipelines.mining.source import Source

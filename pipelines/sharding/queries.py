@@ -101,10 +101,7 @@ class AssemblePoints(beam.DoFn):
 
     def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
         plan = self._plan
-        for block in element[1]["blocks"]:
-            batch = points.take_share(block.read(), plan.share)
-            ids, keys = _mentioned(block, element[1]["ids"])
-            batch, rejects = points.attach_labels(batch, plan, ids, keys)
+        for _, batch, rejects in _with_labels(element[1], plan):
             batch = points.attach_filters(encode(batch, plan, self._tokens), self._filters, plan)
             yield TaggedOutput(SUMMARY, reported(plan.source, rejects, self._staged))
             yield from send_to_shards(self._exchange, batch.select(plan.row_schema.names), plan.shards)
@@ -118,10 +115,7 @@ class AssemblePairs(beam.DoFn):
 
     def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
         plan = self._plan
-        for block in element[1]["blocks"]:
-            batch = points.take_share(block.read(), plan.share)
-            ids, keys = _mentioned(block, element[1]["ids"])
-            batch, rejects = points.attach_labels(batch, plan, ids, keys)
+        for block, batch, rejects in _with_labels(element[1], plan):
             yield TaggedOutput(SUMMARY, reported(block.table, rejects, self._staged))
             batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
             labels = batch["label_ids"].flatten().cast(pa.int64())
@@ -190,6 +184,13 @@ class WriteQueries(beam.DoFn):
         done = table.append_column("query_id", ids).select(plan.schema.names).cast(plan.schema)
         entry = shards.write_shard(plan.table, shard, plan.shards, done, plan.row_group_rows, plan.sink)
         yield Summary(shards={plan.name: (entry,)})
+
+
+def _with_labels(parts: dict[str, Any], plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
+    """Each block, its rows of the plan's share with their labels' ids, and what was rejected."""
+    for block in parts["blocks"]:
+        ids, keys = _mentioned(block, parts["ids"])
+        yield block, *points.attach_labels(points.take_share(block.read(), plan.share), plan, ids, keys)
 
 
 def _mentioned(block: Block, ids: Iterable[Packet]) -> tuple[np.ndarray, pa.Array | None]:
