@@ -1,6 +1,7 @@
 """Laws that several parts claim, each written once."""
 
 import gc
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -50,6 +51,31 @@ def assert_every_row_once(rows: Sequence[np.ndarray], count: int) -> None:
     """Row ids of the batches of an epoch are [0, count), each once."""
     together = np.concatenate([*rows, np.empty(0, np.int64)])
     np.testing.assert_array_equal(np.sort(together), np.arange(count))
+
+
+def assert_every_row_by_weight(
+    epochs: Sequence[Sequence[np.ndarray]], counts: Sequence[int], weights: Sequence[float]
+) -> None:
+    """Row ids of the batches of epochs 0, 1, ...: a source's rows come floor(w) times, so many of them once more.
+
+    `counts` and `weights` of each source. Of a source of N rows, k = round((w - floor(w)) * N) come once more; within
+    each floor(N / k) epochs none of them twice.
+    """
+    first = 0
+    total = sum(math.floor(w) * n + round((w - math.floor(w)) * n) for n, w in zip(counts, weights, strict=True))
+    together = [np.concatenate([*epoch, np.empty(0, np.int64)]) for epoch in epochs]
+    assert [len(rows) for rows in together] == [total] * len(together)
+    for count, weight in zip(counts, weights, strict=True):
+        times = np.stack([np.bincount(rows, minlength=first + count)[first : first + count] for rows in together])
+        more = times - math.floor(weight)
+        assert set(np.unique(more)) <= {0, 1}
+        chosen = round((weight - math.floor(weight)) * count)
+        assert (more.sum(1) == chosen).all()
+        if chosen:
+            block = count // chosen
+            for start in range(0, len(more), block):
+                assert more[start : start + block].sum(0).max(initial=0) <= 1
+        first += count
 
 
 def assert_no_thread_is_left(name: str, before: set[int], iterate: Callable[[], Iterator[Any]]) -> None:

@@ -5,7 +5,7 @@ import importlib.metadata
 import importlib.resources
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -20,6 +20,11 @@ else:
     import tomli as tomllib
 
 
+LABEL_TEXTS = "labels"  # the source of label texts; in a mix, too
+MOST_WEIGHT = 1000  # of a source in a mix
+_RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside the sources' embeddings in a dump
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,6 +34,29 @@ class Data(Section):
 
     split: str = "train"
     label_texts: bool = Field(False, description="label texts are training points too, each with its own label")
+    mix: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] = Field(
+        default_factory=dict,
+        description="in place of split and label_texts, how often an epoch deals each row of the splits named; "
+        "`labels` are the label texts. A weight of 1.5 deals all rows once and half of them once more",
+    )
+
+    @model_validator(mode="after")
+    def _mixed(self) -> "Data":
+        if not self.mix:
+            return self
+        for name in _RESERVED & self.mix.keys():
+            raise ValueError(f"data.mix.{name}: a source of this name cannot be mixed; give the split another name")
+        if self.split not in ("train", *self.mix):
+            raise ValueError(
+                f"data.split = {self.split!r} is not in data.mix, which names every source: add {self.split} = 1.0 "
+                "to it, or leave data.split out"
+            )
+        if self.label_texts and LABEL_TEXTS not in self.mix:
+            raise ValueError(
+                "data.label_texts = true, but data.mix, which names every source, is without label texts: add "
+                f"{LABEL_TEXTS} = 1.0 to it, or set data.label_texts = false"
+            )
+        return self
 
 
 class Order(Section):
@@ -203,6 +231,16 @@ class Recipe(Section):
     checkpoint: Checkpoint = Checkpoint()
     validation: Validation = Validation()
     logging: Logging = Logging()
+
+    @model_validator(mode="after")
+    def _dealt(self) -> "Recipe":
+        thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
+        if self.negatives.hard and thin:
+            raise ValueError(
+                f"data.mix: {', '.join(thin)} is below 1, so an epoch whose embeddings are mined would leave rows out: "
+                "multiply all weights until none is below 1 (and divide train.epochs), or set negatives.hard = 0"
+            )
+        return self
 
     def uses_table(self, epoch: int) -> bool:
         """Whether `epoch` trains on hard negatives, as far as the schedule goes."""

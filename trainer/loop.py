@@ -74,7 +74,8 @@ class Trainer:
         self._manifest, self.labels = facts.manifest, facts.labels
         if recipe.train.threads:
             torch.set_num_threads(recipe.train.threads)
-        self._sources = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs)
+        chosen = recipe.data
+        self._sources = open_sources(data, chosen.split, chosen.label_texts, recipe.encoder.inputs, chosen.mix)
         self._require_compatible()
         self.stream = self._open_stream(self._sources)
         self.model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features)

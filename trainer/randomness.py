@@ -13,6 +13,7 @@ PURPOSES = (
     "dropout",
     "audit",
     "model dropout",
+    "mixture",
 )
 
 

@@ -30,6 +30,8 @@ class Workload:
         for name in ("queries", "labels", "ranks", "workers", "memory"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name} must be at least 1; got {getattr(self, name):,}.")
+        if self.recipe.data.mix:
+            raise InputError("data.mix: a mix cannot be planned; plan with data.split and data.label_texts instead.")
         for name in ("tokens", "label_tokens", "labels_per_query", "key_bytes", "text_bytes"):
             if not 0 < getattr(self, name) < 1e6:
                 raise InputError(f"--{name.replace('_', '-')} must be above 0; got {getattr(self, name):g}.")

@@ -143,11 +143,12 @@ def _sources(
 
 
 def _dumped_source(data: str, layout: RunLayout, epoch: int, name: str) -> Source:
-    places = {"queries": DataLayout(data).queries("train"), "labels": DataLayout(data).labels}
-    if name not in places:
-        raise TableError(f"{layout.dump(epoch)}: unknown source {name!r}; expected one of {sorted(places)}.")
+    """`name` as the trainer gives it: `queries`, `labels`, or where splits are mixed the split's own name."""
+    layouts = DataLayout(data)
+    place = layouts.labels if name == "labels" else layouts.queries("train" if name == "queries" else name)
     url = layout.embeddings(epoch, name)
-    return open_source(name, places[name], name, url, open_manifest(url, "embeddings"))
+    kind = "labels" if name == "labels" else "queries"
+    return open_source(name, place, kind, url, open_manifest(url, "embeddings"))
 
 
 def _vectors(

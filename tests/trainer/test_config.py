@@ -66,12 +66,29 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
             "a transformer reads token ids only; set encoder.kind = 'bag'",
         ),
         (["encoder.buckets=0"], "needs encoder.buckets > 0"),
+        (["data.mix.train=1.0"], "data.label_texts = true, but data.mix.*add labels = 1.0 to it, or set"),
+        (["data.split=val", "data.mix={train = 1.0, labels = 1.0}"], "data.split = 'val' is not in data.mix"),
+        (["data.mix={train = 0.0, labels = 1.0}"], "data.mix.train: .*greater than 0, got 0"),
+        (["data.mix={train = inf, labels = 1.0}"], "data.mix.train: .*less than or equal to 1000, got inf"),
+        (["data.mix={vectors = 1.0, labels = 1.0}"], "data.mix.vectors: .*give the split another name"),
+        (
+            ["data.mix={train = 2.0, labels = 0.5}"],
+            "labels = 0.5 is below 1, .*multiply all weights .*or set negatives.hard = 0",
+        ),
         (["refresh.start=1"], "refresh.start: .*greater than or equal to 2"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_key_and_the_value(overrides: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_recipe("astra", overrides)
+
+
+def test_a_mix_is_weights_by_name(tmp_path: Path) -> None:
+    mixed = toml(tmp_path, 'extends = "astra"\n[data.mix]\ntrain = 1\nmarket_de = 1.5\nlabels = 2.0\n')
+    assert load_recipe(mixed).data.mix == {"train": 1.0, "market_de": 1.5, "labels": 2.0}
+    thin = load_recipe("random", ["data.mix.train=0.25", "data.mix.labels=1"])
+    assert thin.data.mix == {"train": 0.25, "labels": 1.0}
+    assert load_recipe("astra").data.mix == {}
 
 
 def test_all_faults_are_told_at_once() -> None:

@@ -23,9 +23,9 @@ STATE_VERSION = 1
 class JoinedStream(IterableDataset):
     """Batches of one rank, in the order of DESIGN section 5, with the current negatives joined.
 
-    `sources`: tables dealt as one. `labels`: L. `inputs`: what the encoder reads. Iterating yields the rest of the
-    current epoch as `Batch`es; call `set_epoch` for the next. `state_dict` is small and the same on every rank;
-    `load_state_dict` is O(1): it reads nothing before the step to resume at.
+    `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `inputs`: what the encoder reads.
+    Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next. `state_dict` is small
+    and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step to resume at.
     """
 
     def __init__(
@@ -48,6 +48,9 @@ class JoinedStream(IterableDataset):
             self._streams = streams_of_rank(streams, rank, ranks)
         except ValueError as error:
             raise InputError(f"{error}; choose order.streams as a multiple of the ranks.") from None
+        names = [source.name for source in sources]
+        if len(set(names)) < len(names):
+            raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")
         self._label_type = tables.label_type(labels)
         self._sources, self._inputs = sources, inputs
         self._groups = RowGroups(sources, self._label_type, inputs)
@@ -57,7 +60,7 @@ class JoinedStream(IterableDataset):
 
     @property
     def rows(self) -> int:
-        """N over all sources."""
+        """Rows of all sources, whatever their weights: row ids are below it."""
         return int(self._groups.first_row[-1])
 
     @property
@@ -80,6 +83,7 @@ class JoinedStream(IterableDataset):
             self._seed,
             self._epoch,
             self._tail,
+            self._groups.mix,
         )
 
     @property
@@ -108,6 +112,7 @@ class JoinedStream(IterableDataset):
             "streams": self._streams_total,
             "window_groups": self._window_groups,
             "tail": self._tail,
+            "mix": [[source.name, source.weight] for source in self._sources],
             "tables": {s.name: s.table.manifest.digest for s in self._sources},
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }

@@ -1,8 +1,9 @@
 """The order of rows: pure arithmetic on row-group sizes, far from any file (DESIGN section 5).
 
-Row groups are permuted by (seed, epoch). The permuted sequence of N rows is cut into S equal ranges, the canonical
-streams. Each stream permutes rows inside windows of a few row groups. Global batch t takes B/S rows from every stream
-at cursor t * B/S, so the order does not depend on ranks or threads, and any step is reached without reading others.
+Row groups (all of them once, or as `mixing` weighs their sources) are permuted by (seed, epoch). The permuted sequence
+of N rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row
+groups. Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or
+threads, and any step is reached without reading others.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from trainer.randomness import generator
+from trainer.stream.mixing import Share, count_rows, pieces_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class EpochOrder:
 
     `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B.
     `window_groups`: row groups a window spans, about. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out
-    steps that not every stream can fill.
+    steps that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
     """
 
     group_rows: np.ndarray
@@ -39,21 +41,23 @@ class EpochOrder:
     seed: int
     epoch: int
     tail: str = "keep"
+    mix: tuple[Share, ...] = ()
 
     @cached_property
-    def permutation(self) -> np.ndarray:
-        """Storage numbers of the row groups in this epoch's order, [M]."""
-        return generator(self.seed, "row groups", self.epoch).permutation(len(self.group_rows))
+    def pieces(self) -> np.ndarray:
+        """(row group's storage number, first row, end) of all that is dealt, in this epoch's order, [E, 3] int64."""
+        pieces = pieces_of(self.group_rows, self.mix, self.seed, self.epoch)
+        return pieces[generator(self.seed, "row groups", self.epoch).permutation(len(pieces))]
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Position at which each permuted row group starts, and N at the end, [M + 1]."""
-        return np.concatenate([[0], np.cumsum(self.group_rows[self.permutation])]).astype(np.int64)
+        """Position at which each piece starts, and N at the end, [E + 1]."""
+        return np.concatenate([[0], np.cumsum(self.pieces[:, 2] - self.pieces[:, 1])]).astype(np.int64)
 
     @cached_property
     def rows(self) -> int:
-        """N; asked for at every step, so it does not wait for the permutation."""
-        return int(self.group_rows.sum())
+        """N, the rows of every epoch; asked for at every step, so it does not wait for the permutation."""
+        return count_rows(self.group_rows, self.mix)
 
     @property
     def share(self) -> int:
@@ -93,10 +97,11 @@ class EpochOrder:
         segments: list[Segment] = []
         at = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
-            base, end = int(self._starts[at]), int(self._starts[at + 1])
-            upto = min(stop, end)
+            upto = min(stop, int(self._starts[at + 1]))
             if upto > start:
-                segments.append(Segment(int(self.permutation[at]), start - base, upto - base))
+                group, first_row, _ = self.pieces[at].tolist()
+                base = int(self._starts[at]) - first_row
+                segments.append(Segment(group, start - base, upto - base))
             start = upto
             at += 1
         rows = sum(segment.stop - segment.start for segment in segments)

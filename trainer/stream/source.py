@@ -1,7 +1,9 @@
 """A source of training rows: a queries-like table, the meaning of its positives, and the negatives joined to it."""
 
+import math
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +17,9 @@ from schemas.manifest import Manifest, Shard, open_manifest, require_parent
 from schemas.parquet import list_array, row_groups_of
 from schemas.shards import OpenShard, open_shard, read_group
 from schemas.storage import join
+from trainer.config import LABEL_TEXTS, MOST_WEIGHT
 from trainer.inputs import Kind, columns_of, require_inputs
+from trainer.stream.mixing import Share
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,20 @@ class Source:
     """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
 
     `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip.
+    An epoch deals each row `weight` times, rounded up or down (`mixing`). Raises InputError where that cannot be.
     """
 
-    name: str  # 'queries' or 'labels'
+    name: str  # 'queries', 'labels', or the split's where several are mixed
     table: Table
     negatives: Table | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.weight <= MOST_WEIGHT and math.isfinite(self.weight)):
+            raise InputError(
+                f"source {self.name}: a weight of {self.weight:g}; expected one above 0 and up to {MOST_WEIGHT}. "
+                "Leave out a source that is not to be dealt."
+            )
 
     @property
     def rows(self) -> int:
@@ -67,14 +80,22 @@ def open_queries(data: DataLayout, split: str) -> Table:
     return Table.open(data.queries(split), "queries")
 
 
-def open_sources(data: DataLayout, split: str, label_texts: bool, inputs: Kind = "tokens") -> list[Source]:
-    """The training points: `split`, and the label texts where asked.
+def open_sources(
+    data: DataLayout, split: str, label_texts: bool, inputs: Kind = "tokens", mix: Mapping[str, float] | None = None
+) -> list[Source]:
+    """The training points: `split`, and the label texts where asked; or with `mix` the splits that it weighs, by name.
 
-    Raises InputError where they lack what `inputs` reads, TableError.
+    Raises InputError where there is no such split, or they lack what `inputs` reads; TableError.
     """
-    sources = [Source("queries", Table.open(data.queries(split), "queries"))]
-    if label_texts:
-        sources.append(Source("labels", Table.open(data.labels, "labels")))
+    if mix:
+        # Sorted, so that a recipe may name them in any order: it decides the row ids.
+        splits = sorted(name for name in mix if name != LABEL_TEXTS)
+        sources = [Source(name, open_queries(data, name), weight=mix[name]) for name in splits]
+    else:
+        sources = [Source("queries", Table.open(data.queries(split), "queries"))]
+    if LABEL_TEXTS in mix if mix else label_texts:
+        weight = mix[LABEL_TEXTS] if mix else 1.0
+        sources.append(Source(LABEL_TEXTS, Table.open(data.labels, "labels"), weight=weight))
     for source in sources:
         require_inputs(source.table.url, source.table.manifest, inputs)
     return sources
@@ -95,13 +116,17 @@ class RowGroups:
         self._width = max((_width(source) for source in sources), default=0)
         places: list[tuple[int, int, int]] = []
         starts: list[np.ndarray] = []
+        shares: list[Share] = []
         base = 0
         for number, source in enumerate(sources):
             shard, group, first = row_groups_of(source.table.manifest)
             places += [(number, int(s), int(g)) for s, g in zip(shard, group, strict=True)]
             starts.append(first[:-1] + base)
             base += int(first[-1])
+            shares.append(Share(len(shard), source.weight))
         self._places = places
+        # Empty where every row is dealt once.
+        self.mix = () if all(source.weight == 1 for source in sources) else tuple(shares)
         self.first_row = np.concatenate([*starts, [base]]).astype(np.int64)
         self._files = threading.local()
 
@@ -119,7 +144,7 @@ class RowGroups:
         """Row group `group` as columns of the inputs, `label_ids` and, joined, `hard`. Raises TableError."""
         number, shard, within = self._places[group]
         source = self.sources[number]
-        if source.name == "labels":
+        if source.table.manifest.kind == "labels":
             rows = self._read(source.table, shard, within, ["label_id", *self._inputs])
             ids = rows.column("label_id").to_numpy()
             positives = list_array(ids, np.arange(len(ids) + 1), self._label_type)

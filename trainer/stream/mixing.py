@@ -1,0 +1,80 @@
+"""How often an epoch deals the rows of each source: pure arithmetic on row-group sizes.
+
+A source of N rows and weight w gives each row floor(w) times an epoch, and round((w - floor(w)) * N) of its rows once
+more. Which ones is chosen by (seed, epoch, source): row groups are permuted anew every b = floor(N / rows chosen)
+epochs, and each of the b takes the next range of rows of that permutation. So the choice is whole row groups but for
+the two that the range cuts, no row is chosen twice within b epochs, and w = 0.5 deals each row once in two epochs.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.randomness import generator
+
+
+@dataclass(frozen=True)
+class Share:
+    """A source's place in the mix: its `groups` row groups, the next ones in storage order, dealt `weight` times."""
+
+    groups: int
+    weight: float
+
+
+def split_weight(weight: float, rows: int) -> tuple[int, int]:
+    """(times that every one of a source's `rows` rows is dealt, rows that are dealt once more)."""
+    whole = math.floor(weight)
+    return whole, round((weight - whole) * rows)
+
+
+def count_rows(group_rows: np.ndarray, mix: Sequence[Share]) -> int:
+    """Rows of an epoch, the same in every epoch; `group_rows` [M] in storage order."""
+    if not mix:
+        return int(group_rows.sum())
+    total = 0
+    for _, first, stop, share in _ranges(mix):
+        rows = int(group_rows[first:stop].sum())
+        whole, more = split_weight(share.weight, rows)
+        total += whole * rows + more
+    return total
+
+
+def pieces_of(group_rows: np.ndarray, mix: Sequence[Share], seed: int, epoch: int) -> np.ndarray:
+    """What `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
+
+    `group_rows` [M] in storage order; without a `mix` each row group once, whole.
+    """
+    everything = np.stack([np.arange(len(group_rows)), np.zeros(len(group_rows), np.int64), group_rows], axis=1)
+    if not mix:
+        return everything
+    pieces = [np.empty((0, 3), np.int64)]
+    for source, first, stop, share in _ranges(mix):
+        own = everything[first:stop]
+        whole, more = split_weight(share.weight, int(own[:, 2].sum()))
+        pieces.append(np.tile(own, (whole, 1)))
+        if more:
+            pieces.append(_chosen(own, more, seed, epoch, source))
+    return np.concatenate(pieces)
+
+
+def _chosen(own: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> np.ndarray:
+    """`rows` rows out of the whole row groups `own` [m, 3] of one source, as pieces [e, 3]."""
+    epochs = int(own[:, 2].sum()) // rows
+    number, part = divmod(epoch, epochs)
+    permuted = own[generator(seed, "mixture", number, source).permutation(len(own))]
+    ends = np.cumsum(permuted[:, 2])
+    starts = ends - permuted[:, 2]
+    first = np.maximum(starts, part * rows)
+    stop = np.minimum(ends, (part + 1) * rows)
+    pieces = np.stack([permuted[:, 0], first - starts, stop - starts], axis=1)
+    return pieces[first < stop]
+
+
+def _ranges(mix: Sequence[Share]) -> Iterator[tuple[int, int, int, Share]]:
+    """(number, first row group, end, share) of each source."""
+    stop = 0
+    for number, share in enumerate(mix):
+        first, stop = stop, stop + share.groups
+        yield number, first, stop, share
