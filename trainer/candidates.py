@@ -6,50 +6,49 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.ragged import contains
-from schemas.tables import PAD
 from trainer.config import Negatives
+from trainer.merge import merge
 from trainer.randomness import generator
-from trainer.stream.batch import Batch
+from trainer.stream.batch import Batch, Candidates
+
+_NO_POOL = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """Labels to score, each once, and how queries use them.
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """Plans a batch's candidates under `options`: a pure function of the batch, so any thread may run it.
 
-    `ids` [C] int64: the rows of the classifier that the step touches. The first R of them are the shared pool: every
-    query is scored against it with `pool_weight` [R] float32, except for what is its own positive or hard negative,
-    (`struck_query`, `struck_pool`) [m]. Pairs score one query against one label: `pair_query` [n] ascending,
-    `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32.
+    `labels`: L. `positive_weight` [L] float32, where given, weights the positives.
     """
 
-    ids: np.ndarray
-    pair_query: np.ndarray
-    pair_label: np.ndarray
-    pair_positive: np.ndarray
-    pair_weight: np.ndarray
-    pool_weight: np.ndarray
-    struck_query: np.ndarray
-    struck_pool: np.ndarray
+    options: Negatives
+    labels: int
+    seed: int = 0
+    positive_weight: np.ndarray | None = None
 
+    def __call__(self, batch: Batch) -> Candidates | None:
+        """One set of candidates; None under `pool = "all"`, whose chunks of all L labels `chunks` gives."""
+        options = self.options
+        if options.pool == "all":
+            return None
+        at = {"seed": self.seed, "epoch": batch.epoch, "step": batch.step}
+        hard = None if batch.hard is None else draw_hard(batch.hard, options.hard, **at)
+        # Algorithm 1, step 8: before the first table, k_h + k_r negatives are all random.
+        size = options.random if hard is not None else options.warmup or options.random + options.hard
+        weight = self.labels / size if options.reweight and size else 1.0
+        if options.pool == "shared":
+            return shared_pool(batch, hard, draw_pool(self.labels, size, **at), weight, self.positive_weight)
+        pool = draw_pool(self.labels, size * len(batch), **at).reshape(len(batch), size)
+        return own_pool(batch, hard, pool, weight, self.positive_weight)
 
-def plan_candidates(
-    batch: Batch, options: Negatives, labels: int, seed: int, positive_weight: np.ndarray | None = None
-) -> Iterator[Candidates]:
-    """What a batch is scored against under `options`: one set, or chunks of all L labels (`pool = "all"`)."""
-    if options.pool == "all":
-        for start in range(0, labels, options.chunk):
-            yield label_range(batch, start, min(start + options.chunk, labels), positive_weight)
-        return
-    at = {"seed": seed, "epoch": batch.epoch, "step": batch.step}
-    hard = None if batch.hard is None else draw_hard(batch.hard, options.hard, **at)
-    # Algorithm 1, step 8: before the first table, k_h + k_r negatives are all random.
-    size = options.random if hard is not None else options.warmup or options.random + options.hard
-    weight = labels / size if options.reweight and size else 1.0
-    if options.pool == "shared":
-        yield shared_pool(batch, hard, draw_pool(labels, size, **at), weight, positive_weight)
-    else:
-        pool = draw_pool(labels, size * len(batch), **at).reshape(len(batch), size)
-        yield own_pool(batch, hard, pool, weight, positive_weight)
+    def chunks(self, batch: Batch) -> Iterator[Candidates]:
+        """What a step goes through: the batch's candidates, or one chunk of labels after the other."""
+        planned = batch.candidates or self(batch)
+        if planned is not None:
+            yield planned
+            return
+        for start in range(0, self.labels, self.options.chunk):
+            yield label_range(batch, start, min(start + self.options.chunk, self.labels), self.positive_weight)
 
 
 def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int, stream: int = 0) -> np.ndarray:
@@ -65,22 +64,6 @@ def draw_hard(hard: np.ndarray, count: int, *, seed: int, epoch: int, step: int)
     return hard[:, columns]
 
 
-def known_pairs(batch: Batch, hard: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """P and H of every query as (query, label, is positive), sorted by query, positives first. Pads are left out."""
-    size = len(batch)
-    query = np.repeat(np.arange(size), np.diff(batch.positive_offsets))
-    label = batch.positives.astype(np.int64)
-    positive = np.ones(len(label), bool)
-    if hard is None or not hard.size:
-        return query, label, positive
-    kept = hard != PAD
-    query = np.concatenate([query, np.repeat(np.arange(size), kept.sum(1))])
-    label = np.concatenate([label, hard[kept].astype(np.int64)])
-    positive = np.concatenate([positive, np.zeros(len(label) - len(positive), bool)])
-    order = np.argsort(query, kind="stable")
-    return query[order], label[order], positive[order]
-
-
 def shared_pool(
     batch: Batch, hard: np.ndarray | None, pool: np.ndarray, weight: float, positive_weight: np.ndarray | None = None
 ) -> Candidates:
@@ -90,17 +73,15 @@ def shared_pool(
     P and H), and repeated draws count repeatedly. A query's own P and H are struck from its pool. `positive_weight`
     [L], where given, weights the positives.
     """
-    query, label, positive = known_pairs(batch, hard)
     drawn, counts = np.unique(pool, return_counts=True)
-    place = np.searchsorted(drawn, label)
-    struck = (place < len(drawn)) & (drawn[np.minimum(place, len(drawn) - 1)] == label) if len(drawn) else place < 0
-    others = np.unique(label[~struck])
+    ids, query, place, positive = merge(drawn, batch.positives, batch.positive_offsets, hard)
+    struck = np.flatnonzero(place < len(drawn))
     return Candidates(
-        ids=np.concatenate([drawn, others]),
+        ids=ids,
         pair_query=query,
-        pair_label=np.where(struck, place, len(drawn) + np.searchsorted(others, label)),
+        pair_label=place,
         pair_positive=positive,
-        pair_weight=_weights(label, positive, positive_weight),
+        pair_weight=_weights(batch.positives, positive, positive_weight),
         pool_weight=(counts * weight).astype(np.float32),
         struck_query=query[struck],
         struck_pool=place[struck],
@@ -119,13 +100,14 @@ def own_pool(
     Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
     query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
     """
-    query, label, positive = known_pairs(batch, hard)
+    ids, query, place, positive = merge(_NO_POOL, batch.positives, batch.positive_offsets, hard)
+    label = ids[place]
     known = np.concatenate([[0], np.cumsum(np.bincount(query, minlength=len(batch)))])
     fresh = ~contains(label, known, pool)
     stride = 1 + int(pool.max(initial=0))
     drawn, counts = np.unique(np.nonzero(fresh)[0] * stride + pool[fresh], return_counts=True)
     random_weights = (counts * weight).astype(np.float32)
-    weights = np.concatenate([_weights(label, positive, positive_weight), random_weights])
+    weights = np.concatenate([_weights(batch.positives, positive, positive_weight), random_weights])
     query = np.concatenate([query, drawn // stride])
     label = np.concatenate([label, drawn % stride])
     positive = np.concatenate([positive, np.zeros(len(drawn), bool)])
@@ -155,14 +137,16 @@ def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray
         pair_query=query,
         pair_label=label,
         pair_positive=positive,
-        pair_weight=_weights(label + start, positive, positive_weight),
+        pair_weight=_weights(batch.positives[inside], positive, positive_weight),
         pool_weight=np.ones(stop - start, np.float32),
         struck_query=query,
         struck_pool=label,
     )
 
 
-def _weights(label: np.ndarray, positive: np.ndarray, positive_weight: np.ndarray | None) -> np.ndarray:
-    if positive_weight is None:
-        return np.ones(len(label), np.float32)
-    return np.where(positive, positive_weight[label], 1.0).astype(np.float32)
+def _weights(positives: np.ndarray, positive: np.ndarray, positive_weight: np.ndarray | None) -> np.ndarray:
+    """1 for every pair; for the positives, in the order of the pairs, their label's weight where there is one."""
+    weights = np.ones(len(positive), np.float32)
+    if positive_weight is not None:
+        weights[positive] = positive_weight[positives]
+    return weights

@@ -1,5 +1,6 @@
 """What an encoder reads of a row: token ids, sparse features with values, or both."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -48,11 +49,16 @@ class Inputs:
     @classmethod
     def of(cls, rows: pa.Table) -> "Inputs":
         """From the columns that are there."""
-        tokens = Tokens(*list_column(rows, "input_ids")) if "input_ids" in rows.column_names else None
-        if "feature_ids" not in rows.column_names:
+        return cls.read(rows.column_names, lambda name: list_column(rows, name))
+
+    @classmethod
+    def read(cls, names: Collection[str], column: Callable[[str], tuple[np.ndarray, np.ndarray]]) -> "Inputs":
+        """Those of the columns `names` that are inputs; `column` gives the values and offsets of one."""
+        tokens = Tokens(*column("input_ids")) if "input_ids" in names else None
+        if "feature_ids" not in names:
             return cls(tokens)
-        ids, offsets = list_column(rows, "feature_ids")
-        return cls(tokens, Features(ids, list_column(rows, "feature_values")[0], offsets))
+        ids, offsets = column("feature_ids")
+        return cls(tokens, Features(ids, column("feature_values")[0], offsets))
 
     def slice(self, start: int, stop: int) -> "Inputs":
         """Rows [start, stop); values are views, not copies."""

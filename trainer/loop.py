@@ -13,7 +13,7 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from trainer.candidates import plan_candidates
+from trainer.candidates import Planner
 from trainer.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoint, save_checkpoint
 from trainer.config import Recipe, dump_config, load_config, validate
 from trainer.evaluation.evaluate import Scorer, positive_weights
@@ -77,9 +77,10 @@ class Trainer:
         chosen = recipe.data
         self._sources = open_sources(data, chosen.split, chosen.label_texts, recipe.encoder.inputs, chosen.mix)
         self._require_compatible()
-        self.stream = self._open_stream(self._sources)
+        weights = positive_weights(data, recipe.train.positive_weight, say)
+        self._planner = Planner(recipe.negatives, self.labels, recipe.train.seed, weights)
+        self.stream = self._open_stream(self._sources, self._planner)
         self.model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features)
-        self._positive_weight = positive_weights(data, recipe.train.positive_weight, say)
         self._tracker = Tracker(run, recipe.logging.tensorboard)
         self.progress = Progress()
 
@@ -165,14 +166,13 @@ class Trainer:
         recipe = self.recipe
         key = (batch.epoch, batch.step)
         inputs = self.model.encoder.prepare(batch.inputs, key)
-        plan = plan_candidates(batch, recipe.negatives, self.labels, recipe.train.seed, self._positive_weight)
         clock.lap("prepare")
         x = self.model.classifier.extend(self.model.encoder.encode(inputs, key))
         leaf = x.detach().requires_grad_()
         clock.lap("encode")
         factor = rate_factor(self.progress.global_step, self.total_steps, recipe.train.warmup, recipe.train.final_lr)
         total = 0.0
-        for candidates in plan:
+        for candidates in self._planner.chunks(batch):
             w = self.model.classifier.gather(candidates.ids)
             loss = binary_cross_entropy(leaf, w, candidates) / len(batch)
             loss.backward()
@@ -304,7 +304,7 @@ class Trainer:
             value.copy_(checkpoint.vectors(name))
         self.progress = Progress(**checkpoint.state["progress"])
 
-    def _open_stream(self, sources: list[Source]) -> JoinedStream:
+    def _open_stream(self, sources: list[Source], plan: Planner | None) -> JoinedStream:
         order = self.recipe.order
         return JoinedStream(
             sources,
@@ -316,13 +316,13 @@ class Trainer:
             seed=self.recipe.train.seed,
             threads=order.threads,
             tail=order.tail,
+            plan=plan,
         )
 
     def _fit_idf(self) -> None:
         fit = getattr(self.model.encoder, "fit_idf", None)
         if fit is not None:
-            self.stream.set_epoch(0)
-            fit(batch.inputs for batch in self.stream)
+            fit(batch.inputs for batch in self._open_stream(self._sources, plan=None))
 
     def _require_compatible(self) -> None:
         groups = {source.table.manifest.row_group_rows for source in self._sources}

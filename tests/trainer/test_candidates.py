@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from schemas.tables import PAD
 from tests.builders import batch_of
-from trainer.candidates import draw_hard, draw_pool, known_pairs, plan_candidates, shared_pool
+from trainer.candidates import Planner, draw_hard, draw_pool, shared_pool
 from trainer.config import Negatives
 
 AT = {"seed": 1, "epoch": 2}
@@ -36,18 +33,6 @@ def test_hard_columns_are_distinct_and_each_comes_up() -> None:
     np.testing.assert_array_equal(draw_hard(table, 6, **AT, step=0), table)
 
 
-@given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=3), min_size=1, max_size=5), st.integers(0, 99))
-def test_known_pairs_are_positives_and_hard_negatives_by_query(positives: list[list[int]], seed: int) -> None:
-    hard = np.random.default_rng(seed).integers(PAD, 10, (len(positives), 3))
-    query, label, positive = known_pairs(batch_of(positives, hard), hard)
-    expected = [
-        (row, label, is_positive)
-        for row, own in enumerate(positives)
-        for label, is_positive in [*((p, True) for p in own), *((h, False) for h in hard[row].tolist() if h != PAD)]
-    ]
-    assert list(zip(query.tolist(), label.tolist(), positive.tolist(), strict=True)) == expected
-
-
 def test_a_shared_pool_touches_each_label_once() -> None:
     candidates = shared_pool(batch_of([[3, 4], [4, 7]]), None, np.array([4, 9, 9, 1, 4]), 2.0)
     np.testing.assert_array_equal(candidates.ids, [1, 4, 9, 3, 7])
@@ -67,6 +52,6 @@ def test_how_many_negatives_are_random_before_and_with_a_table(options: Negative
     labels = 10_000
     for hard, size in ((None, before), (np.full((2, 3), 9), after)):
         batch = batch_of([[1], [2]], hard if options.hard else None)
-        (candidates,) = plan_candidates(batch, options, labels, seed=0)
+        (candidates,) = Planner(options, labels).chunks(batch)
         draws = candidates.pool_weight * size / labels  # each draw weighs L / k_r
         assert draws.sum() == pytest.approx(size)

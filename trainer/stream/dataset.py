@@ -1,31 +1,41 @@
 """The joined stream: an iterable dataset whose state is (seed, epoch, step, negative tables, format version)."""
 
-from collections import deque
-from collections.abc import Iterator
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from torch.utils.data import IterableDataset
 
 from schemas import tables
-from schemas.errors import InputError
-from schemas.parquet import list_column, matrix_column
-from trainer.inputs import Inputs, Kind
-from trainer.stream.batch import Batch, Columns
-from trainer.stream.order import EpochOrder, deal, iterate_windows, streams_of_rank
+from schemas.errors import InputError, TableError
+from trainer.inputs import Kind
+from trainer.stream.ahead import in_background, submit_ahead
+from trainer.stream.batch import Batch, Candidates, Columns
+from trainer.stream.order import EpochOrder, Segment, deal, streams_of_rank
 from trainer.stream.source import RowGroups, Source
 
 STATE_VERSION = 1
+THREAD = "extremis-stream"
+BATCHES_AHEAD = 16
+WINDOWS_FETCHED = 1  # beyond those that threads decode: what a remote store is asked for meanwhile
+
+Plan = Callable[[Batch], Candidates | None]
 
 
 class JoinedStream(IterableDataset):
     """Batches of one rank, in the order of DESIGN section 5, with the current negatives joined.
 
     `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `inputs`: what the encoder reads.
-    Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next. `state_dict` is small
-    and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step to resume at.
+    `threads` read and decode ahead, and one more runs `plan`, which gives each batch its candidates; 0 does all of it
+    in line. `damaged`: whether a row group that does not decode stops the stream (TableError), or is left out and
+    counted in `skipped_rows`. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the
+    next. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step
+    to resume at.
     """
 
     def __init__(
@@ -42,6 +52,8 @@ class JoinedStream(IterableDataset):
         tail: str = "keep",
         rank: int = 0,
         ranks: int = 1,
+        plan: Plan | None = None,
+        damaged: Literal["stop", "skip"] = "stop",
     ) -> None:
         super().__init__()
         try:
@@ -56,6 +68,8 @@ class JoinedStream(IterableDataset):
         self._groups = RowGroups(sources, self._label_type, inputs)
         self._batch, self._streams_total, self._window_groups = batch, streams, window_groups
         self._seed, self._threads, self._tail = seed, threads, tail
+        self._plan, self._damaged = plan, damaged
+        self.skipped_rows = 0
         self._epoch, self._step = 0, 0
 
     @property
@@ -130,57 +144,127 @@ class JoinedStream(IterableDataset):
 
     def __iter__(self) -> Iterator[Batch]:
         order = self.order
-        for window, within, columns, offsets in self._windows(order):
-            first = window * order.steps_per_window
-            for number in range(within, len(offsets) - 1):
-                self._step = first + number + 1
-                yield columns.slice(order.epoch, first + number, int(offsets[number]), int(offsets[number + 1]))
+        batches = self._batches(order, self._step)
+        if self._threads:
+            batches = in_background(batches, BATCHES_AHEAD, f"{THREAD}-plan")
+        with contextlib.closing(batches):
+            for batch in batches:
+                self._step = batch.step + 1
+                yield batch
 
-    def _windows(self, order: EpochOrder) -> Iterator[tuple[int, int, Columns, np.ndarray]]:
-        """Decoded windows in order, the next ones decoded ahead by threads."""
-        plan = iterate_windows(order, self._step)
-        if self._threads == 0:
-            for window, within in plan:
-                yield (window, within, *self._decode(order, window))
-            return
-        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="extremis-stream")
-        ahead: deque[tuple[int, int, Future]] = deque()
+    def _batches(self, order: EpochOrder, step: int) -> Generator[Batch, None, None]:
+        """The epoch from `step` on, planned."""
+        _keep_freed_memory()
+        with contextlib.closing(self._windows(order, step)) as windows:
+            for first, (columns, offsets) in windows:
+                self.skipped_rows += columns.skipped
+                for number in range(max(0, step - first), len(offsets) - 1):
+                    batch = columns.slice(order.epoch, first + number, int(offsets[number]), int(offsets[number + 1]))
+                    yield batch if self._plan is None else replace(batch, candidates=self._plan(batch))
+
+    def _windows(self, order: EpochOrder, step: int) -> Generator[tuple[int, tuple[Columns, np.ndarray]], None, None]:
+        """Decoded windows from that of `step` on, each with its first step; threads decode the next ones ahead."""
+        first = step // order.steps_per_window
+        steps = (window * order.steps_per_window for window in range(first, order.windows))
+        tasks = self._tasks(order, first)
         try:
-            for window, within in plan:
-                ahead.append((window, within, pool.submit(self._decode, order, window)))
-                if len(ahead) > self._threads:
-                    number, skip, future = ahead.popleft()
-                    yield (number, skip, *future.result())
-            while ahead:
-                number, skip, future = ahead.popleft()
-                yield (number, skip, *future.result())
+            if not self._threads:
+                yield from zip(steps, (task() for task in tasks), strict=True)
+                return
+            with ThreadPoolExecutor(self._threads, thread_name_prefix=THREAD) as pool:
+                try:
+                    yield from zip(steps, submit_ahead(pool, tasks, self._threads), strict=True)
+                finally:
+                    pool.shutdown(wait=True, cancel_futures=True)
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            self._groups.close()
 
-    def _decode(self, order: EpochOrder, window: int) -> tuple[Columns, np.ndarray]:
+    def _tasks(self, order: EpochOrder, first: int) -> Iterator[Callable[[], tuple[Columns, np.ndarray]]]:
+        """How to decode each window from `first` on, in order.
+
+        A row group that a window's end cuts is read once and handed on to the next window of the same stream.
+        """
+        inherited: dict[int, Future[pa.Table]] = {}
+        fetched = first
+        for window in range(first, order.windows):
+            while fetched < min(window + 1 + self._threads + WINDOWS_FETCHED, order.windows):
+                self._groups.ahead(
+                    segment.group for stream in self._streams for segment in order.segments(stream, fetched)
+                )
+                fetched += 1
+            handed_on: dict[int, Future[pa.Table]] = {
+                segments[-1].group: Future()
+                for segments in (order.segments(stream, window) for stream in self._streams)
+                if segments and order.goes_on(segments[-1])
+            }
+            yield functools.partial(self._decode, order, window, inherited, handed_on)
+            inherited = handed_on
+
+    def _decode(
+        self, order: EpochOrder, window: int, inherited: dict[int, Future], handed_on: dict[int, Future]
+    ) -> tuple[Columns, np.ndarray]:
         """The rank's windows number `window`, gathered into batch order, and the batches' offsets."""
-        groups: dict[int, pa.Table] = {}
-        pieces: list[pa.Table] = []
-        ids: list[np.ndarray] = []
+        segments: list[Segment] = []
         places: list[np.ndarray] = []
         sizes: list[int] = []
         for stream in self._streams:
-            segments, shuffle = order.window(stream, window)
+            segments += order.segments(stream, window)
+            shuffle = order.shuffle(stream, window)
             places.append(shuffle + sum(sizes))
             sizes.append(len(shuffle))
-            for segment in segments:
-                if segment.group not in groups:
-                    groups[segment.group] = self._groups.read(segment.group)
-                pieces.append(groups[segment.group].slice(segment.start, segment.stop - segment.start))
-                first = self._groups.first_row[segment.group]
-                ids.append(np.arange(first + segment.start, first + segment.stop))
-        if not pieces:  # fewer rows than streams: this rank has none here, but as many steps as the others
-            pieces, ids = [self._groups.read(0).slice(0, 0)], [np.empty(0, np.int64)]
         batches = min(order.steps_per_window, order.steps - window * order.steps_per_window)
         dealt, offsets = deal(sizes, order.share, batches)
         take = np.concatenate(places)[dealt]
-        table = pa.concat_tables(pieces).combine_chunks().take(pa.array(take))
-        positives, positive_offsets = list_column(table, "label_ids")
-        hard = matrix_column(table, "hard") if "hard" in table.column_names else None
-        columns = Columns(np.concatenate(ids)[take], Inputs.of(table), positives, positive_offsets, hard)
-        return columns, offsets
+        groups = self._read({segment.group for segment in segments}, inherited, handed_on)
+        first_row = self._groups.first_row
+        ids = [np.arange(s.start, s.stop) + first_row[s.group] for s in segments] or [np.empty(0, np.int64)]
+        rows = np.concatenate(ids)[take]
+        damaged = [segment for segment in segments if segment.group not in groups]
+        if damaged:
+            take, offsets, rows = _without(segments, damaged, take, offsets, rows)
+        pieces = [groups[s.group].slice(s.start, s.stop - s.start) for s in segments if s.group in groups]
+        if not pieces:  # fewer rows than streams: this rank has none here, but as many steps as the others
+            pieces = [self._groups.read(0).slice(0, 0)]
+        return Columns.take(pieces, take, rows, sum(s.stop - s.start for s in damaged)), offsets
+
+    def _read(self, groups: set[int], inherited: dict[int, Future], handed_on: dict[int, Future]) -> dict[int, Any]:
+        """Row groups by number, without the damaged ones that are to be skipped."""
+        tables: dict[int, pa.Table] = {}
+        try:
+            # The next window waits for what is handed on, and this one for what it inherits.
+            for group in sorted(groups, key=lambda g: (g in inherited, g not in handed_on, g)):
+                try:
+                    table = inherited[group].result() if group in inherited else self._groups.read(group)
+                except TableError:
+                    if self._damaged == "stop":
+                        raise
+                    table = None
+                if group in handed_on:
+                    handed_on[group].set_result(table)
+                if table is not None:
+                    tables[group] = table
+        except BaseException as error:
+            for future in handed_on.values():
+                if not future.done():
+                    future.set_exception(error)
+            raise
+        return tables
+
+
+def _without(
+    segments: list[Segment], damaged: list[Segment], take: np.ndarray, offsets: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The gather order, the batches' offsets and the row ids of a window without its damaged segments."""
+    good = np.concatenate([np.full(s.stop - s.start, s not in damaged) for s in segments])
+    kept = good[take]
+    return (np.cumsum(good) - 1)[take[kept]], np.concatenate([[0], np.cumsum(kept)])[offsets], rows[kept]
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Once a process, before batches are made.
+
+    glibc gives a block above 128 KiB back to the system when it is freed, until a larger one has been freed once: a
+    batch's arrays would then cost a page fault every 4 KiB, which doubles the time of planning.
+    """
+    np.empty(24 << 20, np.uint8)

@@ -6,7 +6,6 @@ groups. Global batch t takes B/S rows from every stream at cursor t * B/S, so th
 threads, and any step is reached without reading others.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,14 +85,9 @@ class EpochOrder:
     def steps_per_window(self) -> int:
         return self.window_rows // self.share
 
-    def window(self, stream: int, window: int) -> tuple[list[Segment], np.ndarray]:
-        """What to read for one stream's window, and the permutation of the rows so read.
-
-        Rows of the segments, laid end to end, are [0, n); the stream deals them in the order of the permutation [n].
-        """
-        first, last = self._range(stream)
-        start = min(first + window * self.window_rows, last)
-        stop = min(start + self.window_rows, last)
+    def segments(self, stream: int, window: int) -> list[Segment]:
+        """What to read for one stream's window, in the epoch's order."""
+        start, stop = self._window_range(stream, window)
         segments: list[Segment] = []
         at = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
@@ -104,9 +98,16 @@ class EpochOrder:
                 segments.append(Segment(group, start - base, upto - base))
             start = upto
             at += 1
-        rows = sum(segment.stop - segment.start for segment in segments)
-        order = generator(self.seed, "window", self.epoch, stream, window).permutation(rows)
-        return segments, order
+        return segments
+
+    def shuffle(self, stream: int, window: int) -> np.ndarray:
+        """The permutation of one stream's window: its segments, laid end to end, are dealt in this order, [n]."""
+        start, stop = self._window_range(stream, window)
+        return generator(self.seed, "window", self.epoch, stream, window).permutation(stop - start)
+
+    def goes_on(self, last: Segment) -> bool:
+        """Whether the row group of a window's last segment has rows after it."""
+        return last.stop < int(self.group_rows[last.group])
 
     def batch_rows(self, step: int, streams: range, first_row: np.ndarray) -> np.ndarray:
         """Row ids of batch `step` from `streams`, by the definition: the law that readers are tested against.
@@ -116,12 +117,18 @@ class EpochOrder:
         window, within = divmod(step, self.steps_per_window)
         parts = []
         for stream in streams:
-            segments, order = self.window(stream, window)
+            segments = self.segments(stream, window)
             ids = np.concatenate(
                 [np.arange(s.start, s.stop) + first_row[s.group] for s in segments] or [np.empty(0, np.int64)]
             )
-            parts.append(ids[order][within * self.share : (within + 1) * self.share])
+            parts.append(ids[self.shuffle(stream, window)][within * self.share : (within + 1) * self.share])
         return np.concatenate(parts)
+
+    def _window_range(self, stream: int, window: int) -> tuple[int, int]:
+        """Positions [start, stop) of one stream's window in the permuted sequence."""
+        first, last = self._range(stream)
+        start = min(first + window * self.window_rows, last)
+        return start, min(start + self.window_rows, last)
 
     def _range(self, stream: int) -> tuple[int, int]:
         """Positions [first, last) of a stream in the permuted sequence."""
@@ -145,14 +152,11 @@ def deal(sizes: list[int], share: int, batches: int) -> tuple[np.ndarray, np.nda
     `sizes` [s]: rows of each stream's window. Returns the gather order (batch by batch, stream by stream within) and
     the batches' offsets into it [batches + 1]; rows beyond the last batch are left out, missing ones leave it shorter.
     """
+    each = batches * share
+    if sizes and set(sizes) == {each}:  # every stream fills every batch: no sorting
+        order = np.arange(len(sizes) * each).reshape(len(sizes), batches, share).swapaxes(0, 1)
+        return order.reshape(-1), np.arange(batches + 1) * (len(sizes) * share)
     number = np.concatenate([np.arange(size) // share for size in sizes] or [np.empty(0, np.int64)])
     counts = np.bincount(number, minlength=batches)[:batches]
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return np.argsort(number, kind="stable")[: offsets[-1]], offsets
-
-
-def iterate_windows(order: EpochOrder, step: int) -> Iterator[tuple[int, int]]:
-    """(window, first step within it) from `step` to the end of the epoch."""
-    first, within = divmod(step, order.steps_per_window)
-    for window in range(first, order.windows):
-        yield window, within if window == first else 0

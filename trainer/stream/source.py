@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -155,6 +155,12 @@ class RowGroups:
         if self._width:
             columns["hard"] = self._hard(source, shard, within, rows.num_rows)
         return pa.table(columns)
+
+    def ahead(self, groups: Iterable[int]) -> None:
+        """Row groups that will be read soon."""
+
+    def close(self) -> None:
+        """Stop what `ahead` has begun."""
 
     def _hard(self, source: Source, shard: int, group: int, rows: int) -> pa.ChunkedArray | pa.Array:
         kind = pa.list_(self._label_type, self._width)

@@ -3,10 +3,12 @@
 import itertools
 import re
 import threading
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -18,8 +20,11 @@ from schemas.shards import Sink
 from schemas.storage import join
 from tests.builders import Rows, SmallData, build_data, build_negatives, value_of, write_negatives
 from tests.laws import assert_equal, assert_every_row_once, assert_exact_resume, assert_no_thread_is_left
+from trainer.candidates import Planner
+from trainer.config import Negatives
 from trainer.inputs import Features, Inputs, Kind, Tokens
 from trainer.stream import Batch, JoinedStream, Source, open_sources
+from trainer.stream.source import RowGroups
 
 THREAD = "extremis-stream"
 FORMS: list[tuple[str, Sink, Kind]] = [
@@ -240,6 +245,52 @@ def spoil(content: bytes) -> bytes:
     for at in range(16, len(content) // 2, 61):
         changed[at] ^= 1
     return bytes(changed)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_damaged_row_group_is_left_out_and_counted_when_asked(tmp_path: Path, threads: int) -> None:
+    small = make(str(tmp_path / "data"), str(tmp_path / "negatives"))
+    whole = list(small.stream())
+    url = small.sources[0].table.url
+    storage.remove(join(url, (gone := open_manifest(url).shards[1]).path))
+    stream = small.stream(threads=threads, damaged="skip")
+    kept = list(stream)
+    assert len(kept) == len(whole)
+    assert stream.skipped_rows == gone.rows > 0
+    first = open_manifest(url).shards[0].rows
+    lost = range(first, first + gone.rows)
+    for batch, before in zip(kept, whole, strict=True):
+        good = [i for i, row in enumerate(before.rows.tolist()) if row not in lost]
+        np.testing.assert_array_equal(batch.rows, before.rows[good])
+        np.testing.assert_array_equal(batch.hard, before.hard[good])
+        assert lists(*batch.inputs.tokens) == [small.tokens[row] for row in batch.rows]
+        assert lists(batch.positives, batch.positive_offsets) == [small.positives[row] for row in batch.rows]
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_candidates_planned_in_threads_are_those_of_the_batch(world: World, threads: int) -> None:
+    plan = Planner(Negatives(random=9, hard=3), world.data.labels, seed=4)
+    for batch, bare in zip(world.stream(threads=threads, plan=plan), world.stream(), strict=True):
+        assert_equal(batch.candidates, plan(bare))
+        assert_equal(replace(batch, candidates=None), bare)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_a_row_group_that_a_window_cuts_is_read_once(
+    world: World, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: Counter[int] = Counter()
+
+    def counted(self: RowGroups, group: int) -> pa.Table:
+        read[group] += 1
+        return original(self, group)
+
+    original = RowGroups.read
+    monkeypatch.setattr(RowGroups, "read", counted)
+    stream = world.stream(streams=1, threads=threads)
+    list(stream)
+    assert set(read) == set(range(len(stream.first_row) - 1))
+    assert set(read.values()) == {1}
 
 
 def test_an_iteration_that_is_given_up_leaves_no_thread(world: World) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws import assert_every_row_once
-from trainer.stream.order import EpochOrder, deal, iterate_windows, streams_of_rank
+from trainer.stream.order import EpochOrder, deal, streams_of_rank
 
 
 @st.composite
@@ -71,23 +71,11 @@ def test_windows_cover_the_streams_without_a_gap(order: EpochOrder) -> None:
         read = [
             (segment.group, row)
             for window in range(-(-order.rows // order.window_rows))
-            for segment in order.window(stream, window)[0]
+            for segment in order.segments(stream, window)
             for row in range(segment.start, segment.stop)
         ]
         assert len(set(read)) == len(read) in {order.rows // order.streams, -(-order.rows // order.streams)}
         assert all(0 <= row < order.group_rows[group] for group, row in read)
-
-
-@given(orders(), st.data())
-def test_iterating_from_any_step_names_the_window_that_holds_it(order: EpochOrder, data: st.DataObject) -> None:
-    step = data.draw(st.integers(0, order.steps))
-    plan = list(iterate_windows(order, step))
-    dealt = [
-        window * order.steps_per_window + within
-        for window, first in plan
-        for within in range(first, order.steps_per_window)
-    ]
-    assert [at for at in dealt if at < order.steps] == list(range(step, order.steps))
 
 
 def test_the_order_is_reproducible_and_differs_by_epoch_and_seed() -> None:
