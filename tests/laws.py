@@ -1,12 +1,16 @@
 """Laws that several parts claim, each written once."""
 
 import gc
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
+from trainer.inputs import Features, Inputs, Tokens
+from trainer.stream import Batch
 
 
 def assert_equal(one: Any, other: Any) -> None:
@@ -45,6 +49,47 @@ def assert_exact_resume(make: Callable[[], Any]) -> list[Any]:
         for got, expected in zip(rest, elements[done:], strict=True):
             assert_equal(got, expected)
     return elements
+
+
+def assert_same_global_batches(make: Callable[[int, int, int], Sequence[Batch]]) -> list[Batch]:
+    """For 1, 2, 4 and 8 ranks and 0 to 3 threads: equal steps on each, and the ranks end to end are the batches of one.
+
+    `make(rank, ranks, threads)` gives a rank's batches of an epoch. Returns the global ones.
+    """
+    whole = list(make(0, 1, 0))
+    for ranks, threads in itertools.product((1, 2, 4, 8), (0, 1, 2, 3)):
+        parts = [list(make(rank, ranks, threads)) for rank in range(ranks)]
+        assert {len(part) for part in parts} == {len(whole)}
+        for batch, *own in zip(whole, *parts, strict=True):
+            assert_equal(end_to_end(own), batch)
+    return whole
+
+
+def end_to_end(parts: Sequence[Batch]) -> Batch:
+    """One batch of the rows of several, in their order; planned candidates are each rank's own, and left out."""
+
+    def ragged(*columns: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        """(values, ..., offsets) of each part as those of all."""
+        *values, offsets = zip(*columns, strict=True)
+        lengths = np.concatenate([np.diff(one) for one in offsets])
+        return *map(np.concatenate, values), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+    tokens = [part.inputs.tokens for part in parts if part.inputs.tokens is not None]
+    features = [part.inputs.features for part in parts if part.inputs.features is not None]
+    positives, offsets = ragged(*[(part.positives, part.positive_offsets) for part in parts])
+    hard = [part.hard for part in parts if part.hard is not None]
+    return Batch(
+        parts[0].epoch,
+        parts[0].step,
+        np.concatenate([part.rows for part in parts]),
+        Inputs(
+            Tokens(*ragged(*tokens)) if tokens else None,
+            Features(*ragged(*features)) if features else None,
+        ),
+        positives,
+        offsets,
+        np.concatenate(hard) if hard else None,
+    )
 
 
 def assert_every_row_once(rows: Sequence[np.ndarray], count: int) -> None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import torch
 
 from schemas import storage, tables
-from schemas.errors import TableError
+from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout, parse_number
 from schemas.manifest import Manifest, Shard, columns_of, is_published, open_manifest, publish, unpublish
 from schemas.parquet import encode, matrix_array, matrix_column, naming_damage, write_shard
@@ -185,6 +185,24 @@ def adopt(
                 "A resumed run needs the table it started with; start a new run instead."
             )
     return decision, joined
+
+
+def follow(
+    run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, seconds: float = 600.0
+) -> tuple[Adoption, list[Source]]:
+    """What the rank that calls `adopt` decided for `epoch`, waited for up to `seconds`: for all the other ranks.
+
+    Raises InputError when no decision is recorded in time, TableError as `adopt` does.
+    """
+    deadline = time.monotonic() + seconds
+    while not storage.exists(run.adoption(epoch)):
+        if time.monotonic() > deadline:
+            raise InputError(
+                f"{run.adoption(epoch)}: no decision about epoch {epoch} after {seconds:g} seconds. Does rank 0 run, "
+                "and do all ranks have the same RUN?"
+            )
+        time.sleep(0.1)
+    return adopt(run, recipe, sources, epoch, print)
 
 
 def _recorded(run: RunLayout, epoch: int) -> Adoption | None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from schemas import storage
-from schemas.errors import TableError
+from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, unpublish, verify
 from schemas.parquet import matrix_column
@@ -18,7 +18,7 @@ from schemas.shards import iterate
 from schemas.storage import join
 from tests.builders import SmallData, build_data, build_negatives
 from trainer.config import Recipe
-from trainer.refresh import Adoption, EmbeddingCollector, adopt, dump_is_published
+from trainer.refresh import Adoption, EmbeddingCollector, adopt, dump_is_published, follow
 from trainer.stream import Source, open_sources
 
 D, EPOCH, BATCH = 3, 4, 10
@@ -274,3 +274,23 @@ def test_waiting_ends(data: SmallData, sources: list[Source]) -> None:
     began = time.monotonic()
     assert run.adopt(3).late
     assert 0.3 <= time.monotonic() - began < 10
+
+
+def test_other_ranks_follow_the_decision_once_it_is_taken(data: SmallData, sources: list[Source]) -> None:
+    run = Run("followed", data, sources)
+    run.mine(3)
+    first = threading.Timer(0.3, run.adopt, [3])
+    first.start()
+    decision, joined = follow(run.layout, run.recipe, sources, 3, seconds=60)
+    first.join()
+    run.mine(4)  # newer, but the decision stands
+    assert (decision, joined[0].negatives) == (run.adopt(3), follow(run.layout, run.recipe, sources, 3)[1][0].negatives)
+    assert decision.table_epoch == 3
+
+
+def test_a_decision_that_nobody_takes_is_not_awaited_for_ever(data: SmallData, sources: list[Source]) -> None:
+    run = Run("unled", data, sources)
+    with pytest.raises(
+        InputError, match=r"epoch-0003\.json: no decision about epoch 3 after 0\.2 seconds\. Does rank 0"
+    ):
+        follow(run.layout, run.recipe, sources, 3, seconds=0.2)

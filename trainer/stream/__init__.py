@@ -2,6 +2,16 @@
 
 from trainer.stream.batch import Batch
 from trainer.stream.dataset import JoinedStream
+from trainer.stream.ranks import Ranks, ranks_of_environment
 from trainer.stream.source import Source, Table, open_queries, open_sources
 
-__all__ = ["Batch", "JoinedStream", "Source", "Table", "open_queries", "open_sources"]
+__all__ = [
+    "Batch",
+    "JoinedStream",
+    "Ranks",
+    "Source",
+    "Table",
+    "open_queries",
+    "open_sources",
+    "ranks_of_environment",
+]

@@ -1,0 +1,169 @@
+"""One rank that reads the joined stream under `torchrun`, keeps a record of every batch, and goes on where it was.
+
+    torchrun --nproc-per-node 2 -m tests.rank READING.json
+
+Rank 0 decides which negatives an epoch trains on, the others follow. Each rank appends to its own record
+`rank-0.batches` (epoch, step, digest of the batch), and saves the stream's state in `rank-0.state` every few steps.
+"""
+
+import gc
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from schemas import storage
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import open_manifest
+from trainer.config import Recipe
+from trainer.refresh import adopt, follow
+from trainer.stream import JoinedStream, Ranks, open_sources, ranks_of_environment
+
+# A newer table is taken at every epoch from the second on.
+RECIPE = Recipe.model_validate(
+    {"negatives": {"hard": 2}, "refresh": {"start": 2, "every": 1}, "train": {"epochs": 100_000}}
+)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read, and where the records go.
+
+    `out` is a folder; its file `epochs`, once it is there, says how many epochs are read. `kill`: (rank, epoch, step)
+    at which that rank ends itself with SIGKILL.
+    """
+
+    data: str
+    run: str
+    out: str
+    batch: int = 32
+    streams: int = 4
+    threads: int = 2
+    save_every: int = 5
+    pause: float = 0.0
+    kill: tuple[int, int, int] | None = None
+
+    def write(self, place: Path) -> Path:
+        place.write_text(json.dumps(asdict(self)))
+        return place
+
+    @property
+    def epochs(self) -> float:
+        try:
+            return int((Path(self.out) / "epochs").read_text())
+        except FileNotFoundError:
+            return float("inf")
+
+
+def main() -> None:
+    body = json.loads(Path(sys.argv[1]).read_text())
+    reading = Reading(**{**body, "kill": body["kill"] and tuple(body["kill"])})
+    read(reading, ranks_of_environment())
+
+
+def read(reading: Reading, ranks: Ranks) -> None:
+    """Read epochs until there are enough."""
+    out, run, data = Path(reading.out), RunLayout(reading.run), DataLayout(reading.data)
+    sources = open_sources(data, "train", label_texts=True)
+    stream = JoinedStream(
+        sources,
+        open_manifest(data.labels, "labels").rows,
+        batch=reading.batch,
+        streams=reading.streams,
+        window_groups=2,
+        threads=reading.threads,
+        rank=ranks.rank,
+        ranks=ranks.ranks,
+    )
+    place = out / f"rank-{ranks.rank}.state"
+    state: dict[str, Any] | None = json.loads(place.read_text()) if place.exists() else None
+    epoch = 0 if state is None else state["epoch"]
+    record = out / f"rank-{ranks.rank}.batches"
+    with record.open("a") as batches, (out / f"rank-{ranks.rank}.health").open("a") as health:
+        while epoch < reading.epochs:
+            if ranks.rank == 0:
+                _, joined = adopt(run, RECIPE, sources, epoch, print)
+            else:
+                _, joined = follow(run, RECIPE, sources, epoch)
+            stream.set_epoch(epoch, joined)
+            if state is not None:
+                stream.load_state_dict(state)
+                state = None
+            for batch in stream:
+                if reading.kill == (ranks.rank, batch.epoch, batch.step):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                batches.write(f"{batch.epoch} {batch.step} {digest_of(batch)}\n")
+                batches.flush()
+                if (batch.step + 1) % reading.save_every == 0:
+                    save(place, stream.state_dict())
+                time.sleep(reading.pause)
+            save(place, stream.state_dict())
+            health.write(json.dumps({"epoch": epoch, **held()}) + "\n")
+            health.flush()
+            epoch += 1
+
+
+def save(place: Path, state: dict[str, Any]) -> None:
+    storage.write_bytes(str(place), json.dumps(state).encode())
+
+
+def held() -> dict[str, int]:
+    """What a process must not gather: threads of the stream, all threads, open files."""
+    gc.collect()
+    names = [thread.name for thread in threading.enumerate()]
+    return {
+        "stream_threads": sum(name.startswith("extremis-stream") for name in names),
+        "threads": len(names),
+        "files": psutil.Process().num_fds(),
+    }
+
+
+def digest_of(batch: Any) -> str:
+    """Of every array of a batch: its name, type, shape and bytes."""
+    found = hashlib.sha256()
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            found.update(f"{name} {value.dtype} {value.shape}\n".encode())
+            found.update(np.ascontiguousarray(value).data)
+        elif hasattr(value, "__dataclass_fields__"):
+            for field in value.__dataclass_fields__:
+                add(f"{name}.{field}", getattr(value, field))
+        elif hasattr(value, "_asdict"):
+            for field, one in value._asdict().items():
+                add(f"{name}.{field}", one)
+        else:
+            found.update(f"{name} {value!r}\n".encode())
+
+    add("batch", batch)
+    return found.hexdigest()[:32]
+
+
+def batches_of(out: Path, rank: int) -> tuple[dict[tuple[int, int], str], int]:
+    """(digest by (epoch, step), batches read more than once) of a rank's record; a line that a kill cut is left out.
+
+    Raises AssertionError where a batch that was read again was another.
+    """
+    found: dict[tuple[int, int], str] = {}
+    again = 0
+    for line in (out / f"rank-{rank}.batches").read_text().splitlines():
+        words = line.split()
+        if len(words) != 3 or len(words[2]) != 32:
+            continue
+        at = (int(words[0]), int(words[1]))
+        assert found.setdefault(at, words[2]) == words[2], f"rank {rank} read another batch at (epoch, step) {at}"
+        again += 1
+    return found, again - len(found)
+
+
+if __name__ == "__main__":
+    main()
