@@ -6,9 +6,17 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
-from schemas import storage
+from schemas import checksums, storage
 from schemas.errors import TableError
 from schemas.layout import MANIFEST
 from schemas.storage import join
@@ -36,7 +44,10 @@ class Column(BaseModel):
 
 
 class Shard(BaseModel):
-    """One immutable file: path relative to the manifest, rows, bytes, SHA-256."""
+    """One immutable file: path relative to the manifest, rows, bytes, SHA-256.
+
+    `checksums` (schemas/checksums.py): CRC-32 of its end and, in Parquet, of each column chunk; older tables lack them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,6 +55,20 @@ class Shard(BaseModel):
     rows: int = Field(ge=0)
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    checksums: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without checksums it is what it was before there were any, so that digests stay."""
+        body: dict[str, Any] = dump(self)
+        return {name: value for name, value in body.items() if name != "checksums" or value is not None}
+
+    @field_validator("checksums")
+    @classmethod
+    def _unpacks(cls, text: str | None) -> str | None:
+        if text is not None:
+            checksums.unpack(text)
+        return text
 
     @field_validator("path")
     @classmethod

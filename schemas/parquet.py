@@ -2,18 +2,27 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from schemas import storage
+from schemas import checksums, ranges, storage
+from schemas.checksums import crc32
 from schemas.errors import TableError
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard, find_shard
+from schemas.ranges import VERIFIED, Access, Mapped, Pieces, PiecesFile, Range, Source
 from schemas.storage import join
+
+_ENDING = struct.Struct("<I4s")  # the length of the footer's metadata, and the magic
+_MAGIC = b"PAR1"
+_TAIL = 1 << 16  # read at first: most footers fit
+_CHUNK_BYTES = 900  # of parsed metadata in memory, a column chunk
 
 
 def encode(table: pa.Table, row_group_rows: int) -> pa.Buffer:
@@ -73,7 +82,24 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
     name = shard_name(index, count)
     data = memoryview(encode(table, row_group_rows))
     storage.write_bytes(join(url, name), data)
-    return Shard(path=name, rows=table.num_rows, bytes=len(data), sha256=storage.sha256(data))
+    return _entry(name, table.num_rows, data, storage.sha256(data))
+
+
+def _entry(name: str, rows: int, data: memoryview, sha256: str) -> Shard:
+    return Shard(path=name, rows=rows, bytes=len(data), sha256=sha256, checksums=checksums_of(data))
+
+
+def checksums_of(data: memoryview) -> str:
+    """CRC-32 of a shard's footer, and of every column chunk, row group by row group, as its manifest holds them."""
+    size, _ = _ENDING.unpack(data[-_ENDING.size :])
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    found = [crc32(data[-_ENDING.size - size :])]
+    for group in range(metadata.num_row_groups):
+        columns = metadata.row_group(group)
+        for leaf in range(metadata.num_columns):
+            start, stop = _chunk(columns.column(leaf))
+            found.append(crc32(data[start:stop]))
+    return checksums.pack(found)
 
 
 class ShardFile:
@@ -109,12 +135,9 @@ class ShardFile:
             if error is None:
                 self._encoder.close()
                 self._out.close()
-                self.entry = Shard(
-                    path=self._name,
-                    rows=self._encoder.rows,
-                    bytes=os.path.getsize(self._path),
-                    sha256=storage.file_sha256(self._path),
-                )
+                digest = storage.file_sha256(self._path)
+                data = memoryview(Mapped(self._path, os.path.getsize(self._path)).whole)
+                self.entry = _entry(self._name, self._encoder.rows, data, digest)
             else:
                 with contextlib.suppress(Exception):  # or the writer would close itself later, on a closed file
                     self._encoder.close()
@@ -126,15 +149,117 @@ class ShardFile:
         self._writing.__exit__(kind, error, trace)
 
 
-def open_shard(url: str, shard: Shard) -> pq.ParquetFile:
+class ParquetShard:
+    """An open shard: its footer parsed once, its row groups read by any number of threads.
+
+    `checksums` as in the manifest, or None where it has none: then pages are verified by checksums of their own.
+    Raises ValueError, and what Arrow raises, over damaged bytes.
+    """
+
+    def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
+        self._source, self._length = source, length
+        footer = _footer(source, length)
+        self._chunks: np.ndarray | None = None
+        if expected is not None and verify:
+            known = checksums.unpack(expected)
+            if crc32(footer) != known[0]:
+                raise ValueError("its footer does not match its CRC-32")
+            self._chunks = known[1:]
+        self._pages = verify and expected is None
+        self._metadata = pq.read_metadata(pa.BufferReader(footer))
+        leaves = [self._metadata.schema.column(leaf).path for leaf in range(self._metadata.num_columns)]
+        self._columns = [path.partition(".")[0] for path in leaves]
+        if self._chunks is not None and len(self._chunks) != self._metadata.num_row_groups * len(leaves):
+            raise ValueError(f"{len(self._chunks)} checksums for {self._metadata.num_row_groups} row groups")
+        # Opening costs as much as reading a few hundred rows, and an open file serves one thread at a time.
+        self._idle: deque[tuple[pq.ParquetFile, PiecesFile | None]] = deque()
+        self.schema_arrow: pa.Schema = self._metadata.schema.to_arrow_schema()
+
+    @property
+    def num_row_groups(self) -> int:
+        return int(self._metadata.num_row_groups)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes while it is open, about."""
+        return _CHUNK_BYTES * self.num_row_groups * len(self._columns)
+
+    def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
+        """The bytes of the chunks of `columns` in row group `group`, in the order of the file."""
+        return [chunk for _, chunk in self._wanted(group, columns)]
+
+    def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
+        """The bytes that reading `columns` of row group `group` takes."""
+        return Pieces.fetch(self._source, self.ranges(group, columns))
+
+    def read_row_group(
+        self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
+    ) -> pa.Table:
+        """Row group `group` with those of `columns` that there are, out of `pieces` where they were fetched before."""
+        held = self._source if isinstance(self._source, Mapped) else pieces or self.fetch(group, columns)
+        for leaf, (start, stop) in self._wanted(group, columns):
+            data = held.read(start, stop)
+            if self._chunks is not None and crc32(data) != self._chunks[group * len(self._columns) + leaf]:
+                raise ValueError(f"the values of {self._columns[leaf]} do not match their CRC-32")
+        file, opened = self._idle.pop() if self._idle else self._open()
+        if isinstance(held, Pieces) and opened is not None:
+            opened.pieces = held
+        table = file.read_row_group(group, columns=None if columns is None else list(columns), use_threads=False)
+        if opened is not None:
+            opened.pieces = Pieces(())
+        self._idle.append((file, opened))
+        return table
+
+    def read(self) -> pa.Table:
+        """All rows."""
+        groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
+        return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
+
+    def close(self) -> None:
+        self._idle.clear()
+
+    def __enter__(self) -> "ParquetShard":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _wanted(self, group: int, columns: Sequence[str] | None) -> list[tuple[int, Range]]:
+        found = self._metadata.row_group(group)
+        names = self._columns
+        return [(n, _chunk(found.column(n))) for n in range(len(names)) if columns is None or names[n] in columns]
+
+    def _open(self) -> tuple[pq.ParquetFile, PiecesFile | None]:
+        options = {"metadata": self._metadata, "pre_buffer": False, "page_checksum_verification": self._pages}
+        if isinstance(self._source, Mapped):
+            return pq.ParquetFile(pa.BufferReader(self._source.whole), **options), None
+        pieces = PiecesFile(self._length)
+        return pq.ParquetFile(pa.PythonFile(pieces, "r"), **options), pieces
+
+
+def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> ParquetShard:
     """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or not Parquet."""
     place = find_shard(url, shard)
     with naming_damage(place):
-        if storage.is_local(place):
-            file = storage.filesystem(place)[1]
-            return pq.ParquetFile(file, memory_map=True, page_checksum_verification=True)
-        remote = storage.RangeReader(place, shard.bytes)
-        return pq.ParquetFile(remote, pre_buffer=True, page_checksum_verification=True)
+        return ParquetShard(ranges.source(place, shard, access), shard.bytes, shard.checksums, access.verify)
+
+
+def _footer(source: Source, length: int) -> pa.Buffer:
+    """The metadata at the end of a file, with its length and the magic behind it. Raises ValueError."""
+    start = max(0, length - _TAIL)
+    tail = source.read(start, length)
+    if tail.size < _ENDING.size:
+        raise ValueError("too short for Parquet")
+    size, magic = _ENDING.unpack(tail[-_ENDING.size :])
+    first = length - _ENDING.size - size
+    if magic != _MAGIC or first < 0:
+        raise ValueError("no Parquet footer at its end")
+    return tail[first - start :] if first >= start else source.read(first, length)
+
+
+def _chunk(column: pq.ColumnChunkMetaData) -> Range:
+    start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+    return start, start + column.total_compressed_size
 
 
 @contextlib.contextmanager

@@ -4,17 +4,17 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas import parquet, webdataset
 from schemas.errors import TableError
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
-from schemas.parquet import naming_damage
+from schemas.parquet import ParquetShard, naming_damage
+from schemas.ranges import VERIFIED, Access, Pieces
 from schemas.storage import join
 from schemas.webdataset import TarShard
 
 Sink = Literal["parquet", "webdataset"]
-OpenShard: TypeAlias = pq.ParquetFile | TarShard
+OpenShard: TypeAlias = ParquetShard | TarShard
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int, sink: Sink) -> Shard:
@@ -40,10 +40,10 @@ def write_table(
     return publish(url, manifest)
 
 
-def open_shard(url: str, shard: Shard) -> OpenShard:
+def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> OpenShard:
     """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or of no format of ours."""
     open_file = webdataset.open_shard if shard.path.endswith(f".{webdataset.EXTENSION}") else parquet.open_shard
-    return open_file(url, shard)
+    return open_file(url, shard, access)
 
 
 def iterate(url: str, manifest: Manifest, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -62,14 +62,15 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
         file.close()
 
 
-def read_group(file: OpenShard, group: int, columns: Sequence[str] | None, place: str) -> pa.Table:
-    """Row group `group` of an open shard. Raises TableError that names `place` when its bytes do not decode."""
-    wanted = list(columns) if columns else None
+def read_group(
+    file: OpenShard, group: int, columns: Sequence[str] | None, place: str, pieces: Pieces | None = None
+) -> pa.Table:
+    """Row group `group` of an open shard, out of `pieces` where they were fetched before.
+
+    Raises TableError that names `place` and the row group when its bytes are not what they were, StorageError.
+    """
     with naming_damage(f"{place}, row group {group}"):
-        if isinstance(file, TarShard):
-            table = file.read_row_group(group, wanted)
-        else:
-            table = file.read_row_group(group, columns=wanted, use_threads=False)
+        table = file.read_row_group(group, list(columns) if columns else None, pieces)
     missing = set(columns or ()) - set(table.column_names)
     if missing:
         raise TableError(f"{place}: no column {', '.join(sorted(missing))}. Make the table again.")

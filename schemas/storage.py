@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
@@ -17,7 +18,15 @@ from typing import IO, Any, TypeVar
 import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_random_exponential,
+)
 
 from schemas.errors import InputError, StorageError
 
@@ -73,8 +82,11 @@ def read_bytes(url: str) -> bytes:
     return _attempt(lambda: fs.cat_file(path), "read", url)
 
 
-def read_range(url: str, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of the file at `url`. Raises FileNotFoundError, StorageError."""
+def read_range(url: str, start: int, stop: int, given_up: threading.Event | None = None) -> bytes:
+    """Bytes [start, stop) of the file at `url`; no further attempt is begun once `given_up` is set.
+
+    Raises FileNotFoundError, StorageError.
+    """
     fs, path = filesystem(url)
 
     def read() -> bytes:
@@ -83,7 +95,7 @@ def read_range(url: str, start: int, stop: int) -> bytes:
             raise OSError(errno.EIO, f"{len(data)} bytes came instead of {stop - start}")
         return data
 
-    return _attempt(read, "read", url)
+    return _attempt(read, "read", url, given_up)
 
 
 def open_read(url: str) -> IO[bytes]:
@@ -270,9 +282,10 @@ def _sync_folder(folder: str) -> None:
         os.close(handle)
 
 
-def _attempt(action: Callable[[], T], verb: str, url: str) -> T:
+def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.Event | None = None) -> T:
     """Run `action` with backoff and jitter on errors that may pass; name URL, attempts and cause otherwise."""
     attempts = 0
+    given_up = given_up or threading.Event()
 
     def counted() -> T:
         nonlocal attempts
@@ -280,8 +293,9 @@ def _attempt(action: Callable[[], T], verb: str, url: str) -> T:
         return action()
 
     retrying = Retrying(
-        stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(DEADLINE_SECONDS),
+        stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(DEADLINE_SECONDS) | stop_when_event_set(given_up),
         wait=wait_random_exponential(multiplier=0.25, max=8.0),
+        sleep=sleep_using_event(given_up),
         retry=retry_if_exception(_may_pass),
         reraise=True,
     )

@@ -2,7 +2,8 @@
 
 The index is an Arrow IPC file with a record batch a row group: how many values each member of each row holds. From that
 follows by arithmetic where every value lies, so a row group is one range read and a few gathers. Its metadata holds the
-byte at which the row group starts, the id of its first row, and a CRC-32 of each column's values.
+byte at which the row group starts, the id of its first row, and a CRC-32 of each column's values. The manifest has one
+of all that is behind the archive.
 
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
 """
@@ -10,16 +11,19 @@ byte at which the row group starts, the id of its first row, and a CRC-32 of eac
 import hashlib
 import json
 import struct
-import zlib
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from schemas import storage, tar
+from schemas import checksums, ranges, storage, tar
+from schemas.checksums import crc32
 from schemas.layout import shard_name
 from schemas.manifest import Shard, find_shard
 from schemas.parquet import list_column, naming_damage
+from schemas.ranges import VERIFIED, Access, Pieces, Range, Source
 from schemas.storage import join
 
 EXTENSION = "tar"
@@ -35,17 +39,22 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
     Raises StorageError; ValueError for other columns and ids.
     """
     name = shard_name(index, count, EXTENSION)
-    digest, size = hashlib.sha256(), 0
+    digest, size, end = hashlib.sha256(), 0, memoryview(b"")
     with storage.writing(join(url, name)) as path, open(path, "wb") as out:
         for piece in encode(table, row_group_rows):
             out.write(piece)
             digest.update(piece)
             size += len(piece)
-    return Shard(path=name, rows=table.num_rows, bytes=size, sha256=digest.hexdigest())
+            end = piece
+    packed = checksums.pack([crc32(end)])
+    return Shard(path=name, rows=table.num_rows, bytes=size, sha256=digest.hexdigest(), checksums=packed)
 
 
 def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
-    """`table` as the bytes of a tar and its index, a piece a row group. Raises ValueError as `write_shard`."""
+    """`table` as the bytes of a tar, a piece a row group, and of its index, the last piece.
+
+    Raises ValueError as `write_shard`.
+    """
     members = tar.members_of(table.schema)
     if (np.diff(table.column("query_id").to_numpy()) != 1).any():
         raise ValueError("the ids of a shard count up by one")
@@ -62,7 +71,7 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
             facts = {
                 "start": start,
                 "first_id": int(ids[0]),
-                "crc32": {name: zlib.crc32(np.ascontiguousarray(values).data) for name, (values, _) in columns.items()},
+                "crc32": {name: crc32(np.ascontiguousarray(values).data) for name, (values, _) in columns.items()},
             }
             counts = [np.diff(columns[member.column][1]).astype(np.uint32) for member in members]
             batch = pa.record_batch([pa.array(one) for one in counts], schema=schema)
@@ -72,17 +81,18 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
             yield piece
     content = out.getvalue()
     yield memoryview(tar.END)
-    yield memoryview(content)
-    yield memoryview(_FOOTER.pack(zlib.crc32(content), len(content), _MAGIC))
+    yield memoryview(content.to_pybytes() + _FOOTER.pack(crc32(content), len(content), _MAGIC))
 
 
 class TarShard:
-    """An open shard, read as `pyarrow.parquet.ParquetFile` is. Its methods raise ValueError over damaged bytes."""
+    """An open shard, used as `schemas.parquet.ParquetShard` is. Raises ValueError over damaged bytes."""
 
-    def __init__(self, file: pa.NativeFile, length: int) -> None:
-        self._file = file
-        content = self._read_index(length)
+    def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
+        self._source, self._verify = source, verify
+        content = _index(source, length, expected, verify)
+        self.memory = content.size
         self._index = pa.ipc.open_file(pa.BufferReader(content))
+        self._lock = threading.Lock()  # Arrow does not say that threads may share its reader
         metadata = self._index.schema.metadata or {}
         if b"schema" not in metadata:
             raise ValueError("its index names no columns")
@@ -93,32 +103,33 @@ class TarShard:
     def num_row_groups(self) -> int:
         return int(self._index.num_record_batches)
 
-    def read_row_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+    def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
+        """The bytes of row group `group`: its columns lie among each other."""
+        return self._group(group).ranges(self._names(columns))
+
+    def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
+        """The bytes that reading `columns` of row group `group` takes."""
+        return Pieces.fetch(self._source, self.ranges(group, columns))
+
+    def read_row_group(
+        self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
+    ) -> pa.Table:
         """Row group `group` with those of `columns` that there are, in the order of the schema."""
-        batch, metadata = self._index.get_batch_with_custom_metadata(group)
-        facts = json.loads(metadata[b"facts"])
-        counts = {member.column: batch.column(member.column).to_numpy() for member in self._members}
-        layout = tar.Layout.of(self._members, counts)
-        numbers = {member.column: number for number, member in enumerate(self._members)}
-        names = [name for name in self.schema_arrow.names if columns is None or name in columns]
-        data = None
-        arrays = []
-        for name in names:
-            if name == "query_id":
-                arrays.append(pa.array(np.arange(facts["first_id"], facts["first_id"] + batch.num_rows)))
-                continue
-            if data is None:
-                data = np.frombuffer(self._read(facts["start"], layout.blocks * tar.BLOCK), np.uint8)
-            member = self._members[numbers[name]]
-            offsets = np.concatenate([[0], np.cumsum(counts[name], dtype=np.int64)])
-            values = tar.gather(data, layout, numbers[name], member, offsets)
-            if zlib.crc32(values.data) != facts["crc32"][name]:
-                raise ValueError(f"the values of {name} do not match their CRC-32")
-            arrays.append(_array(values, offsets, self.schema_arrow.field(name).type))
+        facts = self._group(group)
+        names = self._names(columns)
+        data = np.empty(0, np.uint8)
+        for start, stop in facts.ranges(names):
+            data = np.frombuffer((pieces or self._source).read(start, stop), np.uint8)
+        arrays = [self._column(facts, name, data) for name in names]
         return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema_arrow.field(name) for name in names]))
 
+    def read(self) -> pa.Table:
+        """All rows."""
+        groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
+        return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
+
     def close(self) -> None:
-        self._file.close()
+        """Nothing is held but memory."""
 
     def __enter__(self) -> "TarShard":
         return self
@@ -126,35 +137,67 @@ class TarShard:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read_index(self, length: int) -> pa.Buffer:
-        tail = self._read(max(0, length - _TAIL), min(length, _TAIL))
-        if len(tail) < _FOOTER.size:
-            raise ValueError("too short for a tar with an index")
-        checksum, size, magic = _FOOTER.unpack(tail[-_FOOTER.size :])
-        if magic != _MAGIC or size > length - _FOOTER.size:
-            raise ValueError("no index behind the archive")
-        start = length - _FOOTER.size - size
-        held = len(tail) - _FOOTER.size - size
-        content = tail.slice(held, size) if held >= 0 else self._read(start, size)
-        if zlib.crc32(content) != checksum:
-            raise ValueError("its index does not match its CRC-32")
-        return content
+    def _names(self, columns: Sequence[str] | None) -> list[str]:
+        return [name for name in self.schema_arrow.names if columns is None or name in columns]
 
-    def _read(self, start: int, size: int) -> pa.Buffer:
-        self._file.seek(start)
-        data = self._file.read_buffer(size)
-        if len(data) != size:
-            raise ValueError(f"{len(data)} bytes at {start}, expected {size}")
-        return data
+    def _group(self, group: int) -> "_Group":
+        with self._lock:
+            batch, metadata = self._index.get_batch_with_custom_metadata(group)
+        facts = json.loads(metadata[b"facts"])
+        counts = {member.column: batch.column(member.column).to_numpy() for member in self._members}
+        layout = tar.Layout.of(self._members, counts)
+        return _Group(batch.num_rows, facts["start"], facts["first_id"], facts["crc32"], counts, layout)
+
+    def _column(self, group: "_Group", name: str, data: np.ndarray) -> pa.Array:
+        if name == "query_id":
+            return pa.array(np.arange(group.first_id, group.first_id + group.rows))
+        number = next(number for number, member in enumerate(self._members) if member.column == name)
+        offsets = np.concatenate([[0], np.cumsum(group.counts[name], dtype=np.int64)])
+        values = tar.gather(data, group.layout, number, self._members[number], offsets)
+        if self._verify and crc32(values.data) != group.crc32[name]:
+            raise ValueError(f"the values of {name} do not match their CRC-32")
+        return _array(values, offsets, self.schema_arrow.field(name).type)
 
 
-def open_shard(url: str, shard: Shard) -> TarShard:
+@dataclass(frozen=True)
+class _Group:
+    """What the index says of a row group of B rows: `counts` [B] by column, and where their values lie."""
+
+    rows: int
+    start: int
+    first_id: int
+    crc32: dict[str, int]
+    counts: dict[str, np.ndarray]
+    layout: tar.Layout
+
+    def ranges(self, names: list[str]) -> list[Range]:
+        return [(self.start, self.start + self.layout.blocks * tar.BLOCK)] if set(names) - {"query_id"} else []
+
+
+def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
     """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or without its index."""
     place = find_shard(url, shard)
     with naming_damage(place):
-        if storage.is_local(place):
-            return TarShard(pa.memory_map(storage.filesystem(place)[1]), shard.bytes)
-        return TarShard(pa.PythonFile(storage.RangeReader(place, shard.bytes), "r"), shard.bytes)
+        return TarShard(ranges.source(place, shard, access), shard.bytes, shard.checksums, access.verify)
+
+
+def _index(source: Source, length: int, expected: str | None, verify: bool) -> pa.Buffer:
+    """The index behind the archive; verified by the manifest's CRC-32 and its own. Raises ValueError."""
+    begin = max(0, length - _TAIL)
+    tail = source.read(begin, length)
+    if tail.size < _FOOTER.size:
+        raise ValueError("too short for a tar with an index")
+    checksum, size, magic = _FOOTER.unpack(tail[-_FOOTER.size :])
+    start = length - _FOOTER.size - size
+    if magic != _MAGIC or start < 0:
+        raise ValueError("no index behind the archive")
+    end = tail[start - begin :] if start >= begin else source.read(start, length)
+    content = end[:size]
+    if verify and expected is not None and crc32(end) != checksums.unpack(expected)[0]:
+        raise ValueError("its index does not match the manifest's CRC-32")
+    if verify and crc32(content) != checksum:
+        raise ValueError("its index does not match its CRC-32")
+    return content
 
 
 def _columns(rows: pa.Table, members: list[tar.Member]) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:

@@ -1,5 +1,6 @@
 """Processes of a session, and their end."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -23,3 +24,8 @@ def wait_until_gone(session: int, seconds: float = 20.0) -> None:
     while alive(session):
         assert time.monotonic() < limit, "a process outlived the one that started it"
         time.sleep(0.01)
+
+
+def threads_named(prefix: str) -> list[str]:
+    """Names of this process's threads that begin with `prefix`."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]

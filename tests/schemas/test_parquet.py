@@ -1,5 +1,7 @@
 """Shards: exact row groups, the same bytes each time, and what goes in comes out."""
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from schemas import storage, tables
 from schemas.errors import StorageError, TableError
-from schemas.manifest import open_manifest
+from schemas.manifest import open_manifest, publish, verify
 from schemas.parquet import (
     ShardEncoder,
     ShardFile,
@@ -23,6 +25,7 @@ from schemas.parquet import (
     row_groups_of,
     write_shard,
 )
+from schemas.ranges import Access
 from schemas.shards import iterate, read_group, write_table
 from schemas.storage import join
 from tests.builders import build_data, ragged
@@ -135,25 +138,113 @@ def test_matrix_columns_of_slices(rows: int, width: int, data: st.DataObject) ->
     np.testing.assert_array_equal(matrix_column(table.slice(low), "m"), matrix[low:])
 
 
+def regions(content: bytes) -> dict[str, range]:
+    """The parts of a shard's file."""
+    footer = int.from_bytes(content[-8:-4], "little")
+    first = pa.parquet.read_metadata(pa.BufferReader(content)).row_group(0).column(0)
+    end = len(content)
+    return {
+        "magic": range(4),
+        "chunks": range(first.data_page_offset, end - 8 - footer),
+        "footer": range(end - 8 - footer, end - 8),
+        "end": range(end - 8, end),
+    }
+
+
 @pytest.mark.parametrize("root", ["local", "memory"])
-def test_a_flipped_bit_is_seen_wherever_it_changes_what_is_read(tmp_path, root: str) -> None:  # type: ignore[no-untyped-def]
-    url = str(tmp_path) if root == "local" else "memory://parquet/flips"
+@pytest.mark.parametrize("part", ["magic", "chunks", "footer", "end"])
+def test_a_flipped_bit_is_found_and_named(tmp_path: Path, root: str, part: str) -> None:
+    url = str(tmp_path) if root == "local" else f"memory://parquet/flips-{part}"
     table = negatives(60, seed=1)
     manifest = write_table(url, "negatives", [table], 16)
     place = join(url, manifest.shards[0].path)
     content = storage.read_bytes(place)
+    bytes_of = regions(content)[part]
+    for at in bytes_of[:: max(1, len(bytes_of) // 60)]:
+        spoilt = bytearray(content)
+        spoilt[at] ^= 1 << at % 8
+        storage.write_bytes(place, bytes(spoilt))
+        if part == "magic":  # nobody reads it: the table is as it was, and `verify` sees it all the same
+            assert pa.concat_tables(iterate(url, manifest)).equals(table)
+            with pytest.raises(TableError, match=re.escape(place)):
+                verify(url, manifest)
+            continue
+        with pytest.raises(TableError, match=re.escape(place)) as refusal:
+            list(iterate(url, manifest))
+        assert ("row group" in str(refusal.value)) == (part == "chunks")
+
+
+def test_columns_that_are_not_read_may_be_damaged() -> None:
+    url = "memory://parquet/unread"
+    table = negatives(60, seed=1)
+    manifest = write_table(url, "negatives", [table], 16)
+    place = join(url, manifest.shards[0].path)
+    content = bytearray(storage.read_bytes(place))
+    with open_shard(url, manifest.shards[0]) as file:
+        ((start, stop),) = file.ranges(2, ["scores"])
+    content[(start + stop) // 2] ^= 1
+    storage.write_bytes(place, bytes(content))
+    assert pa.concat_tables(iterate(url, manifest, ["label_ids"])).equals(table.select(["label_ids"]))
+    with pytest.raises(TableError, match=re.escape(f"{place}, row group 2: damaged: the values of scores")):
+        list(iterate(url, manifest))
+
+
+def test_not_verified_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://parquet/unverified"
+    table = negatives(30)
+    manifest = write_table(url, "negatives", [table], 16)
+    content = bytearray(storage.read_bytes(join(url, manifest.shards[0].path)))
+    created = content.index(b"parquet-cpp")
+    content[created] ^= 1  # who wrote it: the one part of a footer that changes nothing
+    storage.write_bytes(join(url, manifest.shards[0].path), bytes(content))
+    with pytest.raises(TableError, match="its footer does not match its CRC-32"):
+        open_shard(url, manifest.shards[0])
+    monkeypatch.setattr("schemas.parquet.crc32", lambda _: 1 // 0)
+    with open_shard(url, manifest.shards[0], Access(verify=False)) as file:
+        assert file.read().equals(table)
+
+
+@pytest.mark.parametrize("root", ["local", "memory"])
+def test_a_table_from_before_checksums_reads_by_those_of_its_pages(tmp_path: Path, root: str) -> None:
+    url = str(tmp_path) if root == "local" else "memory://parquet/before"
+    table = negatives(60, seed=1)
+    made = write_table(url, "negatives", [table], 16)
+    old = made.model_copy(update={"shards": tuple(s.model_copy(update={"checksums": None}) for s in made.shards)})
+    publish(url, old)
+    manifest = open_manifest(url)
+    assert "checksums" not in storage.read_bytes(join(url, "manifest.json")).decode()
+    assert manifest.digest == old.digest != made.digest
+    assert pa.concat_tables(iterate(url, manifest)).equals(table)
+    place = join(url, manifest.shards[0].path)
+    content = storage.read_bytes(place)
     refused = 0
-    for at in range(0, len(content), 23):
+    chunks = regions(content)["chunks"]
+    for at in chunks[:: len(chunks) // 60]:
         spoilt = bytearray(content)
         spoilt[at] ^= 1 << at % 8
         storage.write_bytes(place, bytes(spoilt))
         try:
-            got = pa.concat_tables(iterate(url, manifest, ["query_id", "label_ids", "scores"]))
-            assert got.select(table.column_names).to_pydict() == table.to_pydict(), f"byte {at} of {len(content)}"
+            assert pa.concat_tables(iterate(url, manifest)).equals(table), f"byte {at} of {len(content)}"
         except TableError as error:
             refused += 1
             assert place in str(error)  # noqa: PT017
     assert refused > 10
+
+
+@pytest.mark.parametrize("spoil", ["", "AAA", "!!!!", "AAAAAAA="])
+def test_checksums_that_are_none_are_refused(spoil: str) -> None:
+    url = "memory://parquet/none"
+    made = write_table(url, "negatives", [negatives(6)], 3)
+    body = json.loads(storage.read_bytes(join(url, "manifest.json")))
+    body["shards"][0]["checksums"] = spoil
+    body.pop("digest")
+    digest = storage.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    storage.write_bytes(join(url, "manifest.json"), json.dumps({**body, "digest": digest}).encode())
+    with pytest.raises(TableError, match=r"not valid at 'shards.0.checksums'"):
+        open_manifest(url)
+    few = made.shards[0].model_copy(update={"checksums": made.shards[0].checksums[:16]})  # of the footer and two chunks
+    with pytest.raises(TableError, match="2 checksums for 2 row groups"):
+        open_shard(url, few)
 
 
 def test_a_fault_of_the_network_is_retried_and_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from trainer.inputs import Kind
 from trainer.stream.ahead import in_background, submit_ahead
 from trainer.stream.batch import Batch, Candidates, Columns
 from trainer.stream.order import EpochOrder, Segment, deal, streams_of_rank
-from trainer.stream.source import RowGroups, Source
+from trainer.stream.source import Reading, RowGroups, Source
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
@@ -33,9 +33,9 @@ class JoinedStream(IterableDataset):
     `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `inputs`: what the encoder reads.
     `threads` read and decode ahead, and one more runs `plan`, which gives each batch its candidates; 0 does all of it
     in line. `damaged`: whether a row group that does not decode stops the stream (TableError), or is left out and
-    counted in `skipped_rows`. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the
-    next. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step
-    to resume at.
+    counted in `skipped_rows`. `reading`: how storage is read. Iterating yields the rest of the current epoch as
+    `Batch`es; call `set_epoch` for the next. `state_dict` is small and the same on every rank; `load_state_dict` is
+    O(1): it reads nothing before the step to resume at.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class JoinedStream(IterableDataset):
         ranks: int = 1,
         plan: Plan | None = None,
         damaged: Literal["stop", "skip"] = "stop",
+        reading: Reading | None = None,
     ) -> None:
         super().__init__()
         try:
@@ -65,7 +66,8 @@ class JoinedStream(IterableDataset):
             raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")
         self._label_type = tables.label_type(labels)
         self._sources, self._inputs = sources, inputs
-        self._groups = RowGroups(sources, self._label_type, inputs)
+        self._reading = reading
+        self._groups = RowGroups(sources, self._label_type, inputs, reading)
         self._batch, self._streams_total, self._window_groups = batch, streams, window_groups
         self._seed, self._threads, self._tail = seed, threads, tail
         self._plan, self._damaged = plan, damaged
@@ -113,7 +115,7 @@ class JoinedStream(IterableDataset):
         self._epoch, self._step = epoch, 0
         if sources is not None:
             self._sources = sources
-            self._groups = RowGroups(sources, self._label_type, self._inputs)
+            self._groups = RowGroups(sources, self._label_type, self._inputs, self._reading)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -188,17 +190,18 @@ class JoinedStream(IterableDataset):
         fetched = first
         for window in range(first, order.windows):
             while fetched < min(window + 1 + self._threads + WINDOWS_FETCHED, order.windows):
-                self._groups.ahead(
-                    segment.group for stream in self._streams for segment in order.segments(stream, fetched)
-                )
+                groups = {s.group: None for stream in self._streams for s in order.segments(stream, fetched)}
+                handed = self._handed_on(order, fetched - 1) if fetched > first else set()
+                self._groups.ahead(group for group in groups if group not in handed)
                 fetched += 1
-            handed_on: dict[int, Future[pa.Table]] = {
-                segments[-1].group: Future()
-                for segments in (order.segments(stream, window) for stream in self._streams)
-                if segments and order.goes_on(segments[-1])
-            }
+            handed_on: dict[int, Future[pa.Table]] = {group: Future() for group in self._handed_on(order, window)}
             yield functools.partial(self._decode, order, window, inherited, handed_on)
             inherited = handed_on
+
+    def _handed_on(self, order: EpochOrder, window: int) -> set[int]:
+        """Row groups that the end of `window` cuts."""
+        ends = [segments[-1] for stream in self._streams if (segments := order.segments(stream, window))]
+        return {end.group for end in ends if order.goes_on(end)}
 
     def _decode(
         self, order: EpochOrder, window: int, inherited: dict[int, Future], handed_on: dict[int, Future]

@@ -2,24 +2,27 @@
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from schemas import tables
+from schemas import storage, tables
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard, open_manifest, require_parent
-from schemas.parquet import list_array, row_groups_of
-from schemas.shards import OpenShard, open_shard, read_group
+from schemas.manifest import Manifest, open_manifest, require_parent
+from schemas.parquet import list_array, naming_damage, row_groups_of
+from schemas.ranges import Access, Pieces
+from schemas.shards import read_group
 from schemas.storage import join
 from trainer.config import LABEL_TEXTS, MOST_WEIGHT
 from trainer.inputs import Kind, columns_of, require_inputs
+from trainer.stream.fetch import Fetcher
 from trainer.stream.mixing import Share
+from trainer.stream.opened import OpenShards
 
 
 @dataclass(frozen=True)
@@ -101,18 +104,50 @@ def open_sources(
     return sources
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How row groups are read. Nothing here changes what a stream deals, only how fast and how carefully it comes.
+
+    `verify`: checksums of what is read. `threads` fetch ahead from beyond a local disk, at most `ahead_bytes`.
+    """
+
+    verify: bool = True
+    threads: int = 16
+    ahead_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The part of a row group that lies in one table: `rows` rows in row group `group` of its shard `shard`."""
+
+    table: Table
+    shard: int
+    group: int
+    rows: int
+    columns: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        return join(self.table.url, self.table.manifest.shards[self.shard].path)
+
+
 class RowGroups:
     """Reads row groups of several sources as if they were one table; safe to use from several threads.
 
-    Row groups are numbered source by source in storage order; row ids likewise.
+    Row groups are numbered source by source in storage order; row ids likewise. It can be pickled; what is open or
+    fetched stays behind.
     """
 
-    OPEN_FILES = 32  # per thread
+    _fetcher: Fetcher[dict[str, Pieces]] | None
 
-    def __init__(self, sources: list[Source], label_type: pa.DataType, inputs: Kind = "tokens") -> None:
+    def __init__(
+        self, sources: list[Source], label_type: pa.DataType, inputs: Kind = "tokens", reading: Reading | None = None
+    ) -> None:
+        self._made_from = (sources, label_type, inputs, reading)
         self.sources = sources
         self._inputs = columns_of(inputs)
         self._label_type = label_type
+        self._reading = reading or Reading()
         self._width = max((_width(source) for source in sources), default=0)
         places: list[tuple[int, int, int]] = []
         starts: list[np.ndarray] = []
@@ -128,7 +163,12 @@ class RowGroups:
         # Empty where every row is dealt once.
         self.mix = () if all(source.weight == 1 for source in sources) else tuple(shares)
         self.first_row = np.concatenate([*starts, [base]]).astype(np.int64)
-        self._files = threading.local()
+        urls = {table.url for source in sources for table in (source.table, source.negatives) if table is not None}
+        self._remote = {url for url in urls if not storage.is_local(url)}
+        self._begin()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowGroups, self._made_from
 
     @cached_property
     def group_rows(self) -> np.ndarray:
@@ -140,55 +180,102 @@ class RowGroups:
         """K of the joined negatives; 0 where there are none."""
         return self._width
 
+    def ahead(self, groups: Iterable[int]) -> None:
+        """Start to fetch what `read` will need of `groups`, each named once for each time that it will be read.
+
+        Nothing is to be done for tables on a local disk. What exceeds the bound waits until something has been read.
+        """
+        if not self._remote or not self._reading.threads:
+            return
+        with self._lock:
+            if self._fetcher is None:
+                self._fetcher = Fetcher(self._fetch, self._size, self._reading.threads, self._reading.ahead_bytes)
+            fetcher = self._fetcher
+        fetcher.ahead(group for group in groups if self._size(group))
+
+    def close(self) -> None:
+        """End the threads, drop what was fetched and close the shards. Reading again opens them again."""
+        self._given_up.set()
+        fetcher = self._fetcher
+        self._begin()
+        if fetcher is not None:
+            fetcher.close()
+
     def read(self, group: int) -> pa.Table:
-        """Row group `group` as columns of the inputs, `label_ids` and, joined, `hard`. Raises TableError."""
-        number, shard, within = self._places[group]
-        source = self.sources[number]
-        if source.table.manifest.kind == "labels":
-            rows = self._read(source.table, shard, within, ["label_id", *self._inputs])
+        """Row group `group` as columns of the inputs, `label_ids` and, joined, `hard`.
+
+        Raises TableError that names shard and row group, StorageError.
+        """
+        fetcher = self._fetcher
+        fetched = (fetcher and fetcher.take(group)) or {}
+        rows, joined = (
+            None if part is None else self._read(part, fetched.get(part.place)) for part in self._parts(group)
+        )
+        assert rows is not None
+        if self.sources[self._places[group][0]].table.manifest.kind == "labels":
             ids = rows.column("label_id").to_numpy()
             positives = list_array(ids, np.arange(len(ids) + 1), self._label_type)
         else:
-            rows = self._read(source.table, shard, within, [*self._inputs, "label_ids"])
-            positives = rows.column("label_ids").cast(pa.list_(self._label_type))
+            positives = _cast(rows.column("label_ids"), pa.list_(self._label_type))
         columns = {**{name: rows.column(name) for name in self._inputs}, "label_ids": positives}
         if self._width:
-            columns["hard"] = self._hard(source, shard, within, rows.num_rows)
+            columns["hard"] = self._hard(joined, rows.num_rows)
         return pa.table(columns)
 
-    def ahead(self, groups: Iterable[int]) -> None:
-        """Row groups that will be read soon."""
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._fetcher = None
+        self._given_up = threading.Event()
+        self._shards = OpenShards(Access(self._reading.verify, None, self._given_up))
 
-    def close(self) -> None:
-        """Stop what `ahead` has begun."""
+    def _parts(self, group: int) -> tuple[_Part, _Part | None]:
+        """Where row group `group` lies, and where its negatives do."""
+        number, shard, within = self._places[group]
+        source = self.sources[number]
+        own = ("label_id", *self._inputs) if source.table.manifest.kind == "labels" else (*self._inputs, "label_ids")
+        rows = int(self.first_row[group + 1] - self.first_row[group])
+        negatives = source.negatives
+        joined = None if negatives is None else _Part(negatives, shard, within, rows, ("label_ids",))
+        return _Part(source.table, shard, within, rows, own), joined
 
-    def _hard(self, source: Source, shard: int, group: int, rows: int) -> pa.ChunkedArray | pa.Array:
-        kind = pa.list_(self._label_type, self._width)
-        if source.negatives is None:
+    def _fetch(self, group: int) -> dict[str, Pieces]:
+        """The bytes of `group` beyond local disks, by shard."""
+        fetched = {}
+        for part in self._parts(group):
+            if part is not None and part.table.url in self._remote:
+                shard = self._shards.get(part.table.url, part.table.manifest.shards[part.shard])
+                with naming_damage(f"{part.place}, row group {part.group}"):
+                    fetched[part.place] = shard.fetch(part.group, part.columns)
+        return fetched
+
+    def _size(self, group: int) -> int:
+        """Bytes to fetch of `group`, about, and rather too many."""
+        total = 0
+        for part in self._parts(group):
+            if part is not None and part.table.url in self._remote:
+                entry = part.table.manifest.shards[part.shard]
+                total += -(-entry.bytes * part.rows // entry.rows)
+        return total
+
+    def _read(self, part: _Part, pieces: Pieces | None) -> pa.Table:
+        shard = self._shards.get(part.table.url, part.table.manifest.shards[part.shard])
+        rows = read_group(shard, part.group, part.columns, part.place, pieces)
+        if rows.num_rows != part.rows:
+            raise TableError(
+                f"{part.place}, row group {part.group}: {rows.num_rows} rows, its manifest says {part.rows}. "
+                "Make the table again."
+            )
+        return rows
+
+    def _hard(self, joined: pa.Table | None, rows: int) -> pa.ChunkedArray | pa.Array:
+        if joined is None:
             pads = pa.array(np.full(rows * self._width, tables.PAD), self._label_type)
             return pa.FixedSizeListArray.from_arrays(pads, self._width)
-        joined = self._read(source.negatives, shard, group, ["label_ids"]).column("label_ids")
-        if len(joined) != rows:
-            raise TableError(
-                f"{source.negatives.url}: shard {shard}, row group {group} has {len(joined)} rows, "
-                f"its queries have {rows}. Mine it again."
-            )
-        return joined.cast(kind)
+        return _cast(joined.column("label_ids"), pa.list_(self._label_type, self._width))
 
-    def _read(self, table: Table, shard: int, group: int, columns: list[str]) -> pa.Table:
-        entry = table.manifest.shards[shard]
-        return read_group(self._file(table.url, entry), group, columns, join(table.url, entry.path))
 
-    def _file(self, url: str, shard: Shard) -> OpenShard:
-        files: OrderedDict[str, OpenShard] = self._files.__dict__.setdefault("open", OrderedDict())
-        place = join(url, shard.path)
-        if place in files:
-            files.move_to_end(place)
-        else:
-            files[place] = open_shard(url, shard)
-            if len(files) > self.OPEN_FILES:
-                files.popitem(last=False)[1].close()
-        return files[place]
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    return column if column.type == kind else column.cast(kind)
 
 
 def _width(source: Source) -> int:
