@@ -1,0 +1,133 @@
+"""What a loss needs of a batch, the same whoever read the rows; and the check that it is what the tables hold."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks.rows import LABELS, World
+from trainer.candidates import Planner
+from trainer.config import Negatives
+from trainer.inputs import Inputs, Tokens
+from trainer.stream import Batch
+
+SIZE = 512
+POOL = 2_000
+SEED = 0
+
+Ready = dict[str, torch.Tensor]
+
+
+def planner(width: int) -> Planner:
+    """Candidates of a batch: a shared pool of POOL random labels, and all `width` hard negatives of a row."""
+    return Planner(Negatives(random=POOL, hard=width), LABELS, SEED)
+
+
+def pad(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """`input_ids` [B, T] int64, padded with 0 to the longest row, and `lengths` [B]."""
+    lengths = np.diff(tokens.offsets)
+    padded = np.zeros((len(lengths), int(lengths.max(initial=0))), np.int64)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = tokens.ids
+    return padded, lengths
+
+
+def ready(batch: Batch) -> Ready:
+    """Tensors to copy to a device: tokens with offsets and padded, positives, hard negatives, candidates, the mask."""
+    tokens, candidates = batch.inputs.tokens, batch.candidates
+    assert tokens is not None
+    assert candidates is not None
+    padded, lengths = pad(tokens)
+    arrays = {
+        "rows": batch.rows,
+        "tokens": tokens.ids,
+        "token_offsets": tokens.offsets,
+        "input_ids": padded,
+        "lengths": lengths,
+        "positives": batch.positives,
+        "positive_offsets": batch.positive_offsets,
+        "hard": batch.hard,
+        **{name: getattr(candidates, name) for name in candidates.__dataclass_fields__},
+    }
+    return {name: torch.from_numpy(_writable(array)) for name, array in arrays.items() if array is not None}
+
+
+def assemble(
+    rows: np.ndarray,
+    tokens: tuple[np.ndarray, np.ndarray],
+    positives: tuple[np.ndarray, np.ndarray],
+    hard: np.ndarray,
+) -> Ready:
+    """The same from columns that another library read: `rows` [B], values and offsets of two lists, `hard` [B, K]."""
+    batch = Batch(0, int(rows[0]), rows, Inputs(Tokens(*tokens)), *positives, hard)
+    return ready(replace(batch, candidates=planner(hard.shape[1])(batch)))
+
+
+def check(batches: Sequence[Ready], world: World) -> None:
+    """Compare batches with what the tables hold for their rows. Raises SystemExit that names the first difference."""
+    rows = np.concatenate([batch["rows"].numpy() for batch in batches])
+    if len(np.unique(rows)) != len(rows):
+        raise SystemExit("a row comes twice")
+    table = _rows_of(world, rows)
+    starts = np.cumsum([0, *map(len, (batch["rows"] for batch in batches))])
+    for number, batch in enumerate(batches):
+        found = {name: tensor.numpy() for name, tensor in batch.items()}
+        for name, expected in _expected(table.slice(starts[number], len(found["rows"]))).items():
+            if not np.array_equal(found[name], expected):
+                raise SystemExit(f"batch {number}: {name} is not what the tables hold for its rows")
+        _check_candidates(number, found)
+
+
+def _rows_of(world: World, rows: np.ndarray) -> pa.Table:
+    """`rows` of both tables in their order, read by Arrow alone."""
+    wanted = {"queries": ["query_id", "input_ids", "label_ids"], "negatives": ["query_id", "label_ids"]}
+    parts = []
+    for (name, columns), files in zip(wanted.items(), world.files(), strict=True):
+        ids, held = pa.array(rows), []
+        for file in files:
+            table = pq.read_table(file, columns=columns, use_threads=False)
+            held.append(table.filter(pc.is_in(table["query_id"], ids)))
+        table = pa.concat_tables(held).combine_chunks()
+        if table.num_rows != len(rows):
+            raise SystemExit(f"{len(rows)} rows were asked for, {table.num_rows} are in {name}")
+        parts.append(table.take(pc.index_in(ids, table["query_id"])))
+    return parts[0].append_column("hard", parts[1]["label_ids"]).combine_chunks()
+
+
+def _expected(rows: pa.Table) -> dict[str, np.ndarray]:
+    """The columns of a batch, a row at a time."""
+    tokens, positives = rows["input_ids"].to_pylist(), rows["label_ids"].to_pylist()
+    lengths = np.array([len(one) for one in tokens])
+    return {
+        "tokens": np.concatenate(tokens),
+        "lengths": lengths,
+        "token_offsets": np.concatenate([[0], np.cumsum(lengths)]),
+        "input_ids": np.array([[*one, *[0] * (lengths.max() - len(one))] for one in tokens]),
+        "positives": np.concatenate(positives),
+        "positive_offsets": np.concatenate([[0], np.cumsum([len(one) for one in positives])]),
+        "hard": np.array(rows["hard"].to_pylist()),
+    }
+
+
+def _check_candidates(number: int, found: Mapping[str, np.ndarray]) -> None:
+    """Each query is paired with its positives and its hard negatives, each once; ids are unique."""
+    offsets = found["positive_offsets"]
+    wanted = []
+    for query in range(len(found["rows"])):
+        own = found["positives"][offsets[query] : offsets[query + 1]]
+        wanted += [(query, label, True) for label in own.tolist()]
+        wanted += [(query, label, False) for label in found["hard"][query].tolist()]
+    labels = found["ids"][found["pair_label"]]
+    pairs = zip(found["pair_query"].tolist(), labels.tolist(), found["pair_positive"].tolist(), strict=True)
+    if sorted(pairs) != sorted(wanted):
+        raise SystemExit(f"batch {number}: its candidates are not its positives and hard negatives")
+    if len(np.unique(found["ids"])) != len(found["ids"]) or len(found["pool_weight"]) > POOL:
+        raise SystemExit(f"batch {number}: its candidate ids are not unique, or its pool is larger than {POOL}")
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """Tensors do not know read-only memory, and warn; nothing here writes to it."""
+    return array if array.flags.writeable else np.lib.stride_tricks.as_strided(array, writeable=True)

@@ -1,0 +1,136 @@
+"""Synthetic queries and the negatives mined for them, as `shard` and `mine` write them, and as records for others.
+
+Vectorised, a row group at a time, and the same bytes for the same sizes, on any machine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.sharding.assign import default_shards
+from schemas import tables
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
+from schemas.parquet import ShardFile, list_array, matrix_array
+from schemas.storage import join
+from trainer.stream import Source, Table
+
+LABELS = 1_000_000
+VOCABULARY = 30_000
+POSITIVES = 5
+LEAST_TOKENS, MOST_TOKENS = 8, 24
+EPOCH = 2
+_SHARD_BYTES = 128 << 20
+_BYTES_A_ROW = 40  # of the queries on storage: what decides how many shards there are
+_MAKE = 8192  # rows made at a time, whatever the row groups
+
+
+@dataclass(frozen=True)
+class World:
+    """`rows` queries and a table of `width` negatives each under `root`, in row groups of `group` rows."""
+
+    root: str
+    rows: int
+    width: int = 50
+    group: int = 8192
+    seed: int = 0
+
+    @property
+    def queries(self) -> str:
+        return DataLayout(self.root).queries("train")
+
+    @property
+    def negatives(self) -> str:
+        return RunLayout(join(self.root, "run")).negatives(EPOCH, "queries")
+
+    def write(self) -> None:
+        """Publish both tables."""
+        ids = tables.label_type(LABELS)
+        schemas = (tables.queries(tables.token_type(VOCABULARY), ids), tables.negatives(self.width, ids))
+        for url in (self.queries, self.negatives):
+            unpublish(url)
+        count = default_shards(self.rows, self.rows * _BYTES_A_ROW, _SHARD_BYTES)
+        edges = [self.rows * number // count for number in range(count + 1)]
+        entries: tuple[list[Shard], list[Shard]] = ([], [])
+        for number in range(count):
+            with (
+                ShardFile(self.queries, number, count, schemas[0], self.group) as queries,
+                ShardFile(self.negatives, number, count, schemas[1], self.group) as negatives,
+            ):
+                for points, mined in self.pieces(edges[number], edges[number + 1]):
+                    queries.write(points)
+                    negatives.write(mined)
+            entries[0].append(queries.entry)
+            entries[1].append(negatives.entry)
+        made = self._publish(self.queries, "queries", schemas[0], entries[0], {})
+        self._publish(self.negatives, "negatives", schemas[1], entries[1], {"queries": made.digest})
+
+    def open(self, root: str | None = None) -> Source:
+        """The queries joined with their negatives; `root`, where given, is another URL of the same files."""
+        where = World(root, self.rows, self.width, self.group) if root else self
+        return Source("queries", Table.open(where.queries, "queries")).with_negatives(where.negatives)
+
+    def files(self) -> tuple[list[str], list[str]]:
+        """Local paths of the shards of queries, and of those of negatives, in the same order."""
+        source = self.open()
+        assert source.negatives is not None
+        queries, negatives = (
+            [join(table.url, shard.path) for shard in table.manifest.shards]
+            for table in (source.table, source.negatives)
+        )
+        return queries, negatives
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Queries and negatives of rows [start, stop), in pieces of up to 8,192 rows."""
+        for first in range(start - start % _MAKE, stop, _MAKE):
+            made = self._make(first)
+            low, high = max(start, first) - first, min(stop, first + _MAKE) - first
+            yield made[0].slice(low, high - low), made[1].slice(low, high - low)
+
+    def _publish(
+        self, url: str, kind: str, schema: pa.Schema, shards: list[Shard], parents: dict[str, str]
+    ) -> Manifest:
+        manifest = Manifest(
+            kind=kind,
+            columns=columns_of(schema),
+            shards=tuple(shards),
+            rows=self.rows,
+            row_group_rows=self.group,
+            id_range=(0, self.rows),
+            parents=parents,
+        )
+        return publish(url, manifest)
+
+    def _make(self, first: int) -> tuple[pa.Table, pa.Table]:
+        """Queries and negatives of rows [first, first + 8,192)."""
+        draw = np.random.default_rng([self.seed, first])
+        ids = np.arange(first, first + _MAKE)
+        lengths = draw.integers(LEAST_TOKENS, MOST_TOKENS + 1, _MAKE)
+        # Log-uniform numbers are Zipf's law with exponent 1.
+        tokens = np.exp(draw.random(int(lengths.sum())) * np.log(VOCABULARY)).astype(np.uint16) - 1
+        # Sorted draws with 0, 1, 2, ... added are distinct: the positives are some of them, the negatives the others.
+        count = POSITIVES + self.width
+        labels = np.sort(draw.integers(0, LABELS - count, (_MAKE, count)), axis=1) + np.arange(count)
+        labels = draw.permuted(labels, axis=1)
+        scores = -np.sort(draw.random((_MAKE, self.width), np.float32), axis=1)
+        label_type = tables.label_type(LABELS)
+        queries = {
+            "query_id": pa.array(ids),
+            "key": pc.utf8_lpad(pa.array(ids).cast(pa.string()), 10, "0"),
+            "input_ids": list_array(tokens, np.concatenate([[0], np.cumsum(lengths)]), pa.uint16()),
+            "label_ids": list_array(
+                np.sort(labels[:, :POSITIVES], axis=1).reshape(-1), np.arange(_MAKE + 1) * POSITIVES, label_type
+            ),
+        }
+        negatives = {
+            "query_id": pa.array(ids),
+            "label_ids": matrix_array(labels[:, POSITIVES:], label_type),
+            "scores": matrix_array(scores.astype(np.float16), pa.float16()),
+        }
+        return (
+            pa.table(queries, schema=tables.queries(pa.uint16(), label_type)),
+            pa.table(negatives, schema=tables.negatives(self.width, label_type)),
+        )

@@ -1,0 +1,335 @@
+"""Rows a second of the joined stream against a bare Arrow read of the same files, and against loaders of records.
+
+All read the same rows: tokens, positives, a table of K = 50 hard negatives a row. The stream and the other loaders end
+with the same batch of 512: tokens with offsets and padded, positives, hard negatives, a random pool of 2,000, candidate
+ids unique over the batch with the index of each (query, candidate), and the mask of positives. Each side runs in a
+process of its own, in turns, medians; imports and opening are not timed. The stream's time is that of a whole epoch,
+its first window included; the others' starts after their first batches, when buffers are full and workers run. Batches
+of each side are compared with what the tables hold.
+
+    python -m benchmarks.stream [--quick] [--rows N] [--folder DIR] [--python PATH]...
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmarks.report import interleave, medians, report
+from benchmarks.rows import LABELS, MOST_TOKENS, POSITIVES, World
+
+ROOT = Path(__file__).parents[1]
+THREADS = (0, 1, 2, 3)
+WORKERS = (0, 1, 2)
+WARM = 8  # batches
+BUFFER = 1_000  # samples that other loaders shuffle within, where they have a buffer
+PREFETCHED = 4  # batches of a worker at the most
+STREAMS = 8
+# Distribution and module of each.
+PEERS = {"webdataset": "webdataset", "mosaicml-streaming": "streaming", "HF datasets": "datasets"}
+BARS = {"stream / Arrow, one thread": 0.6, "stream / best peer": 40.0}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes of one comparison; `peer_rows` are those that loaders of records read after their warm-up."""
+
+    rows: int
+    peer_rows: int
+    rounds: int
+    workers: tuple[int, ...] = WORKERS
+
+
+FULL = Setting(1 << 20, 51_200, 3)
+QUICK = Setting(1 << 18, 5_120, 1, (0, 2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under a minute, the same ratios")
+    parser.add_argument("--rows", type=int, help="rows of the tables")
+    parser.add_argument("--folder", help="where the tables go; default: a temporary folder, removed at the end")
+    parser.add_argument(
+        "--python",
+        action="append",
+        help="interpreters to look for other loaders in, besides this one; default: .venvs/*/bin/python",
+    )
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.side:
+        name, world, *more = json.loads(arguments.side)
+        print(json.dumps(SIDES[name](World(**world), *more)))
+        return
+    setting = QUICK if arguments.quick else FULL
+    setting = Setting(**{**asdict(setting), "rows": arguments.rows or setting.rows})
+    pythons = [sys.executable, *(arguments.python or map(str, ROOT.glob(".venvs/*/bin/python")))]
+    with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="extremis-benchmark-") as folder:
+        measure(World(folder, setting.rows), setting, pythons)
+
+
+def measure(world: World, setting: Setting, pythons: list[str]) -> None:
+    """Make the tables, run all sides in turns, report."""
+    world.write()
+    found = {name: where for name in PEERS if (where := _find(name, pythons))}
+    # Workers shuffle and prefetch: so many more that every row in the time is read in the time.
+    more = setting.peer_rows + WARM * 512 + (BUFFER + PREFETCHED * 512) * max(setting.workers)
+    for name, python in found.items():
+        child("write_peer", world, name, more, python=python)
+    sides: dict[str, Callable[[], float]] = {}
+    cpu: dict[str, list[float]] = defaultdict(list)
+
+    def add(label: str, side: str, *given: object, python: str = sys.executable) -> None:
+        def run() -> float:
+            seen = child(side, world, *given, python=python)
+            cpu[label].append(seen["cpu"] / seen["rows"] * 1e6)
+            return float(seen["rows"] / seen["seconds"])
+
+        sides[label] = run
+
+    for threads in THREADS:
+        add(f"stream, {threads} threads", "stream", threads)
+    for threads in (1, 2):
+        add(f"Arrow, {threads} thread{'s' * (threads > 1)}", "arrow", threads)
+    for name, python in found.items():
+        for workers in setting.workers:
+            add(f"{name}, {workers} workers", "peer", name, workers, setting.peer_rows, python=python)
+    rates = medians(interleave(sides, setting.rounds))
+    best = {name: _best(rates, name) for name in ("stream", *found)}
+    stream = rates[best["stream"]]
+    peers = {name: rates[best[name]] for name in found}
+    ratios = {
+        "stream / Arrow, one thread": stream / rates["Arrow, 1 thread"],
+        "stream / Arrow, two threads": stream / rates["Arrow, 2 threads"],
+        **{f"stream / {name}": stream / rate for name, rate in peers.items()},
+    }
+    if peers:
+        ratios["stream / best peer"] = stream / max(peers.values())
+    steps = child("breakdown", world)
+    report(
+        "the joined stream reaches 0.6 of the rate of a bare Arrow read of the same files, and 40 times that of the "
+        "fastest of webdataset, mosaicml-streaming and HF datasets",
+        {
+            "rows": world.rows,
+            "K": world.width,
+            "labels": LABELS,
+            "positives a row": POSITIVES,
+            "tokens a row": [8, MOST_TOKENS],
+            "batch": 512,
+            "rows/s": {name: round(rate) for name, rate in rates.items()},
+            "best": best,
+            # On a machine that does other work, too, this says more than the clock.
+            "CPU microseconds a row": {name: round(one, 3) for name, one in medians(cpu).items()},
+            "microseconds of a batch by step, in line": steps["microseconds"],
+            "rounds": setting.rounds,
+            "rows of other loaders, after their warm-up": setting.peer_rows,
+            "not timed": f"imports, opening; of other loaders, the first {WARM} batches, while buffers fill",
+            "peers": {name: _about(name, found.get(name)) for name in PEERS},
+        },
+        ratios,
+        {name: bar for name, bar in BARS.items() if name in ratios},
+    )
+
+
+def stream(world: World, threads: int) -> dict[str, Any]:
+    """A whole epoch of the joined stream to tensors."""
+    from benchmarks.batches import check
+
+    _, some = _timed(open_stream(world, threads), 4, first=4)
+    check(some, world)
+    return _timed(open_stream(world, threads), None)[0]
+
+
+def open_stream(world: World, threads: int) -> Iterator[Any]:
+    """Batches of the joined stream as tensors."""
+    from benchmarks.batches import SIZE, planner, ready
+    from trainer.stream import JoinedStream
+
+    plan = planner(world.width)
+    batches = JoinedStream([world.open()], LABELS, batch=SIZE, streams=STREAMS, threads=threads, plan=plan)
+    return map(ready, batches)
+
+
+def arrow(world: World, threads: int) -> dict[str, Any]:
+    """The same columns of the same files, decoded by Arrow and let go, a row group at a time; no order, no join."""
+    queries, negatives = world.files()
+    jobs = [(path, ["input_ids", "label_ids"]) for path in queries] + [(path, ["label_ids"]) for path in negatives]
+
+    def read(job: tuple[str, list[str]]) -> int:
+        path, columns = job
+        with pq.ParquetFile(path, memory_map=True) as file:
+            groups = range(file.num_row_groups)
+            return sum(file.read_row_group(group, columns, use_threads=False).num_rows for group in groups)
+
+    read(jobs[0])
+    start, cpu = time.perf_counter(), time.process_time()
+    if threads == 1:
+        rows = sum(map(read, jobs))
+    else:
+        with ThreadPoolExecutor(threads) as pool:  # the largest files first, so that no thread is left alone with one
+            rows = sum(pool.map(read, reversed(jobs)))
+    assert rows == 2 * world.rows
+    return {"rows": world.rows, "seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
+
+
+def write_peer(world: World, name: str, rows: int) -> dict[str, Any]:
+    """The first `rows` rows as records of peer `name`."""
+    from benchmarks.peers import PEERS, records
+
+    PEERS[name].write(Path(world.root, name), records(world, rows), rows)
+    return {}
+
+
+def peer(world: World, name: str, workers: int, rows: int) -> dict[str, Any]:
+    """Batches of peer `name` as tensors, after its warm-up."""
+    from benchmarks.batches import check
+    from benchmarks.peers import PEERS
+
+    batches = PEERS[name].load(Path(world.root, name), workers, BUFFER)
+    seen, some = _timed(batches, WARM + rows // 512, warm=WARM, first=2)
+    check(some, world)
+    if seen["rows"] != rows:
+        raise SystemExit(f"{name} gave {seen['rows']} rows after its warm-up, expected {rows}")
+    return seen
+
+
+def breakdown(world: World) -> dict[str, Any]:
+    """Microseconds of a batch's steps without any thread: reading, gathering, what follows."""
+    import trainer.candidates
+    import trainer.stream.source
+    from benchmarks import batches
+
+    spent: dict[str, float] = defaultdict(float)
+
+    def timed(name: str, action: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        start = time.perf_counter()
+        result = action(*given, **named)
+        spent[name] += time.perf_counter() - start
+        return result
+
+    for owner, attribute, name in (
+        (trainer.stream.source.RowGroups, "read", "read and decode"),
+        (trainer.candidates, "draw_hard", "hard draw"),
+        (trainer.candidates, "draw_pool", "pool"),
+        (trainer.candidates.Planner, "__call__", "plan"),
+    ):
+        action = getattr(owner, attribute)
+
+        def wrapped(*given: Any, action: Callable[..., Any] = action, name: str = name, **named: Any) -> Any:
+            return timed(name, action, *given, **named)
+
+        setattr(owner, attribute, wrapped)
+    ready, pad = batches.ready, batches.pad
+    batches.pad = partial(timed, "padding", pad)
+    batches.ready = partial(timed, "tensors", ready)
+    next(open_stream(world, 0))  # what is compiled or allocated once
+    spent.clear()
+    stream, steps = open_stream(world, 0), 0
+    while timed("all", next, stream, None) is not None:
+        steps += 1
+    parts = {
+        "read and decode": spent["read and decode"],
+        "gather into order": spent["all"] - spent["read and decode"] - spent["plan"] - spent["tensors"],
+        "hard draw": spent["hard draw"],
+        "pool": spent["pool"],
+        "unique and index": spent["plan"] - spent["hard draw"] - spent["pool"],
+        "padding": spent["padding"],
+        "to tensors": spent["tensors"] - spent["padding"],
+    }
+    return {"microseconds": {name: round(seconds / steps * 1e6, 1) for name, seconds in parts.items()}}
+
+
+def child(side: str, world: World, *given: object, python: str = sys.executable) -> dict[str, Any]:
+    """One side in a fresh process."""
+    task = json.dumps([side, asdict(world), *given])
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [python, "-W", "ignore", "-m", "benchmarks.stream", "--side", task],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    if done.returncode:
+        raise SystemExit(f"{side} {given}: status {done.returncode}")
+    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return seen
+
+
+def about_peer(world: World, name: str) -> dict[str, Any]:
+    """Versions that peer `name` runs with."""
+    return {package: version(package) for package in (name.removeprefix("HF "), "numpy", "torch", "pyarrow")}
+
+
+def _timed(batches: Iterable[Any], stop: int | None, warm: int = 0, first: int = 0) -> tuple[dict[str, Any], list[Any]]:
+    """Rows, seconds and CPU seconds (of workers, too) from the end of batch `warm` on; and the first few batches."""
+    kept, rows = [], 0
+    start, cpu = time.perf_counter(), _cpu()
+    for number, batch in enumerate(batches, start=1):
+        if number <= first:
+            kept.append(batch)
+        rows += len(batch["rows"])
+        if number == warm:
+            start, cpu, rows = time.perf_counter(), _cpu(), 0
+        if number == stop:
+            break
+    return {"rows": rows, "seconds": time.perf_counter() - start, "cpu": _cpu() - cpu}, kept
+
+
+def _cpu() -> float:
+    """CPU seconds of this process and its children, living ones too."""
+    import psutil
+
+    own = psutil.Process()
+    living = 0.0
+    for one in own.children(recursive=True):
+        try:
+            times = one.cpu_times()
+        except psutil.Error:
+            continue
+        living += times.user + times.system
+    return sum(os.times()[:4]) + living
+
+
+def _best(rates: dict[str, float], name: str) -> str:
+    return max((label for label in rates if label.startswith(f"{name}, ")), key=rates.__getitem__)
+
+
+def _find(name: str, pythons: list[str]) -> str | None:
+    """The first interpreter that has the peer."""
+    code = f"import importlib.util as u, sys; sys.exit(u.find_spec({PEERS[name]!r}) is None)"
+    for python in pythons:
+        if not subprocess.run([python, "-I", "-c", code], check=False).returncode:
+            return python
+    return None
+
+
+def _about(name: str, python: str | None) -> Any:
+    if python is None:
+        return "not installed"
+    return child("about_peer", World("", 0), name, python=python)
+
+
+SIDES: dict[str, Callable[..., dict[str, Any]]] = {
+    "stream": stream,
+    "arrow": arrow,
+    "write_peer": write_peer,
+    "peer": peer,
+    "about_peer": about_peer,
+    "breakdown": breakdown,
+}
+
+
+if __name__ == "__main__":
+    main()
