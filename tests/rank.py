@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 -m tests.rank READING.json
 
 Rank 0 decides which negatives an epoch trains on, the others follow. Each rank appends to its own record
-`rank-0.batches` (epoch, step, digest of the batch), and saves the stream's state in `rank-0.state` every few steps.
+`rank-0.batches` (where it starts; epoch, step and digest of each batch), and saves the stream's state in RUN every few
+steps.
 """
 
 import gc
@@ -24,6 +25,7 @@ import psutil
 from schemas import storage
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
+from schemas.storage import join
 from trainer.config import Recipe
 from trainer.refresh import adopt, follow
 from trainer.stream import JoinedStream, Ranks, open_sources, ranks_of_environment
@@ -84,11 +86,12 @@ def read(reading: Reading, ranks: Ranks) -> None:
         rank=ranks.rank,
         ranks=ranks.ranks,
     )
-    place = out / f"rank-{ranks.rank}.state"
-    state: dict[str, Any] | None = json.loads(place.read_text()) if place.exists() else None
+    place = join(reading.run, "ranks", f"rank-{ranks.rank}.json")
+    state: dict[str, Any] | None = json.loads(storage.read_bytes(place)) if storage.exists(place) else None
     epoch = 0 if state is None else state["epoch"]
     record = out / f"rank-{ranks.rank}.batches"
     with record.open("a") as batches, (out / f"rank-{ranks.rank}.health").open("a") as health:
+        batches.write(f"\nstart {epoch} {0 if state is None else state['step']} {stream.steps}\n")
         while epoch < reading.epochs:
             if ranks.rank == 0:
                 _, joined = adopt(run, RECIPE, sources, epoch, print)
@@ -104,16 +107,12 @@ def read(reading: Reading, ranks: Ranks) -> None:
                 batches.write(f"{batch.epoch} {batch.step} {digest_of(batch)}\n")
                 batches.flush()
                 if (batch.step + 1) % reading.save_every == 0:
-                    save(place, stream.state_dict())
+                    storage.write_bytes(place, json.dumps(stream.state_dict()).encode())
                 time.sleep(reading.pause)
-            save(place, stream.state_dict())
-            health.write(json.dumps({"epoch": epoch, **held()}) + "\n")
+            storage.write_bytes(place, json.dumps(stream.state_dict()).encode())
+            health.write(json.dumps({"pid": os.getpid(), "epoch": epoch, **held()}) + "\n")
             health.flush()
             epoch += 1
-
-
-def save(place: Path, state: dict[str, Any]) -> None:
-    storage.write_bytes(str(place), json.dumps(state).encode())
 
 
 def held() -> dict[str, int]:
@@ -151,18 +150,20 @@ def digest_of(batch: Any) -> str:
 def batches_of(out: Path, rank: int) -> tuple[dict[tuple[int, int], str], int]:
     """(digest by (epoch, step), batches read more than once) of a rank's record; a line that a kill cut is left out.
 
-    Raises AssertionError where a batch that was read again was another.
+    Raises AssertionError where a batch that was read again was another, or where one was left out or read out of turn.
     """
     found: dict[tuple[int, int], str] = {}
-    again = 0
-    for line in (out / f"rank-{rank}.batches").read_text().splitlines():
-        words = line.split()
-        if len(words) != 3 or len(words[2]) != 32:
-            continue
-        at = (int(words[0]), int(words[1]))
-        assert found.setdefault(at, words[2]) == words[2], f"rank {rank} read another batch at (epoch, step) {at}"
-        again += 1
-    return found, again - len(found)
+    count, due, steps = 0, 0, 1
+    for words in map(str.split, (out / f"rank-{rank}.batches").read_text().splitlines()):
+        if len(words) == 4 and words[0] == "start":
+            steps = int(words[3])
+            due = int(words[1]) * steps + int(words[2])
+        elif len(words) == 3 and len(words[2]) == 32:
+            at = (int(words[0]), int(words[1]))
+            assert at == divmod(due, steps), f"rank {rank} read {at} when {divmod(due, steps)} was due"
+            assert found.setdefault(at, words[2]) == words[2], f"rank {rank} read another batch at (epoch, step) {at}"
+            count, due = count + 1, due + 1
+    return found, count - len(found)
 
 
 if __name__ == "__main__":
