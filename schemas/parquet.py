@@ -306,7 +306,8 @@ def matrix_column(table: pa.Table, name: str) -> np.ndarray:
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
     width = column.type.list_size
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    values = column.values.slice(column.offset * width, len(column) * width)  # flatten() would copy them
+    return values.to_numpy(zero_copy_only=False).reshape(-1, width)
 
 
 def list_array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.ListArray:

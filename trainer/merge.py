@@ -11,10 +11,7 @@ import numpy as np
 
 from schemas.tables import PAD
 
-_PLACE_BITS = 24  # of a table's entry; the label has the rest
-_PLACES = 1 << _PLACE_BITS
-_LABELS = 1 << (63 - _PLACE_BITS)
-_EMPTY = -1
+_LARGEST = 1 << 24
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: Fibonacci hashing spreads neighbouring ids
 _scratch = threading.local()
 
@@ -35,30 +32,27 @@ class Merged(NamedTuple):
 def merge(pool: np.ndarray, positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None) -> Merged:
     """The pool's labels int64 [R], each once, with the positives [P] of B queries (`offsets` [B + 1]) and [B, H] hard.
 
-    Pads of `hard` are left out. Raises ValueError over 2**24 pairs or a label of 2**39 or more.
+    Pads of `hard` are left out. Raises ValueError over 2**24 pairs.
     """
     if hard is None:
         hard = np.empty((len(offsets) - 1, 0), positives.dtype)
     size = len(pool) + len(positives) + hard.size
-    if size >= _PLACES:
-        raise ValueError(f"{size} labels in a batch, at most {_PLACES - 1} can be merged: make the batch smaller")
+    if size >= _LARGEST:
+        raise ValueError(f"{size} labels in a batch, at most {_LARGEST - 1} can be merged: make the batch smaller")
     ids = np.empty(size, np.int64)
     query, place = np.empty((2, size - len(pool)), np.int64)
     positive = np.empty(len(query), np.bool_)
-    count, pairs = _merge(
-        pool, positives, offsets, np.ascontiguousarray(hard), _table(size), ids, query, place, positive
-    )
-    if count < 0:
-        raise ValueError(f"label {-count}: at most {_LABELS - 1} can be merged")
+    hard = np.ascontiguousarray(hard)
+    count, pairs = _merge(pool, positives, offsets, hard, _table(size), ids, query, place, positive)
     return Merged(ids[:count], query[:pairs], place[:pairs], positive[:pairs])
 
 
 def _table(size: int) -> np.ndarray:
-    """This thread's hash table, at most half full with `size` entries, int64 [2^b]; its content is of no account."""
+    """This thread's hash table, at most half full with `size` entries, uint32 [2^b]; its content is of no account."""
     entries = 1 << max(4, (2 * size - 1).bit_length())
     table: np.ndarray | None = getattr(_scratch, "table", None)
     if table is None or len(table) < entries:
-        table = _scratch.table = np.empty(entries, np.int64)
+        table = _scratch.table = np.empty(entries, np.uint32)
     return table[:entries]
 
 
@@ -75,51 +69,45 @@ def _merge(
     positive: np.ndarray,
 ) -> tuple[int, int]:
     """(labels, pairs) written to `ids`, `query`, `place` and `positive`."""
-    table[:] = _EMPTY
+    table[:] = 0
     bits = 0
     while (1 << bits) < len(table):
         bits += 1
-    shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
     count = 0
     for i in range(len(pool)):
-        label = int(pool[i])
-        if label >= _LABELS:
-            return -label, 0
-        count = _place(label, table, shift, mask, ids, count)[1]
+        count = _place(pool[i], table, bits, ids, count)[1]
     pair = 0
     width = hard.shape[1]
     for row in range(len(offsets) - 1):
         for i in range(offsets[row], offsets[row + 1]):
-            label = int(positives[i])
-            if label >= _LABELS:
-                return -label, 0
-            place[pair], count = _place(label, table, shift, mask, ids, count)
+            place[pair], count = _place(positives[i], table, bits, ids, count)
             query[pair], positive[pair] = row, True
             pair += 1
         for column in range(width):
-            label = int(hard[row, column])
-            if label == PAD:
-                continue
-            if label >= _LABELS:
-                return -label, 0
-            place[pair], count = _place(label, table, shift, mask, ids, count)
-            query[pair], positive[pair] = row, False
-            pair += 1
+            label = hard[row, column]
+            if label != PAD:
+                place[pair], count = _place(label, table, bits, ids, count)
+                query[pair], positive[pair] = row, False
+                pair += 1
     return count, pair
 
 
 @numba.njit(nogil=True, cache=True, inline="always")
-def _place(
-    label: int, table: np.ndarray, shift: np.uint64, mask: np.uint64, ids: np.ndarray, count: int
-) -> tuple[int, int]:
-    """(place of `label` in `ids`, how many there are), after adding it where it is new."""
-    at = (np.uint64(label) * _GOLDEN) >> shift
+def _place(label: int, table: np.ndarray, bits: int, ids: np.ndarray, count: int) -> tuple[int, int]:
+    """(place of `label` in `ids`, how many there are), after adding it where it is new.
+
+    An entry is its place + 1 in the low `bits`, and above them bits of the hash, so that few others are looked at.
+    """
+    hashed = np.uint64(label) * _GOLDEN
+    at = hashed >> np.uint64(64 - bits)
+    low, mask = np.uint32((1 << bits) - 1), np.uint64(len(table) - 1)
+    tag = np.uint32(hashed >> np.uint64(16)) & ~low
     while True:
         entry = table[at]
-        if entry == _EMPTY:
-            table[at] = (label << _PLACE_BITS) | count
+        if entry == 0:
+            table[at] = tag | np.uint32(count + 1)
             ids[count] = label
             return count, count + 1
-        if entry >> _PLACE_BITS == label:
-            return entry & (_PLACES - 1), count
+        if entry & ~low == tag and ids[(entry & low) - 1] == label:
+            return int(entry & low) - 1, count
         at = (at + np.uint64(1)) & mask

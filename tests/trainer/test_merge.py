@@ -12,7 +12,7 @@ from schemas.tables import PAD
 from trainer.merge import Merged, merge
 
 # Few labels meet often; multiples of a power of two would share a place under a plain mask.
-LABELS = st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda n: n << 30), st.integers(0, 2**39 - 1))
+LABELS = st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda n: n << 30), st.integers(0, 2**63 - 1))
 
 
 @st.composite
@@ -66,8 +66,5 @@ def test_threads_do_not_meet_in_each_other_s_tables() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    for pool, positives, hard in (([2**39], [[]], None), ([], [[2**39]], None), ([], [[]], np.array([[2**39]]))):
-        with pytest.raises(ValueError, match=f"label {2**39}: at most"):
-            by_table(np.array(pool, np.int64), positives, hard)
     with pytest.raises(ValueError, match="make the batch smaller"):
         by_table(np.arange(2**24), [[]], None)
