@@ -19,32 +19,35 @@ _scratch = threading.local()
 class Merged(NamedTuple):
     """Labels of a batch and its pairs.
 
-    `ids` int64 [C]: the pool's labels first, then the others as they come up. Pairs are sorted by query, a query's
-    positives before its hard negatives: `query` int64 [n], `place` int64 [n] in `ids`, `positive` bool [n].
+    `ids` int64 [C]: the pool's labels first, ascending, then the others as they come up; `counts` int64 [R'] says how
+    often each of the pool's was drawn. Pairs are sorted by query, a query's positives before its hard negatives:
+    `query` int64 [n], `place` int64 [n] in `ids`, `positive` bool [n].
     """
 
     ids: np.ndarray
+    counts: np.ndarray
     query: np.ndarray
     place: np.ndarray
     positive: np.ndarray
 
 
 def merge(pool: np.ndarray, positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None) -> Merged:
-    """The pool's labels int64 [R], each once, with the positives [P] of B queries (`offsets` [B + 1]) and [B, H] hard.
+    """The labels drawn for the pool [R], and the positives [P] of B queries (`offsets` [B + 1]) and their [B, H] hard.
 
-    Pads of `hard` are left out. Raises ValueError over 2**24 pairs.
+    Labels drawn twice count twice. Pads of `hard` are left out. Raises ValueError over 2**24 pairs.
     """
     if hard is None:
         hard = np.empty((len(offsets) - 1, 0), positives.dtype)
     size = len(pool) + len(positives) + hard.size
     if size >= _LARGEST:
         raise ValueError(f"{size} labels in a batch, at most {_LARGEST - 1} can be merged: make the batch smaller")
-    ids = np.empty(size, np.int64)
+    pool = np.sort(pool)
+    ids, counts = np.empty(size, np.int64), np.zeros(len(pool), np.int64)
     query, place = np.empty((2, size - len(pool)), np.int64)
     positive = np.empty(len(query), np.bool_)
     hard = np.ascontiguousarray(hard)
-    count, pairs = _merge(pool, positives, offsets, hard, _table(size), ids, query, place, positive)
-    return Merged(ids[:count], query[:pairs], place[:pairs], positive[:pairs])
+    count, drawn, pairs = _merge(pool, positives, offsets, hard, _table(size), ids, counts, query, place, positive)
+    return Merged(ids[:count], counts[:drawn], query[:pairs], place[:pairs], positive[:pairs])
 
 
 def _table(size: int) -> np.ndarray:
@@ -64,18 +67,21 @@ def _merge(
     hard: np.ndarray,
     table: np.ndarray,
     ids: np.ndarray,
+    counts: np.ndarray,
     query: np.ndarray,
     place: np.ndarray,
     positive: np.ndarray,
-) -> tuple[int, int]:
-    """(labels, pairs) written to `ids`, `query`, `place` and `positive`."""
+) -> tuple[int, int, int]:
+    """(labels, those of the pool, pairs) written to `ids`, `counts`, and `query`, `place` and `positive`."""
     table[:] = 0
     bits = 0
     while (1 << bits) < len(table):
         bits += 1
     count = 0
     for i in range(len(pool)):
-        count = _place(pool[i], table, bits, ids, count)[1]
+        at, count = _place(pool[i], table, bits, ids, count)
+        counts[at] += 1
+    drawn = count
     pair = 0
     width = hard.shape[1]
     for row in range(len(offsets) - 1):
@@ -89,7 +95,7 @@ def _merge(
                 place[pair], count = _place(label, table, bits, ids, count)
                 query[pair], positive[pair] = row, False
                 pair += 1
-    return count, pair
+    return count, drawn, pair
 
 
 @numba.njit(nogil=True, cache=True, inline="always")

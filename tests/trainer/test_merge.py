@@ -1,6 +1,7 @@
 """Merged labels against a plain dictionary."""
 
 import itertools
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,21 +20,22 @@ LABELS = st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda n: n << 30), 
 def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]], np.ndarray]:
     """Pool, positives by query, and hard negatives with pads."""
     rows, width = draw(st.integers(0, 5)), draw(st.integers(0, 4))
-    pool = np.unique(np.array(draw(st.lists(LABELS, max_size=12)), np.int64))
+    pool = np.array(draw(st.lists(LABELS, max_size=12)), np.int64)
     positives = [draw(st.lists(LABELS, max_size=4)) for _ in range(rows)]
     hard = [[draw(st.one_of(LABELS, st.just(PAD))) for _ in range(width)] for _ in range(rows)]
     return pool, positives, np.array(hard, np.int64).reshape(rows, width)
 
 
 def by_dictionary(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray) -> Merged:
-    places = {label: place for place, label in enumerate(pool.tolist())}
+    drawn = sorted(Counter(pool.tolist()).items())
+    places = {label: place for place, (label, _) in enumerate(drawn)}
     pairs = [
         (row, places.setdefault(label, len(places)), is_positive)
         for row, own in enumerate(positives)
         for label, is_positive in [*((p, True) for p in own), *((h, False) for h in hard[row].tolist() if h != PAD)]
     ]
     query, place, positive = (np.array(column) for column in zip(*pairs, strict=True)) if pairs else ([], [], [])
-    return Merged(np.array(list(places), np.int64), query, place, positive)
+    return Merged(np.array(list(places), np.int64), [count for _, count in drawn], query, place, positive)
 
 
 def by_table(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray | None) -> Merged:

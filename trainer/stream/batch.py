@@ -1,13 +1,10 @@
 """A batch as the stream deals it: columns, not rows."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from trainer.inputs import Inputs, cut
-from trainer.stream.gather import take_lists, take_matrix
+from trainer.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -50,30 +47,3 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Rows of a window in the order in which batches take them."""
-
-    rows: np.ndarray
-    inputs: Inputs
-    positives: np.ndarray
-    positive_offsets: np.ndarray
-    hard: np.ndarray | None
-    skipped: int = 0  # rows of the window that did not decode
-
-    @classmethod
-    def take(cls, pieces: Sequence[pa.Table], rows: np.ndarray, ids: np.ndarray, skipped: int = 0) -> "Columns":
-        """Rows `rows` [n] of `pieces` laid end to end; `ids` [n] are theirs."""
-        order = pa.array(rows)
-        positives, positive_offsets = take_lists(pieces, "label_ids", order)
-        hard = take_matrix(pieces, "hard", order) if "hard" in pieces[0].column_names else None
-        inputs = Inputs.read(pieces[0].column_names, lambda name: take_lists(pieces, name, order))
-        return cls(ids, inputs, positives, positive_offsets, hard, skipped)
-
-    def slice(self, epoch: int, step: int, start: int, stop: int) -> Batch:
-        """Rows [start, stop) as the batch of `step`; values are views, not copies."""
-        positives = cut(self.positives, self.positive_offsets, start, stop)
-        hard = None if self.hard is None else self.hard[start:stop]
-        return Batch(epoch, step, self.rows[start:stop], self.inputs.slice(start, stop), *positives, hard)

@@ -3,21 +3,22 @@
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from torch.utils.data import IterableDataset
 
 from schemas import tables
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError
 from trainer.inputs import Kind
 from trainer.stream.ahead import in_background, submit_ahead
-from trainer.stream.batch import Batch, Candidates, Columns
-from trainer.stream.order import EpochOrder, Segment, deal, streams_of_rank
+from trainer.stream.batch import Batch, Candidates
+from trainer.stream.decode import Damaged, decodings
+from trainer.stream.order import EpochOrder, streams_of_rank
 from trainer.stream.source import Reading, RowGroups, Source
+from trainer.stream.window import Window
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
@@ -53,7 +54,7 @@ class JoinedStream(IterableDataset):
         rank: int = 0,
         ranks: int = 1,
         plan: Plan | None = None,
-        damaged: Literal["stop", "skip"] = "stop",
+        damaged: Damaged = "stop",
         reading: Reading | None = None,
     ) -> None:
         super().__init__()
@@ -158,17 +159,17 @@ class JoinedStream(IterableDataset):
         """The epoch from `step` on, planned."""
         _keep_freed_memory()
         with contextlib.closing(self._windows(order, step)) as windows:
-            for first, (columns, offsets) in windows:
-                self.skipped_rows += columns.skipped
-                for number in range(max(0, step - first), len(offsets) - 1):
-                    batch = columns.slice(order.epoch, first + number, int(offsets[number]), int(offsets[number + 1]))
+            for first, window in windows:
+                self.skipped_rows += window.skipped
+                for batch in window.batches(order.epoch, first, max(0, step - first)):
                     yield batch if self._plan is None else replace(batch, candidates=self._plan(batch))
 
-    def _windows(self, order: EpochOrder, step: int) -> Generator[tuple[int, tuple[Columns, np.ndarray]], None, None]:
+    def _windows(self, order: EpochOrder, step: int) -> Generator[tuple[int, Window], None, None]:
         """Decoded windows from that of `step` on, each with its first step; threads decode the next ones ahead."""
         first = step // order.steps_per_window
         steps = (window * order.steps_per_window for window in range(first, order.windows))
-        tasks = self._tasks(order, first)
+        fetched = self._threads + WINDOWS_FETCHED
+        tasks = decodings(order, self._groups, self._streams, first, fetched, self._damaged)
         try:
             if not self._threads:
                 yield from zip(steps, (task() for task in tasks), strict=True)
@@ -180,87 +181,6 @@ class JoinedStream(IterableDataset):
                     pool.shutdown(wait=True, cancel_futures=True)
         finally:
             self._groups.close()
-
-    def _tasks(self, order: EpochOrder, first: int) -> Iterator[Callable[[], tuple[Columns, np.ndarray]]]:
-        """How to decode each window from `first` on, in order.
-
-        A row group that a window's end cuts is read once and handed on to the next window of the same stream.
-        """
-        inherited: dict[int, Future[pa.Table]] = {}
-        fetched = first
-        for window in range(first, order.windows):
-            while fetched < min(window + 1 + self._threads + WINDOWS_FETCHED, order.windows):
-                groups = {s.group: None for stream in self._streams for s in order.segments(stream, fetched)}
-                handed = self._handed_on(order, fetched - 1) if fetched > first else set()
-                self._groups.ahead(group for group in groups if group not in handed)
-                fetched += 1
-            handed_on: dict[int, Future[pa.Table]] = {group: Future() for group in self._handed_on(order, window)}
-            yield functools.partial(self._decode, order, window, inherited, handed_on)
-            inherited = handed_on
-
-    def _handed_on(self, order: EpochOrder, window: int) -> set[int]:
-        """Row groups that the end of `window` cuts."""
-        ends = [segments[-1] for stream in self._streams if (segments := order.segments(stream, window))]
-        return {end.group for end in ends if order.goes_on(end)}
-
-    def _decode(
-        self, order: EpochOrder, window: int, inherited: dict[int, Future], handed_on: dict[int, Future]
-    ) -> tuple[Columns, np.ndarray]:
-        """The rank's windows number `window`, gathered into batch order, and the batches' offsets."""
-        segments: list[Segment] = []
-        places: list[np.ndarray] = []
-        sizes: list[int] = []
-        for stream in self._streams:
-            segments += order.segments(stream, window)
-            shuffle = order.shuffle(stream, window)
-            places.append(shuffle + sum(sizes))
-            sizes.append(len(shuffle))
-        batches = min(order.steps_per_window, order.steps - window * order.steps_per_window)
-        dealt, offsets = deal(sizes, order.share, batches)
-        take = np.concatenate(places)[dealt]
-        groups = self._read({segment.group for segment in segments}, inherited, handed_on)
-        first_row = self._groups.first_row
-        ids = [np.arange(s.start, s.stop) + first_row[s.group] for s in segments] or [np.empty(0, np.int64)]
-        rows = np.concatenate(ids)[take]
-        damaged = [segment for segment in segments if segment.group not in groups]
-        if damaged:
-            take, offsets, rows = _without(segments, damaged, take, offsets, rows)
-        pieces = [groups[s.group].slice(s.start, s.stop - s.start) for s in segments if s.group in groups]
-        if not pieces:  # fewer rows than streams: this rank has none here, but as many steps as the others
-            pieces = [self._groups.read(0).slice(0, 0)]
-        return Columns.take(pieces, take, rows, sum(s.stop - s.start for s in damaged)), offsets
-
-    def _read(self, groups: set[int], inherited: dict[int, Future], handed_on: dict[int, Future]) -> dict[int, Any]:
-        """Row groups by number, without the damaged ones that are to be skipped."""
-        tables: dict[int, pa.Table] = {}
-        try:
-            # The next window waits for what is handed on, and this one for what it inherits.
-            for group in sorted(groups, key=lambda g: (g in inherited, g not in handed_on, g)):
-                try:
-                    table = inherited[group].result() if group in inherited else self._groups.read(group)
-                except TableError:
-                    if self._damaged == "stop":
-                        raise
-                    table = None
-                if group in handed_on:
-                    handed_on[group].set_result(table)
-                if table is not None:
-                    tables[group] = table
-        except BaseException as error:
-            for future in handed_on.values():
-                if not future.done():
-                    future.set_exception(error)
-            raise
-        return tables
-
-
-def _without(
-    segments: list[Segment], damaged: list[Segment], take: np.ndarray, offsets: np.ndarray, rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The gather order, the batches' offsets and the row ids of a window without its damaged segments."""
-    good = np.concatenate([np.full(s.stop - s.start, s not in damaged) for s in segments])
-    kept = good[take]
-    return (np.cumsum(good) - 1)[take[kept]], np.concatenate([[0], np.cumsum(kept)])[offsets], rows[kept]
 
 
 @functools.cache

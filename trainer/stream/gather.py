@@ -1,6 +1,7 @@
-"""Rows of several row groups in batch order: a few copies of whole rows, whatever the column."""
+"""Columns of many row groups laid end to end, and rows taken from them: whole rows are copied, whatever the column."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -10,32 +11,52 @@ from schemas.parquet import list_column, matrix_column
 _INT32_BYTES = 2**31 - 1
 
 
-def take_lists(tables: Sequence[pa.Table], name: str, rows: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Rows `rows` [n] of a list column of `tables` laid end to end: values [V], offsets int64 [n + 1] from 0."""
-    parts = [list_column(table, name) for table in tables]
-    dtype = parts[0][0].dtype
-    # As strings of bytes: Arrow then copies a row at a time, five times as fast as its take of lists.
-    wide = sum(values.nbytes for values, _ in parts) > _INT32_BYTES
-    column = pa.concat_arrays([_as_bytes(*part, wide) for part in parts])
-    taken = column.take(rows)
-    _, ends, data = taken.buffers()
-    offsets = np.frombuffer(ends, np.int64 if wide else np.int32, len(taken) + 1)
-    values = np.frombuffer(data, dtype, int(offsets[-1]) // dtype.itemsize)
-    return values, offsets.astype(np.int64) // dtype.itemsize
+@dataclass(frozen=True)
+class Lists:
+    """A list column. Its rows are kept as strings of bytes, which Arrow takes five times as fast as lists."""
+
+    bytes: pa.Array
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, tables: Sequence[pa.Table], name: str) -> "Lists":
+        """Column `name` of `tables` laid end to end."""
+        parts = [list_column(table, name) for table in tables]
+        wide = sum(values.nbytes for values, _ in parts) > _INT32_BYTES
+        return cls(pa.concat_arrays([_as_bytes(*part, wide) for part in parts]), parts[0][0].dtype)
+
+    def take(self, rows: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Rows `rows` [n]: values [V], offsets int64 [n + 1] from 0."""
+        taken = self.bytes.take(rows)
+        _, ends, data = taken.buffers()
+        wide = pa.types.is_large_binary(taken.type)
+        offsets = np.frombuffer(ends, np.int64 if wide else np.int32, len(taken) + 1) // self.dtype.itemsize
+        return np.frombuffer(data, self.dtype, int(offsets[-1])), offsets.astype(np.int64)
 
 
-def take_matrix(tables: Sequence[pa.Table], name: str, rows: pa.Array) -> np.ndarray:
-    """Rows `rows` [n] of a fixed-size list column of `tables` laid end to end: [n, K]."""
-    parts = [matrix_column(table, name) for table in tables]
-    width, dtype = parts[0].shape[1], parts[0].dtype
-    column = pa.concat_arrays(
-        [
-            pa.Array.from_buffers(pa.binary(width * dtype.itemsize), len(part), [None, pa.py_buffer(part)])
-            for part in parts
-        ]
-    )
-    taken = column.take(rows)
-    return np.frombuffer(taken.buffers()[1], dtype, len(taken) * width).reshape(-1, width)
+@dataclass(frozen=True)
+class Matrix:
+    """A fixed-size list column of `width` values a row, kept as bytes too."""
+
+    bytes: pa.Array
+    dtype: np.dtype
+    width: int
+
+    @classmethod
+    def of(cls, tables: Sequence[pa.Table], name: str) -> "Matrix":
+        """Column `name` of `tables` laid end to end."""
+        parts = [matrix_column(table, name) for table in tables]
+        width, dtype = parts[0].shape[1], parts[0].dtype
+        kind = pa.binary(width * dtype.itemsize)
+        column = pa.concat_arrays(
+            [pa.Array.from_buffers(kind, len(part), [None, pa.py_buffer(part)]) for part in parts]
+        )
+        return cls(column, dtype, width)
+
+    def take(self, rows: pa.Array) -> np.ndarray:
+        """Rows `rows` [n]: [n, width]."""
+        taken = self.bytes.take(rows)
+        return np.frombuffer(taken.buffers()[1], self.dtype, len(taken) * self.width).reshape(-1, self.width)
 
 
 def _as_bytes(values: np.ndarray, offsets: np.ndarray, wide: bool) -> pa.Array:
