@@ -4,7 +4,7 @@ import contextlib
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 
 from schemas import checksums, ranges, storage
 from schemas.checksums import crc32
-from schemas.errors import TableError
 from schemas.layout import shard_name
-from schemas.manifest import Manifest, Shard, find_shard
+from schemas.manifest import Manifest, Shard
 from schemas.ranges import VERIFIED, Access, Mapped, Pieces, PiecesFile, Range, Source
 from schemas.storage import join
 
@@ -173,6 +172,7 @@ class ParquetShard:
             raise ValueError(f"{len(self._chunks)} checksums for {self._metadata.num_row_groups} row groups")
         # Opening costs as much as reading a few hundred rows, and an open file serves one thread at a time.
         self._idle: deque[tuple[pq.ParquetFile, PiecesFile | None]] = deque()
+        self.local = isinstance(source, Mapped)
         self.schema_arrow: pa.Schema = self._metadata.schema.to_arrow_schema()
 
     @property
@@ -239,9 +239,8 @@ class ParquetShard:
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> ParquetShard:
     """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or not Parquet."""
-    place = find_shard(url, shard)
-    with naming_damage(place):
-        return ParquetShard(ranges.source(place, shard, access), shard.bytes, shard.checksums, access.verify)
+    with ranges.opening(url, shard, access) as source:
+        return ParquetShard(source, shard.bytes, shard.checksums, access.verify)
 
 
 def _footer(source: Source, length: int) -> pa.Buffer:
@@ -260,16 +259,6 @@ def _footer(source: Source, length: int) -> pa.Buffer:
 def _chunk(column: pq.ColumnChunkMetaData) -> Range:
     start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return start, start + column.total_compressed_size
-
-
-@contextlib.contextmanager
-def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
-    """Turn whatever Arrow raises over bytes that do not decode into a TableError, on one line, that names `place`."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise TableError(f"{place}: damaged: {reason}. {remedy}") from error
 
 
 def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

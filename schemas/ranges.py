@@ -1,16 +1,19 @@
 """Byte ranges of a shard: mapped from a local disk, or fetched; a range is half-open, [start, stop)."""
 
+import contextlib
 import mmap
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
 from schemas import storage
-from schemas.manifest import Shard
+from schemas.errors import StorageError, TableError
+from schemas.manifest import Shard, find_shard
+from schemas.storage import join
 
 GAP = 1 << 17  # bytes between two ranges that cost less to read along than a request of their own
 
@@ -70,6 +73,7 @@ class Remote:
         self._url, self._sha256, self._access = url, sha256, access
 
     def read(self, start: int, stop: int) -> pa.Buffer:
+        """Bytes [start, stop)."""
         cache = self._access.cache
         data = cache.get(self._sha256, start, stop) if cache else None
         if data is None:
@@ -82,11 +86,36 @@ class Remote:
 Source = Mapped | Remote
 
 
-def source(place: str, shard: Shard, access: Access) -> Source:
-    """The bytes of `shard`, which lies at `place`."""
+@contextlib.contextmanager
+def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
+    """The bytes of `shard` of the table at `url`, for a block that reads its end.
+
+    Raises TableError when it is gone, not as long as it was, or when the block finds it damaged; StorageError.
+    """
+    place = join(url, shard.path)
     if storage.is_local(place):
-        return Mapped(storage.filesystem(place)[1], shard.bytes)
-    return Remote(place, shard.sha256, access)
+        find_shard(url, shard)
+        with naming_damage(place):
+            yield Mapped(storage.filesystem(place)[1], shard.bytes)
+        return
+    try:
+        with naming_damage(place):
+            yield Remote(place, shard.sha256, access)
+    except (FileNotFoundError, StorageError, TableError):
+        find_shard(url, shard)  # the look-up costs a request, so only whoever needs the reason pays for it
+        raise
+
+
+@contextlib.contextmanager
+def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
+    """Turn whatever Arrow raises over bytes that do not decode into a TableError, on one line, that names `place`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise TableError(f"{place}: damaged: {reason}. {remedy}") from error
 
 
 class Pieces:

@@ -8,8 +8,8 @@ import pyarrow as pa
 from schemas import parquet, webdataset
 from schemas.errors import TableError
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
-from schemas.parquet import ParquetShard, naming_damage
-from schemas.ranges import VERIFIED, Access, Pieces
+from schemas.parquet import ParquetShard
+from schemas.ranges import VERIFIED, Access, Pieces, naming_damage
 from schemas.storage import join
 from schemas.webdataset import TarShard
 

@@ -17,6 +17,7 @@ from typing import IO, Any, TypeVar
 
 import fsspec
 from fsspec.core import url_to_fs
+from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
 from tenacity import (
     Retrying,
@@ -32,6 +33,9 @@ from schemas.errors import InputError, StorageError
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt is begun after these
+REQUEST_SECONDS = 60.0  # of one look-up or one range: a server that accepts and never answers is given up
+FILE_SECONDS = 900.0  # of reading a whole file at once
+CONNECTIONS = 64  # to an object store
 READ_BYTES = 4 << 20  # of one request of a streaming pass
 TEMPORARY = ".tmp-"
 
@@ -48,13 +52,22 @@ def join(url: str, *parts: str) -> str:
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """The fsspec filesystem of `url` and the path inside it. Raises InputError for an unknown scheme."""
     try:
-        fs, path = url_to_fs(url)
+        fs, path = url_to_fs(url, **_options(url))
     except (ValueError, ImportError) as error:
         raise InputError(
             f"cannot open {url!r}: {error}. Install the extra that carries this scheme "
             "(pip install 'extremis[s3]' for s3://, 'extremis[gcs]' for gs://) or check the spelling."
         ) from error
     return fs, path
+
+
+def _options(url: str) -> dict[str, Any]:
+    """botocore keeps 10 connections, however many threads ask; what the user has configured for fsspec goes first."""
+    protocol = url.partition("://")[0]
+    if protocol not in ("s3", "s3a"):
+        return {}
+    theirs = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
+    return {"config_kwargs": {"max_pool_connections": CONNECTIONS, **theirs}}
 
 
 def is_local(url: str) -> bool:
@@ -69,7 +82,7 @@ def exists(url: str) -> bool:
     def look() -> bool:
         fs.invalidate_cache()
         try:
-            return bool(fs.info(path)["type"] == "file")  # fsspec's isfile() takes any failure for "no"
+            return bool(_bounded(fs, "info", path)["type"] == "file")  # fsspec's isfile() takes any failure for "no"
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -79,7 +92,7 @@ def exists(url: str) -> bool:
 def read_bytes(url: str) -> bytes:
     """The whole file at `url`. Raises FileNotFoundError, StorageError."""
     fs, path = filesystem(url)
-    return _attempt(lambda: fs.cat_file(path), "read", url)
+    return _attempt(lambda: _bounded(fs, "cat_file", path, seconds=FILE_SECONDS), "read", url)
 
 
 def read_range(url: str, start: int, stop: int, given_up: threading.Event | None = None) -> bytes:
@@ -90,7 +103,7 @@ def read_range(url: str, start: int, stop: int, given_up: threading.Event | None
     fs, path = filesystem(url)
 
     def read() -> bytes:
-        data: bytes = fs.cat_file(path, start=start, end=stop)
+        data: bytes = _bounded(fs, "cat_file", path, start=start, end=stop)
         if len(data) != stop - start:
             raise OSError(errno.EIO, f"{len(data)} bytes came instead of {stop - start}")
         return data
@@ -153,7 +166,7 @@ def size(url: str) -> int:
 
     def look() -> int:
         fs.invalidate_cache()
-        return int(fs.size(path))
+        return int(_bounded(fs, "info", path)["size"])
 
     return _attempt(look, "look up", url)
 
@@ -165,7 +178,7 @@ def list_names(url: str) -> list[str]:
     def look() -> list[str]:
         fs.invalidate_cache()
         try:
-            found = fs.ls(path, detail=False)
+            found = _bounded(fs, "ls", path, detail=False)
         except FileNotFoundError:
             return []
         names = {name.rstrip("/").rsplit("/", 1)[-1] for name in found}
@@ -280,6 +293,19 @@ def _sync_folder(folder: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _bounded(
+    fs: fsspec.AbstractFileSystem, method: str, *args: Any, seconds: float | None = None, **options: Any
+) -> Any:
+    """Call a method of `fs`, and give it up after `seconds` where it waits for a network. Raises TimeoutError then."""
+    call = getattr(fs, method)
+    if getattr(fs, "async_impl", False) and hasattr(call, "__wrapped__"):  # fsspec's own wrapper around a coroutine
+        options["timeout"] = seconds or REQUEST_SECONDS
+    try:
+        return call(*args, **options)
+    except FSTimeoutError:
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds or REQUEST_SECONDS:g} seconds") from None
 
 
 def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.Event | None = None) -> T:

@@ -21,8 +21,8 @@ import pyarrow as pa
 from schemas import checksums, ranges, storage, tar
 from schemas.checksums import crc32
 from schemas.layout import shard_name
-from schemas.manifest import Shard, find_shard
-from schemas.parquet import list_column, naming_damage
+from schemas.manifest import Shard
+from schemas.parquet import list_column
 from schemas.ranges import VERIFIED, Access, Pieces, Range, Source
 from schemas.storage import join
 
@@ -90,7 +90,7 @@ class TarShard:
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
         self._source, self._verify = source, verify
         content = _index(source, length, expected, verify)
-        self.memory = content.size
+        self.memory, self.local = content.size, isinstance(source, ranges.Mapped)
         self._index = pa.ipc.open_file(pa.BufferReader(content))
         self._lock = threading.Lock()  # Arrow does not say that threads may share its reader
         metadata = self._index.schema.metadata or {}
@@ -176,9 +176,8 @@ class _Group:
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
     """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or without its index."""
-    place = find_shard(url, shard)
-    with naming_damage(place):
-        return TarShard(ranges.source(place, shard, access), shard.bytes, shard.checksums, access.verify)
+    with ranges.opening(url, shard, access) as source:
+        return TarShard(source, shard.bytes, shard.checksums, access.verify)
 
 
 def _index(source: Source, length: int, expected: str | None, verify: bool) -> pa.Buffer:

@@ -19,7 +19,8 @@ from schemas import storage, tables
 from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout, parse_number
 from schemas.manifest import Manifest, Shard, columns_of, is_published, open_manifest, publish, unpublish
-from schemas.parquet import encode, matrix_array, matrix_column, naming_damage, write_shard
+from schemas.parquet import encode, matrix_array, matrix_column, write_shard
+from schemas.ranges import naming_damage
 from schemas.storage import join
 from trainer.config import Recipe
 from trainer.stream import Source

@@ -45,6 +45,13 @@ class OpenShards:
             self._evict()
         return opened
 
+    def close(self) -> None:
+        """Close local files; what was parsed of remote ones is kept."""
+        with self._lock:
+            for place, future in list(self._open.items()):
+                if future.done() and future.result().local:
+                    self._bytes -= self._open.pop(place).result().memory
+
     def _evict(self) -> None:
         """Whoever still reads a shard that goes keeps it."""
         for place in list(self._open):

@@ -13,9 +13,9 @@ import pyarrow as pa
 from schemas import storage, tables
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, open_manifest, require_parent
-from schemas.parquet import list_array, naming_damage, row_groups_of
-from schemas.ranges import Access, Pieces
+from schemas.manifest import Manifest, Shard, open_manifest, require_parent
+from schemas.parquet import list_array, row_groups_of
+from schemas.ranges import Access, Pieces, naming_damage
 from schemas.shards import read_group
 from schemas.storage import join
 from trainer.config import LABEL_TEXTS, MOST_WEIGHT
@@ -104,6 +104,11 @@ def open_sources(
     return sources
 
 
+_TABLES = (
+    2  # that a row group is joined from, fetched each on its own: item 2 g is of the table, 2 g + 1 of its negatives
+)
+
+
 @dataclass(frozen=True)
 class Reading:
     """How row groups are read. Nothing here changes what a stream deals, only how fast and how carefully it comes.
@@ -127,8 +132,12 @@ class _Part:
     columns: tuple[str, ...]
 
     @property
+    def entry(self) -> Shard:
+        return self.table.manifest.shards[self.shard]
+
+    @property
     def place(self) -> str:
-        return join(self.table.url, self.table.manifest.shards[self.shard].path)
+        return join(self.table.url, self.entry.path)
 
 
 class RowGroups:
@@ -138,7 +147,7 @@ class RowGroups:
     fetched stays behind.
     """
 
-    _fetcher: Fetcher[dict[str, Pieces]] | None
+    _fetcher: Fetcher[Pieces] | None
 
     def __init__(
         self, sources: list[Source], label_type: pa.DataType, inputs: Kind = "tokens", reading: Reading | None = None
@@ -165,7 +174,10 @@ class RowGroups:
         self.first_row = np.concatenate([*starts, [base]]).astype(np.int64)
         urls = {table.url for source in sources for table in (source.table, source.negatives) if table is not None}
         self._remote = {url for url in urls if not storage.is_local(url)}
-        self._begin()
+        self._lock = threading.Lock()
+        self._fetcher = None
+        self._given_up = threading.Event()
+        self._shards = OpenShards(Access(self._reading.verify, None, self._given_up))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowGroups, self._made_from
@@ -191,27 +203,29 @@ class RowGroups:
             if self._fetcher is None:
                 self._fetcher = Fetcher(self._fetch, self._size, self._reading.threads, self._reading.ahead_bytes)
             fetcher = self._fetcher
-        fetcher.ahead(group for group in groups if self._size(group))
+        fetcher.ahead(
+            _TABLES * group + number
+            for group in groups
+            for number, part in enumerate(self._parts(group))
+            if part is not None and part.table.url in self._remote
+        )
 
     def close(self) -> None:
-        """End the threads, drop what was fetched and close the shards. Reading again opens them again."""
-        self._given_up.set()
-        fetcher = self._fetcher
-        self._begin()
+        """End the threads, drop what was fetched and close the files. Reading again opens them again."""
+        fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None:
+            self._given_up.set()
             fetcher.close()
+            self._given_up.clear()
+        self._shards.close()
 
     def read(self, group: int) -> pa.Table:
         """Row group `group` as columns of the inputs, `label_ids` and, joined, `hard`.
 
         Raises TableError that names shard and row group, StorageError.
         """
-        fetcher = self._fetcher
-        fetched = (fetcher and fetcher.take(group)) or {}
-        rows, joined = (
-            None if part is None else self._read(part, fetched.get(part.place)) for part in self._parts(group)
-        )
-        assert rows is not None
+        own, negatives = self._parts(group)
+        rows = self._read(own, self._take(_TABLES * group))
         if self.sources[self._places[group][0]].table.manifest.kind == "labels":
             ids = rows.column("label_id").to_numpy()
             positives = list_array(ids, np.arange(len(ids) + 1), self._label_type)
@@ -219,14 +233,13 @@ class RowGroups:
             positives = _cast(rows.column("label_ids"), pa.list_(self._label_type))
         columns = {**{name: rows.column(name) for name in self._inputs}, "label_ids": positives}
         if self._width:
+            joined = None if negatives is None else self._read(negatives, self._take(_TABLES * group + 1))
             columns["hard"] = self._hard(joined, rows.num_rows)
         return pa.table(columns)
 
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._fetcher = None
-        self._given_up = threading.Event()
-        self._shards = OpenShards(Access(self._reading.verify, None, self._given_up))
+    def _take(self, item: int) -> Pieces | None:
+        fetcher = self._fetcher
+        return None if fetcher is None else fetcher.take(item)
 
     def _parts(self, group: int) -> tuple[_Part, _Part | None]:
         """Where row group `group` lies, and where its negatives do."""
@@ -238,27 +251,24 @@ class RowGroups:
         joined = None if negatives is None else _Part(negatives, shard, within, rows, ("label_ids",))
         return _Part(source.table, shard, within, rows, own), joined
 
-    def _fetch(self, group: int) -> dict[str, Pieces]:
-        """The bytes of `group` beyond local disks, by shard."""
-        fetched = {}
-        for part in self._parts(group):
-            if part is not None and part.table.url in self._remote:
-                shard = self._shards.get(part.table.url, part.table.manifest.shards[part.shard])
-                with naming_damage(f"{part.place}, row group {part.group}"):
-                    fetched[part.place] = shard.fetch(part.group, part.columns)
-        return fetched
+    def _fetch(self, item: int) -> Pieces:
+        part = self._part(item)
+        shard = self._shards.get(part.table.url, part.entry)
+        with naming_damage(f"{part.place}, row group {part.group}"):
+            return shard.fetch(part.group, part.columns)
 
-    def _size(self, group: int) -> int:
-        """Bytes to fetch of `group`, about, and rather too many."""
-        total = 0
-        for part in self._parts(group):
-            if part is not None and part.table.url in self._remote:
-                entry = part.table.manifest.shards[part.shard]
-                total += -(-entry.bytes * part.rows // entry.rows)
-        return total
+    def _size(self, item: int) -> int:
+        """Bytes to fetch, about, and rather too many."""
+        part = self._part(item)
+        return -(-part.entry.bytes * part.rows // part.entry.rows)
+
+    def _part(self, item: int) -> _Part:
+        part = self._parts(item // _TABLES)[item % _TABLES]
+        assert part is not None
+        return part
 
     def _read(self, part: _Part, pieces: Pieces | None) -> pa.Table:
-        shard = self._shards.get(part.table.url, part.table.manifest.shards[part.shard])
+        shard = self._shards.get(part.table.url, part.entry)
         rows = read_group(shard, part.group, part.columns, part.place, pieces)
         if rows.num_rows != part.rows:
             raise TableError(
