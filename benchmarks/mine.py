@@ -49,7 +49,7 @@ class Setting:
     threads: int
 
 
-FULL = Setting(1 << 20, 100_000, "IVF1024,PQ32x4fs", 32, 6, "800MiB", 20_000, 3, 2)
+FULL = Setting(1 << 20, 200_000, "IVF1024,PQ32x4fs", 96, 6, "800MiB", 20_000, 3, 2)
 QUICK = Setting(1 << 17, 30_000, "IVF256,PQ32x4fs", 16, 6, "480MiB", 4_000, 3, 2)
 
 

@@ -11,6 +11,7 @@ import faiss
 import numpy as np
 
 from pipelines.mining.candidates import best, pack, unpack
+from pipelines.mining.nearest import nearest
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
 _PAIRS = 1 << 22  # scores held at once for the rows that do not
@@ -55,7 +56,7 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     """As `search`, with no label missed and ties broken by label id: equal to sorting all labels of the block."""
     rows = len(block.vectors)
     fetch = min(rows, width + _SLACK)
-    approximate, positions = faiss.knn(queries, block.vectors, fetch, metric=faiss.METRIC_INNER_PRODUCT)
+    approximate, positions = nearest(queries, block.vectors, fetch)
     keys = best(_keys(block, queries, positions), width)
     if fetch == rows:
         return keys
