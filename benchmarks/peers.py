@@ -1,18 +1,21 @@
-"""Stock loaders that read the same rows as records with their negatives inside: what they are given, how they run.
+"""Stock loaders that read the same rows with their negatives inside: what they are given, and how they run.
 
-Each shuffles as it does by itself, within `buffer` samples where it has a buffer, and makes batches in its worker
-processes, with a collate function that joins the bytes of all samples and decodes them at once.
+Each shuffles as it does by itself, within `buffer` samples where it has a buffer, and makes batches in its workers.
+Records hold a row each, either in the library's own types for arrays, or as raw bytes that a collate function takes
+apart: more work for a user, less for the library.
 """
 
 import importlib.machinery
+import itertools
 import os
 import sys
 import tarfile
 import types
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,135 +24,222 @@ from torch.utils.data import DataLoader
 
 from benchmarks.batches import SIZE, Ready, assemble
 from benchmarks.rows import World
-from schemas.parquet import list_column, matrix_column
+from schemas import webdataset as tars
+from schemas.parquet import list_array, list_column, matrix_column
 
 FILES = 8
-_FIELDS = ("tokens", "positives", "hard")
-Record = tuple[int, bytes, bytes, bytes]
+_GROUP = 1024
+_HEAD = 4  # bytes of a raw record: how many positives and negatives it has, uint16 each; then they and the tokens
 
 
+class Peer(Protocol):
+    def write(self, folder: Path, world: World, rows: int) -> None:
+        """Write the first `rows` rows."""
+
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+        """Batches, shuffled."""
+
+
+@dataclass(frozen=True)
 class WebDataset:
-    """A tar of three members a sample, raw bytes."""
+    """Tars with three .npy members a sample, as our own tar sink writes them; or with one member of raw bytes."""
 
-    module = "webdataset"
+    raw: bool
 
-    @staticmethod
-    def write(folder: Path, records: Iterator[Record], count: int) -> None:
-        for path, some in _files(folder, "tar", records, count):
-            with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as out:
-                for row, *values in some:
-                    for field, value in zip(_FIELDS, values, strict=True):
-                        entry = tarfile.TarInfo(f"{row:010d}.{field}")
-                        entry.size = len(value)
-                        out.addfile(entry, BytesIO(value))
+    def write(self, folder: Path, world: World, rows: int) -> None:
+        for number, piece in enumerate(_pieces(world, rows)):
+            with (folder / f"part-{number:05d}.tar").open("wb") as out:
+                if self.raw:
+                    _write_tar(out, piece)
+                else:
+                    out.writelines(tars.encode(piece, _GROUP))
 
-    @staticmethod
-    def load(folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
         import webdataset
 
         files = sorted(map(str, folder.glob("*.tar")))
-        samples = webdataset.WebDataset(files, shardshuffle=len(files), seed=0, empty_check=False)
-        batches = samples.shuffle(buffer).batched(SIZE, collation_fn=WebDataset.collate)
+        samples = webdataset.WebDataset(files, shardshuffle=len(files), seed=0, empty_check=False).shuffle(buffer)
+        if not self.raw:
+            samples = samples.decode()
+        batches = samples.batched(SIZE, collation_fn=self.collate)
         return webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
 
-    @staticmethod
-    def collate(samples: Sequence[dict[str, Any]]) -> Ready:
-        return _collate([int(one["__key__"]) for one in samples], *([one[f] for one in samples] for f in _FIELDS))
+    def collate(self, samples: Sequence[dict[str, Any]]) -> Ready:
+        rows = [int(one["__key__"]) for one in samples]
+        if self.raw:
+            return _of_bytes(rows, [one["bin"] for one in samples])
+        names = ("input_ids.npy", "label_ids.npy", "hard.npy")
+        return _of_arrays(rows, *([one[name] for one in samples] for name in names))
 
 
+@dataclass(frozen=True)
 class MosaicML:
-    """MDS shards with three columns of raw bytes, and the row's number."""
+    """MDS shards with three columns of arrays, or with one of raw bytes; and the row's number."""
 
-    module = "streaming"
+    raw: bool
 
-    @staticmethod
-    def write(folder: Path, records: Iterator[Record], count: int) -> None:
+    def write(self, folder: Path, world: World, rows: int) -> None:
         _stand_in_for_torchvision()
         from streaming import MDSWriter
 
-        columns = {"row": "int", **dict.fromkeys(_FIELDS, "bytes")}
+        arrays = {"tokens": "ndarray:uint16", "positives": "ndarray:int32", "hard": f"ndarray:int32:{world.width}"}
+        columns = {"row": "int", **({"record": "bytes"} if self.raw else arrays)}
         with MDSWriter(out=str(folder), columns=columns, size_limit=1 << 22) as out:
-            for row, *values in records:
-                out.write({"row": row, **dict(zip(_FIELDS, values, strict=True))})
+            for piece in _pieces(world, rows):
+                for row, record in _records(piece):
+                    values = _open(record)
+                    content = {"record": record} if self.raw else dict(zip(arrays, values, strict=True))
+                    out.write({"row": row, **content})
 
-    @staticmethod
-    def load(folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
         _stand_in_for_torchvision()
         from streaming import StreamingDataset
         from streaming.base.util import clean_stale_shared_memory
 
         clean_stale_shared_memory()
         samples = StreamingDataset(local=str(folder), shuffle=True, batch_size=SIZE)
-        return DataLoader(samples, batch_size=SIZE, num_workers=workers, collate_fn=MosaicML.collate)
+        return DataLoader(samples, batch_size=SIZE, num_workers=workers, collate_fn=self.collate)
 
-    @staticmethod
-    def collate(samples: Sequence[dict[str, Any]]) -> Ready:
-        return _collate([one["row"] for one in samples], *([one[f] for one in samples] for f in _FIELDS))
+    def collate(self, samples: Sequence[dict[str, Any]]) -> Ready:
+        rows = [one["row"] for one in samples]
+        if self.raw:
+            return _of_bytes(rows, [one["record"] for one in samples])
+        return _of_arrays(rows, *([one[name] for one in samples] for name in ("tokens", "positives", "hard")))
 
 
+@dataclass(frozen=True)
 class HuggingFace:
-    """Parquet files with three binary columns, and the row's number."""
+    """Parquet files with list columns, or with one of raw bytes; and the row's number."""
 
-    module = "datasets"
+    raw: bool
+
+    def write(self, folder: Path, world: World, rows: int) -> None:
+        for number, piece in enumerate(_pieces(world, rows)):
+            if self.raw:
+                some, raw = zip(*_records(piece), strict=True)
+                piece = pa.table({"row": list(some), "record": pa.array(raw, pa.binary())})
+            pq.write_table(piece, folder / f"part-{number:05d}.parquet", row_group_size=_GROUP)
+
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+        return DataLoader(self._open(folder, buffer), batch_size=SIZE, num_workers=workers, collate_fn=self.collate)
+
+    def collate(self, samples: Sequence[dict[str, Any]]) -> Ready:
+        if self.raw:
+            return _of_bytes([one["row"] for one in samples], [one["record"] for one in samples])
+        lists = ([one[name] for one in samples] for name in ("input_ids", "label_ids", "hard"))
+        return _of_lists([one["query_id"] for one in samples], *lists)
 
     @staticmethod
-    def write(folder: Path, records: Iterator[Record], count: int) -> None:
-        for path, some in _files(folder, "parquet", records, count):
-            columns = zip(("row", *_FIELDS), zip(*some, strict=True), strict=True)
-            pq.write_table(pa.table({name: list(values) for name, values in columns}), path, row_group_size=1024)
-
-    @staticmethod
-    def load(folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+    def _open(folder: Path, buffer: int) -> Any:
         os.environ["HF_HUB_OFFLINE"] = "1"
         import datasets
 
         files = sorted(map(str, folder.glob("*.parquet")))
         cache = str(folder / "cache")
         samples = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True, cache_dir=cache)
-        samples = samples.shuffle(seed=0, buffer_size=buffer)
-        return DataLoader(samples, batch_size=SIZE, num_workers=workers, collate_fn=HuggingFace.collate)
-
-    collate = MosaicML.collate
+        return samples.shuffle(seed=0, buffer_size=buffer)
 
 
-PEERS = {"webdataset": WebDataset, "mosaicml-streaming": MosaicML, "HF datasets": HuggingFace}
+class HuggingFaceArrow(HuggingFace):
+    """The same files with list columns, as Arrow tables of a batch each: no records."""
+
+    def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
+        batches = self._open(folder, buffer).with_format("arrow").batch(SIZE)
+        return DataLoader(batches, batch_size=None, num_workers=workers, collate_fn=self.collate_table)
+
+    @staticmethod
+    def collate_table(table: pa.Table) -> Ready:
+        rows = pa.table({name: table[name].combine_chunks().flatten() for name in table.column_names})
+        (tokens, positives), hard = (list_column(rows, name) for name in ("input_ids", "label_ids")), rows["hard"]
+        matrix = hard.combine_chunks().flatten().to_numpy().reshape(len(rows), -1)
+        return assemble(rows["query_id"].to_numpy(), tokens, positives, matrix)
 
 
-def records(world: World, count: int) -> Iterator[Record]:
-    """The first `count` rows, each as its number and the bytes of its tokens, positives and negatives."""
-    for points, mined in world.pieces(0, count):
-        ids = points["query_id"].to_numpy()
-        (tokens, starts), (positives, firsts) = list_column(points, "input_ids"), list_column(points, "label_ids")
-        hard = matrix_column(mined, "label_ids")
-        for number, row in enumerate(ids.tolist()):
-            own = positives[firsts[number] : firsts[number + 1]]
-            yield row, tokens[starts[number] : starts[number + 1]].tobytes(), own.tobytes(), hard[number].tobytes()
+PEERS: dict[str, Peer] = {
+    "webdataset": WebDataset(raw=False),
+    "webdataset, raw bytes": WebDataset(raw=True),
+    "mosaicml-streaming": MosaicML(raw=False),
+    "mosaicml-streaming, raw bytes": MosaicML(raw=True),
+    "HF datasets": HuggingFace(raw=False),
+    "HF datasets, raw bytes": HuggingFace(raw=True),
+    "HF datasets, Arrow batches": HuggingFaceArrow(raw=False),
+}
 
 
-def _collate(rows: list[int], tokens: list[bytes], positives: list[bytes], hard: list[bytes]) -> Ready:
-    """The batch of samples: all bytes joined and decoded at once, then planned and padded as ours are."""
-    return assemble(
-        np.array(rows),
-        _ragged(tokens, np.uint16),
-        _ragged(positives, np.int32),
-        np.frombuffer(bytearray().join(hard), np.int32).reshape(len(rows), -1),
-    )
+def _pieces(world: World, rows: int) -> Iterator[pa.Table]:
+    """The first `rows` rows, a file each: `query_id` and lists of tokens, positives, negatives."""
+    each = -(-rows // FILES)
+    for start in range(0, rows, each):
+        parts = []
+        for points, mined in world.pieces(start, min(start + each, rows)):
+            hard = matrix_column(mined, "label_ids")
+            lists = list_array(hard.reshape(-1), np.arange(len(hard) + 1) * hard.shape[1], pa.int32())
+            parts.append(points.drop_columns("key").append_column("hard", lists))
+        yield pa.concat_tables(parts).combine_chunks()
 
 
-def _ragged(pieces: list[bytes], type: type[np.generic]) -> tuple[np.ndarray, np.ndarray]:
-    values = np.frombuffer(bytearray().join(pieces), type)
-    return values, np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]) // values.itemsize
+def _records(piece: pa.Table) -> Iterator[tuple[int, bytes]]:
+    """Rows one by one, as their numbers and raw bytes."""
+    columns = [list_column(piece, name) for name in ("label_ids", "hard", "input_ids")]
+    for number, row in enumerate(piece["query_id"].to_pylist()):
+        own = [values[offsets[number] : offsets[number + 1]] for values, offsets in columns]
+        head = np.array([len(own[0]), len(own[1])], np.uint16)
+        yield row, b"".join([head.tobytes(), *(one.tobytes() for one in own)])
 
 
-def _files(
-    folder: Path, extension: str, records: Iterator[Record], count: int
-) -> Iterator[tuple[Path, Iterator[Record]]]:
-    """FILES paths, and the records of each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    each = -(-count // FILES)
-    for number in range(FILES):
-        size = min(each, count - number * each)
-        yield folder / f"part-{number:05d}.{extension}", (next(records) for _ in range(size))
+def _open(record: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens, positives, negatives of a raw record."""
+    positives, tokens = _edges(record)
+    labels = np.frombuffer(record[_HEAD:tokens], np.int32)
+    own = (positives - _HEAD) // 4
+    return np.frombuffer(record[tokens:], np.uint16), labels[:own], labels[own:]
+
+
+def _edges(record: bytes) -> tuple[int, int]:
+    """Where the positives of a raw record end, and its negatives."""
+    end = _HEAD + 4 * (record[0] + 256 * record[1])
+    return end, end + 4 * (record[2] + 256 * record[3])
+
+
+def _of_bytes(rows: list[int], records: list[bytes]) -> Ready:
+    """A batch of raw records: cut, joined, and decoded at once."""
+    edges = [_edges(one) for one in records]
+    together = list(zip(records, edges, strict=True))
+    positives, positive_offsets = _joined([one[_HEAD:end] for one, (end, _) in together], np.int32)
+    tokens, token_offsets = _joined([one[end:] for one, (_, end) in together], np.uint16)
+    hard, _ = _joined([one[start:stop] for one, (start, stop) in together], np.int32)
+    return assemble(np.array(rows), (tokens, token_offsets), (positives, positive_offsets), hard.reshape(len(rows), -1))
+
+
+def _of_arrays(rows: list[int], tokens: list[np.ndarray], positives: list[np.ndarray], hard: list[np.ndarray]) -> Ready:
+    pairs = [(np.concatenate(some), _offsets([len(one) for one in some])) for some in (tokens, positives)]
+    return assemble(np.array(rows), *pairs, np.stack(hard))
+
+
+def _of_lists(rows: list[int], tokens: list[list[int]], positives: list[list[int]], hard: list[list[int]]) -> Ready:
+    flat = itertools.chain.from_iterable
+    pairs = [
+        (np.fromiter(flat(some), kind), _offsets([len(one) for one in some]))
+        for some, kind in ((tokens, np.uint16), (positives, np.int32))
+    ]
+    return assemble(np.array(rows), *pairs, np.array(hard, np.int32))
+
+
+def _joined(pieces: list[bytes], kind: type[np.generic]) -> tuple[np.ndarray, np.ndarray]:
+    values = np.frombuffer(bytearray().join(pieces), kind)
+    return values, _offsets([len(piece) for piece in pieces]) // values.itemsize
+
+
+def _offsets(lengths: list[int]) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def _write_tar(out: Any, piece: pa.Table) -> None:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for row, record in _records(piece):
+            entry = tarfile.TarInfo(f"{row:012d}.bin")
+            entry.size = len(record)
+            tar.addfile(entry, BytesIO(record))
 
 
 def _stand_in_for_torchvision() -> None:
@@ -163,8 +253,12 @@ def _stand_in_for_torchvision() -> None:
         pass
     else:
         return
-    names = {"torchvision": {}, "torchvision.datasets": {"VisionDataset": object}, "torchvision.transforms": {}}
-    names["torchvision.transforms.functional"] = {"to_tensor": None}
+    names: dict[str, dict[str, Any]] = {
+        "torchvision": {},
+        "torchvision.datasets": {"VisionDataset": object},
+        "torchvision.transforms": {},
+        "torchvision.transforms.functional": {"to_tensor": None},
+    }
     for name, content in names.items():
         module = types.ModuleType(name)
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
