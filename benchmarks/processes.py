@@ -11,47 +11,57 @@ import psutil
 
 @dataclass(frozen=True)
 class Measured:
-    """How a command went: seconds, and the most bytes that all its processes held together (shared pages once)."""
+    """How a command went: seconds, and the most bytes that all its processes held together (shared pages once).
+
+    `samples`: (`time.monotonic()`, bytes, bytes of them that are no pages of files) over time.
+    """
 
     status: int
     seconds: float
     peak_bytes: int
     most_processes: int
     output: str
+    samples: tuple[tuple[float, int, int], ...]
 
 
 def measure(command: Sequence[str], interval: float = 0.5, **popen: object) -> Measured:
     """Run `command` to its end and sample its process tree every `interval` seconds."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **popen)  # type: ignore[call-overload]
-    peaks = [0, 0]
+    samples: list[tuple[float, int, int]] = []
+    most = 0
     done = threading.Event()
 
     def watch() -> None:
+        nonlocal most
         while not done.wait(interval):
-            held, count = _held(process.pid)
-            peaks[0], peaks[1] = max(peaks[0], held), max(peaks[1], count)
+            held, anonymous, count = _held(process.pid)
+            samples.append((time.monotonic(), held, anonymous))
+            most = max(most, count)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     output, _ = process.communicate()
     done.set()
     watcher.join()
-    return Measured(process.returncode, time.perf_counter() - start, peaks[0], peaks[1], output)
+    peak = max((held for _, held, _ in samples), default=0)
+    return Measured(process.returncode, time.perf_counter() - start, peak, most, output, tuple(samples))
 
 
-def _held(pid: int) -> tuple[int, int]:
-    """(bytes of the process tree by proportional set size, number of processes)."""
+def _held(pid: int) -> tuple[int, int, int]:
+    """(bytes of the process tree by proportional set size, those of them that are no pages of files, processes)."""
     try:
         root = psutil.Process(pid)
         tree = [root, *root.children(recursive=True)]
     except psutil.Error:
-        return 0, 0
-    held = 0
+        return 0, 0, 0
+    held = anonymous = 0
     for process in tree:
         try:
-            memory = process.memory_full_info()
-            held += getattr(memory, "pss", memory.rss)
-        except psutil.Error:
+            with open(f"/proc/{process.pid}/smaps_rollup") as file:
+                sizes = dict(line.split()[:2] for line in file if line.startswith("Pss"))
+        except OSError:  # gone in the meantime
             continue
-    return held, len(tree)
+        held += int(sizes["Pss:"]) * 1024
+        anonymous += int(sizes["Pss_Anon:"]) * 1024
+    return held, anonymous, len(tree)

@@ -1,0 +1,155 @@
+"""Memory of the joined stream: flat over an epoch, and the same whatever the number of rows and the size of the table.
+
+An epoch is iterated in a process of its own at a steady pace, so that all that threads read ahead is there; its memory
+is sampled from outside. What a stream holds is its process's memory during the epoch without what the process held
+before; pages of mapped shards are not counted, since the system takes them back as it needs them, but are stated. It
+is bounded by a few windows: `window_groups` row groups of each of the S streams, times a row's bytes, K among them. So
+a table of 4 K, and a quarter of the window, take the same again.
+
+    python -m benchmarks.stream_memory [--quick] [--folder DIR]
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.processes import measure
+from benchmarks.report import report
+from benchmarks.rows import LABELS, World
+
+THREADS = 2
+STREAMS = 8
+WINDOW_GROUPS = 4
+WINDOWS = 10  # in an epoch of N rows
+SETTLE_SECONDS = 0.5  # of a process before its stream is opened, to know what it holds without
+INTERVAL = 0.02
+PACE_SECONDS = 0.004  # between batches
+BAR = "<1.3"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A stream over a world. Windows of `window_groups` row groups."""
+
+    world: World
+    window_groups: int = WINDOW_GROUPS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="row groups of an eighth, and so everything")
+    parser.add_argument("--folder", help="where the tables go; default: a temporary folder, removed at the end")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        case = json.loads(arguments.case)
+        print(json.dumps(iterate(World(**case["world"]), case["window_groups"])))
+        return
+    group = 512 if arguments.quick else 4096
+    with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="extremis-benchmark-") as folder:
+        run(World(folder, WINDOWS * WINDOW_GROUPS * STREAMS * group, group=group))
+
+
+def run(world: World) -> None:
+    """Make the tables of one case after the other, iterate them, report."""
+    cases = {
+        "N rows": Case(world),
+        "4 N rows, a table 4 times as large": Case(replace(world, rows=4 * world.rows)),
+        "4 K, a table 4 times as large, a quarter of the window": Case(replace(world, width=4 * world.width), 1),
+        "4 K, the same window": Case(replace(world, width=4 * world.width)),
+    }
+    made: World | None = None
+    found: dict[str, dict[str, Any]] = {}
+    for name, case in cases.items():
+        if case.world != made:
+            case.world.write()
+            made = case.world
+        found[name] = sample(case)
+        sys.stderr.write(f"{name}: {found[name]['MiB held at the peak']:.0f} MiB\n")
+    held = {name: one["MiB held at the peak"] for name, one in found.items()}
+    first, *others = held
+    ratios = {f"{name} / {first}": held[name] / held[first] for name in others}
+    # Threads fill what they read ahead in the first tenth, which is one window of N rows.
+    ratios |= {f"last tenth / second tenth, {name}": one.pop("last / second") for name, one in found.items()}
+    report(
+        "the stream's memory is flat over an epoch, and the same for any number of rows and size of the table; it is "
+        "bounded by its window, times K",
+        {
+            "rows": world.rows,
+            "K": world.width,
+            "rows a row group": world.group,
+            "streams": STREAMS,
+            "threads": THREADS,
+            "cases": found,
+        },
+        ratios,
+        {name: BAR for name in ratios if not name.startswith("4 K, the same window")},
+    )
+
+
+def sample(case: Case) -> dict[str, Any]:
+    """MiB that the stream holds over an epoch."""
+    task = json.dumps({"world": asdict(case.world), "window_groups": case.window_groups})
+    done = measure([sys.executable, "-W", "ignore", "-m", "benchmarks.stream_memory", "--case", task], INTERVAL)
+    if done.status:
+        raise SystemExit(f"{task}: status {done.status}")
+    told = json.loads(done.output.splitlines()[-1])
+    before = max(anonymous for at, _, anonymous in done.samples if at < told["start"])
+    during = [one for one in done.samples if told["start"] <= one[0] <= told["end"]]
+    tenth = (told["end"] - told["start"]) / 10
+    peaks = [
+        max(
+            one[2] for one in during if told["start"] + number * tenth <= one[0] <= told["start"] + (number + 1) * tenth
+        )
+        for number in range(10)
+    ]
+    table = case.world.open().negatives
+    assert table is not None
+    return {
+        "rows": case.world.rows,
+        "K": case.world.width,
+        "window groups": case.window_groups,
+        "MiB of the table": _mib(sum(shard.bytes for shard in table.manifest.shards)),
+        "MiB of the process before": _mib(before),
+        "MiB held at the peak": _mib(max(peaks) - before),
+        "MiB held by tenths of the epoch": [_mib(peak - before) for peak in peaks],
+        "MiB of the process with mapped pages of files": _mib(max(held for _, held, _ in during)),
+        "samples": len(during),
+        "last / second": (peaks[-1] - before) / (peaks[1] - before),
+    }
+
+
+def iterate(world: World, window_groups: int) -> dict[str, Any]:
+    """An epoch; when it began and ended."""
+    from benchmarks.batches import SIZE, assemble, planner, ready
+    from trainer.stream import JoinedStream
+
+    source, plan = world.open(), planner(world.width)
+    # What is compiled once is no part of the stream.
+    pair = np.array([0, 1])
+    assemble(
+        pair[:1], (np.ones(1, np.uint16), pair), (np.ones(1, np.int32), pair), np.zeros((1, world.width), np.int32)
+    )
+    time.sleep(SETTLE_SECONDS)
+    start = time.monotonic()
+    stream = JoinedStream(
+        [source], LABELS, batch=SIZE, streams=STREAMS, window_groups=window_groups, threads=THREADS, plan=plan
+    )
+    for batch in stream:
+        ready(batch)
+        time.sleep(PACE_SECONDS)
+    return {"start": start, "end": time.monotonic()}
+
+
+def _mib(size: float) -> float:
+    return round(size / 2**20, 1)
+
+
+if __name__ == "__main__":
+    main()
