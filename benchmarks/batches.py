@@ -27,6 +27,12 @@ def planner(width: int) -> Planner:
     return Planner(Negatives(random=POOL, hard=width), LABELS, SEED)
 
 
+def warm_up(width: int) -> None:
+    """Compile what is compiled once."""
+    pair = np.array([0, 1])
+    assemble(pair[:1], (np.ones(1, np.uint16), pair), (np.ones(1, np.int32), pair), np.zeros((1, width), np.int32))
+
+
 def pad(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
     """`input_ids` [B, T] int64, padded with 0 to the longest row, and `lengths` [B]."""
     lengths = np.diff(tokens.offsets)

@@ -17,8 +17,6 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from benchmarks.processes import measure
 from benchmarks.report import report
 from benchmarks.rows import LABELS, World
@@ -127,15 +125,11 @@ def sample(case: Case) -> dict[str, Any]:
 
 def iterate(world: World, window_groups: int) -> dict[str, Any]:
     """An epoch; when it began and ended."""
-    from benchmarks.batches import SIZE, assemble, planner, ready
+    from benchmarks.batches import SIZE, planner, ready, warm_up
     from trainer.stream import JoinedStream
 
     source, plan = world.open(), planner(world.width)
-    # What is compiled once is no part of the stream.
-    pair = np.array([0, 1])
-    assemble(
-        pair[:1], (np.ones(1, np.uint16), pair), (np.ones(1, np.int32), pair), np.zeros((1, world.width), np.int32)
-    )
+    warm_up(world.width)
     time.sleep(SETTLE_SECONDS)
     start = time.monotonic()
     stream = JoinedStream(
