@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
-HELPERS := $(addprefix benchmarks.,__init__ report inputs processes rows batches peers)
+HELPERS := $(addprefix benchmarks.,__init__ report inputs processes rows batches peers serving)
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help

@@ -74,6 +74,7 @@ def measure(world: World, rounds: int) -> None:
             "remote, in training": side("remote, in training", late, STEP_SECONDS),
         }
         rates = medians(interleave(sides, rounds))
+    middle = {name: medians(shares) for name, shares in cpu.items()}
     report(
         f"a remote source that answers {DELAY_SECONDS * 1000:g} ms late reaches {BAR} of the local rate",
         {
@@ -84,8 +85,12 @@ def measure(world: World, rounds: int) -> None:
             "milliseconds of a step, in training": STEP_SECONDS * 1000,
             "rows/s": {name: round(rate) for name, rate in rates.items()},
             "seconds to the first batch": {name: round(one, 3) for name, one in medians(first).items()},
+            # On a machine that does other work, too, this says more than the clock.
+            "CPU microseconds a row": {
+                name: round(one["stream"] / rates[name] * 1e6, 3) for name, one in middle.items()
+            },
             "cores in use": {
-                name: {who: round(share, 2) for who, share in medians(shares).items()} for name, shares in cpu.items()
+                name: {who: round(share, 2) for who, share in shares.items()} for name, shares in middle.items()
             },
             "rounds": rounds,
         },
