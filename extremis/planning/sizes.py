@@ -129,7 +129,9 @@ def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int)
     recipe = workload.recipe
     group = assign.default_row_group_rows(workload.queries)
     each = rows["queries"].nbytes / rows["queries"].num_rows + 6 * recipe.negatives.table_width
-    window = recipe.order.streams * recipe.order.window_groups * group * each * 2  # and the next one, read ahead
+    # One that is dealt, those that are read ahead, and the parts of one before they are laid end to end.
+    windows = recipe.order.threads + 3
+    window = recipe.order.streams * recipe.order.window_groups * group * each * windows
     candidates = recipe.order.batch * (recipe.negatives.hard + workload.labels_per_query) + recipe.negatives.random
     step = 4 * candidates * workload.columns * 3  # rows, their gradient and optimizer state
     scores = 8.0 * recipe.order.batch * (recipe.negatives.chunk if recipe.negatives.pool == "all" else candidates)
