@@ -281,9 +281,7 @@ def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 def list_column(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
     """(values [V], offsets [rows + 1]) of a list column as NumPy; offsets int64, starting at 0."""
-    column = table.column(name).combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    column = _array(table, name)
     offsets = column.offsets.to_numpy().astype(np.int64)
     values = column.values.to_numpy(zero_copy_only=False)
     return values[offsets[0] : offsets[-1]], offsets - offsets[0]
@@ -291,12 +289,16 @@ def list_column(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def matrix_column(table: pa.Table, name: str) -> np.ndarray:
     """A fixed-size list column as a NumPy matrix [rows, K]."""
-    column = table.column(name).combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    column = _array(table, name)
     width = column.type.list_size
     values = column.values.slice(column.offset * width, len(column) * width)  # flatten() would copy them
     return values.to_numpy(zero_copy_only=False).reshape(-1, width)
+
+
+def _array(table: pa.Table, name: str) -> pa.Array:
+    """A column as one array, copied only where it is in several pieces."""
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])
 
 
 def list_array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.ListArray:
