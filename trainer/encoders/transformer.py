@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -11,6 +10,7 @@ from schemas.errors import InputError
 from trainer.config import Encoder as EncoderConfig
 from trainer.encoders.base import Encoder, drop, finish
 from trainer.inputs import Inputs
+from trainer.padding import pad_rows
 from trainer.randomness import torch_generator, torch_seed
 
 
@@ -48,14 +48,9 @@ class TransformerEncoder(Encoder):
 
     def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None) -> PaddedInputs:
         assert inputs.tokens is not None, "a transformer reads tokens"
-        tokens, offsets = inputs.tokens
-        lengths = np.minimum(np.diff(offsets), self._config.max_tokens)
-        width = max(int(lengths.max(initial=0)), 1)
-        mask = np.arange(width) < np.maximum(lengths, 1)[:, None]  # an empty row attends to one pad
-        index = np.minimum(offsets[:-1, None] + np.arange(width), max(len(tokens) - 1, 0))
-        real = np.arange(width) < lengths[:, None]
-        ids = np.where(real, tokens[index].astype(np.int64), 0) if len(tokens) else np.zeros((len(lengths), width), int)
-        return PaddedInputs(torch.from_numpy(ids), torch.from_numpy(mask))
+        padded = pad_rows(*inputs.tokens, most=self._config.max_tokens)
+        # An empty row attends to one pad.
+        return PaddedInputs(padded.input_ids, padded._replace(lengths=padded.lengths.clamp(min=1)).attention_mask)
 
     def encode(self, inputs: PaddedInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         if dropout_key is None:

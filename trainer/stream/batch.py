@@ -1,10 +1,14 @@
 """A batch as the stream deals it: columns, not rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
+import torch
 
 from trainer.inputs import Inputs
+from trainer.padding import Padded, pad_rows
+from trainer.stream.tensors import on_device, pack, pinned, unpack
 
 
 @dataclass(frozen=True)
@@ -47,3 +51,25 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def padded(self, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
+        """Token ids as tensors `input_ids` [B, T], padded behind each row to the batch's longest, and `lengths` [B].
+
+        T is 1 at least; rows are cut after `most` tokens. Raises ValueError for a batch without tokens.
+        """
+        if self.inputs.tokens is None:
+            raise ValueError("this batch has no tokens: the stream was opened with inputs='features'")
+        return pad_rows(*self.inputs.tokens, pad=pad, most=most, dtype=dtype)
+
+    def to(self, device: torch.device | str | int | None, non_blocking: bool = False) -> "Batch":
+        """The same batch with torch tensors on `device` in place of all arrays; unsigned token ids become int64."""
+        return on_device(self, device, non_blocking)
+
+    def pin_memory(self) -> "Batch":
+        """The same batch with tensors in pinned memory: what `DataLoader(pin_memory=True)` calls."""
+        return pinned(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As one piece of memory, shared in a DataLoader worker: no row is pickled."""
+        packed = pack(self)
+        return (unpack, packed) if packed is not None else (Batch, tuple(getattr(self, f.name) for f in fields(self)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from schemas import tables
-from schemas.errors import InputError
+from schemas.errors import InputError, TableError
 from trainer.inputs import Kind
 from trainer.stream.ahead import in_background, submit_ahead
 from trainer.stream.batch import Batch, Candidates
@@ -19,6 +20,7 @@ from trainer.stream.decode import Damaged, decodings
 from trainer.stream.order import EpochOrder, streams_of_rank
 from trainer.stream.source import Reading, RowGroups, Source
 from trainer.stream.window import Window
+from trainer.stream.workers import Lane, Notice, lane_of_process
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
@@ -72,13 +74,21 @@ class JoinedStream(IterableDataset):
         self._batch, self._streams_total, self._window_groups = batch, streams, window_groups
         self._seed, self._threads, self._tail = seed, threads, tail
         self._plan, self._damaged = plan, damaged
-        self.skipped_rows = 0
         self._epoch, self._step = 0, 0
+        self._lane: Lane | None = None  # whose steps `_step` is one of; None: of all
+        self._process = os.getpid()
+        self._notice = Notice()
+        self._heard = self._notice.number
 
     @property
     def rows(self) -> int:
         """Rows of all sources, whatever their weights: row ids are below it."""
         return int(self._groups.first_row[-1])
+
+    @property
+    def skipped_rows(self) -> int:
+        """Rows left out because they did not decode, in this process or in workers."""
+        return self._notice.skipped
 
     @property
     def sources(self) -> list[Source]:
@@ -112,18 +122,52 @@ class JoinedStream(IterableDataset):
         return self.steps
 
     def set_epoch(self, epoch: int, sources: list[Source] | None = None) -> None:
-        """Start `epoch` at its first step; `sources` bring newly adopted negatives."""
-        self._epoch, self._step = epoch, 0
-        if sources is not None:
-            self._sources = sources
-            self._groups = RowGroups(sources, self._label_type, self._inputs, self._reading)
+        """Start `epoch` at its first step; `sources` bring newly adopted negatives.
 
-    def state_dict(self) -> dict[str, Any]:
+        Workers of a DataLoader hear of it when the loader is iterated next, persistent ones too.
+        """
+        if sources is not None:
+            self._take(sources)
+        self._epoch, self._step, self._lane = epoch, 0, None
+        self._tell()
+
+    def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
+        """What `load_state_dict` needs to go on after the newest batch, or after the batch given.
+
+        Where DataLoader workers deal the batches, only they know which is the newest: name the batch, or ask a
+        `StatefulDataLoader`, whose state is made of its workers' (they resume in as many workers only).
+        """
+        self._settle()
+        at = {"epoch": self._epoch, "step": self._step}
+        if after is not None:
+            at = {"epoch": after.epoch, "step": after.step + 1}
+        elif self._lane is not None:
+            at["worker"], at["workers"] = self._lane.worker, self._lane.workers
+        return {**at, **self._identity}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to the step of `state`. Raises InputError when the order that it belongs to is not this one."""
+        for name, value in self._identity.items():
+            if state.get(name) != value:
+                raise InputError(
+                    f"cannot resume the stream: {name} was {state.get(name)!r} when it was saved and is {value!r} "
+                    "now. Resume with the same data, recipe and tables, or start a new run."
+                )
+        self._lane = Lane(state["worker"], state["workers"]) if "worker" in state else None
+        if self._lane not in (None, lane_of_process()):
+            raise InputError(
+                f"cannot resume the stream: the state is that of worker {state['worker']} of {state['workers']}. "
+                "Resume with as many DataLoader workers, or save state_dict(after=batch), which suits any number."
+            )
+        self._epoch, self._step = state["epoch"], state["step"]
+        self._tell()
+
+    @functools.cached_property
+    def _identity(self) -> dict[str, Any]:
+        """What the order depends on."""
         return {
             "version": STATE_VERSION,
             "seed": self._seed,
-            "epoch": self._epoch,
-            "step": self._step,
             "rows": self.rows,
             "batch": self._batch,
             "streams": self._streams_total,
@@ -134,34 +178,64 @@ class JoinedStream(IterableDataset):
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the step of `state`. Raises InputError when the order that it belongs to is not this one."""
-        mine = self.state_dict()
-        for name, value in mine.items():
-            if name not in ("epoch", "step") and state.get(name) != value:
-                raise InputError(
-                    f"cannot resume the stream: {name} was {state.get(name)!r} when it was saved and is {value!r} "
-                    "now. Resume with the same data, recipe and tables, or start a new run."
-                )
-        self._epoch, self._step = state["epoch"], state["step"]
+    def _take(self, sources: list[Source]) -> None:
+        self._sources = sources
+        self._groups = RowGroups(sources, self._label_type, self._inputs, self._reading)
+        self.__dict__.pop("_identity", None)
+
+    def _tell(self) -> None:
+        """Let copies in workers know where this stream is now."""
+        if lane_of_process() is not None:
+            return
+        negatives = {s.name: None if s.negatives is None else s.negatives.url for s in self._sources}
+        self._notice.write({"epoch": self._epoch, "step": self._step, "urls": negatives, **self._identity})
+        self._heard = self._notice.number
+
+    def _settle(self) -> None:
+        """In a worker: what this copy was made with, told since, and its own steps."""
+        lane = lane_of_process()
+        if os.getpid() != self._process:  # files and threads are those of the process that was forked
+            self._process = os.getpid()
+            self._groups = RowGroups(self._sources, self._label_type, self._inputs, self._reading)
+        if lane is None:
+            return
+        if self._heard != self._notice.number:
+            self._hear(self._notice.read())
+        if self._lane is None:
+            self._lane, self._step = lane, self._step + lane.worker
+
+    def _hear(self, told: dict[str, Any]) -> None:
+        self._heard = self._notice.number
+        if told["tables"] != self._identity["tables"] or told["mix"] != self._identity["mix"]:
+            raise InputError("set_epoch brought other tables: make a new DataLoader, whose workers start with them.")
+        if told["negatives"] != self._identity["negatives"]:
+            self._take([source.with_negatives(told["urls"][source.name]) for source in self._sources])
+            if told["negatives"] != self._identity["negatives"]:
+                urls = ", ".join(filter(None, told["urls"].values()))
+                raise TableError(f"{urls}: a table changed after it was adopted. Start a new run.")
+        self._epoch, self._step, self._lane = told["epoch"], told["step"], None
 
     def __iter__(self) -> Iterator[Batch]:
-        order = self.order
-        batches = self._batches(order, self._step)
+        self._settle()
+        order, stride = self.order, 1 if self._lane is None else self._lane.workers
+        batches = self._batches(order, range(self._step, order.steps, stride))
         if self._threads:
             batches = in_background(batches, BATCHES_AHEAD, f"{THREAD}-plan")
         with contextlib.closing(batches):
             for batch in batches:
-                self._step = batch.step + 1
+                self._step = batch.step + stride
                 yield batch
 
-    def _batches(self, order: EpochOrder, step: int) -> Generator[Batch, None, None]:
-        """The epoch from `step` on, planned."""
+    def _batches(self, order: EpochOrder, steps: range) -> Generator[Batch, None, None]:
+        """Those of `steps`, planned."""
         _keep_freed_memory()
-        with contextlib.closing(self._windows(order, step)) as windows:
+        if not steps:
+            return
+        with contextlib.closing(self._windows(order, steps.start)) as windows:
             for first, window in windows:
-                self.skipped_rows += window.skipped
-                for batch in window.batches(order.epoch, first, max(0, step - first)):
+                if self._lane is None or self._lane.worker == 0:  # every worker decodes every window
+                    self._notice.skip(window.skipped)
+                for batch in window.batches(order.epoch, first, steps):
                     yield batch if self._plan is None else replace(batch, candidates=self._plan(batch))
 
     def _windows(self, order: EpochOrder, step: int) -> Generator[tuple[int, Window], None, None]:

@@ -37,23 +37,29 @@ class Window:
         hard = Matrix.of(pieces, "hard") if "hard" in pieces[0].column_names else None
         return cls({name: Lists.of(pieces, name) for name in names}, hard, order, rows, offsets, skipped)
 
-    def batches(self, epoch: int, first_step: int, start: int) -> Iterator[Batch]:
-        """The window's batches from number `start` on; number 0 is that of `first_step`."""
-        count = len(self.offsets) - 1
-        for first in range(start, count, _BATCHES):
-            last = min(first + _BATCHES, count)
-            low, high = int(self.offsets[first]), int(self.offsets[last])
-            taken = pa.array(self.order[low:high])
+    def batches(self, epoch: int, first_step: int, steps: range) -> Iterator[Batch]:
+        """The window's batches of `steps`, which ascend; its batch 0 is that of `first_step`."""
+        skipped = max(0, -(-(first_step - steps.start) // steps.step))
+        own = range(steps.start + skipped * steps.step, min(first_step + len(self.offsets) - 1, steps.stop), steps.step)
+        for at in range(0, len(own), _BATCHES):
+            numbers = np.asarray(own[at : at + _BATCHES]) - first_step
+            low, high = self.offsets[numbers], self.offsets[numbers + 1]
+            if steps.step == 1:
+                order, rows = self.order[low[0] : high[-1]], self.rows[low[0] : high[-1]]
+            else:
+                picked = [slice(*bounds) for bounds in zip(low, high, strict=True)]
+                order, rows = (np.concatenate([column[one] for one in picked]) for column in (self.order, self.rows))
+            taken = pa.array(order)
             columns = {name: column.take(taken) for name, column in self.lists.items()}
             hard = None if self.hard is None else self.hard.take(taken)
             inputs = Inputs.read(columns, columns.__getitem__)
             positives, positive_offsets = columns["label_ids"]
-            for number in range(first, last):
-                begin, end = int(self.offsets[number]) - low, int(self.offsets[number + 1]) - low
+            bounds = np.concatenate([[0], np.cumsum(high - low)]).tolist()
+            for number, begin, end in zip(numbers.tolist(), bounds[:-1], bounds[1:], strict=True):
                 yield Batch(
                     epoch,
                     first_step + number,
-                    self.rows[low + begin : low + end],
+                    rows[begin:end],
                     inputs.slice(begin, end),
                     *cut(positives, positive_offsets, begin, end),
                     None if hard is None else hard[begin:end],

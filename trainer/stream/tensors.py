@@ -1,0 +1,92 @@
+"""A batch as torch tensors, on a device or in pinned memory, and as one piece of shared memory between processes."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from trainer.padding import as_tensor
+
+T = TypeVar("T")
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+_ALIGNED = 64  # bytes
+
+
+class Place(NamedTuple):
+    """Where an array lies in a packed batch."""
+
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] = (np.ndarray, torch.Tensor)) -> T:
+    """`value` with everything in it that is of `kinds` changed: in dataclasses and named tuples, at any depth."""
+    if isinstance(value, kinds):
+        return change(value)  # type: ignore[no-any-return]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_arrays(one, change, kinds) for one in value))
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {field.name: map_arrays(getattr(value, field.name), change, kinds) for field in fields(value)}
+        return type(value)(**changed)  # type: ignore[return-value]
+    return value
+
+
+def on_device(value: T, device: torch.device | str | int | None, non_blocking: bool = False) -> T:
+    """Arrays as tensors on `device`; unsigned ids become int64 there, which torch's embeddings take."""
+
+    def move(array: np.ndarray | torch.Tensor) -> torch.Tensor:
+        moved = as_tensor(array).to(device, non_blocking=non_blocking)
+        return moved.to(torch.int64) if moved.dtype in _UNSIGNED else moved
+
+    return map_arrays(value, move)
+
+
+def pinned(value: T) -> T:
+    """Arrays as tensors in pinned memory, which a device copies from without a halt."""
+    return map_arrays(value, lambda array: as_tensor(array).pin_memory())
+
+
+def pack(value: T) -> tuple[T, torch.Tensor] | None:
+    """`value` with places instead of its NumPy arrays, and one uint8 tensor that holds them; None without arrays.
+
+    In a DataLoader worker the tensor lies in shared memory, so another process gets the arrays without a copy.
+    """
+    arrays: list[np.ndarray] = []
+    places: list[Place] = []
+    end = 0
+
+    def place(array: np.ndarray) -> Place:
+        nonlocal end
+        arrays.append(array)
+        places.append(Place(end, array.dtype.str, array.shape))
+        end += -(-array.nbytes // _ALIGNED) * _ALIGNED
+        return places[-1]
+
+    skeleton = map_arrays(value, place, (np.ndarray,))
+    if not arrays:
+        return None
+    if get_worker_info() is None:
+        buffer = torch.empty(end, dtype=torch.uint8)
+    else:
+        storage = torch.UntypedStorage._new_shared(max(end, 1), device="cpu")
+        buffer = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    memory = buffer.numpy()
+    for at, array in zip(places, arrays, strict=True):
+        _view(memory, at)[...] = array
+    return skeleton, buffer
+
+
+def unpack(skeleton: T, buffer: torch.Tensor) -> T:
+    """What was packed; its arrays lie in `buffer` and keep it."""
+    memory = buffer.numpy()
+    return map_arrays(skeleton, lambda at: _view(memory, at), (Place,))
+
+
+def _view(memory: np.ndarray, at: Place) -> np.ndarray:
+    dtype = np.dtype(at.dtype)
+    count = int(np.prod(at.shape))
+    return memory[at.start : at.start + count * dtype.itemsize].view(dtype).reshape(at.shape)

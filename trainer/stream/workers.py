@@ -1,0 +1,77 @@
+"""A stream in worker processes of a DataLoader: which steps are a worker's, and what it hears of the main process."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from schemas.errors import InputError
+
+_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Worker `worker` of `workers`: a loader takes batches from its workers in turns, so each deals every n-th step."""
+
+    worker: int
+    workers: int
+
+
+def lane_of_process() -> Lane | None:
+    """The lane of this process; None outside of DataLoader workers."""
+    info = get_worker_info()
+    return None if info is None else Lane(info.id, info.num_workers)
+
+
+class Notice:
+    """What the main process last said to copies of a stream in workers that outlive an epoch, in shared memory.
+
+    The memory has no name, and is gone with the processes. Writer and readers take turns: a loader makes its workers
+    begin an epoch only after whoever owns it has called `set_epoch`.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.zeros(_BYTES, dtype=torch.uint8).share_memory_()
+
+    @property
+    def number(self) -> int:
+        """How many notices there have been."""
+        return int(self._header[0])
+
+    def write(self, body: dict[str, Any]) -> None:
+        """Raises InputError where it does not fit."""
+        text = json.dumps(body).encode()
+        room = _BYTES - self._header.nbytes
+        if len(text) > room:
+            raise InputError(
+                f"the negatives' addresses take {len(text):,} bytes, and workers can be told {room:,}: "
+                "use shorter URLs, or fewer sources."
+            )
+        self._text[: len(text)] = np.frombuffer(text, np.uint8)
+        self._header[1] = len(text)
+        self._header[0] += 1
+
+    def read(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(self._text[: int(self._header[1])].tobytes())
+        return body
+
+    @property
+    def skipped(self) -> int:
+        """Rows skipped so far, by whichever process counts them."""
+        return int(self._header[2])
+
+    def skip(self, rows: int) -> None:
+        self._header[2] += rows
+
+    @property
+    def _header(self) -> np.ndarray:
+        """(number, bytes of the text, skipped rows) int64."""
+        return self._memory.numpy()[:24].view(np.int64)
+
+    @property
+    def _text(self) -> np.ndarray:
+        return self._memory.numpy()[24:]
