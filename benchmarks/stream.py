@@ -92,9 +92,7 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
     if "HF datasets" in found:
         peers[f"HF datasets{ARROW}"] = found["HF datasets"]
     # Workers shuffle and prefetch: so many more that every row in the time is read in the time.
-    more = setting.peer_rows + WARM * 512 + (BUFFER + PREFETCHED * 512) * max(setting.workers)
-    for name, python in peers.items():
-        child("write_peer", world, name, more, python=python)
+    written = setting.peer_rows + WARM * 512 + (BUFFER + PREFETCHED * 512) * max(setting.workers)
     sides: dict[str, dict[str, Callable[[], float]]] = defaultdict(dict)
     cpu: dict[str, list[float]] = defaultdict(list)
 
@@ -112,13 +110,13 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
         add(name, name, "arrow", threads)
     for name, python in peers.items():
         for workers in setting.workers:
-            add(name, f"{name}, {workers} workers", "peer", name, workers, setting.peer_rows, python=python)
+            add(name, f"{name}, {workers} workers", "peer", name, workers, setting.peer_rows, written, python=python)
     rates = interleave({label: run for some in sides.values() for label, run in some.items()}, 1)
     best = {name: max(some, key=lambda label: rates[label][0]) for name, some in sides.items()}
     # All threads of the stream again; of the others the best number of workers alone.
     again = {label: sides[name][label] for name in sides for label in _again(name, sides[name], best[name])}
-    for label, more_rates in interleave(again, setting.rounds - 1).items():
-        rates[label] += more_rates
+    for label, more in interleave(again, setting.rounds - 1).items():
+        rates[label] += more
     middle = medians(rates)
     best["stream"] = max(sides["stream"], key=middle.__getitem__)
     stream = middle[best["stream"]]
@@ -194,22 +192,16 @@ def arrow(world: World, threads: int) -> dict[str, Any]:
     return {"rows": world.rows, "seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
 
 
-def write_peer(world: World, name: str, rows: int) -> dict[str, Any]:
-    """The first `rows` rows as records of peer `name`."""
-    from benchmarks.peers import PEERS
-
-    folder = Path(world.root, name)
-    folder.mkdir()
-    PEERS[name].write(folder, world, rows)
-    return {}
-
-
-def peer(world: World, name: str, workers: int, rows: int) -> dict[str, Any]:
-    """Batches of peer `name` as tensors, after its warm-up."""
+def peer(world: World, name: str, workers: int, rows: int, written: int) -> dict[str, Any]:
+    """`rows` rows of peer `name` as tensors, after its warm-up. Its files, of `written` rows, are made if need be."""
     from benchmarks.batches import check
     from benchmarks.peers import PEERS
 
-    batches = PEERS[name].load(Path(world.root, name), workers, BUFFER)
+    folder = Path(world.root, name)
+    if not folder.exists():
+        folder.mkdir()
+        PEERS[name].write(folder, world, written)
+    batches = PEERS[name].load(folder, workers, BUFFER)
     seen, some = _timed(batches, WARM + rows // 512, warm=WARM, first=2)
     check(some, world)
     if seen["rows"] != rows:
@@ -341,7 +333,6 @@ def _about(library: str, python: str | None) -> Any:
 SIDES: dict[str, Callable[..., dict[str, Any]]] = {
     "stream": stream,
     "arrow": arrow,
-    "write_peer": write_peer,
     "peer": peer,
     "about_peer": about_peer,
     "breakdown": breakdown,
