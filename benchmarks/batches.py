@@ -58,7 +58,7 @@ def ready(batch: Batch) -> Ready:
         "hard": batch.hard,
         **{name: getattr(candidates, name) for name in candidates.__dataclass_fields__},
     }
-    return {name: torch.from_numpy(_writable(array)) for name, array in arrays.items() if array is not None}
+    return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
 
 
 def assemble(
@@ -132,8 +132,3 @@ def _check_candidates(number: int, found: Mapping[str, np.ndarray]) -> None:
         raise SystemExit(f"batch {number}: its candidates are not its positives and hard negatives")
     if len(np.unique(found["ids"])) != len(found["ids"]) or len(found["pool_weight"]) > POOL:
         raise SystemExit(f"batch {number}: its candidate ids are not unique, or its pool is larger than {POOL}")
-
-
-def _writable(array: np.ndarray) -> np.ndarray:
-    """Tensors do not know read-only memory, and warn; nothing here writes to it."""
-    return array if array.flags.writeable else np.lib.stride_tricks.as_strided(array, writeable=True)
