@@ -13,6 +13,7 @@ from benchmarks.rows import LABELS, World
 from trainer.candidates import Planner
 from trainer.config import Negatives
 from trainer.inputs import Inputs, Tokens
+from trainer.padding import as_tensor
 from trainer.stream import Batch
 
 SIZE = 512
@@ -33,32 +34,24 @@ def warm_up(width: int) -> None:
     assemble(pair[:1], (np.ones(1, np.uint16), pair), (np.ones(1, np.int32), pair), np.zeros((1, width), np.int32))
 
 
-def pad(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
-    """`input_ids` [B, T] int64, padded with 0 to the longest row, and `lengths` [B]."""
-    lengths = np.diff(tokens.offsets)
-    padded = np.zeros((len(lengths), int(lengths.max(initial=0))), np.int64)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = tokens.ids
-    return padded, lengths
-
-
 def ready(batch: Batch) -> Ready:
     """Tensors to copy to a device: tokens with offsets and padded, positives, hard negatives, candidates, the mask."""
     tokens, candidates = batch.inputs.tokens, batch.candidates
     assert tokens is not None
     assert candidates is not None
-    padded, lengths = pad(tokens)
+    padded = batch.padded()
     arrays = {
         "rows": batch.rows,
         "tokens": tokens.ids,
         "token_offsets": tokens.offsets,
-        "input_ids": padded,
-        "lengths": lengths,
+        "input_ids": padded.input_ids,
+        "lengths": padded.lengths,
         "positives": batch.positives,
         "positive_offsets": batch.positive_offsets,
         "hard": batch.hard,
         **{name: getattr(candidates, name) for name in candidates.__dataclass_fields__},
     }
-    return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+    return {name: as_tensor(array) for name, array in arrays.items() if array is not None}
 
 
 def assemble(

@@ -212,6 +212,7 @@ def peer(world: World, name: str, workers: int, rows: int, written: int) -> dict
 def breakdown(world: World) -> dict[str, Any]:
     """Microseconds of a batch's steps without any thread: reading, gathering, what follows."""
     import trainer.candidates
+    import trainer.stream.batch
     import trainer.stream.source
     from benchmarks import batches
 
@@ -228,6 +229,7 @@ def breakdown(world: World) -> dict[str, Any]:
         (trainer.candidates, "draw_hard", "hard draw"),
         (trainer.candidates, "draw_pool", "pool"),
         (trainer.candidates.Planner, "__call__", "plan"),
+        (trainer.stream.batch.Batch, "padded", "padding"),
     ):
         action = getattr(owner, attribute)
 
@@ -235,9 +237,7 @@ def breakdown(world: World) -> dict[str, Any]:
             return timed(name, action, *given, **named)
 
         setattr(owner, attribute, wrapped)
-    ready, pad = batches.ready, batches.pad
-    batches.pad = partial(timed, "padding", pad)
-    batches.ready = partial(timed, "tensors", ready)
+    batches.ready = partial(timed, "tensors", batches.ready)
     next(open_stream(world, 0))  # what is compiled or allocated once
     spent.clear()
     stream, steps = open_stream(world, 0), 0

@@ -13,9 +13,6 @@ from benchmarks.rows import LABELS, POSITIVES, World
 from schemas.parquet import list_column, matrix_column
 from trainer.stream import JoinedStream
 
-# Tensors do not know read-only memory; nothing writes to them.
-pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
