@@ -21,7 +21,7 @@ class Merged(NamedTuple):
 
     `ids` int64 [C]: the pool's labels first, ascending, then the others as they come up; `counts` int64 [R'] says how
     often each of the pool's was drawn. Pairs are sorted by query, a query's positives before its hard negatives:
-    `query` int64 [n], `place` int64 [n] in `ids`, `positive` bool [n].
+    `query` int32 [n], `place` int32 [n] in `ids`, `positive` bool [n].
     """
 
     ids: np.ndarray
@@ -43,7 +43,7 @@ def merge(pool: np.ndarray, positives: np.ndarray, offsets: np.ndarray, hard: np
         raise ValueError(f"{size} labels in a batch, at most {_LARGEST - 1} can be merged: make the batch smaller")
     pool = np.sort(pool)
     ids, counts = np.empty(size, np.int64), np.zeros(len(pool), np.int64)
-    query, place = np.empty((2, size - len(pool)), np.int64)
+    query, place = np.empty((2, size - len(pool)), np.int32)
     positive = np.empty(len(query), np.bool_)
     hard = np.ascontiguousarray(hard)
     count, drawn, pairs = _merge(pool, positives, offsets, hard, _table(size), ids, counts, query, place, positive)

@@ -9,7 +9,10 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 
 
 def pair_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """x[query_n] . w[label_n] for x [B, D], w [C, D] -> [n]; `query` ascending. Gradients do not flow through it."""
+    """x[query_n] . w[label_n] for x [B, D], w [C, D] -> [n]; `query` ascending. Gradients do not flow through it.
+
+    `query` and `label` are both int32, or both int64.
+    """
     # The dense product sampled at the pairs reads rows where they lie; gathering both sides takes 20 times as long.
     pairs = torch.sparse_csr_tensor(
         _starts(query, len(x)), label, x.new_zeros(len(query)), (len(x), len(w)), check_invariants=False
@@ -30,6 +33,6 @@ def sparse_product(
 
 def _starts(row: torch.Tensor, rows: int) -> torch.Tensor:
     """Offsets [rows + 1] of ascending row numbers (or of any, once sorted)."""
-    starts = torch.zeros(rows + 1, dtype=torch.int64)
-    torch.cumsum(torch.bincount(row, minlength=rows), 0, out=starts[1:])
+    starts = torch.zeros(rows + 1, dtype=row.dtype)
+    torch.cumsum(torch.bincount(row, minlength=rows), 0, dtype=row.dtype, out=starts[1:])
     return starts

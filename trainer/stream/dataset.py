@@ -237,6 +237,7 @@ class JoinedStream(IterableDataset):
                     self._notice.skip(window.skipped)
                 for batch in window.batches(order.epoch, first, steps):
                     yield batch if self._plan is None else replace(batch, candidates=self._plan(batch))
+                window.close()
 
     def _windows(self, order: EpochOrder, step: int) -> Generator[tuple[int, Window], None, None]:
         """Decoded windows from that of `step` on, each with its first step; threads decode the next ones ahead."""

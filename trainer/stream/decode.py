@@ -3,13 +3,16 @@
 import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from schemas.errors import TableError
+from trainer.stream.gather import Buffers
 from trainer.stream.order import EpochOrder, Segment, deal
+from trainer.stream.parts import Parts
 from trainer.stream.source import RowGroups
 from trainer.stream.window import Window
 
@@ -26,6 +29,7 @@ def decodings(
     next window of the same stream.
     """
     inherited: Groups = {}
+    buffers = Buffers()
     asked = first
     for window in range(first, order.windows):
         for coming in range(asked, min(window + 1 + fetched, order.windows)):
@@ -33,7 +37,7 @@ def decodings(
             groups.ahead(sorted(needed - (_handed_on(order, streams, coming - 1) if coming > first else set())))
             asked = coming + 1
         handed_on: Groups = {group: Future() for group in _handed_on(order, streams, window)}
-        yield functools.partial(decode, order, groups, streams, window, inherited, handed_on, damaged)
+        yield functools.partial(decode, order, groups, streams, window, inherited, handed_on, buffers, damaged)
         inherited = handed_on
 
 
@@ -50,6 +54,7 @@ def decode(
     window: int,
     inherited: Groups,
     handed_on: Groups,
+    buffers: Buffers,
     damaged: Damaged = "stop",
 ) -> Window:
     """Window number `window` of `streams`. Raises TableError unless `damaged` row groups are to be skipped."""
@@ -61,30 +66,28 @@ def decode(
         shuffle = order.shuffle(stream, window)
         places.append(shuffle + sum(sizes))
         sizes.append(len(shuffle))
-    dealt, offsets = deal(
-        sizes, order.share, min(order.steps_per_window, order.steps - window * order.steps_per_window)
-    )
+    batches = min(order.steps_per_window, order.steps - window * order.steps_per_window)
+    dealt, offsets = deal(sizes, order.share, batches)
     taken = np.concatenate(places)[dealt]
-    read = _read({segment.group for segment in segments}, groups, inherited, handed_on, damaged)
     ids = [np.arange(s.start, s.stop) + groups.first_row[s.group] for s in segments] or [np.empty(0, np.int64)]
     rows = np.concatenate(ids)[taken]
-    lost = [segment for segment in segments if segment.group not in read]
-    if lost:
-        good = np.concatenate([np.full(s.stop - s.start, s.group in read) for s in segments])
-        kept = good[taken]
-        taken, rows = (np.cumsum(good) - 1)[taken[kept]], rows[kept]
-        offsets = np.concatenate([[0], np.cumsum(kept)])[offsets]
-    pieces = [read[s.group].slice(s.start, s.stop - s.start) for s in segments if s.group in read]
-    if not pieces:  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same
-        pieces = [_none(groups)]
-    return Window.of(pieces, taken, rows, offsets, sum(s.stop - s.start for s in lost))
+    parts = Parts(segments, buffers)
+    _read(parts, {segment.group for segment in segments}, groups, inherited, handed_on, damaged)
+    missing = parts.missing
+    if missing.all():  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same
+        nothing = Parts([Segment(0, 0, 0)], buffers)
+        nothing.add(0, _none(groups))
+        return replace(nothing.window(taken[:0], rows[:0], np.zeros_like(offsets)), skipped=len(missing))
+    if missing.any():
+        kept = ~missing[taken]
+        taken, rows, offsets = taken[kept], rows[kept], np.concatenate([[0], np.cumsum(kept)])[offsets]
+    return parts.window(taken, rows, offsets)
 
 
 def _read(
-    wanted: set[int], groups: RowGroups, inherited: Groups, handed_on: Groups, damaged: Damaged
-) -> dict[int, pa.Table]:
-    """Row groups by number, without the damaged ones that are to be skipped."""
-    tables: dict[int, pa.Table] = {}
+    parts: Parts, wanted: set[int], groups: RowGroups, inherited: Groups, handed_on: Groups, damaged: Damaged
+) -> None:
+    """Add row groups `wanted` to `parts`, but for the damaged ones that are to be skipped."""
     try:
         # The next window waits for what is handed on, and this one for what it inherits.
         for group in sorted(wanted, key=lambda g: (g in inherited, g not in handed_on, g)):
@@ -97,13 +100,12 @@ def _read(
             if group in handed_on:
                 handed_on[group].set_result(table)
             if table is not None:
-                tables[group] = table
+                parts.add(group, table)
     except BaseException as error:
         for future in handed_on.values():
             if not future.done():
                 future.set_exception(error)
         raise
-    return tables
 
 
 def _none(groups: RowGroups) -> pa.Table:

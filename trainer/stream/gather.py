@@ -1,5 +1,6 @@
 """Columns of many row groups laid end to end, and rows taken from them: whole rows are copied, whatever the column."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,27 +37,56 @@ class Lists:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A fixed-size list column of `width` values a row, kept as bytes too."""
+    """A fixed-size list column, `values` [n, K], in memory that is lent until `close`."""
 
-    bytes: pa.Array
-    dtype: np.dtype
-    width: int
+    values: np.ndarray
+    _memory: np.ndarray
+    _lender: "Buffers"
 
     @classmethod
-    def of(cls, tables: Sequence[pa.Table], name: str) -> "Matrix":
-        """Column `name` of `tables` laid end to end."""
-        parts = [matrix_column(table, name) for table in tables]
-        width, dtype = parts[0].shape[1], parts[0].dtype
-        kind = pa.binary(width * dtype.itemsize)
-        column = pa.concat_arrays(
-            [pa.Array.from_buffers(kind, len(part), [None, pa.py_buffer(part)]) for part in parts]
-        )
-        return cls(column, dtype, width)
+    def lent(cls, rows: int, type: pa.FixedSizeListType, lender: "Buffers") -> "Matrix":
+        """To be written."""
+        dtype = pa.array([], type.value_type).to_numpy().dtype
+        memory = lender.take(rows * type.list_size * dtype.itemsize)
+        values = memory[: rows * type.list_size * dtype.itemsize].view(dtype).reshape(rows, type.list_size)
+        return cls(values, memory, lender)
+
+    def close(self) -> None:
+        """Give the memory back. What was taken has its own."""
+        self._lender.give(self._memory)
+
+    def write(self, table: pa.Table, name: str, start: int) -> None:
+        """Put column `name` of `table` into the rows from `start` on."""
+        self.values[start : start + table.num_rows] = matrix_column(table, name)
 
     def take(self, rows: pa.Array) -> np.ndarray:
-        """Rows `rows` [n]: [n, width]."""
-        taken = self.bytes.take(rows)
-        return np.frombuffer(taken.buffers()[1], self.dtype, len(taken) * self.width).reshape(-1, self.width)
+        """Rows `rows` [m]: [m, K], in memory of their own."""
+        kind = pa.binary(self.values.shape[1] * self.values.itemsize)
+        column = pa.Array.from_buffers(kind, len(self.values), [None, pa.py_buffer(self.values)])
+        taken = np.frombuffer(column.take(rows).buffers()[1], self.values.dtype)
+        return taken[: len(rows) * self.values.shape[1]].reshape(-1, self.values.shape[1])
+
+
+class Buffers:
+    """Memory that windows take in turns: new pages cost as much as filling them. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> np.ndarray:
+        """At least `size` bytes, uint8; their content is of no account."""
+        with self._lock:
+            for number, one in enumerate(self._free):
+                if len(one) >= size:
+                    return self._free.pop(number)
+            self._free = []  # too small for the windows of now
+        return np.empty(size, np.uint8)
+
+    def give(self, buffer: np.ndarray) -> None:
+        """Take back what nobody looks at any more."""
+        with self._lock:
+            self._free.append(buffer)
 
 
 def _as_bytes(values: np.ndarray, offsets: np.ndarray, wide: bool) -> pa.Array:

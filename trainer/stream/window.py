@@ -1,6 +1,6 @@
 """A window: the rows that a rank reads at once, and how its batches take them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,14 +28,10 @@ class Window:
     offsets: np.ndarray
     skipped: int = 0
 
-    @classmethod
-    def of(
-        cls, pieces: Sequence[pa.Table], order: np.ndarray, rows: np.ndarray, offsets: np.ndarray, skipped: int = 0
-    ) -> "Window":
-        """From row groups and parts of them, laid end to end."""
-        names = [name for name in pieces[0].column_names if name != "hard"]
-        hard = Matrix.of(pieces, "hard") if "hard" in pieces[0].column_names else None
-        return cls({name: Lists.of(pieces, name) for name in names}, hard, order, rows, offsets, skipped)
+    def close(self) -> None:
+        """No more batches will be asked for."""
+        if self.hard is not None:
+            self.hard.close()
 
     def batches(self, epoch: int, first_step: int, steps: range) -> Iterator[Batch]:
         """The window's batches of `steps`, which ascend; its batch 0 is that of `first_step`."""
