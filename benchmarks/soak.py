@@ -2,8 +2,9 @@
 
 Ranks under `torchrun` read the joined stream from a local S3 server, through a proxy that refuses, loses, resets, drops
 and delays requests. A new negatives table is published every minute, and half of one lies about; rank 0 decides at
-each epoch which is used, the others follow. At random moments a rank, or everything, is killed with SIGKILL and started
-again. Afterwards the same epochs are read from a local disk with the same decisions, and compared batch by batch.
+each epoch which is used, the others follow. At random moments a rank, one of its DataLoader workers or everything is
+killed with SIGKILL, and all is started again, with two workers a rank or none. Afterwards the same epochs are read
+from a local disk with the same decisions, and compared batch by batch.
 
     python -m benchmarks.soak [--quick] [--minutes M] [--kills K] [--ranks G]
 """
@@ -75,6 +76,7 @@ def soak(minutes: float, kills: int, ranks: int, seed: int = 0) -> dict:
             faults, between.faults = between.faults, Faults()
             local = undisturbed(folder, soaked)
             leaks = leaks_of(soaked, shared)
+            sockets = sum(map(is_socket, soaked.scratch.iterdir()))
             tables = adopted(soaked)
         found = [batches_of(soaked.out, rank) for rank in range(ranks)]
         expected = [batches_of(local, rank)[0] for rank in range(ranks)]
@@ -92,11 +94,13 @@ def soak(minutes: float, kills: int, ranks: int, seed: int = 0) -> dict:
             "batches not of the undisturbed run": sum(len(one) for one, _ in found) - same,
             "batches read again after a kill, to the same bytes": sum(again for _, again in found),
             "killed": dict(soaked.killed),
+            "started with": dict(soaked.workers),
             "tables published": soaked.published,
             "tables adopted": tables,
             "requests": faults.requests,
             "faults": dict(faults.done),
             "leaks": leaks,
+            "sockets of killed workers, left by multiprocessing": sockets,
         },
         {
             "batches equal": same / max(total, *[len(one) for one, _ in found], 1) if total else 0.0,
@@ -131,6 +135,7 @@ class Soak:
     ranks: int
     draw: random.Random
     killed: Counter[str] = field(default_factory=Counter)
+    workers: Counter[str] = field(default_factory=Counter)
     published: int = 0
     epochs: int = 0
     orphans: list[str] = field(default_factory=list)
@@ -168,7 +173,9 @@ class Soak:
     def start(self) -> subprocess.Popen:
         """Ranks, once each has read something."""
         before = self.sizes()
-        place = self.reading.write(self.folder / "reading.json")
+        workers = self.draw.choice([0, 2])
+        place = replace(self.reading, workers=workers).write(self.folder / "reading.json")
+        self.workers[f"{workers} workers"] += 1
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
         environment = {**os.environ, "TMPDIR": str(self.scratch), "OMP_NUM_THREADS": "1"}
         with (self.folder / "ranks.log").open("ab") as log:
@@ -187,12 +194,13 @@ class Soak:
         return process
 
     def kill(self, process: subprocess.Popen) -> None:
-        """SIGKILL for a rank, whereupon torchrun ends the others, or for all processes at once."""
+        """SIGKILL for a rank or a worker, whereupon torchrun ends the others, or for all processes at once."""
         launcher = psutil.Process(process.pid)
-        every = [*launcher.children(recursive=True), launcher]
-        ranks = [one for one in every[:-1] if "tests.rank" in one.cmdline()]
-        what = self.draw.choice(["a rank", "everything"])
-        for one in [self.draw.choice(ranks)] if what == "a rank" else every:
+        ranks = launcher.children()
+        workers = [one for rank in ranks for one in rank.children(recursive=True)]
+        every = [*workers, *ranks, launcher]
+        what = self.draw.choice(["a rank", "everything", *(["a worker"] if workers else [])])
+        for one in every if what == "everything" else [self.draw.choice(ranks if what == "a rank" else workers)]:
             one.send_signal(signal.SIGKILL)
         process.wait(END_SECONDS)
         _, left = psutil.wait_procs(every, timeout=30)
@@ -261,7 +269,7 @@ def leaks_of(soaked: Soak, shared: set[str]) -> dict[str, list[str]]:
     filesystem = fsspec.filesystem("s3")
     stored = [str(key) for key in filesystem.find(BUCKET) if storage.TEMPORARY in key]
     local = [str(place.relative_to(soaked.folder)) for place in soaked.out.rglob(f"{storage.TEMPORARY}*")]
-    scratch = [str(place.relative_to(soaked.folder)) for place in soaked.scratch.rglob("*")]
+    scratch = [str(place.relative_to(soaked.folder)) for place in soaked.scratch.iterdir() if not is_socket(place)]
     segments = [name for name in sorted(set(os.listdir("/dev/shm")) - shared) if not in_use(f"/dev/shm/{name}")]
     threads: list[str] = []
     for rank in range(soaked.ranks):
@@ -269,14 +277,20 @@ def leaks_of(soaked: Soak, shared: set[str]) -> dict[str, list[str]]:
         for line in (soaked.out / f"rank-{rank}.health").read_text().splitlines():
             now = json.loads(line)
             then = first.setdefault(now["pid"], now)
-            if now["stream_threads"] or now["threads"] > then["threads"] + 1 or now["files"] > then["files"] + 16:
+            more = {name: now[name] - then[name] for name in ("threads", "files", "processes")}
+            if now["stream_threads"] or more["threads"] > 1 or more["files"] > 16 or more["processes"] > 0:
                 threads.append(f"rank {rank}: {now}, at first {then}")
     return {
         "files": [*stored, *local, *scratch],
         "shared memory": segments,
-        "threads and open files": threads,
-        "processes": soaked.orphans,
+        "threads, open files and processes of a rank": threads,
+        "processes that outlived theirs": soaked.orphans,
     }
+
+
+def is_socket(place: Path) -> bool:
+    """Whether it is the folder of a socket of Python's multiprocessing, which a killed worker leaves behind."""
+    return place.name.startswith("pymp-") and all(one.is_socket() for one in place.iterdir())
 
 
 def in_use(place: str) -> bool:

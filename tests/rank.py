@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from torch.utils.data import DataLoader
 
 from schemas import storage
 from schemas.layout import DataLayout, RunLayout
@@ -50,6 +51,7 @@ class Reading:
     batch: int = 32
     streams: int = 4
     threads: int = 2
+    workers: int = 0  # of a DataLoader
     save_every: int = 5
     pause: float = 0.0
     kill: tuple[int, int, int] | None = None
@@ -86,6 +88,7 @@ def read(reading: Reading, ranks: Ranks) -> None:
         rank=ranks.rank,
         ranks=ranks.ranks,
     )
+    loader = DataLoader(stream, batch_size=None, num_workers=reading.workers, persistent_workers=reading.workers > 0)
     place = join(reading.run, "ranks", f"rank-{ranks.rank}.json")
     state: dict[str, Any] | None = json.loads(storage.read_bytes(place)) if storage.exists(place) else None
     epoch = 0 if state is None else state["epoch"]
@@ -101,28 +104,32 @@ def read(reading: Reading, ranks: Ranks) -> None:
             if state is not None:
                 stream.load_state_dict(state)
                 state = None
-            for batch in stream:
+            last = None
+            for batch in loader:
                 if reading.kill == (ranks.rank, batch.epoch, batch.step):
                     os.kill(os.getpid(), signal.SIGKILL)
                 batches.write(f"{batch.epoch} {batch.step} {digest_of(batch)}\n")
                 batches.flush()
                 if (batch.step + 1) % reading.save_every == 0:
-                    storage.write_bytes(place, json.dumps(stream.state_dict()).encode())
+                    storage.write_bytes(place, json.dumps(stream.state_dict(after=batch)).encode())
                 time.sleep(reading.pause)
-            storage.write_bytes(place, json.dumps(stream.state_dict()).encode())
+                last = batch
+            if last is not None:  # else it was saved at the epoch's end
+                storage.write_bytes(place, json.dumps(stream.state_dict(after=last)).encode())
             health.write(json.dumps({"pid": os.getpid(), "epoch": epoch, **held()}) + "\n")
             health.flush()
             epoch += 1
 
 
 def held() -> dict[str, int]:
-    """What a process must not gather: threads of the stream, all threads, open files."""
+    """What a process must not gather: threads of the stream, all threads, open files, processes of its own."""
     gc.collect()
     names = [thread.name for thread in threading.enumerate()]
     return {
         "stream_threads": sum(name.startswith("extremis-stream") for name in names),
         "threads": len(names),
         "files": psutil.Process().num_fds(),
+        "processes": len(psutil.Process().children(recursive=True)),
     }
 
 
