@@ -1,8 +1,9 @@
-"""A folder over HTTP with byte ranges, each answer late by so many seconds; a process of its own.
+"""Stores that answer late, each in processes of their own: a folder over HTTP with byte ranges, and an S3 server.
 
     python -m benchmarks.serving FOLDER SECONDS     prints its port first
 
-It reads nothing into memory, so that it costs little beside what it is measured with.
+The HTTP server reads nothing into memory, so that it costs little beside what it is measured with. The S3 server is
+moto's behind the proxy of the tests: both are Python, and cost much.
 """
 
 import functools
@@ -10,38 +11,79 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import psutil
+
+from tests import faults, s3
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)?")
 
 
+BUCKET = "benchmark"
+
+
 @dataclass(frozen=True)
 class Server:
-    """A running server."""
+    """A running server: the URL of the folder, and what a client's environment needs."""
 
     url: str
-    process: psutil.Process
+    processes: tuple[psutil.Process, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def cpu_seconds(self) -> float:
         """CPU seconds that it has taken so far."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+        times = [process.cpu_times() for process in self.processes]
+        return float(sum(one.user + one.system for one in times))
 
 
 @contextmanager
 def serve(folder: str, seconds: float) -> Iterator[Server]:
-    """`folder` served until the block ends."""
-    command = [sys.executable, "-m", "benchmarks.serving", folder, str(seconds)]
+    """`folder` served until the block ends, each answer late by `seconds`."""
+    with _serving(folder, seconds) as (port, process):
+        yield Server(f"http://127.0.0.1:{port}", (process,))
+
+
+@contextmanager
+def serve_s3(folder: str, seconds: float) -> Iterator[Server]:
+    """A copy of `folder` in a bucket until the block ends, each answer late by `seconds`."""
+    import boto3
+
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+    before = set(psutil.Process().children())
+    with tempfile.NamedTemporaryFile() as log, s3.serve(Path(log.name)) as port:
+        moto = set(psutil.Process().children()) - before
+        client = boto3.client(
+            "s3",
+            endpoint_url=f"http://127.0.0.1:{port}",
+            aws_access_key_id=keys["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=keys["AWS_SECRET_ACCESS_KEY"],
+            region_name=keys["AWS_DEFAULT_REGION"],
+        )
+        client.create_bucket(Bucket=BUCKET)
+        for path in Path(folder).rglob("*"):
+            if path.is_file():
+                client.upload_file(str(path), BUCKET, str(path.relative_to(folder)))
+        with _serving("--proxy", str(port), str(seconds)) as (between, process):
+            environment = {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{between}"}
+            yield Server(f"s3://{BUCKET}", (process, *moto), environment)
+
+
+@contextmanager
+def _serving(*given: object) -> Iterator[tuple[int, psutil.Process]]:
+    """This module as a process: its port, and the process."""
+    command = [sys.executable, "-m", "benchmarks.serving", *map(str, given)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield Server(f"http://127.0.0.1:{int(process.stdout.readline())}", psutil.Process(process.pid))
+        yield int(process.stdout.readline()), psutil.Process(process.pid)
     finally:
         process.kill()
         process.wait()
@@ -94,6 +136,12 @@ class _Server(ThreadingHTTPServer):
 
 
 def main() -> None:
+    """Serve until killed."""
+    if sys.argv[1] == "--proxy":
+        with faults.proxy(("127.0.0.1", int(sys.argv[2]))) as between:
+            between.faults = faults.Faults(delay_seconds=float(sys.argv[3]))
+            print(between.server_address[1], flush=True)
+            threading.Event().wait()
     handler = functools.partial(_Handler, directory=sys.argv[1], seconds=float(sys.argv[2]))
     server = _Server(("127.0.0.1", 0), handler)
     print(server.server_address[1], flush=True)

@@ -3,13 +3,16 @@
 The store is an HTTP server of byte ranges in a process of its own: it shares the cores with the stream, and what both
 take of them is stated. Three rates: as fast as it goes; for a consumer that takes 5 ms a batch, as a training step on a
 device does; and from a server without the delay, which tells the cost of requests and bytes from that of the latency.
-The time is that from the first batch of an epoch to its last; the seconds to the first batch are stated.
+The time is that from the first batch of an epoch to its last; the seconds to the first batch are stated. A full run
+states the same of an S3 server, which is Python's, and takes most of the two cores itself.
 
     python -m benchmarks.stream_remote [--quick] [--rows N] [--folder DIR]
 """
 
 import argparse
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,13 +24,14 @@ from typing import Any
 
 from benchmarks.report import interleave, medians, report
 from benchmarks.rows import LABELS, World
-from benchmarks.serving import Server, serve
+from benchmarks.serving import Server, serve, serve_s3
 
 DELAY_SECONDS = 0.05
 STEP_SECONDS = 0.005
 STREAMS = 8
 THREADS = 2
 BAR = 0.8
+TRAINING = ", in training"
 
 
 def main() -> None:
@@ -44,19 +48,23 @@ def main() -> None:
     # Windows of so many rows that the epoch has 6 of them, or 8.
     group, default = (2048, 3 << 17) if arguments.quick else (8192, 1 << 21)
     with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="extremis-benchmark-") as folder:
-        measure(World(folder, arguments.rows or default, group=group), 1 if arguments.quick else 3)
+        world = World(os.path.join(folder, "http"), arguments.rows or default, group=group)
+        # For each range moto reads the whole object: fewer rows, in smaller shards.
+        s3 = None if arguments.quick else World(os.path.join(folder, "s3"), 1 << 18, group=2048)
+        measure(world, 1 if arguments.quick else 3, s3)
 
 
-def measure(world: World, rounds: int) -> None:
+def measure(world: World, rounds: int, s3: World | None) -> None:
     """Make the tables, serve them, read them in turns, report."""
-    world.write()
+    for one in filter(None, (world, s3)):
+        one.write()
     cpu: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     first: dict[str, list[float]] = defaultdict(list)
 
-    def side(name: str, server: Server | None, step_seconds: float) -> Callable[[], float]:
+    def side(name: str, world: World, server: Server | None, step_seconds: float) -> Callable[[], float]:
         def run() -> float:
             before = server.cpu_seconds() if server else 0.0
-            seen = child(world, server.url if server else world.root, step_seconds)
+            seen = child(world, server, step_seconds)
             served = (server.cpu_seconds() if server else 0.0) - before
             cpu[name]["stream"].append(seen["cpu"] / seen["seconds"])
             cpu[name]["server"].append(served / seen["seconds"])
@@ -65,20 +73,36 @@ def measure(world: World, rounds: int) -> None:
 
         return run
 
-    with serve(world.root, DELAY_SECONDS) as late, serve(world.root, 0.0) as prompt:
-        sides = {
-            "local": side("local", None, 0.0),
-            "remote": side("remote", late, 0.0),
-            "remote without delay": side("remote without delay", prompt, 0.0),
-            "local, in training": side("local, in training", None, STEP_SECONDS),
-            "remote, in training": side("remote, in training", late, STEP_SECONDS),
+    with contextlib.ExitStack() as stack:
+        late = stack.enter_context(serve(world.root, DELAY_SECONDS))
+        prompt = stack.enter_context(serve(world.root, 0.0))
+        kinds: dict[str, tuple[World, Server | None]] = {
+            "local": (world, None),
+            "remote": (world, late),
+            "remote without delay": (world, prompt),
         }
+        if s3:
+            kinds["local, rows of S3"] = (s3, None)
+            kinds["S3"] = (s3, stack.enter_context(serve_s3(s3.root, DELAY_SECONDS)))
+        sides = {name: side(name, *kind, 0.0) for name, kind in kinds.items()}
+        for name in [kind for kind in kinds if kind != "remote without delay"]:
+            sides[name + TRAINING] = side(name + TRAINING, *kinds[name], STEP_SECONDS)
         rates = medians(interleave(sides, rounds))
     middle = {name: medians(shares) for name, shares in cpu.items()}
+    ratios = {
+        "remote / local": rates["remote"] / rates["local"],
+        f"remote / local{TRAINING}": rates[f"remote{TRAINING}"] / rates[f"local{TRAINING}"],
+        "remote / remote without delay": rates["remote"] / rates["remote without delay"],
+    }
+    bars = dict.fromkeys(ratios, BAR)
+    if s3:
+        for way in ("", TRAINING):
+            ratios[f"S3 / local{way}"] = rates[f"S3{way}"] / rates[f"local, rows of S3{way}"]
     report(
         f"a remote source that answers {DELAY_SECONDS * 1000:g} ms late reaches {BAR} of the local rate",
         {
             "rows": world.rows,
+            "rows of S3": s3.rows if s3 else "none in a quick run",
             "K": world.width,
             "rows a row group": world.group,
             "threads": THREADS,
@@ -94,22 +118,19 @@ def measure(world: World, rounds: int) -> None:
             },
             "rounds": rounds,
         },
-        {
-            "remote / local": rates["remote"] / rates["local"],
-            "remote / local, in training": rates["remote, in training"] / rates["local, in training"],
-            "remote / remote without delay": rates["remote"] / rates["remote without delay"],
-        },
-        {"remote / local": BAR, "remote / local, in training": BAR, "remote / remote without delay": BAR},
+        ratios,
+        bars,
     )
 
 
-def child(world: World, root: str, step_seconds: float) -> dict[str, Any]:
-    """`read` in a fresh process."""
-    task = json.dumps([asdict(world), root, step_seconds])
+def child(world: World, server: Server | None, step_seconds: float) -> dict[str, Any]:
+    """`read` in a fresh process, from `server`, or from the disk."""
+    task = json.dumps([asdict(world), server.url if server else world.root, step_seconds])
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.stream_remote", "--task", task]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, **(server.environment if server else {})}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode:
-        raise SystemExit(f"{root}: status {done.returncode}")
+        raise SystemExit(f"{task}: status {done.returncode}")
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen
 
