@@ -6,11 +6,11 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import pyarrow as pa
 
 from schemas import storage
+from schemas.cache import LocalCache
 from schemas.errors import StorageError, TableError
 from schemas.manifest import Shard, find_shard
 from schemas.storage import join
@@ -20,20 +20,12 @@ GAP = 1 << 17  # bytes between two ranges that cost less to read along than a re
 Range = tuple[int, int]
 
 
-class Cache(Protocol):
-    """Keeps fetched ranges, by the SHA-256 of the file that they are of."""
-
-    def get(self, sha256: str, start: int, stop: int) -> bytes | None: ...
-
-    def put(self, sha256: str, start: int, stop: int, data: bytes) -> None: ...
-
-
 @dataclass(frozen=True)
 class Access:
     """How shards are read: whether checksums are verified, where remote ranges are kept, when to give up retrying."""
 
     verify: bool = True
-    cache: Cache | None = None
+    cache: LocalCache | None = None
     given_up: threading.Event | None = None
 
 
@@ -102,6 +94,8 @@ def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
         with naming_damage(place):
             yield Remote(place, shard.sha256, access)
     except (FileNotFoundError, StorageError, TableError):
+        if access.cache:
+            access.cache.discard(shard.sha256)
         find_shard(url, shard)  # the look-up costs a request, so only whoever needs the reason pays for it
         raise
 

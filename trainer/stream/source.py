@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas import storage, tables
+from schemas.cache import LocalCache
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, open_manifest, require_parent
@@ -113,12 +114,15 @@ _TABLES = (
 class Reading:
     """How row groups are read. Nothing here changes what a stream deals, only how fast and how carefully it comes.
 
-    `verify`: checksums of what is read. `threads` fetch ahead from beyond a local disk, at most `ahead_bytes`.
+    `verify`: checksums of what is read. `threads` fetch ahead from beyond a local disk, at most `ahead_bytes`, and what
+    they fetch is kept in the directory `cache` where there is one, up to `cache_bytes`.
     """
 
     verify: bool = True
     threads: int = 16
     ahead_bytes: int = 256 << 20
+    cache: str = ""
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,12 +176,13 @@ class RowGroups:
         # Empty where every row is dealt once.
         self.mix = () if all(source.weight == 1 for source in sources) else tuple(shares)
         self.first_row = np.concatenate([*starts, [base]]).astype(np.int64)
-        urls = {table.url for source in sources for table in (source.table, source.negatives) if table is not None}
-        self._remote = {url for url in urls if not storage.is_local(url)}
+        self._tables = [table for s in sources for table in (s.table, s.negatives) if table is not None]
+        self._remote = {table.url for table in self._tables if not storage.is_local(table.url)}
         self._lock = threading.Lock()
         self._fetcher = None
         self._given_up = threading.Event()
-        self._shards = OpenShards(Access(self._reading.verify, None, self._given_up))
+        self._cache = self._open_cache()
+        self._shards = OpenShards(Access(self._reading.verify, self._cache, self._given_up))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowGroups, self._made_from
@@ -237,6 +242,23 @@ class RowGroups:
             columns["hard"] = self._hard(joined, rows.num_rows)
         return pa.table(columns)
 
+    def _open_cache(self) -> LocalCache | None:
+        """Raises InputError for a directory or a size that cannot work."""
+        if not self._reading.cache or not self._remote:
+            return None
+        cache = LocalCache(self._reading.cache, self._reading.cache_bytes)
+        largest = max(
+            -(-entry.bytes * min(entry.rows, table.manifest.row_group_rows or 1) // entry.rows)
+            for table in self._tables
+            for entry in table.manifest.shards
+            if table.url in self._remote and entry.rows
+        )
+        cache.require(
+            largest * (self._reading.threads + 1),
+            f"the row groups of {self._reading.threads} fetching threads (storage.fetch_threads) and a reading one",
+        )
+        return cache
+
     def _take(self, item: int) -> Pieces | None:
         fetcher = self._fetcher
         return None if fetcher is None else fetcher.take(item)
@@ -269,7 +291,14 @@ class RowGroups:
 
     def _read(self, part: _Part, pieces: Pieces | None) -> pa.Table:
         shard = self._shards.get(part.table.url, part.entry)
-        rows = read_group(shard, part.group, part.columns, part.place, pieces)
+        try:
+            rows = read_group(shard, part.group, part.columns, part.place, pieces)
+        except TableError:
+            if shard.local:
+                raise
+            if self._cache:
+                self._cache.discard(part.entry.sha256)
+            rows = read_group(shard, part.group, part.columns, part.place)  # what was spoilt on its way comes whole now
         if rows.num_rows != part.rows:
             raise TableError(
                 f"{part.place}, row group {part.group}: {rows.num_rows} rows, its manifest says {part.rows}. "

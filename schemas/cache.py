@@ -1,0 +1,178 @@
+"""A cache of remote shards on a local disk: ranges of files, by the SHA-256 of the file, in a directory of its own.
+
+    FOLDER/.extremis-cache            says whose directory it is; locked by whoever writes
+    FOLDER/.bytes                     bytes of all entries, rather too many: counted before they are written
+    FOLDER/ab/ab12...-START-STOP      the bytes, and their CRC-32
+
+Processes of one machine may share it, and may be killed at any moment: an entry appears whole (a temporary file is
+renamed) and is checked when it is read. The entries used longest ago go first, and nothing else is ever removed.
+A cache that fails (a full disk) costs time only.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import struct
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schemas.checksums import crc32
+from schemas.errors import InputError
+from schemas.storage import TEMPORARY
+
+MARKER = ".extremis-cache"
+_COUNT = ".bytes"
+_ENTRY = re.compile(r"([0-9a-f]{64})-(\d+)-(\d+)")
+_LEFT_OVER = re.compile(re.escape(TEMPORARY) + r"[0-9a-f]{32}")
+_CHECKSUM = struct.Struct("<I")
+_KEPT = 0.9  # of the limit, where room is made: looking at every entry is dear
+
+
+@dataclass(frozen=True)
+class LocalCache:
+    """At most `limit` bytes in `folder`, shared by threads and processes."""
+
+    folder: str
+    limit: int
+
+    def __post_init__(self) -> None:
+        """Take `folder` into possession. Raises InputError where it is not ours, or cannot hold `limit` bytes."""
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            found = os.listdir(self.folder)
+            if found and MARKER not in found:
+                raise InputError(
+                    f"storage.cache = {self.folder!r}: the directory holds other things ({sorted(found)[0]!r}, …), "
+                    "and a cache removes files. Name an empty or a new directory."
+                )
+            with contextlib.suppress(FileExistsError), open(self._path(MARKER), "x") as marker:
+                marker.write("Extremis caches remote shards here. It can be removed whenever nothing reads it.\n")
+            with self._locked():
+                held = self._scan(self.limit)
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise InputError(
+                f"storage.cache = {self.folder!r}: {error.strerror or error}. Name a directory on a local disk, "
+                "which can be written to."
+            ) from error
+        if self.limit > free + held:
+            raise InputError(
+                f"storage.cache_size: {self.limit:,} bytes do not fit on the disk of {self.folder}: {free:,} are free "
+                f"and {held:,} cached. Lower it, or name a directory on another disk."
+            )
+
+    def require(self, least: int, why: str) -> None:
+        """Raise InputError where the limit is below `least` bytes, which `why` needs at once."""
+        if self.limit < least:
+            raise InputError(
+                f"storage.cache_size: {self.limit:,} bytes are fewer than {why} take at once: {least:,}. "
+                "Raise it, or set storage.cache = '' to read without a cache."
+            )
+
+    def get(self, sha256: str, start: int, stop: int) -> bytes | None:
+        """Bytes [start, stop) of that file, or None. What does not match its CRC-32 is removed."""
+        path = self._entry(sha256, start, stop)
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+            size = stop - start
+            if len(content) == size + _CHECKSUM.size:
+                data = content[:size]
+                if crc32(data) == _CHECKSUM.unpack(content[size:])[0]:
+                    os.utime(path)
+                    return data
+            os.unlink(path)
+        except OSError:
+            pass
+        return None
+
+    def put(self, sha256: str, start: int, stop: int, data: bytes) -> None:
+        """Keep bytes [start, stop) of that file, and let go of what was used longest ago where there is no room."""
+        size = len(data) + _CHECKSUM.size
+        if size > self.limit:
+            return
+        path = self._entry(sha256, start, stop)
+        temporary = os.path.join(os.path.dirname(path), f"{TEMPORARY}{uuid.uuid4().hex}")
+        with contextlib.suppress(OSError), self._locked():
+            if os.path.exists(path):  # somebody else fetched it at the same time
+                return
+            self._make_room(size)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            try:
+                with open(temporary, "xb") as out:
+                    out.write(data)
+                    out.write(_CHECKSUM.pack(crc32(data)))
+                os.replace(temporary, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+
+    def discard(self, sha256: str) -> None:
+        """Forget everything of that file."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._path(sha256[:2])):
+                if entry.name.startswith(f"{sha256}-") and _ENTRY.fullmatch(entry.name):
+                    os.unlink(entry.path)
+
+    def _make_room(self, size: int) -> None:
+        held = self._counted()
+        if held is None or held + size > self.limit:
+            held = self._scan(min(int(self.limit * _KEPT), self.limit - size))
+        self._count(held + size)
+
+    def _scan(self, most: int) -> int:
+        """Remove what killed processes left, and the entries used longest ago, down to `most` bytes; what is held then.
+
+        Whoever calls has the lock: nobody else writes.
+        """
+        entries = []
+        for folder in os.scandir(self.folder):
+            if not re.fullmatch(r"[0-9a-f]{2}", folder.name) or not folder.is_dir(follow_symlinks=False):
+                continue
+            for entry in os.scandir(folder.path):
+                with contextlib.suppress(FileNotFoundError):
+                    if not entry.is_file(follow_symlinks=False):
+                        continue
+                    if _LEFT_OVER.fullmatch(entry.name):
+                        os.unlink(entry.path)
+                    elif _ENTRY.fullmatch(entry.name):
+                        stat = entry.stat(follow_symlinks=False)
+                        entries.append((stat.st_mtime_ns, stat.st_size, entry.path))
+        held = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if held <= most:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            held -= size
+        self._count(held)
+        return held
+
+    def _counted(self) -> int | None:
+        with contextlib.suppress(OSError, ValueError), open(self._path(_COUNT), "rb") as file:
+            return int(file.read())
+        return None
+
+    def _count(self, held: int) -> None:
+        """Overwrite the count in place: on many disks a file that is cut to nothing first costs a millisecond."""
+        handle = os.open(self._path(_COUNT), os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(handle, b"%020d" % held, 0)
+        finally:
+            os.close(handle)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with open(self._path(MARKER)) as marker:
+            fcntl.flock(marker, fcntl.LOCK_EX)
+            yield
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _entry(self, sha256: str, start: int, stop: int) -> str:
+        return os.path.join(self.folder, sha256[:2], f"{sha256}-{start}-{stop}")
