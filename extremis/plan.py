@@ -7,11 +7,11 @@ from extremis.console import results, table
 from extremis.planning import sample
 from extremis.planning.sizes import Sizes, measure
 from extremis.planning.workload import Workload
-from pipelines.mining.options import parse_bytes, say_bytes
 from pipelines.sharding.options import ShardOptions
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
+from schemas.sizes import parse_bytes, say_bytes
 from trainer.config import Recipe
 
 

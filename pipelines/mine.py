@@ -17,7 +17,7 @@ from pipelines.mining import steps
 from pipelines.mining.existing import finished, mined
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept import Kept, existing_index, publish_index
-from pipelines.mining.options import MineOptions, say_bytes
+from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
 from pipelines.mining.source import Source
@@ -28,6 +28,7 @@ from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
+from schemas.sizes import say_bytes
 from schemas.storage import join
 
 __all__ = ["MineOptions", "mine", "watch"]

@@ -22,19 +22,38 @@ _HOP = ("connection", "transfer-encoding", "keep-alive")
 
 @dataclass
 class Faults:
-    """Which requests fail: a share of all, drawn from `seed`; and every one from the `down_after`-th on."""
+    """Which requests fail: a share of all, drawn from `seed`; and every one from the `down_after`-th on.
+
+    `most_at_once`: requests under way at a time.
+    """
 
     share: float = 0.0
     seed: int = 0
     down_after: int | None = None
     kinds: tuple[str, ...] = KINDS
     slow_seconds: float = 0.2
+    delay_seconds: float = 0.0  # before every answer
     requests: int = 0
+    most_at_once: int = 0
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
         self._lock = threading.Lock()
+        self._now = 0
+
+    @contextmanager
+    def delay(self) -> Iterator[None]:
+        """Counts requests under way, and holds each of them up."""
+        with self._lock:
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            time.sleep(self.delay_seconds)
+            yield
+        finally:
+            with self._lock:
+                self._now -= 1
 
     def next(self) -> str | None:
         """What happens to the next request: one of KINDS, or None."""
@@ -84,7 +103,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.server.faults.next()
+        faults = self.server.faults
+        with faults.delay():
+            self._serve_as(faults.next(), body)
+
+    def _serve_as(self, fault: str | None, body: bytes) -> None:
         if fault == "refused":
             self._answer(500, [("Content-Type", "application/xml")], _ERROR)
             return

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import code_version
+from schemas.sizes import parse_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -72,6 +73,34 @@ class Order(Section):
     def _divides(self) -> "Order":
         if self.batch % self.streams:
             raise ValueError(f"order.streams = {self.streams} does not divide order.batch = {self.batch}")
+        return self
+
+
+class Storage(Section):
+    """How the stream reads storage. It changes no order and no number, so a resumed run may have it otherwise."""
+
+    verify: bool = Field(True, description="checksums of what is read are verified")
+    damaged: Literal["stop", "skip"] = Field("stop", description="a row group that does not match them: stop, or skip")
+    fetch_threads: int = Field(16, ge=0, description="requests to a remote store at a time, ahead of use; 0: none")
+    cache: str = Field("", description="a local directory of its own for what remote stores gave; empty: none")
+    cache_size: str = Field("", description="what the cache may hold, e.g. '50GiB'")
+
+    @property
+    def cache_bytes(self) -> int:
+        return parse_bytes(self.cache_size) if self.cache_size else 0
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Storage":
+        try:
+            size = self.cache_bytes
+        except InputError as error:
+            raise ValueError(f"storage.cache_size = {error}".rstrip(".")) from None
+        if self.cache and not size:
+            raise ValueError(f"storage.cache = {self.cache!r} needs a limit: set storage.cache_size, e.g. '50GiB'")
+        if size and not self.cache:
+            raise ValueError("storage.cache_size is the limit of a cache: set storage.cache to a local directory")
+        if "://" in self.cache:
+            raise ValueError(f"storage.cache = {self.cache!r}: a cache is a directory on a local disk, not a URL")
         return self
 
 
@@ -223,6 +252,7 @@ class Recipe(Section):
     method: str = "astra"
     data: Data = Data()
     order: Order = Order()
+    storage: Storage = Storage()
     encoder: Encoder = Encoder()
     classifier: Classifier = Classifier()
     negatives: Negatives = Negatives()

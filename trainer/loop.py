@@ -21,7 +21,7 @@ from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, require_same_data
 from trainer.refresh import LEAD, Adoption, EmbeddingCollector, adopt, dump_is_published
 from trainer.schedule import rate_factor
-from trainer.stream import Batch, JoinedStream, Source, open_sources
+from trainer.stream import Batch, JoinedStream, Reading, Source, open_sources
 from trainer.tracking import Tracker
 
 Say = Callable[[str], None]
@@ -305,7 +305,7 @@ class Trainer:
         self.progress = Progress(**checkpoint.state["progress"])
 
     def _open_stream(self, sources: list[Source], plan: Planner | None) -> JoinedStream:
-        order = self.recipe.order
+        order, reading = self.recipe.order, self.recipe.storage
         return JoinedStream(
             sources,
             self.labels,
@@ -317,6 +317,13 @@ class Trainer:
             threads=order.threads,
             tail=order.tail,
             plan=plan,
+            damaged=reading.damaged,
+            reading=Reading(
+                verify=reading.verify,
+                threads=reading.fetch_threads,
+                cache=reading.cache,
+                cache_bytes=reading.cache_bytes,
+            ),
         )
 
     def _fit_idf(self) -> None:
@@ -351,7 +358,7 @@ def _require_same_recipe(started: Recipe, given: Recipe, run: str) -> None:
     differing = [
         f"{section}.{key} was {before[section][key]!r}, now {value!r}"
         for section, values in now.items()
-        if isinstance(values, dict)
+        if isinstance(values, dict) and section != "storage"  # how it is read, not what
         for key, value in values.items()
         if value != before[section][key]
     ]

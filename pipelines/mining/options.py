@@ -1,17 +1,15 @@
 """What a user may set about mining; everything else follows from the dump."""
 
-import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from schemas.errors import InputError
+from schemas.sizes import parse_bytes
 
 AUTO = "auto"
 EXACT = "exact"
 DEFAULT_MEMORY = 4 << 30
-_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 class MineOptions(BaseModel):
@@ -65,21 +63,3 @@ class MineOptions(BaseModel):
             first = error.errors()[0]
             name = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
             raise InputError(f"{name}: {first['msg']}; got {first['input']!r}.") from None
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of `8GiB`, `500MB`, `1.5 TiB` or a plain number. Raises InputError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise InputError(f"{text!r} is no size: expected a number with a unit, for example 8GiB or 500MB.")
-    return int(float(match[1]) * unit)
-
-
-def say_bytes(count: float) -> str:
-    """`7.9 GiB`, for people."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    raise AssertionError

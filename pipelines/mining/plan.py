@@ -14,13 +14,14 @@ from pipelines.mining.factory import Factory
 from pipelines.mining.filters import Filters
 from pipelines.mining.inputs import Inputs
 from pipelines.mining.memory import Estimate, Sizes
-from pipelines.mining.options import AUTO, MineOptions, say_bytes
+from pipelines.mining.options import AUTO, MineOptions
 from pipelines.mining.overlap import Previous
 from pipelines.mining.source import Source
 from schemas import tables
 from schemas.errors import InputError
 from schemas.layout import shard_name
 from schemas.manifest import Manifest
+from schemas.sizes import say_bytes
 from schemas.storage import join
 
 _FEWEST_AUDITED = 200

@@ -5,17 +5,16 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 
 from pipelines.mine import SPENT
 from schemas import storage
 from schemas.errors import StorageError
 from tests.command import call, refused, sets
-from tests.faults import Faults, Proxy, proxy
+from tests.faults import Faults, Proxy
 from tests.pipelines.mining.world import World, random_world
 from tests.pipelines.raw import write_tate
-from tests.s3 import serve
+from tests.s3 import client, put, reached_through_proxy, serve
 
 s3fs = pytest.importorskip("s3fs")
 
@@ -31,19 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]
 @pytest.fixture(scope="module")
 def store(server: tuple[str, int]) -> Iterator[Proxy]:
     """A bucket behind a proxy; this process reaches it as a user would, by environment variables."""
-    with proxy(server) as between, pytest.MonkeyPatch.context() as patch:
-        for name, value in (
-            ("AWS_ENDPOINT_URL", between.url),
-            ("AWS_ACCESS_KEY_ID", "key"),
-            ("AWS_SECRET_ACCESS_KEY", "secret"),
-            ("AWS_DEFAULT_REGION", "us-east-1"),
-            ("AWS_MAX_ATTEMPTS", "1"),  # botocore's own retries would hide how often ours have to help
-        ):
-            patch.setenv(name, value)
-        s3fs.S3FileSystem.clear_instance_cache()
+    with reached_through_proxy(server) as between:
         client(server).create_bucket(Bucket=BUCKET)
         yield between
-        s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture
@@ -53,16 +42,6 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
 
 
-def client(server: tuple[str, int]) -> "boto3.client":
-    return boto3.client(
-        "s3",
-        endpoint_url=f"http://{server[0]}:{server[1]}",
-        aws_access_key_id="key",
-        aws_secret_access_key="secret",
-        region_name="us-east-1",
-    )
-
-
 def stored(server: tuple[str, int], prefix: str) -> dict[str, bytes]:
     """What is in the store, by another client and past the proxy."""
     s3 = client(server)
@@ -70,13 +49,6 @@ def stored(server: tuple[str, int], prefix: str) -> dict[str, bytes]:
     keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
     bodies = {key.removeprefix(prefix): s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
     return {name: body for name, body in bodies.items() if not name.endswith(SPENT)}  # what a clock measured
-
-
-def put(server: tuple[str, int], folder: Path, prefix: str) -> None:
-    s3 = client(server)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            s3.put_object(Bucket=BUCKET, Key=prefix + str(path.relative_to(folder)), Body=path.read_bytes())
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -124,7 +96,7 @@ def test_faults_that_pass_change_nothing(
     """Refused, lost, slow and reset: the store ends up with the bytes that a local disk gets."""
     step = steps[name]
     for place, folder in step.inputs.items():
-        put(server, folder, f"{name}/{place}/")
+        put(server, BUCKET, folder, f"{name}/{place}/")
         os.symlink(folder, tmp_path / place) if name != "mine" else storage_copy(folder, tmp_path / place)
     assert call(*step.arguments(str(tmp_path), str(tmp_path))).status == 0
     store.faults = faults = Faults(share=0.08, seed=len(name), slow_seconds=0.1)
@@ -148,7 +120,7 @@ def test_a_store_that_stays_away_is_named_and_nothing_is_visible(
 ) -> None:
     step = steps[name]
     for place, folder in step.inputs.items():
-        put(server, folder, f"away-{name}/{place}/")
+        put(server, BUCKET, folder, f"away-{name}/{place}/")
     root = f"s3://{BUCKET}/away-{name}"
     store.faults = faults = Faults()
     assert call(*step.arguments(root, f"{root}/whole") if name != "mine" else step.arguments(root, root)).status == 0

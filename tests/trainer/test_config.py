@@ -76,6 +76,11 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
             "labels = 0.5 is below 1, .*multiply all weights .*or set negatives.hard = 0",
         ),
         (["refresh.start=1"], "refresh.start: .*greater than or equal to 2"),
+        (["storage.cache=/c"], "storage.cache = '/c' needs a limit: set storage.cache_size"),
+        (["storage.cache_size=1GiB"], "storage.cache_size is the limit of a cache: set storage.cache"),
+        (["storage.cache=/c", "storage.cache_size=much"], "storage.cache_size = 'much' is no size: .*8GiB"),
+        (["storage.cache=s3://b/c", "storage.cache_size=1GiB"], "a cache is a directory on a local disk, not a URL"),
+        (["storage.damaged=mend"], "storage.damaged: .*'stop' or 'skip'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_key_and_the_value(overrides: list[str], message: str) -> None:

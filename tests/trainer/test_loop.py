@@ -6,6 +6,7 @@ Real processes, killed and resumed, are in tests/loop.
 import math
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,6 +155,21 @@ def outcome(run: RunLayout) -> dict[str, object]:
         "dumps": [open_manifest(url).digest for url in urls],
         "checkpoint": latest_checkpoint(run).manifest.shards,
     }
+
+
+def test_storage_may_be_read_in_another_way_after_a_resume(
+    data: SmallData, straight: tuple[RunLayout, list[float]], runs: Iterator[RunLayout], tmp_path: Path
+) -> None:
+    run = next(runs)
+    cached = {"cache": str(tmp_path / "cache"), "cache_size": "10MB", "verify": False, "fetch_threads": 3}
+    with pytest.raises(Killed):
+        train(Trainer.start(data.layout.root, run.root, recipe(), silent), 9)
+    train(Trainer.resume(data.layout.root, run.root, recipe(storage=cached), silent))
+    assert [r["loss"] for r in read_metrics(run) if r["kind"] == "train"] == straight[1]
+    assert len(list((tmp_path / "cache").glob("??/*"))) > 5
+    small = recipe(storage={**cached, "cache_size": "1kB"})
+    with pytest.raises(InputError, match="1,000 bytes are fewer than the row groups of 3 fetching threads"):
+        Trainer.start(data.layout.root, next(runs).root, small, silent)
 
 
 def test_tars_give_the_same_losses_as_parquet_and_resume_in_the_same_way(

@@ -3,12 +3,13 @@
 from trainer.stream.batch import Batch
 from trainer.stream.dataset import JoinedStream
 from trainer.stream.ranks import Ranks, ranks_of_environment
-from trainer.stream.source import Source, Table, open_queries, open_sources
+from trainer.stream.source import Reading, Source, Table, open_queries, open_sources
 
 __all__ = [
     "Batch",
     "JoinedStream",
     "Ranks",
+    "Reading",
     "Source",
     "Table",
     "open_queries",

@@ -1,0 +1,26 @@
+"""Sizes in bytes, as people write and read them."""
+
+import re
+
+from schemas.errors import InputError
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `8GiB`, `500MB`, `1.5 TiB` or a plain number. Raises InputError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise InputError(f"{text!r} is no size: expected a number with a unit, for example 8GiB or 500MB.")
+    return int(float(match[1]) * unit)
+
+
+def say_bytes(count: float) -> str:
+    """`7.9 GiB`, for people."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    raise AssertionError
