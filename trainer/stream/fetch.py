@@ -1,6 +1,5 @@
 """Fetching ahead: what will be read next is on its way from storage while what is there is decoded."""
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ class Fetcher(Generic[T]):
     """Calls `fetch` for items named ahead of their use, in that order, on `threads` threads of its own.
 
     What is under way or waits to be taken is at most `limit` bytes, by `size` of each item, or one item. Safe to use
-    from several threads, after `close`, and in a process forked from the one that made it.
+    from several threads, and after `close`.
     """
 
     def __init__(self, fetch: Callable[[int], T], size: Callable[[int], int], threads: int, limit: int) -> None:
@@ -34,9 +33,6 @@ class Fetcher(Generic[T]):
 
     def ahead(self, items: Iterable[int]) -> None:
         """Each item will be taken once for each time that it is named."""
-        if self._process != os.getpid():
-            self._lock = threading.Lock()
-            self._forget()
         with self._lock:
             self._waiting.extend(items)
             self._start_more()
@@ -62,13 +58,12 @@ class Fetcher(Generic[T]):
     def close(self) -> None:
         """Drop what was fetched, call off what waits, and end the threads; what is under way is waited for."""
         with self._lock:
-            pool = self._pool if self._process == os.getpid() else None
+            pool = self._pool
             self._forget()
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _forget(self) -> None:
-        self._process = os.getpid()
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: deque[int] = deque()
         self._begun: dict[int, _Fetch[T]] = {}

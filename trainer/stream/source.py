@@ -1,6 +1,7 @@
 """A source of training rows: a queries-like table, the meaning of its positives, and the negatives joined to it."""
 
 import math
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -178,11 +179,8 @@ class RowGroups:
         self.first_row = np.concatenate([*starts, [base]]).astype(np.int64)
         self._tables = [table for s in sources for table in (s.table, s.negatives) if table is not None]
         self._remote = {table.url for table in self._tables if not storage.is_local(table.url)}
-        self._lock = threading.Lock()
-        self._fetcher = None
-        self._given_up = threading.Event()
         self._cache = self._open_cache()
-        self._shards = OpenShards(Access(self._reading.verify, self._cache, self._given_up))
+        self._begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowGroups, self._made_from
@@ -204,6 +202,7 @@ class RowGroups:
         """
         if not self._remote or not self._reading.threads:
             return
+        self._after_fork()
         with self._lock:
             if self._fetcher is None:
                 self._fetcher = Fetcher(self._fetch, self._size, self._reading.threads, self._reading.ahead_bytes)
@@ -217,6 +216,7 @@ class RowGroups:
 
     def close(self) -> None:
         """End the threads, drop what was fetched and close the files. Reading again opens them again."""
+        self._after_fork()
         fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None:
             self._given_up.set()
@@ -229,6 +229,7 @@ class RowGroups:
 
         Raises TableError that names shard and row group, StorageError.
         """
+        self._after_fork()
         own, negatives = self._parts(group)
         rows = self._read(own, self._take(_TABLES * group))
         if self.sources[self._places[group][0]].table.manifest.kind == "labels":
@@ -258,6 +259,18 @@ class RowGroups:
             f"the row groups of {self._reading.threads} fetching threads (storage.fetch_threads) and a reading one",
         )
         return cache
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._fetcher = None
+        self._given_up = threading.Event()
+        self._shards = OpenShards(Access(self._reading.verify, self._cache, self._given_up))
+
+    def _after_fork(self) -> None:
+        """In a forked process no thread goes on with what the other process has begun."""
+        if self._process != os.getpid():
+            self._begin()
 
     def _take(self, item: int) -> Pieces | None:
         fetcher = self._fetcher

@@ -131,8 +131,12 @@ def test_forked_while_it_fetches_it_fetches_for_itself(groups: RowGroups) -> Non
     plain = groups.read(0)
     child = os.fork()
     if not child:
-        groups.ahead([0])
-        os._exit(0 if groups.read(0) == plain else 1)
+        same = False
+        try:
+            groups.ahead([0])
+            same = groups.read(0) == plain
+        finally:
+            os._exit(0 if same else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     groups.close()
 
