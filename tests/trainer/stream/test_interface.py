@@ -158,7 +158,7 @@ def test_a_stateful_loader_resumes_exactly(
 ) -> None:
     options = {"kind": torchdata.StatefulDataLoader, "persistent_workers": persistent}
     expected = list(open_stream(data, sources, threads=0))
-    for done in (0, 1, 2, 5, len(expected) - 1, len(expected)):
+    for done in (0, 3, len(expected)):
         first = loader(open_stream(data, sources), workers, **options)
         iterator = iter(first)
         assert_same([next(iterator) for _ in range(done)], expected[:done])
