@@ -144,6 +144,7 @@ class Trainer:
             self._tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
         collector = self._collector()
         clock, rows, began = Clock(), 0, time.perf_counter()
+        skipped = self.stream.skipped_rows
         try:
             for batch in self.stream:
                 clock.lap("stream")
@@ -159,7 +160,13 @@ class Trainer:
         finally:
             if collector is not None:
                 collector.close()
-        return self._end_epoch(adoption, clock, rows, time.perf_counter() - began)
+        skipped = self.stream.skipped_rows - skipped
+        if skipped:
+            self._say(
+                f"epoch {progress.epoch}: {skipped:,} rows left out, their row groups are damaged or gone; "
+                f"extremis inspect --verify {self._data.root} names the files"
+            )
+        return self._end_epoch(adoption, clock, rows, skipped, time.perf_counter() - began)
 
     def _step(self, batch: Batch, collector: EmbeddingCollector | None, clock: Clock) -> float:
         """One optimizer step; returns the mean loss of the batch."""
@@ -214,7 +221,7 @@ class Trainer:
                 collector.save_part(progress.step)
             self._save()
 
-    def _end_epoch(self, adoption: Adoption, clock: Clock, rows: int, seconds: float) -> EpochReport:
+    def _end_epoch(self, adoption: Adoption, clock: Clock, rows: int, skipped: int, seconds: float) -> EpochReport:
         progress, recipe = self.progress, self.recipe
         epoch, loss = progress.epoch, progress.loss_sum / max(1, self.stream.steps)
         progress.epoch, progress.step = epoch + 1, 0
@@ -231,6 +238,7 @@ class Trainer:
                 "loss": loss,
                 "seconds": seconds,
                 "rows_per_second": rows / max(seconds, 1e-9),
+                "skipped_rows": skipped,
                 "table_epoch": adoption.table_epoch,
                 "table_age": adoption.age,
                 "late": adoption.late,

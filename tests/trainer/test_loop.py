@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from schemas import storage
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from tests.builders import SmallData, build_data, build_negatives
@@ -170,6 +170,19 @@ def test_storage_may_be_read_in_another_way_after_a_resume(
     small = recipe(storage={**cached, "cache_size": "1kB"})
     with pytest.raises(InputError, match="1,000 bytes are fewer than the row groups of 3 fetching threads"):
         Trainer.start(data.layout.root, next(runs).root, small, silent)
+
+
+def test_damaged_rows_are_left_out_told_and_counted_when_asked(runs: Iterator[RunLayout]) -> None:
+    data = build_data("memory://loop/damaged")
+    url, run, said = data.layout.queries("train"), next(runs), []
+    gone = open_manifest(url).shards[0]
+    storage.remove(storage.join(url, gone.path))
+    with pytest.raises(TableError, match="it is gone"):
+        train(Trainer.start(data.layout.root, next(runs).root, recipe(train={"epochs": 1}), silent))
+    skip = recipe(train={"epochs": 1}, storage={"damaged": "skip"}, encoder={"idf": False})
+    train(Trainer.start(data.layout.root, run.root, skip, said.append))
+    assert [record["skipped_rows"] for record in read_metrics(run) if record["kind"] == "epoch"] == [gone.rows]
+    assert [line for line in said if f"{gone.rows} rows left out" in line and "inspect --verify" in line]
 
 
 def test_tars_give_the_same_losses_as_parquet_and_resume_in_the_same_way(
