@@ -16,6 +16,7 @@ from schemas.parquet import encode
 from trainer.checkpoint import ROWS_A_FILE
 from trainer.footprint import parameter_bytes
 from trainer.refresh import VECTOR_GROUP_ROWS, VECTOR_ROWS
+from trainer.stream.dataset import WINDOWS_AHEAD
 
 _PYTHON = {"shard": 300 << 20, "train": 450 << 20}  # a process with its libraries at work, measured
 _COPIES = 3  # of a shard while it is decoded, sorted and encoded
@@ -129,8 +130,7 @@ def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int)
     recipe = workload.recipe
     group = assign.default_row_group_rows(workload.queries)
     each = rows["queries"].nbytes / rows["queries"].num_rows + 6 * recipe.negatives.table_width
-    # One that is dealt, those that are read ahead, and the parts of one before they are laid end to end.
-    windows = recipe.order.threads + 3
+    windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read, and laid end to end
     window = recipe.order.streams * recipe.order.window_groups * group * each * windows
     candidates = recipe.order.batch * (recipe.negatives.hard + workload.labels_per_query) + recipe.negatives.random
     step = 4 * candidates * workload.columns * 3  # rows, their gradient and optimizer state

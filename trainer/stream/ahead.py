@@ -5,21 +5,37 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R", covariant=True)
 _NOTICE_SECONDS = 0.1  # until a full queue's writer sees that nobody reads any more
 
 
-def submit_ahead(pool: Executor, tasks: Iterable[Callable[[], T]], depth: int) -> Iterator[T]:
-    """Results of `tasks` in order, while the pool works on up to `depth` of the following ones."""
-    ahead: deque[Future[T]] = deque()
-    for task in tasks:
-        ahead.append(pool.submit(task))
+class Job(Protocol[R]):
+    """Tasks that any threads may do, and what is there when all of them are done."""
+
+    tasks: list[Callable[[], None]]
+
+    def result(self) -> R: ...
+
+
+def jobs_ahead(pool: Executor, jobs: Iterable[Job[R]], depth: int) -> Iterator[R]:
+    """Results of `jobs` in order, while the pool works on the tasks of up to `depth` following ones."""
+    ahead: deque[tuple[Job[R], list[Future[None]]]] = deque()
+
+    def finish() -> R:
+        job, futures = ahead.popleft()
+        for future in futures:
+            future.result()
+        return job.result()
+
+    for job in jobs:
+        ahead.append((job, [pool.submit(task) for task in job.tasks]))
         if len(ahead) > depth:
-            yield ahead.popleft().result()
+            yield finish()
     while ahead:
-        yield ahead.popleft().result()
+        yield finish()
 
 
 def in_background(items: Iterator[T], depth: int, name: str) -> Generator[T, None, None]:

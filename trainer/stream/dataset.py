@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from schemas import tables
 from schemas.errors import InputError, TableError
 from trainer.inputs import Kind
-from trainer.stream.ahead import in_background, submit_ahead
+from trainer.stream.ahead import in_background, jobs_ahead
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.decode import Damaged, decodings
 from trainer.stream.order import EpochOrder, streams_of_rank
@@ -25,7 +25,7 @@ from trainer.stream.workers import Lane, Notice, lane_of_process
 STATE_VERSION = 1
 THREAD = "extremis-stream"
 BATCHES_AHEAD = 16
-WINDOWS_FETCHED = 1  # beyond those that threads decode: what a remote store is asked for meanwhile
+WINDOWS_AHEAD = 1  # that threads decode; a remote store is asked for the one after it meanwhile
 
 Plan = Callable[[Batch], Candidates | None]
 
@@ -243,15 +243,17 @@ class JoinedStream(IterableDataset):
         """Decoded windows from that of `step` on, each with its first step; threads decode the next ones ahead."""
         first = step // order.steps_per_window
         steps = (window * order.steps_per_window for window in range(first, order.windows))
-        fetched = self._threads + WINDOWS_FETCHED
-        tasks = decodings(order, self._groups, self._streams, first, fetched, self._damaged)
+        jobs = decodings(order, self._groups, self._streams, first, WINDOWS_AHEAD + 1, self._damaged)
         try:
             if not self._threads:
-                yield from zip(steps, (task() for task in tasks), strict=True)
+                for start, job in zip(steps, jobs, strict=True):
+                    for task in job.tasks:
+                        task()
+                    yield start, job.result()
                 return
             with ThreadPoolExecutor(self._threads, thread_name_prefix=THREAD) as pool:
                 try:
-                    yield from zip(steps, submit_ahead(pool, tasks, self._threads), strict=True)
+                    yield from zip(steps, jobs_ahead(pool, jobs, WINDOWS_AHEAD), strict=True)
                 finally:
                     pool.shutdown(wait=True, cancel_futures=True)
         finally:

@@ -1,8 +1,8 @@
 """Windows of a rank: which row groups they need, read once each, damaged ones left out where that is asked for."""
 
 import functools
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -17,95 +17,97 @@ from trainer.stream.source import RowGroups
 from trainer.stream.window import Window
 
 Damaged = Literal["stop", "skip"]
-Groups: TypeAlias = dict[int, "Future[pa.Table | None]"]
+Task: TypeAlias = Callable[[], None]
+
+
+class Decoding:
+    """Window number `window` of `streams`, to be decoded: when `tasks` are done, in any threads, `result` is there."""
+
+    def __init__(
+        self, order: EpochOrder, groups: RowGroups, streams: Sequence[int], window: int, buffers: Buffers
+    ) -> None:
+        self._order, self._groups, self._streams, self._window, self._buffers = order, groups, streams, window, buffers
+        self._segments = [segment for stream in streams for segment in order.segments(stream, window)]
+        self.parts = Parts(self._segments, buffers)
+        self.tasks: list[Task] = [self._arrange]
+
+    def _arrange(self) -> None:
+        """Which rows the batches take, batch by batch, and where each batch ends."""
+        order, window = self._order, self._window
+        shuffles = [order.shuffle(stream, window) for stream in self._streams]
+        sizes = [len(shuffle) for shuffle in shuffles]
+        starts = np.cumsum([0, *sizes])
+        batches = min(order.steps_per_window, order.steps - window * order.steps_per_window)
+        dealt, self._offsets = deal(sizes, order.share, batches)
+        places = [shuffle + start for shuffle, start in zip(shuffles, starts, strict=False)]
+        self._taken = np.concatenate(places)[dealt]
+        first_row = self._groups.first_row
+        ids = [np.arange(s.start, s.stop) + first_row[s.group] for s in self._segments]
+        self._rows = np.concatenate([np.empty(0, np.int64), *ids])[self._taken]
+
+    def result(self) -> Window:
+        """Rows that were not read are in no batch. Raises TableError where not a single row group decodes."""
+        taken, rows, offsets = self._taken, self._rows, self._offsets
+        missing = self.parts.missing
+        if missing.all():  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same
+            nothing = Parts([Segment(0, 0, 0)], self._buffers)
+            nothing.add(0, _none(self._groups))
+            return replace(nothing.window(taken[:0], rows[:0], np.zeros_like(offsets)), skipped=len(missing))
+        if missing.any():
+            kept = ~missing[taken]
+            taken, rows, offsets = taken[kept], rows[kept], np.concatenate([[0], np.cumsum(kept)])[offsets]
+        return self.parts.window(taken, rows, offsets)
 
 
 def decodings(
-    order: EpochOrder, groups: RowGroups, streams: range, first: int, fetched: int, damaged: Damaged
-) -> Iterator[Callable[[], Window]]:
-    """How to decode each window of `streams` from number `first` on, in order; any threads may do it, begun in order.
+    order: EpochOrder, groups: RowGroups, streams: Sequence[int], first: int, fetched: int, damaged: Damaged
+) -> Iterator[Decoding]:
+    """How to decode each window of `streams` from number `first` on; to be done in order.
 
-    Row groups are asked for `fetched` windows ahead. One that a window's end cuts is read once and handed on to the
-    next window of the same stream.
+    Row groups are asked for `fetched` windows ahead. One that a window's end cuts is read once, for both windows.
     """
-    inherited: Groups = {}
     buffers = Buffers()
-    asked = first
+    readings = _readings(order, streams, first)
+    ahead: deque[tuple[list[int], set[int]]] = deque()
+    coming = Decoding(order, groups, streams, first, buffers)
     for window in range(first, order.windows):
-        for coming in range(asked, min(window + 1 + fetched, order.windows)):
-            needed = {segment.group for stream in streams for segment in order.segments(stream, coming)}
-            groups.ahead(sorted(needed - (_handed_on(order, streams, coming - 1) if coming > first else set())))
-            asked = coming + 1
-        handed_on: Groups = {group: Future() for group in _handed_on(order, streams, window)}
-        yield functools.partial(decode, order, groups, streams, window, inherited, handed_on, buffers, damaged)
-        inherited = handed_on
+        for reading in readings:
+            groups.ahead(reading[0])
+            ahead.append(reading)
+            if len(ahead) > fetched:
+                break
+        own, shared = ahead.popleft()
+        current = coming
+        if window + 1 < order.windows:
+            coming = Decoding(order, groups, streams, window + 1, buffers)
+        for group in own:
+            parts = [current.parts, coming.parts] if group in shared else [current.parts]
+            current.tasks.append(functools.partial(_read, group, groups, parts, damaged))
+        yield current
 
 
-def _handed_on(order: EpochOrder, streams: range, window: int) -> set[int]:
-    """Row groups that go on after this window, in the next one of the same stream."""
-    ends = (order.segments(stream, window)[-1:] for stream in streams)
-    return {segment.group for end in ends for segment in end if order.goes_on(segment)}
+def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator[tuple[list[int], set[int]]]:
+    """For each window from `first` on: the row groups to read for it, and those of them that the next one needs."""
+    before: set[int] = set()
+    for window in range(first, order.windows):
+        segments = [order.segments(stream, window) for stream in streams]
+        needed = {segment.group for some in segments for segment in some}
+        last = window + 1 == order.windows
+        shared = {some[-1].group for some in segments if some and not last and order.goes_on(some[-1])} - before
+        yield sorted(needed - before, key=lambda group: (group not in shared, group)), shared
+        before = shared
 
 
-def decode(
-    order: EpochOrder,
-    groups: RowGroups,
-    streams: range,
-    window: int,
-    inherited: Groups,
-    handed_on: Groups,
-    buffers: Buffers,
-    damaged: Damaged = "stop",
-) -> Window:
-    """Window number `window` of `streams`. Raises TableError unless `damaged` row groups are to be skipped."""
-    segments: list[Segment] = []
-    places: list[np.ndarray] = []
-    sizes: list[int] = []
-    for stream in streams:
-        segments += order.segments(stream, window)
-        shuffle = order.shuffle(stream, window)
-        places.append(shuffle + sum(sizes))
-        sizes.append(len(shuffle))
-    batches = min(order.steps_per_window, order.steps - window * order.steps_per_window)
-    dealt, offsets = deal(sizes, order.share, batches)
-    taken = np.concatenate(places)[dealt]
-    ids = [np.arange(s.start, s.stop) + groups.first_row[s.group] for s in segments] or [np.empty(0, np.int64)]
-    rows = np.concatenate(ids)[taken]
-    parts = Parts(segments, buffers)
-    _read(parts, {segment.group for segment in segments}, groups, inherited, handed_on, damaged)
-    missing = parts.missing
-    if missing.all():  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same
-        nothing = Parts([Segment(0, 0, 0)], buffers)
-        nothing.add(0, _none(groups))
-        return replace(nothing.window(taken[:0], rows[:0], np.zeros_like(offsets)), skipped=len(missing))
-    if missing.any():
-        kept = ~missing[taken]
-        taken, rows, offsets = taken[kept], rows[kept], np.concatenate([[0], np.cumsum(kept)])[offsets]
-    return parts.window(taken, rows, offsets)
-
-
-def _read(
-    parts: Parts, wanted: set[int], groups: RowGroups, inherited: Groups, handed_on: Groups, damaged: Damaged
-) -> None:
-    """Add row groups `wanted` to `parts`, but for the damaged ones that are to be skipped."""
+def _read(group: int, groups: RowGroups, parts: Sequence[Parts], damaged: Damaged) -> None:
+    """Read a row group and put it where it is needed. Raises TableError unless damaged ones are to be skipped."""
     try:
-        # The next window waits for what is handed on, and this one for what it inherits.
-        for group in sorted(wanted, key=lambda g: (g in inherited, g not in handed_on, g)):
-            try:
-                table = inherited[group].result() if group in inherited else groups.read(group)
-            except TableError:
-                if damaged == "stop":
-                    raise
-                table = None
-            if group in handed_on:
-                handed_on[group].set_result(table)
-            if table is not None:
-                parts.add(group, table)
-    except BaseException as error:
-        for future in handed_on.values():
-            if not future.done():
-                future.set_exception(error)
-        raise
+        table = groups.read(group)
+    except TableError:
+        if damaged == "stop":
+            raise
+        return
+    for some in parts:
+        some.add(group, table)
 
 
 def _none(groups: RowGroups) -> pa.Table:

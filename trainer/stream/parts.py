@@ -1,5 +1,6 @@
 """The parts of a window, put in their places as they are read."""
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,12 +21,14 @@ class Parts:
         self._starts = np.cumsum([0, *(segment.stop - segment.start for segment in segments)])
         self._lists: list[pa.Table | None] = [None] * len(segments)
         self._hard: Matrix | None = None
+        self._lock = threading.Lock()
 
     def add(self, group: int, table: pa.Table) -> None:
-        """Row group `group`, wherever there are parts of it."""
+        """Row group `group`, wherever there are parts of it. Any thread may add."""
         if HARD in table.column_names:
-            if self._hard is None:
-                self._hard = Matrix.lent(int(self._starts[-1]), table.schema.field(HARD).type, self._buffers)
+            with self._lock:
+                if self._hard is None:
+                    self._hard = Matrix.lent(int(self._starts[-1]), table.schema.field(HARD).type, self._buffers)
             hard, table = table.select([HARD]), table.drop_columns(HARD)
         for number, segment in enumerate(self._segments):
             if segment.group == group:
