@@ -1,84 +1,67 @@
 """Work done ahead by threads, handed over in order."""
 
-import queue
-import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
-R = TypeVar("R", covariant=True)
-_NOTICE_SECONDS = 0.1  # until a full queue's writer sees that nobody reads any more
 
 
-class Job(Protocol[R]):
-    """Tasks that any threads may do, and what is there when all of them are done."""
+class Work(Protocol[T]):
+    """Made by `tasks`, in any threads and order; then opened; then its pieces give its items, in any threads, too."""
 
     tasks: list[Callable[[], None]]
 
-    def result(self) -> R: ...
+    def open(self) -> None: ...
+
+    def pieces(self) -> list[Callable[[], list[T]]]: ...
+
+    def close(self) -> None: ...
 
 
-def jobs_ahead(pool: Executor, jobs: Iterable[Job[R]], depth: int) -> Iterator[R]:
-    """Results of `jobs` in order, while the pool works on the tasks of up to `depth` following ones."""
-    ahead: deque[tuple[Job[R], list[Future[None]]]] = deque()
-
-    def finish() -> R:
-        job, futures = ahead.popleft()
-        for future in futures:
-            future.result()
-        return job.result()
-
-    for job in jobs:
-        ahead.append((job, [pool.submit(task) for task in job.tasks]))
-        if len(ahead) > depth:
-            yield finish()
-    while ahead:
-        yield finish()
+def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
+    """Items of `works`, all work done here, when it is asked for."""
+    for work in works:
+        for task in work.tasks:
+            task()
+        work.open()
+        for piece in work.pieces():
+            yield from piece()
+        work.close()
 
 
-def in_background(items: Iterator[T], depth: int, name: str) -> Generator[T, None, None]:
-    """`items`, produced by a thread `name` that runs up to `depth` items ahead and ends with this iterator.
+def by_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generator[T, None, None]:
+    """The same items: the pool works on up to `depth` pieces ahead, and meanwhile makes the next of `works`.
 
-    What `items` raises is raised here; given up early, `items` is closed in its thread before this returns.
+    Tasks of the next one are handed out between the pieces of this one, so that neither waits for all of the other.
     """
-    made: queue.Queue[tuple[T | None, BaseException | None, bool]] = queue.Queue(depth)
-    given_up = threading.Event()
+    pieces: deque[tuple[Future[list[T]], Work[T] | None]] = deque()
 
-    def put(entry: tuple[T | None, BaseException | None, bool]) -> bool:
-        while not given_up.is_set():
-            try:
-                made.put(entry, timeout=_NOTICE_SECONDS)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def finish() -> list[T]:
+        future, last_of = pieces.popleft()
+        items = future.result()
+        if last_of is not None:
+            last_of.close()
+        return items
 
-    def produce() -> None:
-        failure: BaseException | None = None
-        try:
-            for item in items:
-                if not put((item, None, False)):
-                    break
-        except BaseException as error:
-            failure = error
-        finally:
-            close = getattr(items, "close", None)
-            if close is not None:
-                close()
-        put((None, failure, True))
-
-    thread = threading.Thread(target=produce, name=name, daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, failure, ended = made.get()
-            if failure is not None:
-                raise failure
-            if ended:
-                return
-            yield item  # type: ignore[misc]
-    finally:
-        given_up.set()
-        thread.join()
+    current = next(works, None)
+    making = [pool.submit(task) for task in current.tasks] if current is not None else []
+    while current is not None:
+        for future in making:
+            future.result()
+        current.open()
+        following = next(works, None)
+        tasks = deque(following.tasks if following is not None else [])
+        todo = current.pieces()
+        making = []
+        for number, piece in enumerate(todo, 1):
+            pieces.append((pool.submit(piece), current if number == len(todo) else None))
+            share = -(-len(tasks) // (len(todo) - number + 1))
+            making += [pool.submit(tasks.popleft()) for _ in range(share)]
+            if len(pieces) > depth:
+                yield from finish()
+        making += [pool.submit(task) for task in tasks]
+        current = following
+    while pieces:
+        yield from finish()

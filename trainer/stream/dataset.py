@@ -14,17 +14,16 @@ from torch.utils.data import IterableDataset
 from schemas import tables
 from schemas.errors import InputError, TableError
 from trainer.inputs import Kind
-from trainer.stream.ahead import in_background, jobs_ahead
+from trainer.stream.ahead import by_threads, in_line
 from trainer.stream.batch import Batch, Candidates
-from trainer.stream.decode import Damaged, decodings
+from trainer.stream.decode import Damaged, Decoding, decodings
 from trainer.stream.order import EpochOrder, streams_of_rank
 from trainer.stream.source import Reading, RowGroups, Source
-from trainer.stream.window import Window
 from trainer.stream.workers import Lane, Notice, lane_of_process
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
-BATCHES_AHEAD = 16
+PIECES_AHEAD = 1  # of a few batches each, beyond those that threads are at
 WINDOWS_AHEAD = 1  # that threads decode; a remote store is asked for the one after it meanwhile
 
 Plan = Callable[[Batch], Candidates | None]
@@ -34,8 +33,8 @@ class JoinedStream(IterableDataset):
     """Batches of one rank, in the order of DESIGN section 5, with the current negatives joined.
 
     `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `inputs`: what the encoder reads.
-    `threads` read and decode ahead, and one more runs `plan`, which gives each batch its candidates; 0 does all of it
-    in line. `damaged`: whether a row group that does not decode stops the stream (TableError), or is left out and
+    `threads` read, decode, gather and run `plan`, which gives each batch its candidates, ahead; 0 does all of it in
+    line. `damaged`: whether a row group that does not decode stops the stream (TableError), or is left out and
     counted in `skipped_rows`. `reading`: how storage is read. Iterating yields the rest of the current epoch as
     `Batch`es; call `set_epoch` for the next. `state_dict` is small and the same on every rank; `load_state_dict` is
     O(1): it reads nothing before the step to resume at.
@@ -218,10 +217,7 @@ class JoinedStream(IterableDataset):
     def __iter__(self) -> Iterator[Batch]:
         self._settle()
         order, stride = self.order, 1 if self._lane is None else self._lane.workers
-        batches = self._batches(order, range(self._step, order.steps, stride))
-        if self._threads:
-            batches = in_background(batches, BATCHES_AHEAD, f"{THREAD}-plan")
-        with contextlib.closing(batches):
+        with contextlib.closing(self._batches(order, range(self._step, order.steps, stride))) as batches:
             for batch in batches:
                 self._step = batch.step + stride
                 yield batch
@@ -231,33 +227,59 @@ class JoinedStream(IterableDataset):
         _keep_freed_memory()
         if not steps:
             return
-        with contextlib.closing(self._windows(order, steps.start)) as windows:
-            for first, window in windows:
-                if self._lane is None or self._lane.worker == 0:  # every worker decodes every window
-                    self._notice.skip(window.skipped)
-                for batch in window.batches(order.epoch, first, steps):
-                    yield batch if self._plan is None else replace(batch, candidates=self._plan(batch))
-                window.close()
-
-    def _windows(self, order: EpochOrder, step: int) -> Generator[tuple[int, Window], None, None]:
-        """Decoded windows from that of `step` on, each with its first step; threads decode the next ones ahead."""
-        first = step // order.steps_per_window
-        steps = (window * order.steps_per_window for window in range(first, order.windows))
-        jobs = decodings(order, self._groups, self._streams, first, WINDOWS_AHEAD + 1, self._damaged)
+        windows = self._windows(order, steps)
         try:
             if not self._threads:
-                for start, job in zip(steps, jobs, strict=True):
-                    for task in job.tasks:
-                        task()
-                    yield start, job.result()
+                yield from in_line(windows)
                 return
             with ThreadPoolExecutor(self._threads, thread_name_prefix=THREAD) as pool:
                 try:
-                    yield from zip(steps, jobs_ahead(pool, jobs, WINDOWS_AHEAD), strict=True)
+                    yield from by_threads(pool, windows, self._threads + PIECES_AHEAD)
                 finally:
                     pool.shutdown(wait=True, cancel_futures=True)
         finally:
             self._groups.close()
+
+    def _windows(self, order: EpochOrder, steps: range) -> Iterator["_Dealt"]:
+        first = steps.start // order.steps_per_window
+        counted = self._lane is None or self._lane.worker == 0  # every worker decodes every window
+        skip = self._notice.skip if counted else None
+        fetched = WINDOWS_AHEAD + 1
+        for decoding in decodings(order, self._groups, self._streams, first, fetched, self._damaged):
+            yield _Dealt(decoding, order.epoch, first * order.steps_per_window, steps, self._plan, skip)
+            first += 1
+
+
+class _Dealt:
+    """A window, decoded by `tasks`, and its batches of `steps`; batch 0 of the window is that of `first_step`."""
+
+    def __init__(
+        self,
+        decoding: Decoding,
+        epoch: int,
+        first_step: int,
+        steps: range,
+        plan: Plan | None,
+        skip: Callable[[int], None] | None,
+    ) -> None:
+        self._decoding, self._epoch, self._first_step, self._steps = decoding, epoch, first_step, steps
+        self._plan, self._skip = plan, skip
+        self.tasks = decoding.tasks
+
+    def open(self) -> None:
+        self._window = self._decoding.result()
+        if self._skip is not None:
+            self._skip(self._window.skipped)
+
+    def pieces(self) -> list[Callable[[], list[Batch]]]:
+        return [functools.partial(self._deal, some) for some in self._window.pieces(self._first_step, self._steps)]
+
+    def close(self) -> None:
+        self._window.close()
+
+    def _deal(self, steps: range) -> list[Batch]:
+        batches = self._window.batches(self._epoch, self._first_step, steps)
+        return batches if self._plan is None else [replace(one, candidates=self._plan(one)) for one in batches]
 
 
 @functools.cache

@@ -1,6 +1,5 @@
 """A window: the rows that a rank reads at once, and how its batches take them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ from trainer.inputs import Inputs, cut
 from trainer.stream.batch import Batch
 from trainer.stream.gather import Lists, Matrix
 
-_BATCHES = 16  # gathered at a time: few calls, and memory that is used again while the processor still holds it
+_BATCHES = 8  # gathered at a time: few calls, and memory that is used again while the processor still holds it
 
 
 @dataclass(frozen=True)
@@ -33,30 +32,35 @@ class Window:
         if self.hard is not None:
             self.hard.close()
 
-    def batches(self, epoch: int, first_step: int, steps: range) -> Iterator[Batch]:
-        """The window's batches of `steps`, which ascend; its batch 0 is that of `first_step`."""
+    def pieces(self, first_step: int, steps: range) -> list[range]:
+        """The window's of `steps`, which ascend, a few at a time; its batch 0 is that of `first_step`."""
         skipped = max(0, -(-(first_step - steps.start) // steps.step))
         own = range(steps.start + skipped * steps.step, min(first_step + len(self.offsets) - 1, steps.stop), steps.step)
-        for at in range(0, len(own), _BATCHES):
-            numbers = np.asarray(own[at : at + _BATCHES]) - first_step
-            low, high = self.offsets[numbers], self.offsets[numbers + 1]
-            if steps.step == 1:
-                order, rows = self.order[low[0] : high[-1]], self.rows[low[0] : high[-1]]
-            else:
-                picked = [slice(*bounds) for bounds in zip(low, high, strict=True)]
-                order, rows = (np.concatenate([column[one] for one in picked]) for column in (self.order, self.rows))
-            taken = pa.array(order)
-            columns = {name: column.take(taken) for name, column in self.lists.items()}
-            hard = None if self.hard is None else self.hard.take(taken)
-            inputs = Inputs.read(columns, columns.__getitem__)
-            positives, positive_offsets = columns["label_ids"]
-            bounds = np.concatenate([[0], np.cumsum(high - low)]).tolist()
-            for number, begin, end in zip(numbers.tolist(), bounds[:-1], bounds[1:], strict=True):
-                yield Batch(
-                    epoch,
-                    first_step + number,
-                    rows[begin:end],
-                    inputs.slice(begin, end),
-                    *cut(positives, positive_offsets, begin, end),
-                    None if hard is None else hard[begin:end],
-                )
+        return [own[at : at + _BATCHES] for at in range(0, len(own), _BATCHES)]
+
+    def batches(self, epoch: int, first_step: int, steps: range) -> list[Batch]:
+        """The batches of `steps`, gathered together."""
+        numbers = np.asarray(steps) - first_step
+        low, high = self.offsets[numbers], self.offsets[numbers + 1]
+        if steps.step == 1:
+            order, rows = self.order[low[0] : high[-1]], self.rows[low[0] : high[-1]]
+        else:
+            picked = [slice(*bounds) for bounds in zip(low, high, strict=True)]
+            order, rows = (np.concatenate([column[one] for one in picked]) for column in (self.order, self.rows))
+        taken = pa.array(order)
+        columns = {name: column.take(taken) for name, column in self.lists.items()}
+        hard = None if self.hard is None else self.hard.take(taken)
+        inputs = Inputs.read(columns, columns.__getitem__)
+        positives, positive_offsets = columns["label_ids"]
+        bounds = np.concatenate([[0], np.cumsum(high - low)]).tolist()
+        return [
+            Batch(
+                epoch,
+                step,
+                rows[begin:end],
+                inputs.slice(begin, end),
+                *cut(positives, positive_offsets, begin, end),
+                None if hard is None else hard[begin:end],
+            )
+            for step, begin, end in zip(steps, bounds[:-1], bounds[1:], strict=True)
+        ]
