@@ -16,10 +16,11 @@ from schemas.manifest import open_manifest
 from trainer.candidates import Planner
 from trainer.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoint, save_checkpoint
 from trainer.config import Recipe, dump_config, load_config, validate
+from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.evaluation.evaluate import Scorer, positive_weights
 from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, require_same_data
-from trainer.refresh import LEAD, Adoption, EmbeddingCollector, adopt, dump_is_published
+from trainer.refresh import LEAD, Adoption, adopt
 from trainer.schedule import rate_factor
 from trainer.stream import Batch, JoinedStream, Reading, Source, open_sources
 from trainer.tracking import Tracker

@@ -14,8 +14,8 @@ from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.parquet import encode
 from trainer.checkpoint import ROWS_A_FILE
+from trainer.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.footprint import parameter_bytes
-from trainer.refresh import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.stream.dataset import WINDOWS_AHEAD
 
 _PYTHON = {"shard": 300 << 20, "train": 450 << 20}  # a process with its libraries at work, measured

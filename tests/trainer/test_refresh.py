@@ -18,7 +18,8 @@ from schemas.shards import iterate
 from schemas.storage import join
 from tests.builders import SmallData, build_data, build_negatives
 from trainer.config import Recipe
-from trainer.refresh import Adoption, EmbeddingCollector, adopt, dump_is_published, follow
+from trainer.dump import EmbeddingCollector, dump_is_published
+from trainer.refresh import Adoption, adopt, follow
 from trainer.stream import Source, open_sources
 
 D, EPOCH, BATCH = 3, 4, 10

@@ -1,4 +1,4 @@
-"""Losses over candidate scores. Each returns the sum over queries; callers divide by the global batch size."""
+"""Binary cross-entropy over candidates: positives, hard and random negatives (ASTRA, equations 1 and 2)."""
 
 from typing import Any
 

@@ -1,0 +1,5 @@
+"""Losses over candidate scores. Each returns the sum over queries; callers divide by the global batch size."""
+
+from trainer.losses.binary import binary_cross_entropy
+
+__all__ = ["binary_cross_entropy"]
