@@ -1,0 +1,121 @@
+"""What ranks tell each other, over real processes; one rank alone is the identity of all of it."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import InputError
+from tests.ranks import on_ranks
+from trainer.group import ALONE, Group, RankLostError, join, label_range
+from trainer.stream import Ranks
+
+
+@given(labels=st.integers(0, 10**9), ranks=st.integers(1, 64))
+def test_label_ranges_are_contiguous_and_equal_to_within_one(labels: int, ranks: int) -> None:
+    ranges = [label_range(labels, rank, ranks) for rank in range(ranks)]
+    assert [start for start, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
+    assert ranges[-1][1] == labels
+    assert {stop - start for start, stop in ranges} <= {labels // ranks, labels // ranks + 1}
+
+
+def arrays_of(rank: int) -> list[np.ndarray]:
+    draw = np.random.default_rng(rank)
+    rows = 3 * rank % 4  # some of them none
+    return [
+        draw.integers(0, 9, rows),
+        draw.random((rank, 2)).astype(np.float32),
+        draw.integers(0, 9, (2, 3), np.int32),
+        np.zeros(rows, bool),
+    ]
+
+
+def take_turns(group: Group, turns: list[float]) -> None:
+    turns += [group.sum(torch.tensor([float(n)])).item() for n in range(50)]
+
+
+def everything(group: Group) -> dict[str, object]:
+    """One call of each operation."""
+    own = torch.full((group.rank, 2), float(group.rank))
+    turns: list[float] = []
+    thread = threading.Thread(target=take_turns, args=(group.twin(), turns))
+    thread.start()
+    mine = [group.max(torch.tensor([n * (1 + group.rank)])).item() for n in range(50)]
+    thread.join()
+    return {
+        "sum": group.sum(torch.tensor([1.0, group.rank])).tolist(),
+        "gather": group.gather(own).tolist(),
+        "nothing": group.gather(torch.empty(0, 3)).shape,
+        "sizes": group.gather(torch.tensor([group.rank, 0]), [2] * group.ranks).tolist(),
+        "arrays": [array.tolist() for array in group.gather_arrays(*arrays_of(group.rank))],
+        "dtypes": [array.dtype for array in group.gather_arrays(*arrays_of(group.rank))],
+        "objects": group.gather_objects({"rank": group.rank}),
+        "broadcast": group.broadcast(f"of {group.rank}"),
+        "decide": group.decide(os.getpid),
+        "before": group.before(10 + group.rank),
+        "turns": turns,
+        "mine": mine,
+        "tells": group.tells(),
+        "leaf": group.gather(torch.ones(1, requires_grad=True)).requires_grad,
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_hear_the_same(ranks: int) -> None:
+    found = on_ranks(ranks, everything)
+    laid = [np.concatenate(parts) for parts in zip(*map(arrays_of, range(ranks)), strict=True)]
+    for rank, heard in enumerate(found):
+        assert heard["sum"] == [ranks, sum(range(ranks))]
+        assert heard["gather"] == [[r, r] for r in range(ranks) for _ in range(r)]
+        assert heard["nothing"] == (0, 3)
+        assert heard["sizes"] == [value for r in range(ranks) for value in (r, 0)]
+        assert heard["arrays"] == [array.tolist() for array in laid]
+        assert heard["dtypes"] == [array.dtype for array in laid]
+        assert heard["objects"] == [{"rank": r} for r in range(ranks)]
+        assert heard["broadcast"] == "of 0"
+        assert heard["decide"] == found[0]["decide"]
+        assert heard["before"] == sum(10 + r for r in range(rank))
+        assert heard["turns"] == [n * ranks for n in range(50)]
+        assert heard["mine"] == [n * ranks for n in range(50)]
+        assert not heard["leaf"]
+    assert sum(heard["tells"] for heard in found) == 1
+
+
+def test_one_rank_alone_is_the_identity() -> None:
+    heard = everything(ALONE)
+    assert heard["sum"] == [1, 0]
+    assert heard["arrays"] == [array.tolist() for array in arrays_of(0)]
+    assert (heard["objects"], heard["broadcast"], heard["before"]) == ([{"rank": 0}], "of 0", 0)
+    assert (heard["decide"], heard["tells"]) == (os.getpid(), True)
+    given = torch.ones(2)
+    assert ALONE.sum(given) is given is ALONE.gather(given)
+
+
+def lose_the_last(group: Group) -> tuple[bool, str]:
+    group.barrier()
+    if group.rank == group.ranks - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RankLostError) as caught:
+        group.sum(torch.ones(1000))
+    return group.tells(), str(caught.value)
+
+
+def test_a_killed_rank_is_noticed_and_one_of_the_others_tells() -> None:
+    *others, killed = on_ranks(3, lose_the_last, killed={2})
+    assert killed is None
+    assert sum(tells for tells, _ in others) == 1
+    for rank, (_, said) in enumerate(others):
+        assert f"rank {rank} of 3 has lost another rank" in said
+        assert "go on with --resume" in said
+
+
+def test_ranks_without_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match=r"rank 1 of 2 cannot find the others: .*MASTER_ADDR.*torchrun"):
+        join(Ranks(1, 2))

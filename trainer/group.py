@@ -1,0 +1,236 @@
+"""The ranks of a training run, and what they tell each other: thin over torch.distributed, absent for one rank."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from schemas.errors import ExtremisError, InputError
+from trainer.stream.ranks import Ranks, ranks_of_environment
+
+T = TypeVar("T")
+
+JOIN_SECONDS = 300.0  # until all ranks have come
+SILENCE_SECONDS = 3600.0  # that a rank may keep the others waiting: a table that is waited for, a large file
+_TOLD = "told"
+
+
+class RankLostError(ExtremisError):
+    """Another rank has ended, or can no longer be reached."""
+
+
+def label_range(labels: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The labels [start, stop) of [0, `labels`) that `rank` of `ranks` holds: contiguous, sizes equal to within one."""
+    return labels * rank // ranks, labels * (rank + 1) // ranks
+
+
+class Group:
+    """One rank alone: every operation is the identity. `Group.of_environment` gives that, or the ranks of a launcher.
+
+    Every rank calls the same operations in the same order, each with tensors of the same dtype and device. Operations
+    of several ranks raise RankLostError when one of them has ended.
+    """
+
+    rank = 0
+    ranks = 1
+
+    @staticmethod
+    def of_environment() -> "Group":
+        """The ranks that torchrun launched, gloo for tensors on a CPU and nccl on a GPU; ALONE where it launched one.
+
+        Raises InputError for an environment that cannot be, ExtremisError when not all of them come.
+        """
+        found = ranks_of_environment()
+        return ALONE if found.ranks == 1 else join(found)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which decides, reports, and publishes."""
+        return self.rank == 0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, in place of `tensor` [...], and returned; the same bits on every rank."""
+        return tensor
+
+    def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The greatest over ranks, in place of `tensor` [...], and returned."""
+        return tensor
+
+    def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
+        """[b_r, ...] of every rank, laid end to end in rank order: [sum b_r, ...]. Gradients do not flow through it.
+
+        b_r may differ by rank; known `sizes` [G] save a message.
+        """
+        return tensor
+
+    def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """Each array [n_r, ...] of every rank, laid end to end in rank order, in one message; n_r may differ."""
+        return list(arrays)
+
+    def gather_objects(self, thing: T) -> list[T]:
+        """What every rank gave, in rank order. Objects are small, and of this process: they travel as pickles."""
+        return [thing]
+
+    def broadcast(self, thing: T) -> T:
+        """What rank 0 gave."""
+        return thing
+
+    def decide(self, action: Callable[[], T]) -> T:
+        """What `action` gives on rank 0, which alone runs it."""
+        return self.broadcast(action() if self.first else None)  # type: ignore[arg-type, return-value]
+
+    def before(self, count: int) -> int:
+        """The sum of `count` over the ranks before this one."""
+        return int(self.gather(torch.tensor([count]), [1] * self.ranks)[: self.rank].sum())
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
+    def twin(self) -> "Group":
+        """The same ranks for another thread, whose operations keep an order of their own. All ranks call it at once."""
+        return self
+
+    def tells(self) -> bool:
+        """Whether this rank is the first that asks: the one that says why the run ends. Others keep quiet."""
+        return True
+
+    def close(self) -> None:
+        """No more operations."""
+
+
+ALONE = Group()
+
+
+def join(ranks: Ranks) -> Group:
+    """Meet the other ranks at MASTER_ADDR and MASTER_PORT. Raises InputError, ExtremisError."""
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    try:
+        wait = timedelta(seconds=JOIN_SECONDS)
+        store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.ranks, timeout=wait))
+        store.set_timeout(wait)
+        silence = timedelta(seconds=SILENCE_SECONDS)
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("group", store), rank=ranks.rank, world_size=ranks.ranks, timeout=silence
+        )
+    except ValueError as error:
+        raise InputError(
+            f"rank {ranks.rank} of {ranks.ranks} cannot find the others: {_line(error)}. Launch with torchrun, which "
+            "sets MASTER_ADDR and MASTER_PORT, or unset RANK and WORLD_SIZE."
+        ) from error
+    except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
+        raise ExtremisError(
+            f"rank {ranks.rank} of {ranks.ranks} did not meet the others within {JOIN_SECONDS:g} seconds: "
+            f"{_line(error)}. Look why one of them did not start."
+        ) from error
+    return _Joined(ranks, dist.PrefixStore("extremis", store), backend, None)
+
+
+class _Joined(Group):
+    """Ranks joined by torch.distributed; `of` is the process group, None the default one."""
+
+    def __init__(self, ranks: Ranks, store: Any, backend: str, of: Any) -> None:
+        self.rank, self.ranks = ranks
+        self._store, self._backend, self._of = store, backend, of
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        with _naming_loss(self):
+            dist.all_reduce(tensor, dist.ReduceOp.SUM, self._of)
+        return tensor
+
+    def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        with _naming_loss(self):
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, self._of)
+        return tensor
+
+    def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
+        sizes = sizes or self._sizes(tensor)
+        # gloo gathers equal sizes only: what is shorter is padded.
+        longest = max(sizes)
+        own = tensor.detach().contiguous()
+        if len(own) < longest:
+            own = torch.cat([own, own.new_zeros(longest - len(own), *own.shape[1:])])
+        # [G, longest, ...]
+        found = own.new_empty(self.ranks * longest, *own.shape[1:])
+        if longest:
+            with _naming_loss(self):
+                dist.all_gather_into_tensor(found, own, self._of)
+        if min(sizes) == longest:
+            return found
+        return torch.cat([found[r * longest : r * longest + size] for r, size in enumerate(sizes)])
+
+    def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        lengths = self.gather(torch.tensor([[len(array) for array in arrays]]), [1] * self.ranks).numpy()
+        row_bytes = np.array([array.itemsize * int(np.prod(array.shape[1:])) for array in arrays])
+        # Bytes of every array of every rank, [G, n], and where each begins within its rank's.
+        sizes = lengths * row_bytes
+        message = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
+        totals = sizes.sum(1)
+        everything = self.gather(torch.from_numpy(message), totals.tolist()).numpy()
+        starts = (np.cumsum(totals) - totals)[:, None] + np.cumsum(sizes, 1) - sizes
+        return [
+            np.concatenate([everything[at : at + size] for at, size in zip(starts[:, n], sizes[:, n], strict=True)])
+            .view(array.dtype)
+            .reshape(-1, *array.shape[1:])
+            for n, array in enumerate(arrays)
+        ]
+
+    def gather_objects(self, thing: T) -> list[T]:
+        found: list[Any] = [None] * self.ranks
+        with _naming_loss(self):
+            dist.all_gather_object(found, thing, self._of)
+        return found
+
+    def broadcast(self, thing: T) -> T:
+        found = [thing]
+        with _naming_loss(self):
+            dist.broadcast_object_list(found, 0, self._of)
+        return found[0]
+
+    def barrier(self) -> None:
+        self.sum(torch.zeros(1))
+
+    def twin(self) -> Group:
+        with _naming_loss(self):
+            of = dist.new_group(backend=self._backend, timeout=timedelta(seconds=SILENCE_SECONDS))
+        return _Joined(Ranks(self.rank, self.ranks), self._store, self._backend, of)
+
+    def tells(self) -> bool:
+        try:
+            first = self._store.compare_set(_TOLD, "", str(self.rank))
+        except RuntimeError:  # whoever kept the store is gone
+            return True
+        return bool(first.decode() == str(self.rank))
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group(self._of)
+
+    def _sizes(self, tensor: torch.Tensor) -> list[int]:
+        own = torch.tensor([len(tensor)])
+        found: list[int] = self.gather(own, [1] * self.ranks).tolist()
+        return found
+
+
+@contextlib.contextmanager
+def _naming_loss(group: Group) -> Iterator[None]:
+    """Errors of torch.distributed as one of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLostError(
+            f"rank {group.rank} of {group.ranks} has lost another rank, which was killed or can no longer be reached "
+            f"({_line(error)}). What it said is above or in its own output; go on with --resume, on as many ranks as "
+            "there are."
+        ) from error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
