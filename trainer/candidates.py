@@ -73,8 +73,7 @@ def shared_pool(
     P and H), and repeated draws count repeatedly. A query's own P and H are struck from its pool. `positive_weight`
     [L], where given, weights the positives.
     """
-    ids, counts, query, place, positive = merge(pool, batch.positives, batch.positive_offsets, hard)
-    struck = np.flatnonzero(place < len(counts))
+    ids, counts, query, place, positive, struck = merge(pool, batch.positives, batch.positive_offsets, hard)
     return Candidates(
         ids=ids,
         pair_query=query,
@@ -99,7 +98,7 @@ def own_pool(
     Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
     query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
     """
-    ids, _, query, place, positive = merge(_NO_POOL, batch.positives, batch.positive_offsets, hard)
+    ids, _, query, place, positive, _ = merge(_NO_POOL, batch.positives, batch.positive_offsets, hard)
     label = ids[place]
     known = np.concatenate([[0], np.cumsum(np.bincount(query, minlength=len(batch)))])
     fresh = ~contains(label, known, pool)

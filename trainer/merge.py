@@ -19,9 +19,10 @@ _scratch = threading.local()
 class Merged(NamedTuple):
     """Labels of a batch and its pairs.
 
-    `ids` int64 [C]: the pool's labels first, ascending, then the others as they come up; `counts` int64 [R'] says how
-    often each of the pool's was drawn. Pairs are sorted by query, a query's positives before its hard negatives:
-    `query` int32 [n], `place` int32 [n] in `ids`, `positive` bool [n].
+    `ids` int64 [C]: the pool's labels first, then the others, as they come up; `counts` int64 [R'] says how often each
+    of the pool's was drawn. Pairs are sorted by query, a query's positives before its hard negatives:
+    `query` int32 [n], `place` int32 [n] in `ids`, `positive` bool [n]. `struck` int64: the pairs whose label is one of
+    the pool's.
     """
 
     ids: np.ndarray
@@ -29,6 +30,7 @@ class Merged(NamedTuple):
     query: np.ndarray
     place: np.ndarray
     positive: np.ndarray
+    struck: np.ndarray
 
 
 def merge(pool: np.ndarray, positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None) -> Merged:
@@ -41,18 +43,18 @@ def merge(pool: np.ndarray, positives: np.ndarray, offsets: np.ndarray, hard: np
     size = len(pool) + len(positives) + hard.size
     if size >= _LARGEST:
         raise ValueError(f"{size} labels in a batch, at most {_LARGEST - 1} can be merged: make the batch smaller")
-    pool = np.sort(pool)
     ids, counts = np.empty(size, np.int64), np.zeros(len(pool), np.int64)
     query, place = np.empty((2, size - len(pool)), np.int32)
-    positive = np.empty(len(query), np.bool_)
+    positive, struck = np.empty(len(query), np.bool_), np.empty(len(query), np.int64)
     hard = np.ascontiguousarray(hard)
-    count, drawn, pairs = _merge(pool, positives, offsets, hard, _table(size), ids, counts, query, place, positive)
-    return Merged(ids[:count], counts[:drawn], query[:pairs], place[:pairs], positive[:pairs])
+    found = (ids, counts, query, place, positive, struck)
+    count, drawn, pairs, both = _merge(pool, positives, offsets, hard, _table(size), *found)
+    return Merged(ids[:count], counts[:drawn], query[:pairs], place[:pairs], positive[:pairs], struck[:both])
 
 
 def _table(size: int) -> np.ndarray:
-    """This thread's hash table, at most half full with `size` entries, uint32 [2^b]; its content is of no account."""
-    entries = 1 << max(4, (2 * size - 1).bit_length())
+    """This thread's hash table, a quarter full with `size` entries, uint32 [2^b]; its content is of no account."""
+    entries = 1 << max(4, (4 * size - 1).bit_length())  # half full, every third look-up meets another label first
     table: np.ndarray | None = getattr(_scratch, "table", None)
     if table is None or len(table) < entries:
         table = _scratch.table = np.empty(entries, np.uint32)
@@ -71,8 +73,9 @@ def _merge(
     query: np.ndarray,
     place: np.ndarray,
     positive: np.ndarray,
-) -> tuple[int, int, int]:
-    """(labels, those of the pool, pairs) written to `ids`, `counts`, and `query`, `place` and `positive`."""
+    struck: np.ndarray,
+) -> tuple[int, int, int, int]:
+    """(labels, those of the pool, pairs, those struck), written to `ids`, `counts`, `query` and what follows."""
     table[:] = 0
     bits = 0
     while (1 << bits) < len(table):
@@ -82,20 +85,22 @@ def _merge(
         at, count = _place(pool[i], table, bits, ids, count)
         counts[at] += 1
     drawn = count
-    pair = 0
+    pair = both = 0
     width = hard.shape[1]
     for row in range(len(offsets) - 1):
         for i in range(offsets[row], offsets[row + 1]):
             place[pair], count = _place(positives[i], table, bits, ids, count)
-            query[pair], positive[pair] = row, True
+            query[pair], positive[pair], struck[both] = row, True, pair
+            both += place[pair] < drawn
             pair += 1
         for column in range(width):
             label = hard[row, column]
             if label != PAD:
                 place[pair], count = _place(label, table, bits, ids, count)
-                query[pair], positive[pair] = row, False
+                query[pair], positive[pair], struck[both] = row, False, pair
+                both += place[pair] < drawn
                 pair += 1
-    return count, drawn, pair
+    return count, drawn, pair, both
 
 
 @numba.njit(nogil=True, cache=True, inline="always")

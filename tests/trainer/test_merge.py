@@ -27,7 +27,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]], np.ndarray]:
 
 
 def by_dictionary(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray) -> Merged:
-    drawn = sorted(Counter(pool.tolist()).items())
+    drawn = Counter(pool.tolist()).items()
     places = {label: place for place, (label, _) in enumerate(drawn)}
     pairs = [
         (row, places.setdefault(label, len(places)), is_positive)
@@ -35,7 +35,8 @@ def by_dictionary(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray
         for label, is_positive in [*((p, True) for p in own), *((h, False) for h in hard[row].tolist() if h != PAD)]
     ]
     query, place, positive = (np.array(column) for column in zip(*pairs, strict=True)) if pairs else ([], [], [])
-    return Merged(np.array(list(places), np.int64), [count for _, count in drawn], query, place, positive)
+    struck = [number for number, one in enumerate(place) if one < len(drawn)]
+    return Merged(np.array(list(places), np.int64), [count for _, count in drawn], query, place, positive, struck)
 
 
 def by_table(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray | None) -> Merged:

@@ -53,6 +53,19 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def planned(self, candidates: Candidates | None) -> "Batch":
+        """The same batch with `candidates`."""
+        return Batch(
+            self.epoch,
+            self.step,
+            self.rows,
+            self.inputs,
+            self.positives,
+            self.positive_offsets,
+            self.hard,
+            candidates,
+        )
+
     def padded(self, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
         """Token ids as tensors `input_ids` [B, T], padded behind each row to the batch's longest, and `lengths` [B].
 

@@ -5,7 +5,6 @@ import functools
 import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -279,7 +278,7 @@ class _Dealt:
 
     def _deal(self, steps: range) -> list[Batch]:
         batches = self._window.batches(self._epoch, self._first_step, steps)
-        return batches if self._plan is None else [replace(one, candidates=self._plan(one)) for one in batches]
+        return batches if self._plan is None else [one.planned(self._plan(one)) for one in batches]
 
 
 @functools.cache
