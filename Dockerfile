@@ -13,6 +13,7 @@ RUN useradd --create-home --uid 1000 extremis
 WORKDIR /opt/extremis
 COPY setup.cfg pyproject.toml constraints.txt README.md LICENSE ./
 COPY schemas schemas
+COPY search search
 COPY pipelines pipelines
 COPY trainer trainer
 COPY extremis extremis

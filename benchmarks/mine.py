@@ -148,10 +148,10 @@ def bare(setting: Setting, root: str) -> dict:
     import faiss
 
     from pipelines.mining.blocks import read_block
-    from pipelines.mining.factory import Factory
-    from pipelines.mining.index import set_up
     from pipelines.mining.source import open_source
     from schemas.manifest import open_manifest
+    from search.factory import Factory
+    from search.index import set_up
 
     set_up(setting.threads)
     run = RunLayout(join(root, "run"))

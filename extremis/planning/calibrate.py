@@ -12,12 +12,12 @@ import numpy as np
 
 from extremis.planning.sizes import Sizes
 from extremis.planning.workload import Workload
-from pipelines.mining import index
-from pipelines.mining.factory import Factory
 from pipelines.mining.options import MineOptions
-from pipelines.mining.search import Block, search
 from pipelines.shard import ShardOptions, shard
 from schemas.storage import join
+from search import index
+from search.block import Block, search
+from search.factory import Factory
 from trainer.config import Recipe
 from trainer.loop import Trainer
 

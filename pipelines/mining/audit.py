@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.mining.candidates import merge, unpack
-from pipelines.mining.exclusions import Exclusions, positive_scores, search_negatives
-from pipelines.mining.search import Block
 from schemas.ragged import contains
+from search.block import Block
+from search.candidates import merge, unpack
+from search.exclusions import Exclusions, positive_scores, search_negatives
 
 _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 

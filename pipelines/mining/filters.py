@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.mining.candidates import EMPTY, best, unpack
+from search.candidates import EMPTY, best, unpack
 
 
 @dataclass(frozen=True)

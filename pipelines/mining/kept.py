@@ -11,16 +11,16 @@ import faiss
 import numpy as np
 
 from pipelines.mining.blocks import padded, read_block
-from pipelines.mining.candidates import best, merge, pack, unpack
-from pipelines.mining.effort import Effort, apply
-from pipelines.mining.factory import Factory
 from pipelines.mining.plan import Plan
-from pipelines.mining.search import Block, search
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard, check_shard, is_published, open_manifest, publish
 from schemas.storage import join
+from search.block import Block, search
+from search.candidates import best, merge, pack, unpack
+from search.effort import Effort, apply
+from search.factory import Factory
 
 KIND = "index"
 

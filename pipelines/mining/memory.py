@@ -5,10 +5,10 @@ Neither N nor L is in these sums. The constants are measured (docs/mining.md) an
 
 from dataclasses import dataclass, fields
 
-from pipelines.mining.factory import Factory
 from schemas.errors import InputError
 from schemas.manifest import Manifest
 from schemas.sizes import say_bytes
+from search.factory import Factory
 
 _PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
 _MATRIX_PRODUCTS = 64 << 20  # Faiss' buffers: blocks of distances, and of vectors being added

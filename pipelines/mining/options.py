@@ -8,7 +8,6 @@ from schemas.errors import InputError
 from schemas.sizes import parse_bytes
 
 AUTO = "auto"
-EXACT = "exact"
 DEFAULT_MEMORY = 4 << 30
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.mining.candidates import unpack
 from pipelines.mining.source import Source
 from schemas import storage
 from schemas.errors import ExtremisError
@@ -14,6 +13,7 @@ from schemas.parquet import matrix_column, open_shard
 from schemas.ragged import contains
 from schemas.shards import read_group
 from schemas.storage import join
+from search.candidates import unpack
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.mining import effort, index, memory
+from pipelines.mining import memory
 from pipelines.mining.blocks import block_bounds, equal_ranges
-from pipelines.mining.candidates import MOST_LABELS
-from pipelines.mining.effort import Effort
-from pipelines.mining.factory import Factory
 from pipelines.mining.filters import Filters
 from pipelines.mining.inputs import Inputs
 from pipelines.mining.memory import Estimate, Sizes
@@ -23,6 +20,10 @@ from schemas.layout import shard_name
 from schemas.manifest import Manifest
 from schemas.sizes import say_bytes
 from schemas.storage import join
+from search import effort, index
+from search.candidates import MOST_LABELS
+from search.effort import Effort
+from search.factory import Factory
 
 _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000

@@ -12,23 +12,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.mining import effort, kept, overlap
+from pipelines.mining import kept, overlap
 from pipelines.mining.audit import Audit, audit_block, measure, merge_audits, stack, weakest_positives
 from pipelines.mining.blocks import read_block
-from pipelines.mining.candidates import EMPTY, merge, unpack
-from pipelines.mining.effort import Effort
-from pipelines.mining.exclusions import Dropped, Exclusions, positive_scores, search_negatives
 from pipelines.mining.filters import Funnel, select
-from pipelines.mining.index import build, set_up
 from pipelines.mining.plan import Plan
-from pipelines.mining.sample import sample_rows
 from pipelines.mining.scratch import Chunks, ChunkWriter, read_chunk
-from pipelines.mining.search import Block
 from pipelines.mining.source import Source
 from pipelines.mining.spent import Spent
 from schemas import storage, tables
 from schemas.manifest import Shard
 from schemas.parquet import ShardFile, matrix_array
+from search import effort
+from search.block import Block
+from search.candidates import EMPTY, merge, unpack
+from search.effort import Effort
+from search.exclusions import Dropped, Exclusions, positive_scores, search_negatives
+from search.index import build, set_up
+from search.sample import sample_rows
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.mining import nearest as module
-from pipelines.mining.nearest import nearest
+from search import nearest as module
+from search.nearest import nearest
 
 
 @pytest.mark.parametrize("many", [1, 1 << 20])  # Faiss's search, and ours

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.mining.candidates import EMPTY, MOST_LABELS, best, merge, pack, unpack
 from schemas.tables import PAD
+from search.candidates import EMPTY, MOST_LABELS, best, merge, pack, unpack
 
 scores = st.floats(width=32, allow_nan=False)
 pairs = st.lists(st.tuples(scores, st.integers(0, MOST_LABELS - 1)), min_size=1, max_size=30)

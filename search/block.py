@@ -10,8 +10,8 @@ from functools import cached_property
 import faiss
 import numpy as np
 
-from pipelines.mining.candidates import best, pack, unpack
-from pipelines.mining.nearest import nearest
+from search.candidates import best, pack, unpack
+from search.nearest import nearest
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
 _PAIRS = 1 << 22  # scores held at once for the rows that do not

@@ -2,10 +2,10 @@ import faiss
 import numpy as np
 import pytest
 
-from pipelines.mining.effort import Effort, require_sense
-from pipelines.mining.factory import Factory
-from pipelines.mining.index import build
 from schemas.errors import InputError
+from search.effort import Effort, require_sense
+from search.factory import Factory
+from search.index import build
 
 
 def vectors(rows, dimension, seed=0):

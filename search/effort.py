@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import faiss
 import numpy as np
 
-from pipelines.mining.candidates import unpack
-from pipelines.mining.factory import Factory
-from pipelines.mining.index import graph_of, lists_of
-from pipelines.mining.search import Block, search, search_exactly
 from schemas.errors import InputError
 from schemas.ragged import contains
+from search.block import Block, search, search_exactly
+from search.candidates import unpack
+from search.factory import Factory
+from search.index import graph_of, lists_of
 
 MOST_REFINE = 16
 _ABOVE = 0.005  # aimed at beyond the target: other queries may do a little worse than the sampled ones

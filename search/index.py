@@ -10,10 +10,9 @@ from collections.abc import Iterator
 import faiss
 import numpy as np
 
-from pipelines.mining.factory import Factory
-from pipelines.mining.options import EXACT
-from pipelines.mining.sample import sample_rows
 from schemas.errors import InputError
+from search.factory import EXACT, Factory
+from search.sample import sample_rows
 
 # Costs in products of two vectors as a blocked matrix product computes them, measured at D = 64 on two cores.
 _SCAN = 4.0  # a vector of an inverted list, read one by one

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.mining.candidates import EMPTY, best, unpack
-from pipelines.mining.search import Block, score, search
 from schemas.parquet import list_column
 from schemas.ragged import contains
+from search.block import Block, score, search
+from search.candidates import EMPTY, best, unpack
 
 
 class Ragged(NamedTuple):

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.mining.candidates import best, merge, unpack
-from pipelines.mining.effort import Effort, apply
-from pipelines.mining.exclusions import Dropped, Exclusions, Ragged, search_negatives
-from pipelines.mining.factory import Factory
-from pipelines.mining.index import build
-from pipelines.mining.search import Block, score, search, search_exactly
+from search.block import Block, score, search, search_exactly
+from search.candidates import best, merge, unpack
+from search.effort import Effort, apply
+from search.exclusions import Dropped, Exclusions, Ragged, search_negatives
+from search.factory import Factory
+from search.index import build
 from tests.pipelines.mining.world import brute_force, random_rows
 
 

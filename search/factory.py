@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from pipelines.mining.options import EXACT
+EXACT = "exact"  # searches the matrix itself
 
 # Inverted lists grow by doubling, so up to half of what they hold is room; measured: 1.3 to 1.6 times their content.
 _ROOM_IN_LISTS = 1.6
