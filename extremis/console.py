@@ -27,9 +27,12 @@ def print_json(body: Mapping[str, Any]) -> None:
 
 
 class Bar:
-    """A progress bar on a terminal; elsewhere a plain line every `seconds`. Use as a context manager."""
+    """A progress bar on a terminal; elsewhere a plain line every `seconds`. `total` None: nobody knows yet.
 
-    def __init__(self, what: str, total: int, seconds: float = 10.0) -> None:
+    Use as a context manager.
+    """
+
+    def __init__(self, what: str, total: int | None, seconds: float = 10.0) -> None:
         self._what, self._total, self._seconds = what, total, seconds
         self._next = time.monotonic() + seconds
         self._progress = Progress(
@@ -57,7 +60,8 @@ class Bar:
         self._progress.update(self._task, completed=done, note=note)
         if not notes.is_terminal and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._seconds
-            say(f"{self._what}: {done:,} of {self._total:,} {note}".rstrip())
+            total = "" if self._total is None else f" of {self._total:,}"
+            say(f"{self._what}: {done:,}{total} {note}".rstrip())
 
     def say(self, message: str) -> None:
         """A line that stays above the bar."""

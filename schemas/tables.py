@@ -19,6 +19,7 @@ KINDS = (
     "data",
     "rejects",
     "index",
+    "export",
 )
 PAD = -1
 

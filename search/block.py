@@ -83,6 +83,15 @@ def score(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray) -> np
     return scores
 
 
+def padded(rows: np.ndarray, dimension: int) -> np.ndarray:
+    """`rows` [n, D] as float32 [n, dimension], zeros behind."""
+    if rows.shape[1] == dimension:
+        return rows.astype(np.float32)
+    wide = np.zeros((len(rows), dimension), np.float32)
+    wide[:, : rows.shape[1]] = rows
+    return wide
+
+
 def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray) -> np.ndarray:
     """Keys [B, width] where any number of labels tie, or nearly tie, at the last place."""
     approximate = queries @ block.vectors.T  # [B, n]

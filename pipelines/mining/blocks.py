@@ -51,15 +51,6 @@ def read_block(
     return block
 
 
-def padded(rows: np.ndarray, dimension: int) -> np.ndarray:
-    """`rows` [n, D] as float32 [n, dimension], zeros behind."""
-    if rows.shape[1] == dimension:
-        return rows.astype(np.float32)
-    wide = np.zeros((len(rows), dimension), np.float32)
-    wide[:, : rows.shape[1]] = rows
-    return wide
-
-
 def require_finite(vectors: np.ndarray, first_row: int, url: str) -> None:
     """Raises TableError that names `url` and the first row of `vectors` [n, D] with an infinity or a NaN."""
     if np.isfinite(vectors).all():

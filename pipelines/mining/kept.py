@@ -4,23 +4,21 @@ A position p in the file of block b is label start_b + p; the manifest's paramet
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 
-from pipelines.mining.blocks import padded, read_block
+from pipelines.mining.blocks import read_block
 from pipelines.mining.plan import Plan
-from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import shard_name
-from schemas.manifest import Manifest, Shard, check_shard, is_published, open_manifest, publish
-from schemas.storage import join
-from search.block import Block, search
+from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish
+from search.block import Block, padded, search
 from search.candidates import best, merge, pack, unpack
 from search.effort import Effort, apply
 from search.factory import Factory
+from search.files import read_index, write_index
 
 KIND = "index"
 
@@ -35,15 +33,7 @@ class Kept:
 
 def keep(url: str, number: int, count: int, block: Block) -> Shard:
     """Write the block's index, or a flat one for `exact`. Raises StorageError."""
-    index = block.index
-    if index is None:
-        index = faiss.IndexFlatIP(block.vectors.shape[1])
-        index.add(block.vectors)
-    name = shard_name(number, count, "faiss")
-    with storage.writing(join(url, name)) as path:
-        faiss.write_index(index, path)
-        digest, size = storage.file_sha256(path), Path(path).stat().st_size
-    return Shard(path=name, rows=len(block.vectors), bytes=size, sha256=digest)
+    return write_index(url, shard_name(number, count, "faiss"), block)
 
 
 def index_parameters(plan: Plan) -> dict[str, Any]:
@@ -116,9 +106,7 @@ class KeptIndex:
 
         Raises TableError.
         """
-        entry = self.manifest.shards[number]
-        data = check_shard(join(self._url, entry.path), entry)
-        index = faiss.deserialize_index(np.frombuffer(data, np.uint8))
+        index = read_index(self._url, self.manifest.shards[number])
         apply(index, Effort(**self.manifest.parameters["efforts"][number]))
         return index
 

@@ -7,12 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.mining.blocks import padded, require_finite
+from pipelines.mining.blocks import require_finite
 from schemas.errors import TableError
 from schemas.manifest import Manifest, open_manifest, require_parent
 from schemas.parquet import matrix_column, open_shard, row_groups_of
 from schemas.shards import iterate_shard, read_group
 from schemas.storage import join
+from search.block import padded
 from search.exclusions import Exclusions
 from search.sample import sample_rows
 

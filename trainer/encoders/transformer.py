@@ -46,6 +46,16 @@ class TransformerEncoder(Encoder):
         # A pooler that pooling by mean or [CLS] never calls takes no gradient and stays as it is.
         self._optimizer = torch.optim.AdamW(self._modules.parameters(), lr=config.lr, weight_decay=config.weight_decay)
 
+    @property
+    def model(self) -> Any:
+        """The Hugging Face model."""
+        return self._model
+
+    @property
+    def bottleneck(self) -> nn.Linear | None:
+        """What follows pooling, where there is one."""
+        return self._bottleneck
+
     def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None) -> PaddedInputs:
         assert inputs.tokens is not None, "a transformer reads tokens"
         padded = pad_rows(*inputs.tokens, most=self._config.max_tokens)

@@ -1,5 +1,7 @@
 """Exact search for the best labels of queries, with predictions struck out before the cut at k."""
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
@@ -9,12 +11,21 @@ from schemas.tables import PAD
 
 BLOCK_ROWS = 1 << 16
 
+
+class Rows(Protocol):
+    """[L, D] that is read a slice at a time: a tensor, or what takes one from files."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> torch.Tensor: ...
+
+
 __all__ = ["BLOCK_ROWS", "filtered_top_k", "strike", "top_k"]
 
 
 @torch.no_grad()
 def top_k(
-    queries: torch.Tensor, vectors: torch.Tensor, k: int, block_rows: int = BLOCK_ROWS
+    queries: torch.Tensor, vectors: Rows, k: int, block_rows: int = BLOCK_ROWS
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k greatest inner products of each query: queries [B, D], vectors [L, D] -> scores [B, k], ids [B, k] int64.
 
@@ -48,7 +59,7 @@ def top_k(
 
 def filtered_top_k(
     queries: torch.Tensor,
-    vectors: torch.Tensor,
+    vectors: Rows,
     k: int,
     filter_values: np.ndarray,
     filter_offsets: np.ndarray,

@@ -1,0 +1,102 @@
+"""`extremis predict`: the best labels of texts, or of a split of DATA, by an exported run."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from extremis.console import Bar
+from extremis.predicting.inputs import Texts
+from extremis.predicting.outputs import open_writer
+from pipelines.sharding.tokenizer import encode, open_tokenizer
+from schemas import parquet
+from schemas.errors import InputError
+from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
+from schemas.shards import iterate
+from schemas.tables import PAD
+from trainer.export.opened import ENCODER, Exported, iterate_ranked, use_threads
+from trainer.inputs import require_inputs
+from trainer.stream import open_queries
+
+
+def open_exported(url: str, exact: bool = False, threads: int | None = None) -> Exported:
+    """The export at `url`, searched by `threads` threads. Raises TableError, StorageError."""
+    exported = Exported.open(url, exact)
+    use_threads(threads, bool(exported.serving.index))
+    return exported
+
+
+def predict_texts(
+    exported: Exported, texts: Texts, out: str, *, k: int, to: str | None, batch: int, threshold: float | None
+) -> dict[str, Any]:
+    """Predict the best `k` labels of every text, `batch` at a time, to `out`. Raises ExtremisError."""
+    return _predict(exported, _encoded(exported, texts, batch), None, out, k, to, threshold, True)
+
+
+def predict_split(
+    exported: Exported,
+    data: str,
+    split: str,
+    out: str,
+    *,
+    k: int,
+    to: str | None,
+    threshold: float | None,
+    filter: bool,
+) -> dict[str, Any]:
+    """Predict for a split of the DATA that the run was made from, in its order, row group by row group.
+
+    These are the predictions that `extremis evaluate` counts: the same batches, the same filter. Raises ExtremisError.
+    """
+    digest, trained = open_manifest(data, "data").digest, exported.manifest.parents["data"]
+    if digest != trained:
+        raise InputError(
+            f"{exported.url}: exported from a run on other data (digest {trained[:12]}…) than {data} "
+            f"(digest {digest[:12]}…). Pass the data it was made from, or its texts as INPUT."
+        )
+    queries = open_queries(DataLayout(data), split)
+    require_inputs(queries.url, queries.manifest, exported.recipe.encoder.inputs)
+    present = {column.name for column in queries.manifest.columns}
+    columns = ["key", *exported.serving.model.columns, *({"filter_label_ids"} & present)]
+    rows = iterate(queries.url, queries.manifest, columns)
+    return _predict(exported, rows, queries.manifest.rows, out, k, to, threshold, filter)
+
+
+def _predict(
+    exported: Exported,
+    rows: Iterator[pa.Table],
+    total: int | None,
+    out: str,
+    k: int,
+    to: str | None,
+    threshold: float | None,
+    filter: bool,
+) -> dict[str, Any]:
+    keys = exported.label_table()["key"].combine_chunks()
+    done = predictions = 0
+    began = time.perf_counter()
+    with Bar("predict", total) as bar, open_writer(out, to, keys) as writer:
+        for table, scores, ids in iterate_ranked(exported.serving, rows, k, filter=filter):
+            if threshold is not None:
+                ids = np.where(scores >= threshold, ids, PAD)
+            writer.write(table["key"].combine_chunks(), ids, scores)
+            done += table.num_rows
+            predictions += int((ids != PAD).sum())
+            bar.update(done)
+    seconds = time.perf_counter() - began
+    return {"out": out, "queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
+
+
+def _encoded(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.Table]:
+    """Rows with the columns that the encoder reads."""
+    columns = exported.serving.model.columns
+    tokenizer = open_tokenizer(str(exported.folder / ENCODER)) if "input_ids" in columns else None
+    for rows in texts.batches(batch, "feature_ids" in columns):
+        table = pa.Table.from_batches([rows])
+        if tokenizer is not None:
+            values, offsets, _ = encode(tokenizer, rows["text"].to_pylist())
+            table = table.append_column("input_ids", parquet.list_array(values, offsets, pa.uint32()))
+        yield table

@@ -1,0 +1,278 @@
+"""`extremis export` and `predict`: the metrics of `evaluate` come out of the files, whatever the way there."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy.sparse import load_npz
+
+from schemas.layout import DataLayout
+from schemas.manifest import open_manifest, verify
+from schemas.parquet import list_column
+from schemas.shards import iterate
+from schemas.storage import join
+from tests.command import call, extremis, refused, sets
+from tests.pipelines.raw import read_lines
+from trainer.evaluation.evaluate import KS, label_statistics
+from trainer.evaluation.metrics import Metrics
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("served") / "run"
+    done = call("train", "astra", data, run, *sets("order.batch=128", "train.epochs=2"))
+    assert done.status == 0, done.err
+    return run
+
+
+@pytest.fixture(scope="module")
+def exported(data: Path, run: Path) -> Path:
+    out = run.parent / "exported"
+    done = call("export", data, run, out, "--threshold-split", "test", "--precision", "0.05,0.1,1", "--json")
+    assert done.status == 0, done.err
+    return out
+
+
+def truth(data: Path, split: str = "test") -> pa.Table:
+    """The split's keys and positives, in the order of storage."""
+    url = DataLayout(str(data)).queries(split)
+    return pa.concat_tables(iterate(url, open_manifest(url), ["key", "label_ids"]))
+
+
+def metrics(data: Path, top: np.ndarray) -> dict[str, float]:
+    found = Metrics(KS, label_statistics(DataLayout(str(data))).inverse_propensity)
+    found.update(top, *list_column(truth(data), "label_ids"))
+    return found.result()
+
+
+def ranked(matrix, k: int) -> np.ndarray:
+    """Label ids [N, k] by (score descending, id ascending), as readers of such files rank them."""
+    top = np.full((matrix.shape[0], k), -1)
+    for row in range(matrix.shape[0]):
+        part = slice(matrix.indptr[row], matrix.indptr[row + 1])
+        order = np.lexsort((matrix.indices[part], -matrix.data[part]))[:k]
+        top[row, : len(order)] = matrix.indices[part][order]
+    return top
+
+
+def test_what_is_exported(data: Path, run: Path, exported: Path) -> None:
+    manifest = open_manifest(str(exported), "export")
+    verify(str(exported), manifest)
+    files = {str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file()}
+    assert files == {"manifest.json", *(shard.path for shard in manifest.shards)}
+    assert {"encoder/model.safetensors", "encoder/tokenizer.json", "thresholds.json"} <= files
+    labels = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
+    assert labels.column_names == ["label_id", "key", "text", "frequency"]
+    assert labels["label_id"].to_pylist() == list(range(manifest.rows))
+    again = call("export", data, run, exported, "--threshold-split", "test", "--precision", "0.05,0.1,1")
+    assert "exported already" in again.err
+    refused(call("export", data, run, exported, "--dtype", "float16"), str(exported), "other options", "--overwrite")
+
+
+def test_a_split_gives_the_metrics_of_evaluate(data: Path, run: Path, exported: Path, tmp_path: Path) -> None:
+    expected = call("evaluate", data, run, "--json").json["metrics"]
+    for name in ("p.npz", "p.trec", "p.parquet", "p.jsonl"):
+        done = call("predict", exported, tmp_path / name, "--data", data, "--k", "20", "--json")
+        assert done.status == 0, done.err
+        assert done.json["queries"] == 200
+    matrix = load_npz(tmp_path / "p.npz")
+    assert (matrix.dtype, matrix.shape) == (np.float32, (200, open_manifest(str(exported)).rows))
+    assert matrix.has_sorted_indices
+    assert metrics(data, ranked(matrix, 20)) == expected
+
+    keys = truth(data)["key"].to_pylist()
+    ids = {key: number for number, key in enumerate(label_keys(exported))}
+    lines = [line.split() for line in (tmp_path / "p.trec").read_text().splitlines()]
+    assert {line[1] for line in lines} == {"Q0"}
+    assert [line[0] for line in lines] == [key for key in keys for _ in range(20)]
+    assert [int(line[3]) for line in lines] == [*range(1, 21)] * 200
+    run_ids = np.array([ids[line[2]] for line in lines]).reshape(200, 20)
+    assert metrics(data, run_ids) == expected
+    np.testing.assert_array_equal(run_ids, ranked(matrix, 20))
+
+    table = pq.read_table(tmp_path / "p.parquet")
+    assert table["label_ids"].to_pylist() == run_ids.tolist()
+    rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert [row["label_ids"] for row in rows] == run_ids.tolist()
+    assert [row["labels"] for row in rows] == table["labels"].to_pylist()
+    np.testing.assert_allclose([row["scores"] for row in rows], np.array(table["scores"].to_pylist()), rtol=1e-6)
+    again = tmp_path / "again.npz"
+    call("predict", exported, again, "--data", data, "--k", "20")
+    assert again.read_bytes() == (tmp_path / "p.npz").read_bytes()
+
+
+def label_keys(exported: Path) -> list[str]:
+    found = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
+    return found["key"].to_pylist()
+
+
+@pytest.fixture(scope="module")
+def texts(raw: Path, data: Path) -> pa.Table:
+    """The raw texts of the test split by key."""
+    records = read_lines(raw / "tst.json.gz")
+    joined = [" ".join(filter(None, (record["title"], record.get("content", "")))) for record in records]
+    return pa.table({"key": [record["uid"] for record in records], "text": joined})
+
+
+def test_texts_are_predicted_as_the_sharded_ones(data: Path, exported: Path, texts: pa.Table, tmp_path: Path) -> None:
+    call("predict", exported, tmp_path / "split.parquet", "--data", data, "--k", "5")
+    split = pq.read_table(tmp_path / "split.parquet")
+    expected = dict(zip(split["key"].to_pylist(), split["labels"].to_pylist(), strict=True))
+    rows = texts.to_pylist()
+    half = tmp_path / "half"
+    half.mkdir()
+    for number, part in enumerate((rows[:90], rows[90:])):
+        (half / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    pq.write_table(texts.rename_columns(["id", "query"]), tmp_path / "in.parquet")
+    (tmp_path / "in.txt").write_text("".join(row["text"].replace("\n", " ") + "\n" for row in rows))
+    found = {}
+    for name, source, more in (
+        ("jsonl", half, ("--batch", "64")),
+        ("glob", half / "*.jsonl", ("--batch", "1")),
+        ("parquet", tmp_path / "in.parquet", ("--fields", "key=id,text=query")),
+        ("text", tmp_path / "in.txt", ()),
+    ):
+        done = call("predict", exported, source, tmp_path / f"{name}.parquet", "--k", "5", *more)
+        assert done.status == 0, done.err
+        found[name] = pq.read_table(tmp_path / f"{name}.parquet")
+    for name in ("jsonl", "glob", "parquet"):
+        got = dict(zip(found[name]["key"].to_pylist(), found[name]["labels"].to_pylist(), strict=True))
+        assert got == expected, name
+        assert found[name]["key"].to_pylist() == texts["key"].to_pylist()
+    assert found["text"]["key"].to_pylist() == [str(number) for number in range(200)]
+    assert found["text"]["labels"].to_pylist() == found["jsonl"]["labels"].to_pylist()
+
+
+def test_thresholds(data: Path, exported: Path, tmp_path: Path) -> None:
+    stated = json.loads((exported / "thresholds.json").read_text())
+    assert (stated["split"], stated["depth"]) == ("test", 10)
+    one = next(row for row in stated["thresholds"] if row["precision"] == 0.05)
+    done = call("predict", exported, tmp_path / "p.npz", "--data", data, "--precision", "0.05", "--json")
+    matrix = load_npz(tmp_path / "p.npz")
+    assert matrix.data.min() == np.float32(one["score"])
+    assert done.json["predictions"] == matrix.nnz == round(one["predictions"] * 200)
+    positives = truth(data)["label_ids"].to_pylist()
+    right = sum(label in positives[row] for row, label in zip(*matrix.nonzero(), strict=True))
+    assert right / matrix.nnz == pytest.approx(one["reached"])
+    above = call("predict", exported, tmp_path / "q.npz", "--data", data, "--threshold", str(one["score"]), "--json")
+    assert above.json["predictions"] == matrix.nnz
+    refused(
+        call("predict", exported, tmp_path / "r.npz", "--data", data, "--precision", "0.33"),
+        "no threshold for a precision of 0.33",
+        "--threshold SCORE",
+    )
+
+
+@pytest.mark.parametrize(("index", "dtype"), [("IVF16,Flat", "float32"), ("IVF8,PQ3x4", "float16")])
+def test_an_index_finds_what_exact_search_does(data: Path, run: Path, tmp_path: Path, index: str, dtype: str) -> None:
+    out = tmp_path / "exported"
+    done = call("export", data, run, out, "--index", index, "--dtype", dtype, "--threshold-split", "none", "--json")
+    assert done.status == 0, done.err
+    assert done.json["index"]["factory"] == index
+    assert done.json["thresholds"] is None
+    for name, more in (("a.npz", ()), ("e.npz", ("--exact",))):
+        assert call("predict", out, tmp_path / name, "--data", data, *more).status == 0
+    approximate, exact = (ranked(load_npz(tmp_path / name), 10) for name in ("a.npz", "e.npz"))
+    recall = np.mean([len({*a} & {*e}) / 10 for a, e in zip(approximate.tolist(), exact.tolist(), strict=True)])
+    assert recall > 0.9
+
+
+def test_at_another_place(data: Path, run: Path, exported: Path, texts: pa.Table, tmp_path: Path) -> None:
+    """Export and input behind a URL; files are fetched and compared."""
+    import fsspec
+
+    out = "memory://served/exported"
+    arguments = ("--threshold-split", "test", "--precision", "0.05,0.1,1", "--json")
+    assert call("export", data, run, out, *arguments).json["digest"] == open_manifest(str(exported)).digest
+    with fsspec.open("memory://served/in/part.jsonl", "w") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in texts.to_pylist()))
+    for place, source, target in (
+        (out, "memory://served/in/*.jsonl", "memory://served/p.npz"),
+        (str(exported), "memory://served/in", str(tmp_path / "p.npz")),
+    ):
+        done = call("predict", place, source, target)
+        assert done.status == 0, done.err
+    with fsspec.open("memory://served/p.npz", "rb") as file:
+        assert file.read() == (tmp_path / "p.npz").read_bytes()
+    shard = open_manifest(out).shards[-1].path
+    with fsspec.open(join(out, shard), "wb") as file:
+        file.write(b"x" * open_manifest(out).shards[-1].bytes)
+    refused(call("predict", out, "memory://served/in", tmp_path / "q.npz"), shard, "damaged", "Export the run again")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "content", "words"),
+        [
+            ("in.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"\n', ("in.jsonl, line 2: not JSON", "Mend it")),
+            ("in.jsonl", b'{"text": "x"}\n', ("in.jsonl, line 1: the field 'key' is missing",)),
+            ("in.jsonl", b'{"key": "a"}\n', ("in.jsonl, line 1: the field 'text' is missing",)),
+            ("in.jsonl", b"", ("in.jsonl: empty",)),
+            ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt: not UTF-8",)),
+            ("in.csv", b"a,b\n", ("in.csv: its name does not say", "--form")),
+            ("in.parquet", b"nothing of the kind", ("in.parquet: not a Parquet file", "Copy it again")),
+        ],
+    )
+    def test_bad_input(self, exported: Path, tmp_path: Path, name: str, content: bytes, words: tuple[str, ...]) -> None:
+        (tmp_path / name).write_bytes(content)
+        refused(call("predict", exported, tmp_path / name, tmp_path / "out.jsonl"), *words)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+
+    def test_wrong_use(self, data: Path, run: Path, exported: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out.npz"
+        refused(call("predict", exported, tmp_path / "nowhere", out), "no input here", "Expected a file")
+        refused(call("predict", exported, out), "expected INPUT and OUT")
+        refused(call("predict", exported, "in", out, "--data", data), "expected OUT alone")
+        refused(call("predict", exported, tmp_path / "out", "--data", data), "does not say what to write", "--to")
+        refused(call("predict", run, out, "--data", data), str(run), "no table here")
+        refused(call("predict", data, out, "--data", data), "expected a export table, got a data table")
+        refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
+        both = ("--threshold", "1", "--precision", "0.5")
+        refused(call("predict", exported, out, "--data", data, *both), "Give one of them")
+        refused(call("export", data, run, data), "holds a finished data", "Give another OUT")
+        refused(
+            call("export", data, run, tmp_path / "e", "--index", "IVF9,Nonsense"), "IVF9,Nonsense", "cannot be made"
+        )
+        refused(call("export", data, run, tmp_path / "e", "--precision", "half"), "--precision 'half'")
+        assert not out.exists()
+        assert not (tmp_path / "e" / "manifest.json").exists()
+
+    def test_a_damaged_export(self, data: Path, exported: Path, tmp_path: Path) -> None:
+        import shutil
+
+        broken = shutil.copytree(exported, tmp_path / "broken")
+        vectors = next((broken / "vectors").iterdir())
+        vectors.write_bytes(vectors.read_bytes()[:-7])
+        refused(call("predict", broken, tmp_path / "p.npz", "--data", data), vectors.name, "damaged", "Export")
+        vectors.unlink()
+        refused(call("predict", broken, tmp_path / "p.npz", "--data", data), vectors.name, "gone", "Export")
+        (broken / "manifest.json").unlink()
+        refused(call("predict", broken, tmp_path / "p.npz", "--data", data), "unfinished table")
+
+    def test_other_data(self, exported: Path, raw: Path, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        assert call("shard", raw, other, "--tokenizer", "train:1000", "--seed", "1").status == 0
+        refused(call("predict", exported, tmp_path / "p.npz", "--data", other), "other data", "as INPUT")
+
+
+def test_prediction_loads_no_beam(data: Path, exported: Path, tmp_path: Path) -> None:
+    """The trainer's extra is enough."""
+    import subprocess
+    import sys
+
+    from tests.command import ROOT, environment
+
+    code = (
+        "import sys; sys.modules['apache_beam'] = None\n"
+        "from extremis.cli import main\n"
+        f"main(['predict', {str(exported)!r}, {str(tmp_path / 'p.npz')!r}, '--data', {str(data)!r}])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert load_npz(tmp_path / "p.npz").shape[0] == 200
+    assert extremis("predict", "--help").status == 0

@@ -1,0 +1,52 @@
+"""Thresholds against their definition, score by score."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import InputError
+from trainer.export.thresholds import Ranked, precision_thresholds
+
+
+@given(
+    pairs=st.lists(st.tuples(st.integers(-4, 4), st.booleans()), max_size=30),
+    precision=st.sampled_from([0.1, 0.5, 2 / 3, 0.9, 1.0]),
+)
+def test_the_lowest_score_from_which_on_enough_is_right(pairs: list[tuple[int, bool]], precision: float) -> None:
+    scores = np.array([score for score, _ in pairs], np.float32)
+    hits = np.array([hit for _, hit in pairs], bool)
+    good = [t for t in np.unique(scores) if hits[scores >= t].mean() >= precision]
+    found = precision_thresholds(scores, hits, 50, 10, [precision])
+    if not good:
+        assert found == []
+        return
+    (one,) = found
+    assert one.score == good[0]
+    assert one.reached == pytest.approx(hits[scores >= good[0]].mean())
+    assert one.recall == pytest.approx(hits[scores >= good[0]].sum() / 50)
+    assert one.predictions == pytest.approx((scores >= good[0]).sum() / 10)
+
+
+def test_batches_are_one_ranking_and_pads_are_none() -> None:
+    ranked = Ranked()
+    ranked.add(
+        np.array([[3, 1], [2, -1]]), np.array([[5.0, 1.0], [4.0, -np.inf]]), np.array([3, 2]), np.array([0, 1, 2])
+    )
+    ranked.add(np.array([[0, 7]]), np.array([[3.0, 2.0]]), np.array([7, 8]), np.array([0, 2]))
+    assert (ranked.queries, ranked.positives) == (3, 4)
+    exact, most = ranked.thresholds([1.0, 0.75])
+    assert (exact.score, exact.recall) == (4.0, 0.5)
+    assert (most.score, most.recall) == (2.0, 0.75)
+    assert most.predictions == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize("precision", [0.0, 1.5, -1.0])
+def test_a_precision_is_a_share(precision: float) -> None:
+    with pytest.raises(InputError, match=r"a share in \(0, 1\]"):
+        precision_thresholds(np.ones(2), np.ones(2, bool), 2, 2, [0.5, precision])
+
+
+def test_nothing_scored() -> None:
+    with pytest.raises(InputError, match="the split is empty"):
+        Ranked().thresholds([0.5])

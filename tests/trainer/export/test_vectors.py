@@ -1,0 +1,37 @@
+"""Vectors by label range: what was written is what is read, in any slice."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from trainer.evaluation.search import top_k
+from trainer.export.vectors import Vectors, map_vectors, write_vectors
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_files_hold_the_rows(tmp_path: Path, dtype: str) -> None:
+    rows = torch.from_numpy(np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32))
+    write_vectors(tmp_path / "v", rows, 40, dtype)
+    np.testing.assert_array_equal(map_vectors(tmp_path / "v"), rows.numpy().astype(dtype))
+    np.testing.assert_array_equal(load_file(tmp_path / "v")["weight"], rows.numpy().astype(dtype))
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    write_vectors(tmp_path / "v", torch.empty(0, 4), 0, "float32")
+    assert map_vectors(tmp_path / "v").shape == (0, 4)
+
+
+def test_slices_go_over_the_edges_of_files(tmp_path: Path) -> None:
+    whole = np.random.default_rng(1).standard_normal((17, 3)).astype(np.float32)
+    vectors = Vectors([whole[:5], whole[5:6], whole[6:]])
+    assert (len(vectors), vectors.shape) == (17, (17, 3))
+    for start in range(18):
+        for stop in range(start, 20):
+            np.testing.assert_array_equal(vectors[start:stop], whole[start:stop])
+    queries = torch.from_numpy(np.random.default_rng(2).standard_normal((4, 3)).astype(np.float32))
+    expected = top_k(queries, torch.from_numpy(whole), 6, block_rows=4)
+    for got, wanted in zip(top_k(queries, vectors, 6, block_rows=4), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)

@@ -1,0 +1,245 @@
+"""`extremis export`: a run's checkpoint as files that serve, published whole by a manifest written last."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout, shard_name
+from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.parquet import ShardFile, list_column
+from schemas.shards import iterate, iterate_shard
+from schemas.storage import join
+from trainer.config import Recipe
+from trainer.export.encoders import write_encoder
+from trainer.export.index import choose_index, write_indexes
+from trainer.export.opened import ENCODER, INDEX, KIND, LABELS, THRESHOLDS, VECTORS, Serving, iterate_ranked
+from trainer.export.thresholds import Ranked
+from trainer.export.vectors import DTYPES, Vectors, write_vectors
+from trainer.inputs import columns_of
+from trainer.model import DataFacts, Model, find_checkpoint, load_model
+from trainer.stream import open_queries
+
+ROWS_A_FILE = 1 << 22  # vectors of a file, and of an index
+DEPTH = 10  # predictions of a query that thresholds are made on
+_TUNING_QUERIES = 512
+_LABEL_COLUMNS = ("label_id", "key", "text", "frequency")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How a run is exported. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory."""
+
+    step: int | None = None
+    dtype: str = "float32"
+    index: str = "auto"
+    target_recall: float = 0.98
+    precisions: tuple[float, ...] = (0.5, 0.7, 0.9)
+    split: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}.")
+        if not 0 < self.target_recall <= 1:
+            raise InputError(f"--target-recall {self.target_recall:g}: expected a share in (0, 1].")
+
+
+def export(data: str, run: str, out: str, options: ExportOptions | None = None, say: Say = print) -> Manifest:
+    """Export a checkpoint of RUN (the newest by default), made from DATA, to OUT.
+
+    What is there already, made from the same checkpoint with the same options, is returned as it is.
+    Raises InputError: no checkpoint, other data, no such split, something else at OUT; TableError, StorageError.
+    """
+    options = options or ExportOptions()
+    layout = DataLayout(data)
+    recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
+    split = _threshold_split(layout, options.split)
+    wanted = {**_wanted(options), "threshold_split": split}
+    parents = {"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
+    there = _existing(out, parents, wanted, options.overwrite)
+    if there is not None:
+        say(f"{out}: exported already")
+        return there
+    _, model, _ = load_model(layout, RunLayout(run), options.step)
+    facts = DataFacts.of(layout)
+    tokens = _tokens(layout, facts.manifest, recipe, say)
+    shards = [*_encoder(layout, model, recipe, tokens, out), *_labels(layout, out)]
+    vectors = model.classifier.vectors.to(getattr(torch, options.dtype))
+    shards += _vectors(vectors, options.dtype, out)
+    exact = Serving(model, Vectors([_rows(vectors, start).numpy() for start in _starts(facts.labels)]))
+    built: list[Shard] = []
+    index = None
+    spec = choose_index(options.index, facts.labels)
+    if spec is not None:
+        queries = _some_queries(layout, exact, recipe)
+        built, index = write_indexes(spec, exact.vectors, queries, DEPTH, options.target_recall, join(out, INDEX))
+    shards += [_below(INDEX, shard) for shard in built]
+    thresholds = _thresholds(layout, exact, split, options.precisions, say)
+    body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
+    shards.append(_write(out, THRESHOLDS, body))
+    manifest = Manifest(
+        kind=KIND,
+        shards=tuple(shards),
+        rows=facts.labels,
+        id_range=(0, facts.labels),
+        parents=parents,
+        parameters={
+            "options": wanted,
+            "recipe": recipe.model_dump(mode="json"),
+            "vocabulary": facts.vocabulary,
+            "features": facts.features,
+            "max_tokens": tokens,
+            "dimension": int(vectors.shape[1]),
+            "bias": recipe.classifier.bias,
+            "step": checkpoint.state["progress"]["global_step"],
+            "index": index,
+            "thresholds": thresholds,
+        },
+    )
+    return publish(out, manifest)
+
+
+def _wanted(options: ExportOptions) -> dict[str, Any]:
+    body = asdict(options)
+    return {name: body[name] for name in ("dtype", "index", "target_recall")} | {"precisions": [*options.precisions]}
+
+
+def _existing(out: str, parents: dict[str, str], wanted: dict[str, Any], overwrite: bool) -> Manifest | None:
+    """The export at OUT if it is this very one. Raises InputError where something else is there."""
+    if not is_published(out):
+        return None
+    found = open_manifest(out)
+    if found.kind == KIND and found.parents == parents and found.parameters.get("options") == wanted:
+        return found
+    if found.kind != KIND or not overwrite:
+        raise InputError(
+            f"{out}: holds a finished {found.kind} made from something else, or with other options. "
+            + ("Give --overwrite, or another OUT." if found.kind == KIND else "Give another OUT.")
+        )
+    unpublish(out)
+    storage.remove(out, recursive=True)
+    return None
+
+
+def _threshold_split(data: DataLayout, split: str | None) -> str | None:
+    """The split to make thresholds on; never `test` or `train` unless it is named. Raises InputError."""
+    if split == "none":
+        return None
+    if split is not None:
+        open_queries(data, split)
+        return split
+    return "val" if "queries/val" in open_manifest(data.root, "data").parents else None
+
+
+def _tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int:
+    """Tokens of a text, at most: as DATA cut them, and the encoder once more."""
+    stored = recipe.encoder.max_tokens
+    if "tokenizer" in data.parents:
+        stored = int(open_manifest(layout.tokenizer, "tokenizer").parameters.get("max_tokens", stored))
+    if recipe.encoder.kind == "transformer" and recipe.encoder.max_tokens < stored:
+        say(
+            f"encoder.max_tokens = {recipe.encoder.max_tokens} is below the {stored} tokens of the data: texts longer "
+            "than that lost their last special token in training, and keep it in the exported encoder"
+        )
+        return recipe.encoder.max_tokens
+    return stored
+
+
+def _encoder(data: DataLayout, model: Model, recipe: Recipe, tokens: int, out: str) -> Iterator[Shard]:
+    """The encoder's directory, with the tokenizer's files."""
+    with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
+        folder = Path(scratch)
+        write_encoder(model.encoder, recipe.encoder, tokens, folder)
+        if "tokenizer" in open_manifest(data.root, "data").parents:
+            for shard in open_manifest(data.tokenizer, "tokenizer").shards:
+                (folder / shard.path).write_bytes(storage.read_bytes(join(data.tokenizer, shard.path)))
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                yield _write(out, f"{ENCODER}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+
+
+def _labels(data: DataLayout, out: str) -> Iterator[Shard]:
+    """Key, text and training frequency of every label, shard by shard."""
+    manifest = open_manifest(data.labels, "labels")
+    for number, shard in enumerate(manifest.shards):
+        groups = iterate_shard(data.labels, shard, _LABEL_COLUMNS)
+        first = next(groups, None)
+        if first is None:
+            continue
+        file = ShardFile(join(out, LABELS), number, len(manifest.shards), first.schema, manifest.row_group_rows or 1)
+        with file as table:
+            table.write(first)
+            for group in groups:
+                table.write(group)
+        yield _below(LABELS, table.entry)
+
+
+def _vectors(vectors: torch.Tensor, dtype: str, out: str) -> Iterator[Shard]:
+    starts = _starts(len(vectors))
+    for number, start in enumerate(starts):
+        name, rows = f"{VECTORS}/{shard_name(number, len(starts), 'safetensors')}", _rows(vectors, start)
+        with storage.writing(join(out, name)) as path:
+            write_vectors(Path(path), rows, start, dtype)
+            size, digest = Path(path).stat().st_size, storage.file_sha256(path)
+        yield Shard(path=name, rows=len(rows), bytes=size, sha256=digest)
+
+
+def _some_queries(data: DataLayout, serving: Serving, recipe: Recipe) -> torch.Tensor:
+    """x of the first training queries: shards are pre-shuffled."""
+    table = open_queries(data, "train")
+    wanted = columns_of(recipe.encoder.inputs)
+    for group in iterate(table.url, table.manifest, wanted):
+        return serving.embed(group.slice(0, _TUNING_QUERIES))
+    return torch.empty(0, serving.vectors.shape[1])
+
+
+def _thresholds(
+    data: DataLayout, serving: Serving, split: str | None, precisions: tuple[float, ...], say: Say
+) -> dict[str, Any] | None:
+    """Scores for precisions, measured on the best DEPTH predictions of each query of the split."""
+    if split is None:
+        say(
+            f"no thresholds: {data.root} has no split val (extremis shard --validation makes one); "
+            "--threshold-split names another"
+        )
+        return None
+    table = open_queries(data, split)
+    present = {column.name for column in table.manifest.columns}
+    wanted = [*serving.model.columns, "label_ids", *({"filter_label_ids"} & present)]
+    ranked = Ranked()
+    for rows, scores, ids in iterate_ranked(serving, iterate(table.url, table.manifest, wanted), DEPTH):
+        ranked.add(ids, scores, *list_column(rows, "label_ids"))
+    found = ranked.thresholds(precisions)
+    return {
+        "split": split,
+        "depth": DEPTH,
+        "rule": "the lowest score t such that, of all predictions of score >= t among the best `depth` of every query "
+        "of `split`, at least the share `precision` is right",
+        "thresholds": [one._asdict() for one in found],
+    }
+
+
+def _starts(labels: int) -> range:
+    return range(0, max(labels, 1), ROWS_A_FILE)
+
+
+def _rows(vectors: torch.Tensor, start: int) -> torch.Tensor:
+    return vectors[start : start + ROWS_A_FILE]
+
+
+def _write(out: str, name: str, data: bytes) -> Shard:
+    storage.write_bytes(join(out, name), data)
+    return Shard(path=name, rows=0, bytes=len(data), sha256=storage.sha256(data))
+
+
+def _below(folder: str, shard: Shard) -> Shard:
+    return shard.model_copy(update={"path": f"{folder}/{shard.path}"})

@@ -1,0 +1,88 @@
+"""Faiss indexes of an export, one over each range of the vectors: built and tuned, opened, searched.
+
+Faiss is loaded when the first of these is called. What an index finds is scored exactly, as in mining.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from schemas.layout import shard_name
+from schemas.manifest import Shard
+from trainer.export.vectors import Vectors
+
+if TYPE_CHECKING:
+    from search.block import Block
+
+EXACT_LABELS = 1 << 17  # up to so many, exact search answers in milliseconds
+_SEED = 0
+
+
+class Indexed(NamedTuple):
+    """A range of vectors with its index; it offers `refine` times as many candidates as are asked for."""
+
+    block: "Block"
+    refine: int
+
+
+def choose_index(wanted: str, labels: int) -> str | None:
+    """The factory string for `none`, `auto` or a factory string; None where exact search is to do."""
+    if wanted == "auto":
+        wanted = "none" if labels <= EXACT_LABELS else f"IVF{int(4 * labels**0.5)},Flat"
+    return None if wanted in ("none", "exact") or not labels else wanted
+
+
+def write_indexes(
+    spec: str, vectors: Vectors, queries: torch.Tensor, width: int, target: float, url: str
+) -> tuple[list[Shard], dict[str, Any]]:
+    """Files under `url`, and what opening them takes: tuned on `queries` [S, D] to the recall `target` at `width`.
+
+    Raises InputError: not a factory string, or one that cannot be built on so few vectors.
+    """
+    from search.block import Block, padded
+    from search.effort import Effort, tune
+    from search.factory import Factory
+    from search.files import write_index
+    from search.index import build, set_up
+
+    set_up(None)
+    factory = Factory.parse(spec)
+    columns = factory.dimension(vectors.shape[1])
+    sampled = padded(queries.numpy(), columns)
+    shards, efforts = [], []
+    for number, (start, rows) in enumerate(vectors.parts()):
+        wide = padded(rows, columns)
+        block = Block(start, wide, build(factory, wide, _SEED))
+        efforts.append(asdict(tune(block, Effort(), factory.lossy, sampled, width, target)))
+        shards.append(write_index(url, shard_name(number, len(vectors.ranges), "faiss"), block))
+    facts = {"factory": factory.spec, "metric": "inner product", "columns": columns, "efforts": efforts}
+    return shards, facts
+
+
+def open_indexes(places: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
+    """The indexes in local files, as `write_indexes` described them, over the vectors that they were made of."""
+    from search.block import Block, padded
+    from search.effort import Effort, apply
+    from search.files import load_index
+
+    columns = facts["columns"]
+    opened = []
+    for place, (start, rows), effort in zip(places, vectors.parts(), facts["efforts"], strict=True):
+        index = load_index(place)
+        apply(index, Effort(**effort))
+        # Scored pair by pair in float32, where they lie: half-precision vectors are widened once.
+        wide = rows if (rows.dtype, rows.shape[1]) == (np.float32, columns) else padded(rows, columns)
+        opened.append(Indexed(Block(start, wide, index), Effort(**effort).factor))
+    return tuple(opened)
+
+
+def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """(ids int64 [B, width], scores float32) for queries [B, D] over all ranges; -1 and -inf beyond the labels."""
+    from search.block import padded, search
+    from search.candidates import merge, unpack
+
+    wide = padded(queries, indexed[0].block.vectors.shape[1])
+    return unpack(merge([search(block, wide, width, refine) for block, refine in indexed], width))

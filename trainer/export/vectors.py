@@ -1,0 +1,65 @@
+"""Classifier vectors in safetensors files by label range: written a range at a time, read where they lie."""
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+NAME = "weight"
+DTYPES = {"float32": ("F32", np.float32), "float16": ("F16", np.float16)}
+_HEADER = struct.Struct("<Q")
+
+
+def write_vectors(path: Path, rows: torch.Tensor, start: int, dtype: str) -> None:
+    """Write `rows` [n, D], the vectors of labels [start, start + n), to a file. `dtype`: a name of DTYPES."""
+    block = rows.detach().to(torch.float16 if dtype == "float16" else torch.float32).contiguous()
+    save_file({NAME: block}, path, metadata={"start": str(start)})
+
+
+def map_vectors(path: Path) -> np.ndarray:
+    """The rows of one file [n, D], memory-mapped. Raises ValueError where it is no file of `write_vectors`."""
+    with open(path, "rb") as file:
+        (length,) = _HEADER.unpack(file.read(_HEADER.size))
+        entry = json.loads(file.read(length))[NAME]
+    kinds = dict(DTYPES.values())
+    offset = _HEADER.size + length + entry["data_offsets"][0]
+    if not np.prod(entry["shape"]):
+        return np.empty(entry["shape"], kinds[entry["dtype"]])
+    # Copy on write: torch knows no memory that may not be written to.
+    return np.memmap(path, kinds[entry["dtype"]], "c", offset, tuple(entry["shape"]))
+
+
+class Vectors:
+    """[L, D] out of arrays of label ranges laid end to end; a slice is a tensor, a view where it is of one range."""
+
+    def __init__(self, ranges: Sequence[np.ndarray]) -> None:
+        self.ranges = tuple(ranges)
+        self.starts = np.cumsum([0, *map(len, ranges)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.ranges[0].shape[1]
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        start, stop, _ = rows.indices(len(self))
+        parts = [torch.from_numpy(part) for part in self._parts(start, stop)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def parts(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(first label, rows [n, D]) of every range."""
+        return zip(self.starts.tolist(), self.ranges, strict=False)
+
+    def _parts(self, start: int, stop: int) -> Iterator[np.ndarray]:
+        for first, array in self.parts():
+            low, high = max(start - first, 0), min(stop - first, len(array))
+            if low < high:
+                yield array[low:high]
+        if start >= stop:
+            yield self.ranges[0][:0]
