@@ -211,7 +211,7 @@ class TestRefusals:
             ("in.jsonl", b'{"text": "x"}\n', ("in.jsonl, line 1: the field 'key' is missing",)),
             ("in.jsonl", b'{"key": "a"}\n', ("in.jsonl, line 1: the field 'text' is missing",)),
             ("in.jsonl", b"", ("in.jsonl: empty",)),
-            ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt: not UTF-8",)),
+            ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt: a line between 1 and 2 is not UTF-8",)),
             ("in.csv", b"a,b\n", ("in.csv: its name does not say", "--form")),
             ("in.parquet", b"nothing of the kind", ("in.parquet: not a Parquet file", "Copy it again")),
         ],
@@ -227,7 +227,7 @@ class TestRefusals:
         refused(call("predict", exported, out), "expected INPUT and OUT")
         refused(call("predict", exported, "in", out, "--data", data), "expected OUT alone")
         refused(call("predict", exported, tmp_path / "out", "--data", data), "does not say what to write", "--to")
-        refused(call("predict", run, out, "--data", data), str(run), "no table here")
+        refused(call("predict", run, out, "--data", data), str(run), "no manifest.json")
         refused(call("predict", data, out, "--data", data), "expected a export table, got a data table")
         refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
         both = ("--threshold", "1", "--precision", "0.5")
