@@ -166,12 +166,25 @@ class Classifier(Section):
     initial_bias: float = 0.0
 
 
+class Head(Section):
+    """What a label is: a vector of a classifier, or its text through an encoder (DEXML)."""
+
+    kind: Literal["classifier", "label-encoder"] = "classifier"
+    shared: bool = Field(True, description="of label-encoder: labels go through the encoder of the queries")
+    label_batch: int = Field(
+        1024, ge=1, description="eta: labels encoded at a time; more of them in a step are encoded twice"
+    )
+    query_batch: int = Field(0, ge=0, description="queries encoded at a time; 0: those of a rank at once")
+
+
 class Negatives(Section):
     """Which labels a query is scored against, besides its positives."""
 
     random: int = Field(3200, ge=0, description="k_r labels drawn uniformly with replacement from [0, L)")
-    pool: Literal["shared", "own", "all"] = Field(
-        "shared", description="one pool a batch, one a query, or every label (full one-vs-all, no sampling)"
+    pool: Literal["shared", "own", "all", "batch"] = Field(
+        "shared",
+        description="one pool a batch, one a query, every label (no sampling), or with head.kind = 'label-encoder' the "
+        "positives and hard negatives of the whole batch",
     )
     chunk: int = Field(4096, ge=1, description="labels scored at a time when pool = 'all'")
     hard: int = Field(0, ge=0, description="k_h hard negatives a query, out of the table's K")
@@ -196,6 +209,24 @@ class Negatives(Section):
         if self.warmup and not self.hard:
             raise ValueError("negatives.warmup is for epochs before the first table: it needs negatives.hard > 0")
         return self
+
+
+class Loss(Section):
+    """What is minimised, over whatever candidates (DEXML, sections 3 and 4); scores are x.w / temperature."""
+
+    kind: Literal["bce", "softmax", "infonce", "decoupled", "softtopk", "triplet"] = Field(
+        "bce",
+        description="one-vs-all BCE (2), SoftmaxCE (3), InfoNCE (4), DecoupledSoftmax (5), SoftTop-k (6), or triplets",
+    )
+    temperature: float = Field(1.0, gt=0, description="tau: scores are divided by it")
+    k: float = Field(5.0, gt=0, description="of softtopk: how many labels are to be ranked first")
+    alpha: float = Field(2.0, gt=0, description="of softtopk: the steepness of its sigmoid")
+    margin: float = Field(0.3, ge=0, description="of triplet: how far a positive is to be above every negative")
+    chunk: int = Field(
+        0,
+        ge=0,
+        description="labels scored at a time, anew in every pass; 0: all scores of the rank are kept, [B, L / G]",
+    )
 
 
 class Refresh(Section):
@@ -254,8 +285,10 @@ class Recipe(Section):
     order: Order = Order()
     storage: Storage = Storage()
     encoder: Encoder = Encoder()
+    head: Head = Head()
     classifier: Classifier = Classifier()
     negatives: Negatives = Negatives()
+    loss: Loss = Loss()
     refresh: Refresh = Refresh()
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()

@@ -10,9 +10,11 @@ from torch import nn
 
 from schemas.errors import TableError
 from trainer.config import Encoder as EncoderConfig
-from trainer.encoders.base import Encoder, drop, finish
+from trainer.encoders.accumulated import RowGradients
+from trainer.encoders.base import Encoder, drop, finish, reduce_parameters
 from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
 from trainer.encoders.residual import Residual
+from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.randomness import generator, torch_generator
 from trainer.rows import RowMatrix, RowOptimizer
@@ -77,7 +79,7 @@ class BagEncoder(Encoder):
             if self._dense is None
             else torch.optim.AdamW(self._dense.parameters(), lr=config.dense_lr, weight_decay=config.weight_decay)
         )
-        self._touched: tuple[np.ndarray, torch.Tensor] | None = None
+        self._touched = RowGradients(self._table)
 
     def fit_idf(self, rows: Iterable[Inputs]) -> None:
         """Set IDF weights from document frequencies over batches of training rows, `idf_rows` rows at most."""
@@ -119,15 +121,19 @@ class BagEncoder(Encoder):
             with torch.no_grad():
                 return self._head(_WeightedBag.apply(self._table.gather(inputs.ids), *_entries(inputs)), None)
         rows = self._table.gather(inputs.ids)
-        self._touched = (inputs.ids, rows)
+        if torch.is_grad_enabled():
+            self._touched.add(inputs.ids, rows)
         return self._head(_WeightedBag.apply(rows, *_entries(inputs)), dropout_key)
 
+    def reduce(self, group: Group) -> None:
+        self._touched.reduce(group)
+        if self._dense is not None:
+            reduce_parameters(self._dense.parameters(), group)
+
     def update(self, factor: float) -> None:
-        assert self._touched is not None, "update follows encode"
-        ids, rows = self._touched
-        if rows.grad is not None:
-            self._table.update(ids, rows, self._config.lr * factor)
-        self._touched = None
+        touched = self._touched.take()
+        if touched is not None:
+            self._table.update(*touched, self._config.lr * factor)
         if self._dense_optimizer is not None:
             self._dense_optimizer.param_groups[0]["lr"] = self._config.dense_lr * factor
             self._dense_optimizer.step()

@@ -1,10 +1,12 @@
 """What the loop asks of an encoder."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from trainer.group import Group
 from trainer.inputs import Inputs
 
 
@@ -19,11 +21,18 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode(self, inputs: Any, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
-        """x [B, D] with a graph when in training (`dropout_key` given), without otherwise."""
+        """x [B, D] with a graph when in training (`dropout_key` given), without otherwise.
+
+        Equal keys draw equal dropout. In training under `torch.no_grad` there is dropout, and no graph.
+        """
+
+    @abstractmethod
+    def reduce(self, group: Group) -> None:
+        """Sum the gradients over ranks, before `update`; the same bits on every rank."""
 
     @abstractmethod
     def update(self, factor: float) -> None:
-        """One optimizer step from the gradients of the last `encode`; `factor` in [0, 1] scales every rate."""
+        """One optimizer step from the gradients since the last one; `factor` in [0, 1] scales every rate."""
 
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -40,6 +49,22 @@ class Encoder(ABC):
     @abstractmethod
     def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         """The inverse of `optimizer_tensors`."""
+
+
+def reduce_parameters(parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
+    """Sum dense gradients over ranks in one message; a parameter that no rank has a gradient for keeps none."""
+    if group.ranks == 1:
+        return
+    every = list(parameters)
+    has = group.max(torch.tensor([parameter.grad is not None for parameter in every], dtype=torch.uint8)).bool()
+    some = [parameter for parameter, trained in zip(every, has.tolist(), strict=True) if trained]
+    for parameter in some:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    if some:
+        flat = group.sum(torch.cat([parameter.grad.view(-1) for parameter in some]))  # type: ignore[union-attr]
+        for parameter, part in zip(some, flat.split([parameter.numel() for parameter in some]), strict=True):
+            parameter.grad = part.view_as(parameter)
 
 
 def finish(x: torch.Tensor, *, normalize: bool, scale: float) -> torch.Tensor:

@@ -8,7 +8,8 @@ from torch import nn
 
 from schemas.errors import InputError
 from trainer.config import Encoder as EncoderConfig
-from trainer.encoders.base import Encoder, drop, finish
+from trainer.encoders.base import Encoder, drop, finish, reduce_parameters
+from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.padding import pad_rows
 from trainer.randomness import torch_generator, torch_seed
@@ -75,6 +76,9 @@ class TransformerEncoder(Encoder):
         if self._config.dropout:
             x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key))
         return x
+
+    def reduce(self, group: Group) -> None:
+        reduce_parameters(self._modules.parameters(), group)
 
     def update(self, factor: float) -> None:
         for group in self._optimizer.param_groups:

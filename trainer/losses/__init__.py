@@ -1,5 +1,22 @@
 """Losses over candidate scores. Each returns the sum over queries; callers divide by the global batch size."""
 
+from trainer.losses.base import Loss
 from trainer.losses.binary import binary_cross_entropy
+from trainer.losses.build import LOSSES, build_loss
+from trainer.losses.contrastive import DecoupledSoftmax, InfoNCE, SoftmaxCrossEntropy
+from trainer.losses.one_vs_all import OneVsAll
+from trainer.losses.soft_top_k import SoftTopK
+from trainer.losses.triplet import Triplet
 
-__all__ = ["binary_cross_entropy"]
+__all__ = [
+    "LOSSES",
+    "DecoupledSoftmax",
+    "InfoNCE",
+    "Loss",
+    "OneVsAll",
+    "SoftTopK",
+    "SoftmaxCrossEntropy",
+    "Triplet",
+    "binary_cross_entropy",
+    "build_loss",
+]

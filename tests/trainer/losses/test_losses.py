@@ -1,0 +1,271 @@
+"""Each loss and its gradients against a float64 reference, finite differences and the paper's expressions."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import InputError
+from tests.builders import batch_of, random_labels
+from tests.ranks import on_ranks
+from tests.trainer.losses.reference import REFERENCES, reference
+from tests.trainer.losses.test_binary import Problem, problem, problems
+from trainer.candidates import Candidates, label_range, own_pool, shared_pool
+from trainer.config import Loss as LossConfig
+from trainer.config import load_recipe
+from trainer.group import ALONE, Group
+from trainer.group import label_range as group_range
+from trainer.losses import LOSSES, Loss, SoftTopK, binary_cross_entropy, build_loss
+from trainer.losses.scores import Scores
+
+OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "triplet": {"margin": 0.4}}
+
+
+def make(name: str, **more: Any) -> Loss:
+    return build_loss(LossConfig(kind=name, **OPTIONS.get(name, {}), **more))
+
+
+def gradients(
+    loss: Loss, x: torch.Tensor, w: torch.Tensor, candidates: Candidates
+) -> tuple[float, torch.Tensor, torch.Tensor]:
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    value = loss(x, w, candidates)
+    value.backward()
+    assert x.grad is not None
+    assert w.grad is not None
+    return value.item(), x.grad, w.grad
+
+
+def same(got: tuple[float, Any, Any], expected: tuple[float, Any, Any], tolerance: float = 1e-9) -> None:
+    for ours, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def candidates_of(given: Problem, form: str, seed: int, weight: float = 1.7) -> Candidates:
+    """One set of candidates in each form that there is."""
+    batch, labels = batch_of(given.positives, given.hard), len(given.w)
+    draw = np.random.default_rng(seed)
+    if form == "shared":
+        return shared_pool(batch, given.hard, draw.integers(0, labels, 7), weight, given.positive_weight)
+    if form == "own":
+        return own_pool(batch, given.hard, draw.integers(0, labels, (len(batch), 4)), weight, given.positive_weight)
+    return label_range(batch, 0, labels, given.positive_weight)
+
+
+FORMS = ("shared", "own", "all")
+
+
+def test_every_loss_of_a_recipe_is_there() -> None:
+    assert set(LOSSES) == set(REFERENCES) == set(LossConfig.model_fields["kind"].annotation.__args__)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@settings(max_examples=40)
+@given(
+    problems, st.sampled_from(FORMS), st.integers(0, 10**6), st.sampled_from([0, 1, 3]), st.sampled_from([1.0, 0.05])
+)
+def test_any_candidates_give_the_sum_over_queries(
+    name: str, given: Problem, form: str, seed: int, chunk: int, temperature: float
+) -> None:
+    candidates = candidates_of(given, form, seed)
+    w = given.w[candidates.ids]
+    got = gradients(make(name, chunk=chunk, temperature=temperature), given.x, w, candidates)
+    expected = reference(name, given.x, w, candidates, temperature, **OPTIONS.get(name, {}))
+    same(got, expected, 1e-6 if name == "softtopk" else 1e-8)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_those_of_finite_differences(name: str, form: str) -> None:
+    given = problem(3, queries=3, labels=7, dimension=2, weighted=True)
+    candidates = candidates_of(given, form, 5)
+    loss = make(name)
+    x, w = given.x.detach().requires_grad_(), given.w.detach()[candidates.ids].requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, w: loss(x, w, candidates), (x, w))
+
+
+def test_bce_is_the_sampled_one() -> None:
+    given = problem(4, queries=5, labels=12, weighted=True)
+    for form in FORMS:
+        candidates = candidates_of(given, form, 2)
+        x, w = given.x.detach().requires_grad_(), given.w.detach()[candidates.ids].requires_grad_()
+        value = binary_cross_entropy(x, w, candidates)
+        value.backward()
+        same(gradients(make("bce"), x, w, candidates), (value.item(), x.grad, w.grad))
+
+
+def on_a_rank(group: Group, given: Problem, chunk: int) -> dict[str, tuple[float, np.ndarray, np.ndarray]]:
+    """Every loss on this rank's labels: (its part, on x, on its w). Rank 0 has no positive of the last query."""
+    start, stop = group_range(len(given.w), group.rank, group.ranks)
+    candidates = label_range(batch_of(given.positives), start, stop, given.positive_weight)
+    found = {}
+    for name in LOSSES:
+        x, w = given.x.detach().requires_grad_(), given.w.detach()[start:stop].requires_grad_()
+        value = make(name, chunk=chunk, temperature=0.3)(x, w, candidates, group)
+        value.backward()
+        assert x.grad is not None
+        assert w.grad is not None
+        found[name] = (value.item(), x.grad.numpy(), w.grad.numpy())
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "chunk"), [(2, 0), (3, 2)])
+def test_ranks_that_hold_labels_each_are_one(ranks: int, chunk: int) -> None:
+    given = problem(8, queries=5, labels=14, weighted=True)
+    given.positives[-1] = [12, 13]  # of the last rank alone, its last label among them
+    given.x, given.w = given.x.detach(), given.w.detach()  # to be sent
+    parts = on_ranks(ranks, on_a_rank, given, chunk)
+    candidates = label_range(batch_of(given.positives), 0, 14, given.positive_weight)
+    for name in LOSSES:
+        values, on_x, on_w = zip(*(part[name] for part in parts), strict=True)
+        together = (sum(values), np.sum(on_x, axis=0), np.concatenate(on_w))
+        same(together, gradients(make(name, temperature=0.3), given.x, given.w, candidates))
+
+
+def test_infonce_is_softmax_where_the_pool_is_every_label() -> None:
+    given = problem(5, queries=5, labels=9)
+    candidates = label_range(batch_of(given.positives), 0, 9)
+    ours, theirs = (gradients(make(name), given.x, given.w, candidates) for name in ("infonce", "softmax"))
+    same(ours, theirs)
+
+
+def test_decoupled_gradient_is_the_papers() -> None:
+    """Section 4.1: (sigma - 1) x for a positive, sum_P e^s / (e^{s_j} + sum of the negatives) x otherwise."""
+    given = problem(6, queries=4, labels=8)
+    candidates = label_range(batch_of(given.positives), 0, 8)
+    x, w = given.x.detach(), given.w.detach()
+    e = (x @ w.T).exp()
+    positive = torch.zeros(4, 8, dtype=torch.bool)
+    for row, labels in enumerate(given.positives):
+        positive[row, labels] = True
+    negatives = (e * ~positive).sum(1, keepdim=True)
+    sigma = e / (e + negatives)
+    others = e * (positive / (e + negatives)).sum(1, keepdim=True)
+    expected = torch.where(positive, sigma - 1, others).T @ x
+    _, _, on_w = gradients(make("decoupled"), x, w, candidates)
+    torch.testing.assert_close(on_w, expected)
+
+
+def test_softmax_punishes_a_sure_positive_and_decoupled_does_not() -> None:
+    x = torch.ones(1, 1, dtype=torch.float64)
+    w = torch.tensor([[9.0], [1.0], [0.0]], dtype=torch.float64)
+    candidates = label_range(batch_of([[0, 1]]), 0, 3)
+    assert gradients(make("softmax"), x, w, candidates)[2][0] > 0.9  # pushed down
+    assert gradients(make("decoupled"), x, w, candidates)[2][0] < 0
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(7, 40),
+    st.floats(0.5, 6.5),
+    st.sampled_from([0.5, 2.0, 10.0]),
+    st.sampled_from([0.1, 1.0, 20.0]),
+    st.integers(0, 999),
+)
+def test_soft_top_k_sums_to_k(queries: int, labels: int, k: float, alpha: float, spread: float, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    scores = spread * torch.randn(queries, labels, generator=draw, dtype=torch.float64)
+    found, _ = soft_top_k(scores, k, alpha)
+    torch.testing.assert_close(found.sum(1), torch.full((queries,), k, dtype=torch.float64), rtol=1e-9, atol=0)
+    assert (found.argsort(1) == scores.argsort(1)).all() or spread * alpha > 10  # saturated ones tie
+
+
+def soft_top_k(scores: torch.Tensor, k: float, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sigma(alpha (s + t)) [B, L], t) for scores as they are: x is the identity's row."""
+    queries, labels = scores.shape
+    none: list[list[int]] = [[] for _ in range(queries)]
+    found = Scores(torch.eye(queries, dtype=scores.dtype), scores.T, label_range(batch_of(none), 0, labels), 0, ALONE)
+    t = SoftTopK(k=k, alpha=alpha).threshold(found)
+    return torch.sigmoid(alpha * (scores + t[:, None])), t
+
+
+def test_soft_top_k_jacobian_is_that_of_finite_differences() -> None:
+    """Equation 7, read off the loss of one positive: d log z_j / d s_l times z_j."""
+    k, alpha, labels = 3.0, 2.0, 8
+    scores = torch.randn(1, labels, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    z, _ = soft_top_k(scores, k, alpha)
+    step, loss = 1e-6, SoftTopK(k=k, alpha=alpha)
+    for j in range(labels):
+        _, _, on_w = gradients(
+            loss, torch.ones(1, 1, dtype=torch.float64), scores.T, label_range(batch_of([[j]]), 0, labels)
+        )
+        jacobian = -on_w[:, 0] * z[0, j]
+        for moved in range(labels):
+            change = torch.zeros_like(scores)
+            change[0, moved] = step
+            finite = (soft_top_k(scores + change, k, alpha)[0] - soft_top_k(scores - change, k, alpha)[0])[0, j] / (
+                2 * step
+            )
+            assert jacobian[moved].item() == pytest.approx(finite.item(), abs=1e-7)
+
+
+def test_soft_top_k_of_many_equal_scores_sums_to_k_in_single_precision() -> None:
+    """Ten below the lowest score, as in the paper's listing, 100,000 sigmoids still sum to 4.5."""
+    found, _ = soft_top_k(torch.zeros(2, 100_000), 2.0, 2.0)
+    assert found.sum(1).tolist() == pytest.approx([2.0, 2.0], rel=1e-4)
+
+
+def test_soft_top_k_of_fewer_candidates_than_k_is_nothing() -> None:
+    given = problem(7, queries=3, labels=4)
+    value, on_x, on_w = gradients(SoftTopK(k=4.0), given.x, given.w, label_range(batch_of(given.positives), 0, 4))
+    assert (value, on_x.abs().max(), on_w.abs().max()) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_bf16_embeddings_lose_no_more_than_their_own_rounding(name: str) -> None:
+    """At a temperature of 0.05 scores reach 20, where bf16 knows steps of 1/8: no score may be kept in it."""
+    draw = torch.Generator().manual_seed(0)
+    x, w = (torch.nn.functional.normalize(torch.randn(n, 16, generator=draw), dim=1).bfloat16() for n in (6, 50))
+    positives = [random_labels(np.random.default_rng(row), 50, 1, 4) for row in range(6)]
+    candidates = label_range(batch_of(positives), 0, 50)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value, on_x, on_w = gradients(make(name, temperature=0.05), x, w, candidates)
+    assert on_x.dtype == on_w.dtype == torch.bfloat16
+    exact, exact_x, exact_w = reference(name, x, w, candidates, 0.05, **OPTIONS.get(name, {}))
+    assert value == pytest.approx(exact, rel=1e-5)
+    for got, expected in ((on_x, exact_x), (on_w, exact_w)):
+        error = (got.double() - expected).abs().max() / expected.abs().max()
+        assert error < 2**-8
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("scale", [0.0, 1e4])
+def test_scores_of_any_size_give_numbers(name: str, scale: float) -> None:
+    x = scale * torch.tensor([[1.0], [-1.0], [0.5]])
+    w = torch.tensor([[1.0], [-1.0], [0.7], [0.2], [-0.1], [0.9]])
+    got = gradients(make(name), x, w, label_range(batch_of([[0], [0, 2], []]), 0, 6))
+    assert all(np.isfinite(part).all() for part in got)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_query_with_nothing_but_its_positives_gives_numbers(name: str) -> None:
+    x, w = torch.ones(2, 1), torch.tensor([[1.0], [2.0]])
+    got = gradients(make(name), x, w, label_range(batch_of([[0, 1], [0]]), 0, 2))
+    assert all(np.isfinite(part).all() for part in got)
+
+
+@pytest.mark.parametrize("name", ["softmax", "decoupled", "softtopk"])
+def test_a_weighted_sample_estimates_the_normaliser_of_all(name: str) -> None:
+    """Each label drawn once at weight 1 is the whole; half of them at weight 2 is near it, at weight 1 it is not."""
+    draw = np.random.default_rng(0)
+    x, w = torch.from_numpy(draw.standard_normal((3, 4))), torch.from_numpy(draw.standard_normal((4000, 4)))
+    batch = batch_of([[0], [1, 2], [3]])
+    whole = make(name)(x, w, label_range(batch, 0, 4000)).item()
+    half = draw.permutation(4000)[:2000]
+
+    def sampled(weight: float) -> float:
+        candidates = shared_pool(batch, None, half, weight)
+        return make(name)(x, w[candidates.ids], candidates).item()
+
+    assert sampled(2.0) == pytest.approx(whole, rel=0.02)
+    assert sampled(1.0) != pytest.approx(whole, rel=0.02)
+
+
+def test_a_recipe_names_its_loss() -> None:
+    recipe = load_recipe("astra", ["loss.kind=softtopk", "loss.k=3", "loss.temperature=0.05", "loss.chunk=7"])
+    assert build_loss(recipe.loss) == SoftTopK(0.05, 7, 3.0, 2.0)
+    with pytest.raises(InputError, match=r"loss\.kind"):
+        load_recipe("astra", ["loss.kind=softmx"])

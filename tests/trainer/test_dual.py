@@ -1,0 +1,114 @@
+"""The label-encoder head: which labels a step scores, on which rank, and what it learns."""
+
+import numpy as np
+import pytest
+
+from schemas.tables import PAD
+from tests.builders import SmallData, batch_of, build_data
+from tests.ranks import on_ranks
+from tests.trainer.test_gradcache import LABELS, VOCABULARY, head_of, part_of
+from trainer.config import Recipe
+from trainer.dual import Pool
+from trainer.group import ALONE, Group, label_range
+from trainer.stream.batch import Batch
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(str(tmp_path_factory.mktemp("data")), labels=LABELS, vocabulary=VOCABULARY)
+
+
+def recipe_of(pool: str, hard: int = 0, **encoder: object) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "encoder": {"dimension": 16, "ngrams": 1, "normalize": True, "lr": 0.1, **encoder},
+            "head": {"kind": "label-encoder", "label_batch": 5},
+            "negatives": {"pool": pool, "hard": hard, "width": 4 if hard else 0},
+            "loss": {"kind": "decoupled", "temperature": 0.1},
+        }
+    )
+
+
+def batch(step: int = 0) -> Batch:
+    """Eight queries; the last two know nothing but labels that others have too."""
+    draw = np.random.default_rng(2)
+    tokens = [draw.integers(0, VOCABULARY, 3).tolist() for _ in range(8)]
+    positives = [[1, 5], [2], [LABELS - 1], [5], [7, 9], [LABELS // 2 - 1], [1], [2, 9]]
+    hard = np.array([[row + 10, 1 if row > 6 else 3, (5 * row) % LABELS, PAD] for row in range(8)])
+    hard[1, 2] = 2 + 10
+    made = batch_of(positives, hard, tokens)
+    return Batch(1, step, made.rows, made.inputs, made.positives, made.positive_offsets, made.hard)
+
+
+def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
+    head = head_of(recipe_of("batch", 4), data)
+    pool, given = head._pool(batch()), batch()
+    expected = {*given.positives.tolist(), *given.hard.ravel().tolist()} - {PAD}
+    assert list(pool.ids) == sorted(expected)
+    candidates = pool.candidates(0, len(pool.ids))
+    assert candidates.ids.tolist() == sorted(expected)
+    pairs = zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True)
+    owned = [
+        (row, label) for row in range(8) for label in given.positives[slice(*given.positive_offsets[row : row + 2])]
+    ]
+    assert list(pairs) == owned
+    # A query's own positive is no negative of it, whoever brought it into the pool.
+    assert np.array_equal(candidates.struck_pool, candidates.pair_label)
+
+
+def test_before_the_first_table_the_pool_is_the_positives(data: SmallData) -> None:
+    given = batch()
+    without = Batch(1, 0, given.rows, given.inputs, given.positives, given.positive_offsets)
+    assert list(head_of(recipe_of("batch", 4), data)._pool(without).ids) == sorted({*given.positives.tolist()})
+
+
+def test_m_of_the_table_are_drawn_anew_each_step(data: SmallData) -> None:
+    head = head_of(recipe_of("batch", 1), data)
+    pools = {tuple(head._pool(batch(step)).ids) for step in range(20)}
+    assert len(pools) > 1
+    assert pools == {tuple(head._pool(batch(step)).ids) for step in range(20)}
+
+
+@pytest.mark.parametrize("share", [(0, 4), (4, 9), (9, 9)])
+def test_a_share_of_the_pool_has_its_own_positives_only(share: tuple[int, int]) -> None:
+    pool = Pool(np.array([0, 2, 3, 5, 8, 9, 11, 12, 20]), np.array([2, 20, 5, 11, 12]), np.array([0, 2, 2, 5]))
+    candidates = pool.candidates(*share)
+    found = set(zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True))
+    own = set(candidates.ids.tolist())
+    assert found == {(q, label) for q, label in [(0, 2), (0, 20), (2, 5), (2, 11), (2, 12)] if label in own}
+
+
+Trained = tuple[list[float], np.ndarray]  # losses of some steps, all label embeddings after them
+RECIPES = {"all": recipe_of("all"), "batch": recipe_of("batch"), "mined": recipe_of("batch", 2)}
+
+
+def trained(group: Group, data: SmallData) -> dict[str, Trained]:
+    found = {}
+    for name, recipe in RECIPES.items():
+        head = head_of(recipe, data, group)
+        losses = [head.step(part_of(batch(step), group), 1.0)[0] for step in range(6)]
+        found[name] = losses, np.concatenate([z.numpy() for z in head.vectors()])
+    return found
+
+
+def test_two_ranks_train_as_one_does(data: SmallData) -> None:
+    alone = trained(ALONE, data)
+    for found in on_ranks(2, trained, data):
+        for name, (losses, z) in alone.items():
+            assert losses[-1] < losses[0]
+            assert found[name][0] == pytest.approx(losses, rel=1e-4)
+            np.testing.assert_allclose(found[name][1], z, rtol=1e-3, atol=1e-4)
+
+
+def test_every_label_of_every_share_is_found_again(data: SmallData) -> None:
+    """The last label of a rank's range too, which another program never trains: a query for each of all labels."""
+    tokens = [[label, label + 10] for label in range(LABELS)]
+    given = batch_of([[label] for label in range(LABELS)], tokens=tokens)
+    for ranks in (1, 2, 3):
+        head = head_of(recipe_of("all"), data)
+        found: set[int] = set()
+        for rank in range(ranks):
+            pool = head._pool(given)
+            candidates = pool.candidates(*label_range(len(pool.ids), rank, ranks))
+            found |= {int(candidates.ids[place]) for place in candidates.pair_label}
+        assert found == set(range(LABELS))

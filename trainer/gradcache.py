@@ -1,0 +1,67 @@
+"""Gradient caching: as many embeddings as wanted in a loss, with the encoder's activations of one sub-batch at a time.
+
+Gao et al., 2021, as DEXML's section B.5 uses it: encode without a graph, take the loss's gradient on the embeddings,
+then encode each sub-batch again with a graph and send its share of the gradient back. The second pass draws the same
+dropout as the first, because an encoder's random numbers are a function of the key that it is given.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from trainer.encoders.base import Encoder
+from trainer.inputs import Inputs
+
+QUERIES, LABELS = 0, 1  # what is embedded: their dropout differs
+
+
+class CachedEmbeddings:
+    """x [n, D] of n rows in training, in sub-batches of `size` without a graph; `backward` computes them anew with one.
+
+    `inputs(start, stop)` gives rows [start, stop) of [0, n). `key` is (epoch, step); rows are numbered from `first` on,
+    over all ranks, so that a row's dropout does not depend on the number of ranks, as long as sub-batches begin alike.
+    One sub-batch alone keeps its graph: nothing is computed twice.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        inputs: Callable[[int, int], Inputs],
+        count: int,
+        size: int,
+        key: tuple[int, int],
+        what: int = QUERIES,
+        first: int = 0,
+    ) -> None:
+        self._encoder, self._inputs, self._count = encoder, inputs, count
+        self._size = size or max(1, count)
+        self._key, self._what, self._first = key, what, first
+        self._graph: torch.Tensor | None = None
+
+    def embed(self) -> torch.Tensor:
+        """x [n, D], a leaf that takes a gradient."""
+        if 0 < self._count <= self._size:
+            self._graph = self._encode(0, self._count)
+            return self._graph.detach().requires_grad_()
+        x = torch.empty(self._count, self._encoder.dimension)
+        with torch.no_grad():
+            for start, stop in self._parts():
+                x[start:stop] = self._encode(start, stop)
+        return x.requires_grad_()
+
+    def backward(self, grad: torch.Tensor) -> None:
+        """Add to the encoder's gradients; `grad` [n, D] is the loss's gradient on what `embed` gave."""
+        if self._graph is not None:
+            self._graph.backward(grad)
+            self._graph = None
+            return
+        for start, stop in self._parts():
+            self._encode(start, stop).backward(grad[start:stop])
+
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        for start in range(0, self._count, self._size):
+            yield start, min(start + self._size, self._count)
+
+    def _encode(self, start: int, stop: int) -> torch.Tensor:
+        key = (*self._key, 2 * (self._first + start) + self._what)
+        return self._encoder.encode(self._encoder.prepare(self._inputs(start, stop), key), key)

@@ -1,0 +1,24 @@
+"""The losses by the name that a recipe gives them."""
+
+from collections.abc import Callable
+
+from trainer.config import Loss as LossConfig
+from trainer.losses.base import Loss
+from trainer.losses.contrastive import DecoupledSoftmax, InfoNCE, SoftmaxCrossEntropy
+from trainer.losses.one_vs_all import OneVsAll
+from trainer.losses.soft_top_k import SoftTopK
+from trainer.losses.triplet import Triplet
+
+LOSSES: dict[str, Callable[[LossConfig], Loss]] = {
+    "bce": lambda c: OneVsAll(c.temperature, c.chunk),
+    "softmax": lambda c: SoftmaxCrossEntropy(c.temperature, c.chunk),
+    "infonce": lambda c: InfoNCE(c.temperature, c.chunk),
+    "decoupled": lambda c: DecoupledSoftmax(c.temperature, c.chunk),
+    "softtopk": lambda c: SoftTopK(c.temperature, c.chunk, c.k, c.alpha),
+    "triplet": lambda c: Triplet(c.temperature, c.chunk, c.margin),
+}
+
+
+def build_loss(config: LossConfig) -> Loss:
+    """The loss that a recipe's section `loss` describes."""
+    return LOSSES[config.kind](config)

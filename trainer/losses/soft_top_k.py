@@ -1,0 +1,106 @@
+"""SoftTop-k (DEXML, equations 6 and 7): positives are to be among the k best, in whatever order."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from trainer.losses.base import Loss, Weighed
+from trainer.losses.scores import Scores, finite
+
+_PASSES = 60  # a bisection alone would use as many; with Newton's steps some 6 do
+_FAR = 1e18  # a threshold below every score
+
+
+@dataclass(frozen=True)
+class SoftTopK(Loss):
+    """-sum_P v log sigma(alpha (s_j + t)), where t is such that sigma(alpha (s + t)) sums to k over all candidates.
+
+    Negatives count with their weights, a positive once. The constant 1/L of equation 6 is left out: it would put the
+    gradients of a large L below the epsilon of Adam. A query with no more than k candidates has no loss.
+    """
+
+    k: float = 5.0
+    alpha: float = 2.0
+
+    def weigh(self, scores: Scores) -> Weighed:
+        alpha, query, positive = self.alpha, scores.query, scores.positive
+        t = self.threshold(scores)
+        weight = torch.where(positive, scores.weight, 0)
+        share = torch.where(positive, 1, scores.weight).log()
+        logits = alpha * (scores.pair + t[query])
+        loss = -logsigmoid(logits)
+        # dt/ds_l = -r_l / sum r with r = sigma' (equation 7), as a softmax over log r: no r is too small for it.
+        log_slope = share + _log_derivative(logits)
+        z = finite(
+            scores.logsumexp(
+                log_slope, lambda columns, s: _log_derivative(alpha * (s + t[:, None])) + scores.log_weight[columns]
+            )
+        )
+        push = weight * -alpha * torch.sigmoid(-logits)
+        pull = -scores.by_query(push)
+
+        def slopes(columns: slice, s: torch.Tensor) -> torch.Tensor:
+            log_slope = _log_derivative(s.add_(t[:, None]).mul_(alpha)).add_(scores.log_weight[columns])
+            return log_slope.sub_(z[:, None]).exp_().mul_(pull[:, None])
+
+        return Weighed(weight @ loss, push + (log_slope - z[query]).exp() * pull[query], slopes)
+
+    def threshold(self, scores: Scores) -> torch.Tensor:
+        """t [B], far below every score where there are no more than k candidates.
+
+        Bisection of a bracket that holds t for certain, with Newton's step on log(sum / k) wherever it stays inside.
+        """
+        share = torch.where(scores.positive, 1, scores.weight)
+        count = scores.sum(
+            scores.pool_weight.sum()
+            - scores.struck_by_query()
+            + share.new_zeros(scores.queries).index_add_(0, scores.query, share)
+        )
+        most, least = self._ends(scores)
+        enough = count > self.k
+        middle = torch.logit(torch.where(enough, self.k / count, 0.5)) / self.alpha
+        # All scores at the greatest (the least) one give the lower (the upper) end.
+        low, high = middle - most, middle - least
+        t = low
+        tolerance = 64 * torch.finfo(t.dtype).eps * self.k
+        for _ in range(_PASSES):
+            total, slope = self._sums(scores, share, t)
+            miss = total - self.k
+            if bool(((miss.abs() <= tolerance) | ~enough).all()):
+                break
+            low, high = torch.where(miss < 0, t, low), torch.where(miss > 0, t, high)
+            newton = t - (total / self.k).log() * total / slope
+            inside = (newton > low) & (newton < high)
+            t = torch.where(inside, newton, (low + high) / 2)
+        return torch.where(enough, t, _FAR)
+
+    def _ends(self, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+        """The greatest and the least score [B] of all candidates; 0 where there is none."""
+        most = scores.pair.new_full((scores.queries,), -torch.inf)
+        least = most.clone()  # of -s
+        query = scores.query.long()
+        most.scatter_reduce_(0, query, scores.pair, "amax")
+        least.scatter_reduce_(0, query, -scores.pair, "amax")
+        for _, s in scores.blocks():
+            most = torch.maximum(most, s.amax(1))
+            least = torch.maximum(least, (-s).masked_fill_(s == -torch.inf, -torch.inf).amax(1))
+        return finite(scores.max(most)), -finite(scores.max(least))
+
+    def _sums(self, scores: Scores, share: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum [B] of sigma(alpha (s + t)) over all candidates, and its derivative in t."""
+        sigma = torch.sigmoid(self.alpha * (scores.pair + t[scores.query]))
+        pairs = torch.stack([share * sigma, share * sigma * (1 - sigma)])
+        sums = pairs.new_zeros(2, scores.queries).index_add_(1, scores.query, pairs)
+        for columns, s in scores.blocks():
+            sigma = (s + t[:, None]).mul_(self.alpha).sigmoid_()
+            sums[0] += sigma @ scores.pool_weight[columns]
+            sums[1] += sigma.addcmul_(sigma, sigma, value=-1) @ scores.pool_weight[columns]
+        total, slope = scores.sum(sums)
+        return total, self.alpha * slope
+
+
+def _log_derivative(logits: torch.Tensor) -> torch.Tensor:
+    """log(sigma (1 - sigma)), exact far from 0."""
+    distance = logits.abs()
+    return (-distance).sub_(torch.log1p(torch.exp(-distance)).mul_(2))
