@@ -14,6 +14,8 @@ PURPOSES = (
     "audit",
     "model dropout",
     "mixture",
+    "hash functions",
+    "hash tables",
 )
 
 

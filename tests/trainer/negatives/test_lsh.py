@@ -1,0 +1,135 @@
+"""The sampler as the loop uses it: what it finds, when it hashes again, and that it resumes exactly."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.negatives.lsh import LshSampler, Options, is_due
+
+LABELS, DIMENSION = 300, 16
+OPTIONS = Options(bits=3, tables=6, capacity=8, every=3, growth=1.5)
+
+
+def vectors(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((LABELS, DIMENSION)).astype(np.float32)
+
+
+def built(options: Options, weight: np.ndarray, seed: int = 4) -> LshSampler:
+    sampler = LshSampler(options, LABELS, DIMENSION, seed)
+    sampler.build(weight.__getitem__)
+    return sampler
+
+
+def batch(step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    draw = np.random.default_rng([1, step])
+    counts = draw.integers(0, 4, 10)
+    positives = np.concatenate([draw.choice(LABELS, n, replace=False) for n in counts])
+    return draw.standard_normal((10, DIMENSION)), positives, np.concatenate([[0], np.cumsum(counts)])
+
+
+def trained(sampler: LshSampler, weight: np.ndarray, steps: range) -> list[tuple[np.ndarray, ...]]:
+    """Each step's negatives, while their rows and the positives' change."""
+    found = []
+    for step in steps:
+        x, positives, offsets = batch(step)
+        labels, starts = sampler.sample(x, positives, offsets, epoch=1, step=step)
+        found.append((labels, starts))
+        touched = np.union1d(labels, positives)
+        weight[touched] += 0.3 * np.random.default_rng([2, step]).standard_normal((len(touched), DIMENSION))
+        sampler.touch(touched)
+        sampler.after_step(weight.__getitem__, step + 1, epoch=1, step=step)
+    return found
+
+
+@pytest.mark.parametrize("query", ["embedding", "label"])
+@pytest.mark.parametrize("policy", ["reservoir", "fifo"])
+@pytest.mark.parametrize("family", ["simhash", "dwta"])
+def test_a_run_that_is_cut_off_goes_on_with_the_same_negatives(family: str, policy: str, query: str) -> None:
+    options = replace(OPTIONS, family=family, policy=policy, query=query, most=20)
+    weight = vectors(0)
+    whole = built(options, weight)
+    expected = trained(whole, weight, range(14))
+    weight = vectors(0)
+    first = built(options, weight)
+    found = trained(first, weight, range(7))
+    state = {name: array.copy() for name, array in first.state().items()}
+    second = LshSampler(options, LABELS, DIMENSION, 4)
+    second.load(state)
+    found += trained(second, weight, range(7, 14))
+    for mine, its in zip(found, expected, strict=True):
+        for one, other in zip(mine, its, strict=True):
+            np.testing.assert_array_equal(one, other)
+    for name, array in whole.state().items():
+        np.testing.assert_array_equal(second.state()[name], array)
+
+
+@pytest.mark.parametrize("family", ["simhash", "dwta"])
+def test_touched_rows_hashed_again_are_a_rebuild_and_the_others_stay(family: str) -> None:
+    options = replace(OPTIONS, family=family, capacity=LABELS)  # nothing overflows
+    weight = vectors(0)
+    sampler = built(options, weight)
+    stale = sampler.buckets.codes.copy()
+    weight[:200] = vectors(1)[:200]
+    touched = np.array([5, 5, 9, 120, 0])
+    sampler.touch(touched)
+    sampler.touch(np.arange(30, 60))
+    assert sampler.rehash(weight.__getitem__, epoch=0, step=0) == 34
+    assert len(sampler.touched) == 0
+    again = np.union1d(touched, np.arange(30, 60))
+    rebuilt = built(options, weight).buckets
+    np.testing.assert_array_equal(sampler.buckets.codes[again], rebuilt.codes[again])
+    rest = np.setdiff1d(np.arange(LABELS), again)
+    np.testing.assert_array_equal(sampler.buckets.codes[rest], stale[rest])
+    sampler.touch(np.arange(LABELS))
+    sampler.rehash(weight.__getitem__, epoch=0, step=1)
+    np.testing.assert_array_equal(np.sort(sampler.buckets.slots), np.sort(rebuilt.slots))
+
+
+def test_negatives_are_no_positives_and_near_the_query() -> None:
+    weight = vectors(3)
+    sampler = built(replace(OPTIONS, family="simhash", bits=4, capacity=64), weight)
+    _, positives, offsets = batch(0)
+    x = weight[:10]
+    labels, starts = sampler.sample(x, positives, offsets, epoch=0, step=0)
+    scores, taken = x @ weight.T, np.zeros((10, LABELS), bool)
+    for query in range(10):
+        own = labels[starts[query] : starts[query + 1]]
+        assert len(np.unique(own)) == len(own)
+        assert not np.isin(own, positives[offsets[query] : offsets[query + 1]]).any()
+        assert query in own or query in positives[offsets[query] : offsets[query + 1]]  # it collides with itself
+        taken[query, own] = True
+    assert scores[taken].mean() > scores[~taken].mean() + 1
+
+
+def test_a_label_finds_its_like_from_the_code_that_it_lies_under() -> None:
+    weight = vectors(3)
+    sampler = built(replace(OPTIONS, query="label", most=0), weight)
+    positives, offsets = np.array([7, 40]), np.array([0, 1, 1, 2])
+    labels, starts = sampler.sample(np.zeros((3, DIMENSION)), positives, offsets, epoch=0, step=0)
+    assert starts[1] == starts[2]  # the second query has no positive
+    for query, label in ((0, 7), (2, 40)):
+        own = labels[starts[query] : starts[query + 1]]
+        assert label not in own
+        same = (sampler.buckets.codes == sampler.buckets.codes[label]).any(1)
+        assert same[own].all()
+
+
+@given(st.integers(1, 60), st.floats(1, 3), st.integers(0, 40))
+def test_rows_are_hashed_again_after_steps_that_grow_by_a_factor(every: int, growth: float, times: int) -> None:
+    steps = min(4000, int(every * times * growth))
+    due = [step for step in range(1, steps + 1) if is_due(step, every, growth)]
+    # Where the sum of the intervals says, rounded up to a step.
+    sums = np.cumsum(every * growth ** np.arange(len(due) + 1.0))
+    assert (np.abs(np.array(due) - np.ceil(sums[: len(due)] - 1e-6)) <= (growth > 1)).all()
+    assert sums[-1] > steps - 1
+    assert not is_due(0, every, growth)
+
+
+def test_a_state_of_other_tables_is_refused() -> None:
+    sampler = built(OPTIONS, vectors(0))
+    other = built(replace(OPTIONS, tables=5), vectors(0))
+    with pytest.raises(ValueError, match="codes is"):
+        other.load(sampler.state())
