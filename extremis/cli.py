@@ -183,6 +183,7 @@ def train(recipe: str, data: str, run: str, overrides: tuple[str, ...], resume: 
     Examples:
       extremis train astra data/ runs/1 --set train.epochs=30
       extremis train astra data/ runs/1 --resume
+      torchrun --nproc-per-node 2 -m extremis train astra data/ runs/1
     """
     _train(recipe, data, run, overrides, resume, as_json, None)
 
@@ -219,11 +220,13 @@ def _train(
     as_json: bool,
     beam_options: tuple[str, ...] | None,
 ) -> None:
+    from extremis.ranks import joined
     from extremis.training import train as train_run
     from trainer.config import load_recipe
 
-    outcome = train_run(data, run, load_recipe(recipe, overrides), resume, beam_options)
-    if as_json:
+    with joined() as group:
+        outcome = train_run(data, run, load_recipe(recipe, overrides), resume, beam_options, group)
+    if as_json and group.first:
         print_json({"run": run, **outcome})
 
 

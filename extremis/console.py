@@ -29,11 +29,11 @@ def print_json(body: Mapping[str, Any]) -> None:
 class Bar:
     """A progress bar on a terminal; elsewhere a plain line every `seconds`. `total` None: nobody knows yet.
 
-    Use as a context manager.
+    Nothing of it where it is `quiet`. Use as a context manager.
     """
 
-    def __init__(self, what: str, total: int | None, seconds: float = 10.0) -> None:
-        self._what, self._total, self._seconds = what, total, seconds
+    def __init__(self, what: str, total: int | None, seconds: float = 10.0, quiet: bool = False) -> None:
+        self._what, self._total, self._seconds, self._quiet = what, total, seconds, quiet
         self._next = time.monotonic() + seconds
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -43,7 +43,7 @@ class Bar:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
             console=notes,
-            disable=not notes.is_terminal,
+            disable=quiet or not notes.is_terminal,
             transient=True,
         )
         self._task = self._progress.add_task(what, total=total, note="")
@@ -58,14 +58,15 @@ class Bar:
     def update(self, done: int, note: str = "") -> None:
         """`done` of the total are done now."""
         self._progress.update(self._task, completed=done, note=note)
-        if not notes.is_terminal and time.monotonic() >= self._next:
+        if not self._quiet and not notes.is_terminal and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._seconds
             total = "" if self._total is None else f" of {self._total:,}"
             say(f"{self._what}: {done:,}{total} {note}".rstrip())
 
     def say(self, message: str) -> None:
         """A line that stays above the bar."""
-        say(message)
+        if not self._quiet:
+            say(message)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

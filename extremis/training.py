@@ -8,34 +8,40 @@ from extremis.miner import start_miner, stop_miner
 from schemas import storage
 from schemas.layout import RunLayout
 from trainer.config import Recipe
+from trainer.group import ALONE, Group
 from trainer.loop import EpochReport, Trainer
 
 
 def train(
-    data: str, run: str, recipe: Recipe, resume: bool = False, beam_options: Sequence[str] | None = None
+    data: str,
+    run: str,
+    recipe: Recipe,
+    resume: bool = False,
+    beam_options: Sequence[str] | None = None,
+    group: Group = ALONE,
 ) -> dict[str, Any]:
-    """Train `recipe`; `resume` goes on where a run is already. With `beam_options` given, a miner works beside.
+    """Train `recipe`; `resume` goes on where a run is already. With `beam_options` given, a miner works beside rank 0.
 
     Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError.
     """
-    if resume and storage.exists(RunLayout(run).config):
-        trainer = Trainer.resume(data, run, recipe, say)
+    if resume and group.decide(lambda: storage.exists(RunLayout(run).config)):
+        trainer = Trainer.resume(data, run, recipe, say, group)
     else:
-        trainer = Trainer.start(data, run, recipe, say)
+        trainer = Trainer.start(data, run, recipe, say, group)
     miner = None
-    if beam_options is not None and trainer.recipe.table_epochs():
+    if group.first and beam_options is not None and trainer.recipe.table_epochs():
         miner = start_miner(data, run, beam_options)
     try:
-        return _watch(trainer)
+        return _watch(trainer, quiet=not group.first)
     finally:
         if miner is not None:
             stop_miner(miner)
 
 
-def _watch(trainer: Trainer) -> dict[str, Any]:
+def _watch(trainer: Trainer, quiet: bool) -> dict[str, Any]:
     recipe = trainer.recipe
     epochs: list[dict[str, Any]] = []
-    with Bar(f"train {recipe.method}", trainer.total_steps) as bar:
+    with Bar(f"train {recipe.method}", trainer.total_steps, quiet=quiet) as bar:
         for report in trainer.train(lambda step, total, loss: bar.update(step, f"loss {loss:.3f}")):
             epochs.append(_describe(report))
             bar.say(_line(report, recipe))

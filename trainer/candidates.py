@@ -1,12 +1,15 @@
 """Which labels each query is scored against: positives, hard and random negatives (ASTRA, Algorithm 1)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from schemas.ragged import contains
+from schemas.tables import PAD
 from trainer.config import Negatives
+from trainer.group import Group
+from trainer.inputs import Inputs
 from trainer.merge import merge
 from trainer.randomness import generator
 from trainer.stream.batch import Batch, Candidates
@@ -18,28 +21,32 @@ _NO_POOL = np.empty(0, np.int64)
 class Planner:
     """Plans a batch's candidates under `options`: a pure function of the batch, so any thread may run it.
 
-    `labels`: L. `positive_weight` [L] float32, where given, weights the positives.
+    `labels`: L. `positive_weight` [L] float32, where given, weights the positives. A rank that holds the labels
+    [start, stop), `part`, plans those of the global batch: its candidates are the part of one process's that lies
+    there, with ids that count from start. Without a `part` there is one rank, which holds all.
     """
 
     options: Negatives
     labels: int
     seed: int = 0
     positive_weight: np.ndarray | None = None
+    part: tuple[int, int] | None = None
 
     def __call__(self, batch: Batch) -> Candidates | None:
-        """One set of candidates; None under `pool = "all"`, whose chunks of all L labels `chunks` gives."""
+        """One set of candidates; None under `pool = "all"`, whose chunks of all labels `chunks` gives."""
         options = self.options
         if options.pool == "all":
             return None
-        at = {"seed": self.seed, "epoch": batch.epoch, "step": batch.step}
-        hard = None if batch.hard is None else draw_hard(batch.hard, options.hard, **at)
+        hard = self._hard(batch)
         # Algorithm 1, step 8: before the first table, k_h + k_r negatives are all random.
         size = options.random if hard is not None else options.warmup or options.random + options.hard
         weight = self.labels / size if options.reweight and size else 1.0
+        draws = size if options.pool == "shared" else size * len(batch)
+        pool = draw_pool(self.labels, draws, seed=self.seed, epoch=batch.epoch, step=batch.step)
+        batch = self._own(batch, hard)
         if options.pool == "shared":
-            return shared_pool(batch, hard, draw_pool(self.labels, size, **at), weight, self.positive_weight)
-        pool = draw_pool(self.labels, size * len(batch), **at).reshape(len(batch), size)
-        return own_pool(batch, hard, pool, weight, self.positive_weight)
+            return shared_pool(batch, batch.hard, self._own_draws(pool), weight, self._weights)
+        return own_pool(batch, batch.hard, self._own_draws(pool, PAD).reshape(len(batch), size), weight, self._weights)
 
     def chunks(self, batch: Batch) -> Iterator[Candidates]:
         """What a step goes through: the batch's candidates, or one chunk of labels after the other."""
@@ -47,8 +54,59 @@ class Planner:
         if planned is not None:
             yield planned
             return
-        for start in range(0, self.labels, self.options.chunk):
-            yield label_range(batch, start, min(start + self.options.chunk, self.labels), self.positive_weight)
+        start, stop = self.part or (0, self.labels)
+        batch = self._own(batch, None)
+        for first in range(0, stop - start, self.options.chunk):
+            yield label_range(batch, first, min(first + self.options.chunk, stop - start), self._weights)
+
+    def gather(self, batch: Batch, group: Group) -> Batch:
+        """The global batch, which is those of all ranks laid end to end: its rows, positives and hard negatives."""
+        if group.ranks == 1:
+            return batch
+        counts = np.diff(batch.positive_offsets)
+        hard = self._hard(batch)
+        table = [] if hard is None else [np.ascontiguousarray(hard)]
+        rows, positives, counts, *tables = group.gather_arrays(batch.rows, batch.positives, counts, *table)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return Batch(batch.epoch, batch.step, rows, Inputs(), positives, offsets, tables[0] if tables else None)
+
+    def _hard(self, batch: Batch) -> np.ndarray | None:
+        if batch.hard is None:
+            return None
+        return draw_hard(batch.hard, self.options.hard, seed=self.seed, epoch=batch.epoch, step=batch.step)
+
+    @property
+    def _weights(self) -> np.ndarray | None:
+        weights = self.positive_weight
+        return weights if self.part is None or weights is None else weights[slice(*self.part)]
+
+    def _own(self, batch: Batch, hard: np.ndarray | None) -> Batch:
+        """Positives and `hard` negatives of the batch that are this rank's, counted from its first label."""
+        batch = replace(batch, hard=hard)
+        return batch if self.part is None else within(batch, *self.part)
+
+    def _own_draws(self, pool: np.ndarray, pad: int | None = None) -> np.ndarray:
+        """The draws of `pool` that are this rank's; others become `pad` where there is one, or are left out."""
+        if self.part is None:
+            return pool
+        start, stop = self.part
+        inside = (pool >= start) & (pool < stop)
+        return pool[inside] - start if pad is None else np.where(inside, pool - start, pad)
+
+
+def within(batch: Batch, start: int, stop: int) -> Batch:
+    """The batch with its labels of [start, stop) alone, counted from start: other positives are gone, others pads."""
+    inside = (batch.positives >= start) & (batch.positives < stop)
+    ends = np.concatenate([[0], np.cumsum(inside)])
+    hard = batch.hard
+    if hard is not None:
+        hard = np.where((hard >= start) & (hard < stop), hard - start, PAD)
+    return replace(
+        batch,
+        positives=batch.positives[inside] - start,
+        positive_offsets=ends[batch.positive_offsets],
+        hard=hard,
+    )
 
 
 def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int, stream: int = 0) -> np.ndarray:
@@ -93,7 +151,7 @@ def own_pool(
     weight: float,
     positive_weight: np.ndarray | None = None,
 ) -> Candidates:
-    """Candidates with a random pool for each query: `pool` [B, k_r], draws with replacement from [0, L).
+    """Candidates with a random pool for each query: `pool` [B, k_r], draws with replacement from [0, L), -1 pads.
 
     Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
     query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
@@ -101,7 +159,7 @@ def own_pool(
     ids, _, query, place, positive, _ = merge(_NO_POOL, batch.positives, batch.positive_offsets, hard)
     label = ids[place]
     known = np.concatenate([[0], np.cumsum(np.bincount(query, minlength=len(batch)))])
-    fresh = ~contains(label, known, pool)
+    fresh = ~contains(label, known, pool) & (pool != PAD)
     stride = 1 + int(pool.max(initial=0))
     drawn, counts = np.unique(np.nonzero(fresh)[0] * stride + pool[fresh], return_counts=True)
     random_weights = (counts * weight).astype(np.float32)

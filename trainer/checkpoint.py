@@ -1,18 +1,19 @@
 """Checkpoints: safetensors files by label range and a manifest with the state, whole or not there. No pickle."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
 
 from schemas import storage
 from schemas.layout import RunLayout, parse_number
-from schemas.manifest import Manifest, Shard, check_shard, is_published, open_manifest, publish, unpublish
-from schemas.storage import join
+from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from trainer.tensors import read_tensors, write_tensors
 
-ROWS_A_FILE = 1 << 22
+FILE_BYTES = 1 << 28  # of vectors and their optimizer's state, at most, in a file
+_VECTORS = "vectors-"
 
 
 @dataclass(frozen=True)
@@ -31,32 +32,62 @@ class Checkpoint:
     def state(self) -> dict[str, Any]:
         return self.manifest.parameters
 
+    @property
+    def labels(self) -> int:
+        """L."""
+        return self.manifest.rows
+
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors of one part (`encoder`, `encoder-optimizer`). Raises TableError."""
-        return _read(self.url, next(shard for shard in self.manifest.shards if shard.path == f"{name}.safetensors"))
+        return self._read(next(shard for shard in self.manifest.shards if shard.path == f"{name}.safetensors"))
 
     def vectors(self, name: str) -> torch.Tensor:
         """The classifier's `weight` or an optimizer's state, label ranges laid end to end. Raises TableError."""
-        parts = [shard for shard in self.manifest.shards if shard.path.startswith("vectors-")]
-        return torch.cat([_read(self.url, shard)[name] for shard in parts])
+        return torch.cat([rows[name] for _, rows in self.rows(0, self.labels)])
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """(first label, rows by name) of labels [start, stop), a file at a time; others are not read. TableError."""
+        first = 0
+        for shard in self.manifest.shards:
+            if not shard.path.startswith(_VECTORS):
+                continue
+            low, high = max(start, first), min(stop, first + shard.rows)
+            if low < high:
+                yield low, {name: rows[low - first : high - first] for name, rows in self._read(shard).items()}
+            first += shard.rows
+
+    def read_rows(self, into: Mapping[str, torch.Tensor], start: int) -> None:
+        """Fill tensors [n, ...] with the rows of labels [start, start + n). Raises TableError."""
+        stop = start + len(next(iter(into.values())))
+        for first, rows in self.rows(start, stop):
+            for name, tensor in into.items():
+                tensor[first - start : first - start + len(rows[name])] = rows[name]
+
+    def _read(self, shard: Shard) -> dict[str, torch.Tensor]:
+        return read_tensors(self.url, shard, f"Remove {self.url} to go on from the checkpoint before it.")
 
 
-def save_checkpoint(
-    url: str,
-    parts: Mapping[str, Mapping[str, torch.Tensor]],
-    vectors: Mapping[str, torch.Tensor],
-    state: Mapping[str, Any],
-    parents: Mapping[str, str],
+def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
+    """The labels [start, stop), cut where files of rows of `row_bytes` end: at the same labels whoever holds them."""
+    rows = 1 << max(0, (FILE_BYTES // max(1, row_bytes)).bit_length() - 1)
+    edges = [start, *range((start // rows + 1) * rows, stop, rows), stop]
+    return [(low, high) for low, high in itertools.pairwise(edges) if low < high]
+
+
+def write_rows(url: str, first: int, rows: Mapping[str, torch.Tensor]) -> Shard:
+    """A file of the rows [n, ...] of labels [first, first + n). Raises StorageError."""
+    return write_tensors(url, f"{_VECTORS}{first:012d}.safetensors", len(rows["weight"]), rows)
+
+
+def write_part(url: str, name: str, tensors: Mapping[str, torch.Tensor]) -> Shard:
+    """A file of whatever has no label. Raises StorageError."""
+    return write_tensors(url, f"{name}.safetensors", 0, tensors)
+
+
+def publish_checkpoint(
+    url: str, shards: list[Shard], labels: int, state: Mapping[str, Any], parents: Mapping[str, str]
 ) -> Manifest:
-    """Publish tensors by part, the classifier's rows by label range, and the JSON `state`. Raises StorageError."""
-    unpublish(url)
-    shards = [_write(url, f"{name}.safetensors", 0, tensors) for name, tensors in parts.items()]
-    labels = len(vectors["weight"])
-    count = max(1, -(-labels // ROWS_A_FILE))
-    for index in range(count):
-        rows = slice(index * ROWS_A_FILE, min((index + 1) * ROWS_A_FILE, labels))
-        ranges = {name: value[rows] for name, value in vectors.items()}
-        shards.append(_write(url, f"vectors-{index:05d}-of-{count:05d}.safetensors", rows.stop - rows.start, ranges))
+    """Make a checkpoint of its files: those of rows by ascending label. Raises StorageError."""
     manifest = Manifest(
         kind="checkpoint",
         shards=tuple(shards),
@@ -85,14 +116,3 @@ def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) ->
         if step not in kept:
             unpublish(run.checkpoint(step))
             storage.remove(run.checkpoint(step), recursive=True)
-
-
-def _write(url: str, name: str, rows: int, tensors: Mapping[str, torch.Tensor]) -> Shard:
-    data = save({key: value.detach().contiguous() for key, value in tensors.items()})
-    storage.write_bytes(join(url, name), data)
-    return Shard(path=name, rows=rows, bytes=len(data), sha256=storage.sha256(data))
-
-
-def _read(url: str, shard: Shard) -> dict[str, torch.Tensor]:
-    remedy = f"Remove {url} to go on from the checkpoint before it."
-    return load(check_shard(join(url, shard.path), shard, remedy))

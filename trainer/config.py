@@ -259,6 +259,9 @@ class Checkpoint(Section):
     every_epochs: int = Field(1, ge=0, description="0: only the last")
     every_steps: int = Field(0, ge=0, description="also within epochs; 0: not")
     keep: int = Field(2, ge=1)
+    background: bool = Field(
+        True, description="written while training goes on, from a copy of the encoder and of the rows that change"
+    )
 
 
 class Validation(Section):

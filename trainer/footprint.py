@@ -12,11 +12,16 @@ from trainer.rows import RowMatrix, RowOptimizer
 
 def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int) -> tuple[int, int]:
     """(parameters, their optimizer's state) of encoder and classifier. Raises InputError: a model that is not there."""
-    options = recipe.classifier
-    columns = recipe.encoder.dimension + int(options.bias)
-    weight, state = _row_bytes(columns, RowOptimizer(options.optimizer, options.momentum))
+    weight, state = label_bytes(recipe)
     encoder, encoder_state = encoder_bytes(recipe.encoder, vocabulary)
     return weight * labels + encoder, state * labels + encoder_state
+
+
+def label_bytes(recipe: Recipe) -> tuple[int, int]:
+    """(parameters, their optimizer's state) of one label."""
+    options = recipe.classifier
+    columns = recipe.encoder.dimension + int(options.bias)
+    return _row_bytes(columns, RowOptimizer(options.optimizer, options.momentum))
 
 
 def encoder_bytes(config: EncoderConfig, vocabulary: int) -> tuple[int, int]:

@@ -84,9 +84,13 @@ class Group:
         """What `action` gives on rank 0, which alone runs it."""
         return self.broadcast(action() if self.first else None)  # type: ignore[arg-type, return-value]
 
+    def sizes(self, count: int) -> list[int]:
+        """Each rank's `count`, [G]."""
+        return [count]
+
     def before(self, count: int) -> int:
         """The sum of `count` over the ranks before this one."""
-        return int(self.gather(torch.tensor([count]), [1] * self.ranks)[: self.rank].sum())
+        return sum(self.sizes(count)[: self.rank])
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -151,7 +155,7 @@ class _Joined(Group):
         return tensor
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
-        sizes = sizes or self._sizes(tensor)
+        sizes = sizes or self.sizes(len(tensor))
         # gloo gathers equal sizes only: what is shorter is padded.
         longest = max(sizes)
         own = tensor.detach().contiguous()
@@ -213,9 +217,8 @@ class _Joined(Group):
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group(self._of)
 
-    def _sizes(self, tensor: torch.Tensor) -> list[int]:
-        own = torch.tensor([len(tensor)])
-        found: list[int] = self.gather(own, [1] * self.ranks).tolist()
+    def sizes(self, count: int) -> list[int]:
+        found: list[int] = self.gather(torch.tensor([count]), [1] * self.ranks).tolist()
         return found
 
 

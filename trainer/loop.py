@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -14,16 +14,18 @@ from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from trainer.candidates import Planner
-from trainer.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoint, save_checkpoint
+from trainer.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, dump_config, load_config, validate
 from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.evaluation.evaluate import Scorer, positive_weights
-from trainer.losses import binary_cross_entropy
+from trainer.group import ALONE, Group, label_range
 from trainer.model import DataFacts, Model, require_same_data
-from trainer.refresh import LEAD, Adoption, adopt
+from trainer.refresh import LEAD, Adoption, adopt, follow
+from trainer.saving import CheckpointWriter, Contents
 from trainer.schedule import rate_factor
+from trainer.step import Clock, Taken, take_step
 from trainer.stream import Batch, JoinedStream, Reading, Source, open_sources
-from trainer.tracking import Tracker
+from trainer.tracking import NoTracker, Tracker
 
 Say = Callable[[str], None]
 
@@ -40,19 +42,6 @@ class Progress:
     best_step: int | None = None
 
 
-@dataclass
-class Clock:
-    """Seconds of an epoch by what they went into."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    _last: float = field(default_factory=time.perf_counter)
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
-
-
 @dataclass(frozen=True)
 class EpochReport:
     """What an epoch did, for whoever watches."""
@@ -66,11 +55,14 @@ class EpochReport:
 
 
 class Trainer:
-    """One run of a recipe on DATA, writing RUN. Build with `start` or `resume`."""
+    """One rank of a run of a recipe on DATA, writing RUN. Build with `start` or `resume`, on every rank of `group`.
 
-    def __init__(self, data: DataLayout, run: RunLayout, recipe: Recipe, say: Say) -> None:
+    Rank 0 decides what is to be decided, and is the only one to report.
+    """
+
+    def __init__(self, data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Group = ALONE) -> None:
         self.recipe, self.run = recipe, run
-        self._data, self._say = data, say
+        self._data, self._say, self._group = data, say if group.first else _nothing_said, group
         facts = DataFacts.of(data)
         self._manifest, self.labels = facts.manifest, facts.labels
         if recipe.train.threads:
@@ -78,29 +70,33 @@ class Trainer:
         chosen = recipe.data
         self._sources = open_sources(data, chosen.split, chosen.label_texts, recipe.encoder.inputs, chosen.mix)
         self._require_compatible()
-        weights = positive_weights(data, recipe.train.positive_weight, say)
-        self._planner = Planner(recipe.negatives, self.labels, recipe.train.seed, weights)
-        self.stream = self._open_stream(self._sources, self._planner)
-        self.model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features)
-        self._tracker = Tracker(run, recipe.logging.tensorboard)
+        weights = positive_weights(data, recipe.train.positive_weight, self._say)
+        part = label_range(self.labels, group.rank, group.ranks) if group.ranks > 1 else None
+        self._planner = Planner(recipe.negatives, self.labels, recipe.train.seed, weights, part)
+        # Of several ranks, each plans for the global batch, which a stream does not have.
+        self.stream = self._open_stream(self._sources, self._planner if part is None else None)
+        self.model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
+        self._tracker = Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker()
+        self._writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
         self.progress = Progress()
 
     @classmethod
-    def start(cls, data: str, run: str, recipe: Recipe, say: Say = print) -> "Trainer":
+    def start(cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE) -> "Trainer":
         """A new run. Raises InputError when RUN holds one already, TableError when DATA is not finished."""
         layout = RunLayout(run)
-        if storage.exists(layout.config):
+        if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
-        trainer = cls(DataLayout(data), layout, recipe, say)
+        trainer = cls(DataLayout(data), layout, recipe, say, group)
         trainer._fit_idf()
         facts = {"digest": trainer._manifest.digest, "labels": trainer.labels, "queries": trainer._sources[0].rows}
-        storage.write_bytes(layout.config, dump_config(recipe, data=facts))
+        if group.first:
+            storage.write_bytes(layout.config, dump_config(recipe, data=facts))
         trainer._tracker.start(0)
         return trainer
 
     @classmethod
-    def resume(cls, data: str, run: str, recipe: Recipe, say: Say = print) -> "Trainer":
-        """Go on with the run at RUN from its newest checkpoint.
+    def resume(cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE) -> "Trainer":
+        """Go on with the run at RUN from its newest checkpoint, on as many ranks as there are now.
 
         Raises InputError when RUN was made from other data or by another recipe, TableError.
         """
@@ -108,8 +104,8 @@ class Trainer:
         config = load_config(layout.config)
         require_same_data(config, open_manifest(data, "data"), data, run)
         _require_same_recipe(validate(config["recipe"], layout.config), recipe, run)
-        trainer = cls(DataLayout(data), layout, recipe, say)
-        checkpoint = latest_checkpoint(layout)
+        trainer = cls(DataLayout(data), layout, recipe, say, group)
+        checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is None:
             trainer._fit_idf()
             trainer._tracker.start(0)
@@ -129,14 +125,17 @@ class Trainer:
                 with _denormals_flushed():
                     report = self._epoch(on_step)
                 yield report
+            self._writer.wait()
             finished = {"step": self.progress.global_step, "epochs": self.recipe.train.epochs}
-            storage.write_bytes(self.run.finished, json.dumps(finished).encode())
+            if self._group.first:
+                storage.write_bytes(self.run.finished, json.dumps(finished).encode())
         finally:
             self._tracker.close()
+            self._writer.close()
 
     def _epoch(self, on_step: Callable[[int, int, float], None] | None) -> EpochReport:
-        recipe, progress = self.recipe, self.progress
-        adoption, sources = adopt(self.run, recipe, self._sources, progress.epoch, self._say)
+        progress = self.progress
+        adoption, sources = self._adopt()
         self.stream.set_epoch(progress.epoch, sources)
         if progress.step:
             self.stream.load_state_dict({**self.stream.state_dict(), "step": progress.step})
@@ -149,11 +148,11 @@ class Trainer:
         try:
             for batch in self.stream:
                 clock.lap("stream")
-                loss = self._step(batch, collector, clock)
-                rows += len(batch)
-                self._after_step(batch, loss, collector)
+                taken = self._take_step(batch, clock)
+                self._after_step(taken, collector)
+                rows += len(taken.rows)
                 if on_step is not None:
-                    on_step(progress.global_step, self.total_steps, loss)
+                    on_step(progress.global_step, self.total_steps, taken.loss)
                 clock.lap("rest")
             if collector is not None:
                 self._publish_dump(collector)
@@ -161,7 +160,7 @@ class Trainer:
         finally:
             if collector is not None:
                 collector.close()
-        skipped = self.stream.skipped_rows - skipped
+        skipped = sum(self._group.sizes(self.stream.skipped_rows - skipped))
         if skipped:
             self._say(
                 f"epoch {progress.epoch}: {skipped:,} rows left out, their row groups are damaged or gone; "
@@ -169,53 +168,39 @@ class Trainer:
             )
         return self._end_epoch(adoption, clock, rows, skipped, time.perf_counter() - began)
 
-    def _step(self, batch: Batch, collector: EmbeddingCollector | None, clock: Clock) -> float:
-        """One optimizer step; returns the mean loss of the batch."""
-        recipe = self.recipe
-        key = (batch.epoch, batch.step)
-        inputs = self.model.encoder.prepare(batch.inputs, key)
-        clock.lap("prepare")
-        x = self.model.classifier.extend(self.model.encoder.encode(inputs, key))
-        leaf = x.detach().requires_grad_()
-        clock.lap("encode")
-        factor = rate_factor(self.progress.global_step, self.total_steps, recipe.train.warmup, recipe.train.final_lr)
-        total = 0.0
-        for candidates in self._planner.chunks(batch):
-            w = self.model.classifier.gather(candidates.ids)
-            loss = binary_cross_entropy(leaf, w, candidates) / len(batch)
-            loss.backward()
-            self.model.classifier.update(candidates.ids, w, factor)
-            total += float(loss.detach())
-        clock.lap("classify")
-        x.backward(leaf.grad)
-        self.model.encoder.update(factor)
-        clock.lap("update")
-        if collector is not None:
-            collector.add(batch.rows, leaf.detach())
-        if not math.isfinite(total):
+    def _adopt(self) -> tuple[Adoption, list[Source]]:
+        """What rank 0 decides about the epoch, and the sources joined with it."""
+        known = self.run, self.recipe, self._sources, self.progress.epoch
+        decided = adopt(*known, self._say) if self._group.first else None
+        self._group.barrier()
+        return decided or follow(*known)
+
+    def _take_step(self, batch: Batch, clock: Clock) -> Taken:
+        return take_step(self.model, self._planner, self._group, batch, self._rate_factor(), clock, self._writer)
+
+    def _rate_factor(self) -> float:
+        """Of the step that is to be done next."""
+        options = self.recipe.train
+        return rate_factor(self.progress.global_step, self.total_steps, options.warmup, options.final_lr)
+
+    def _after_step(self, taken: Taken, collector: EmbeddingCollector | None) -> None:
+        progress, recipe, factor = self.progress, self.recipe, self._rate_factor()
+        if not math.isfinite(taken.loss):
             raise ExtremisError(
-                f"the loss is {total} at step {self.progress.global_step} (epoch {batch.epoch}): training has "
+                f"the loss is {taken.loss} at step {progress.global_step} (epoch {progress.epoch}): training has "
                 "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
             )
-        return total
-
-    def _after_step(self, batch: Batch, loss: float, collector: EmbeddingCollector | None) -> None:
-        progress, recipe = self.progress, self.recipe
-        progress.step = batch.step + 1
+        if collector is not None:
+            collector.add(taken.rows, taken.x)
+        progress.step = taken.step + 1
         progress.global_step += 1
-        progress.loss_sum += loss
+        progress.loss_sum += taken.loss
         if progress.global_step % recipe.logging.every_steps == 0:
-            factor = rate_factor(progress.global_step - 1, self.total_steps, recipe.train.warmup, recipe.train.final_lr)
-            self._tracker.record(
-                "train",
-                progress.global_step,
-                {
-                    "epoch": batch.epoch,
-                    "loss": loss,
-                    "encoder_lr": recipe.encoder.lr * factor,
-                    "classifier_lr": recipe.classifier.lr * factor,
-                },
-            )
+            rates = {
+                "encoder_lr": recipe.encoder.lr * factor,
+                "classifier_lr": recipe.classifier.lr * factor,
+            }
+            self._tracker.record("train", progress.global_step, {"epoch": progress.epoch, "loss": taken.loss, **rates})
         every = recipe.checkpoint.every_steps
         if every and progress.global_step % every == 0 and progress.step < self.stream.steps:
             if collector is not None:
@@ -258,10 +243,12 @@ class Trainer:
     def _collector(self) -> EmbeddingCollector | None:
         """A collector when the current epoch's embeddings are wanted by a later epoch's table, restored on resume."""
         progress = self.progress
-        if progress.epoch + LEAD not in self.recipe.table_epochs() or dump_is_published(self.run, progress.epoch):
+        if progress.epoch + LEAD not in self.recipe.table_epochs():
+            return None
+        if self._group.decide(lambda: dump_is_published(self.run, progress.epoch)):
             return None
         width = self.model.classifier.vectors.shape[1]
-        collector = EmbeddingCollector(self.run, progress.epoch, self.stream.rows, width)
+        collector = EmbeddingCollector(self.run, progress.epoch, self._sources, width, self._group)
         if progress.step:
             collector.restore(progress.step)
         return collector
@@ -269,8 +256,8 @@ class Trainer:
     def _publish_dump(self, collector: EmbeddingCollector) -> None:
         recipe = self.recipe
         collector.publish(
-            self._sources,
             self.model.classifier.vectors,
+            self.labels,
             {
                 "step": self.progress.global_step,
                 "use_from": collector.epoch + LEAD,
@@ -282,8 +269,8 @@ class Trainer:
 
     def _validate(self) -> dict[str, float]:
         options = self.recipe.validation
-        scorer = Scorer.open(self._data, self.model, options.split)
-        return scorer.score(options.queries).metrics.result()
+        scorer = Scorer.open(self._data, self.model, options.split, self._group)
+        return self._group.broadcast(scorer.score(options.queries).metrics.result())
 
     def _mark_best(self, metrics: dict[str, float]) -> None:
         """Remember the step with the best validation metric; its checkpoint outlives the newer ones."""
@@ -297,20 +284,29 @@ class Trainer:
         model, progress = self.model, self.progress
         # First, so that a resume finds every record up to the checkpoint.
         self._tracker.sync()
-        save_checkpoint(
-            self.run.checkpoint(progress.global_step),
-            {"encoder": model.encoder.tensors(), "encoder-optimizer": model.encoder.optimizer_tensors()},
-            {"weight": model.classifier.vectors, **model.classifier.rows.state},
-            {"progress": asdict(progress), "stream": self.stream.state_dict(), "seed": self.recipe.train.seed},
-            {"data": self._manifest.digest},
+        self._writer.save(
+            Contents(
+                step=progress.global_step,
+                parts={"encoder": model.encoder.tensors(), "encoder-optimizer": model.encoder.optimizer_tensors()},
+                rows={"weight": model.classifier.vectors, **model.classifier.rows.state},
+                first=model.classifier.start,
+                labels=self.labels,
+                state={
+                    "progress": asdict(progress),
+                    "stream": self.stream.state_dict(),
+                    "seed": self.recipe.train.seed,
+                },
+                parents={"data": self._manifest.digest},
+                best=progress.best_step,
+            )
         )
-        drop_old_checkpoints(self.run, self.recipe.checkpoint.keep, progress.best_step)
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        self.model.load(checkpoint)
-        self.model.encoder.load_optimizer_tensors(checkpoint.tensors("encoder-optimizer"))
-        for name, value in self.model.classifier.rows.state.items():
-            value.copy_(checkpoint.vectors(name))
+        model = self.model
+        model.encoder.load_tensors(checkpoint.tensors("encoder"))
+        model.encoder.load_optimizer_tensors(checkpoint.tensors("encoder-optimizer"))
+        rows = {"weight": model.classifier.rows.weight, **model.classifier.rows.state}
+        checkpoint.read_rows(rows, model.classifier.start)
         self.progress = Progress(**checkpoint.state["progress"])
 
     def _open_stream(self, sources: list[Source], plan: Planner | None) -> JoinedStream:
@@ -325,6 +321,8 @@ class Trainer:
             seed=self.recipe.train.seed,
             threads=order.threads,
             tail=order.tail,
+            rank=self._group.rank,
+            ranks=self._group.ranks,
             plan=plan,
             damaged=reading.damaged,
             reading=Reading(
@@ -338,7 +336,7 @@ class Trainer:
     def _fit_idf(self) -> None:
         fit = getattr(self.model.encoder, "fit_idf", None)
         if fit is not None:
-            fit(batch.inputs for batch in self._open_stream(self._sources, plan=None))
+            fit((batch.inputs for batch in self._open_stream(self._sources, plan=None)), self._group)
 
     def _require_compatible(self) -> None:
         groups = {source.table.manifest.row_group_rows for source in self._sources}
@@ -346,6 +344,10 @@ class Trainer:
             raise InputError(
                 f"{self._data.root}: a training table without row groups cannot be streamed. Shard it again."
             )
+
+
+def _nothing_said(_: str) -> None:
+    """What ranks other than 0 say."""
 
 
 @contextlib.contextmanager

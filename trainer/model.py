@@ -12,6 +12,7 @@ from trainer.checkpoint import Checkpoint, latest_checkpoint
 from trainer.classifier import Classifier
 from trainer.config import Recipe, load_config, validate
 from trainer.encoders import Encoder, build_encoder
+from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs, Kind, columns_of
 
 
@@ -24,10 +25,11 @@ class Model:
     inputs: Kind = "tokens"
 
     @classmethod
-    def build(cls, recipe: Recipe, vocabulary: int, labels: int, features: int = 0) -> "Model":
-        """Freshly initialised from the recipe's seed. Raises InputError."""
+    def build(cls, recipe: Recipe, vocabulary: int, labels: int, features: int = 0, group: Group = ALONE) -> "Model":
+        """Freshly initialised from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError."""
         encoder = build_encoder(recipe.encoder, vocabulary, recipe.train.seed, features)
-        classifier = Classifier(recipe.classifier, labels, encoder.dimension, recipe.train.seed)
+        part = label_range(labels, group.rank, group.ranks)
+        classifier = Classifier(recipe.classifier, labels, encoder.dimension, recipe.train.seed, part)
         return cls(encoder, classifier, recipe.encoder.inputs)
 
     @property
@@ -48,7 +50,7 @@ class Model:
     def load(self, checkpoint: Checkpoint) -> None:
         """Take the parameters, and not the optimizer state, of a checkpoint. Raises TableError."""
         self.encoder.load_tensors(checkpoint.tensors("encoder"))
-        self.classifier.rows.weight.copy_(checkpoint.vectors("weight"))
+        checkpoint.read_rows({"weight": self.classifier.rows.weight}, self.classifier.start)
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,18 @@ class Tracker:
             self._folder.cleanup()
 
 
+class NoTracker:
+    """The tracker of a rank that does not report."""
+
+    def start(self, step: int) -> None: ...
+
+    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def read_metrics(run: RunLayout) -> list[dict[str, Any]]:
     """All records of a run, oldest first; a line cut off by a crash is left out."""
     try:

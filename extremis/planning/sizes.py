@@ -13,9 +13,9 @@ from pipelines.sharding.options import ShardOptions
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.parquet import encode
-from trainer.checkpoint import ROWS_A_FILE
+from trainer.checkpoint import FILE_BYTES, row_ranges
 from trainer.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
-from trainer.footprint import parameter_bytes
+from trainer.footprint import label_bytes, parameter_bytes
 from trainer.stream.dataset import WINDOWS_AHEAD
 
 _PYTHON = {"shard": 300 << 20, "train": 450 << 20}  # a process with its libraries at work, measured
@@ -56,7 +56,7 @@ def measure(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions
         tables |= negative_tables(workload, tables)
     parameters, optimizer = parameter_bytes(workload.recipe, workload.vocabulary, workload.labels)
     kept = workload.recipe.checkpoint.keep
-    files = 2 + -(-workload.labels // ROWS_A_FILE)
+    files = 2 + len(row_ranges(0, workload.labels, sum(label_bytes(workload.recipe))))
     tables["checkpoint"] = TableSize(workload.labels, parameters + optimizer, files, kept)
     memory = {"shard": shard_memory(workload, rows, tables)}
     if blocks is not None:
@@ -135,7 +135,9 @@ def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int)
     candidates = recipe.order.batch * (recipe.negatives.hard + workload.labels_per_query) + recipe.negatives.random
     step = 4 * candidates * workload.columns * 3  # rows, their gradient and optimizer state
     scores = 8.0 * recipe.order.batch * (recipe.negatives.chunk if recipe.negatives.pool == "all" else candidates)
-    saved = parameters * min(1.0, ROWS_A_FILE / workload.labels)  # a checkpoint's file is made up in memory
+    # While a checkpoint is written: a copy of all that is no label's, of one file's labels, and a byte a label.
+    vectors = workload.labels * sum(label_bytes(recipe))
+    saved = parameters - vectors + min(vectors, FILE_BYTES) + workload.labels if recipe.checkpoint.background else 0
     return _PYTHON["train"] + int(parameters + saved + window + step + scores)
 
 

@@ -11,7 +11,8 @@ from schemas.errors import TableError
 from schemas.layout import RunLayout
 from schemas.manifest import unpublish
 from schemas.storage import join
-from trainer.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoint, save_checkpoint
+from trainer.checkpoint import Checkpoint, drop_old_checkpoints, latest_checkpoint
+from trainer.saving import CheckpointWriter, Contents
 
 LABELS, D = 10, 3
 
@@ -36,9 +37,10 @@ def tensors(seed: int) -> tuple[dict, dict]:
 
 
 def save(run: RunLayout, step: int) -> None:
-    save_checkpoint(
-        run.checkpoint(step), *tensors(step), {"progress": {"step": step}, "none": None}, {"data": "0" * 64}
-    )
+    parts, rows = tensors(step)
+    state = {"progress": {"step": step}, "none": None}
+    contents = Contents(step, parts, rows, 0, LABELS, state, {"data": "0" * 64})
+    CheckpointWriter(run, keep=99, background=False).save(contents)
 
 
 def assert_saved(checkpoint: Checkpoint, step: int) -> None:
@@ -52,11 +54,11 @@ def assert_saved(checkpoint: Checkpoint, step: int) -> None:
         assert torch.equal(checkpoint.vectors(name), value)
 
 
-@pytest.mark.parametrize("rows_a_file", [3, 10, 100])
+@pytest.mark.parametrize("rows_a_file", [1, 2, 4, 16])
 def test_it_comes_back_however_its_rows_are_cut(
     run: RunLayout, rows_a_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer.checkpoint, "ROWS_A_FILE", rows_a_file)
+    monkeypatch.setattr(trainer.checkpoint, "FILE_BYTES", rows_a_file * 4 * (D + 1))
     save(run, 7)
     checkpoint = Checkpoint.open(run.checkpoint(7))
     assert_saved(checkpoint, 7)

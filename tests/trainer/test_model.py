@@ -11,9 +11,9 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.shards import iterate
 from tests.builders import SmallData, build_data, ragged, tokens_of
-from trainer.checkpoint import save_checkpoint
 from trainer.config import Recipe, dump_config
 from trainer.model import DataFacts, Model, load_model
+from trainer.saving import CheckpointWriter, Contents
 
 RECIPE = Recipe.model_validate(
     {
@@ -37,9 +37,8 @@ def save(data: SmallData, run: RunLayout, step: int, seed: int, digest: str | No
     model = model_of(data, seed)
     found = digest or open_manifest(data.layout.root, "data").digest
     storage.write_bytes(run.config, dump_config(RECIPE, data={"digest": found}))
-    save_checkpoint(
-        run.checkpoint(step), {"encoder": model.encoder.tensors()}, {"weight": model.classifier.vectors}, {}, {}
-    )
+    parts, rows = {"encoder": model.encoder.tensors()}, {"weight": model.classifier.vectors}
+    CheckpointWriter(run, background=False).save(Contents(step, parts, rows, 0, data.labels, {}, {}))
 
 
 def test_a_table_is_embedded_row_by_row_whatever_the_slices(data: SmallData) -> None:

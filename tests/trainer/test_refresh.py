@@ -55,14 +55,14 @@ class Epoch:
         self.vectors = torch.from_numpy(draw.standard_normal((30, D)).astype(np.float32))
 
     def collector(self, run: RunLayout) -> EmbeddingCollector:
-        return EmbeddingCollector(run, EPOCH, len(self.x), D)
+        return EmbeddingCollector(run, EPOCH, self.sources, D)
 
     def collect(self, collector: EmbeddingCollector, first: int, last: int) -> None:
         for rows in self.batches[first:last]:
             collector.add(rows, torch.from_numpy(self.x[rows]))
 
     def publish(self, collector: EmbeddingCollector) -> None:
-        collector.publish(self.sources, self.vectors, {"use_from": EPOCH + 2, "table_width": 5})
+        collector.publish(self.vectors, len(self.vectors), {"use_from": EPOCH + 2, "table_width": 5})
         collector.close()
 
     def dump(self, run: RunLayout) -> tuple[str, ...]:
@@ -164,13 +164,15 @@ def test_a_damaged_part_is_named(epoch: Epoch) -> None:
     collector = epoch.collector(run)
     epoch.collect(collector, 0, 3)
     collector.save_part(3)
-    place = join(run.parts(EPOCH), "step-00000003.parquet")
+    place = join(run.parts(EPOCH), "step-00000003.rank-00000.parquet")
     content = storage.read_bytes(place)
     flipped = bytearray(content)
     flipped[20] ^= 4
     for damaged in (content[:-9], bytes(flipped), b""):
         storage.write_bytes(place, damaged)
-        with pytest.raises(TableError, match=r"step-00000003\.parquet: damaged: .*Remove the run's last checkpoint"):
+        with pytest.raises(
+            TableError, match=r"step-00000003\.rank-00000\.parquet: damaged: .*Remove the run's last checkpoint"
+        ):
             epoch.collector(run).restore(3)
 
 

@@ -2,51 +2,20 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from schemas.errors import TableError
 from trainer.config import Encoder as EncoderConfig
-from trainer.encoders.accumulated import RowGradients
-from trainer.encoders.base import Encoder, drop, finish, reduce_parameters
+from trainer.encoders.bags import BagGradients, BagInputs
+from trainer.encoders.base import Before, Encoder, drop, finish, nothing_before, reduce_parameters
 from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
 from trainer.encoders.residual import Residual
-from trainer.group import Group
+from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.randomness import generator, torch_generator
 from trainer.rows import RowMatrix, RowOptimizer
-from trainer.scoring import sparse_product
-
-
-@dataclass(frozen=True)
-class BagInputs:
-    """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch."""
-
-    ids: np.ndarray
-    column: torch.Tensor
-    weight: torch.Tensor
-    offsets: torch.Tensor
-
-
-class _WeightedBag(torch.autograd.Function):
-    """x_b = sum of weight * rows[column] over b's entries; only `rows` takes a gradient."""
-
-    @staticmethod
-    def forward(ctx, rows, column, weight, offsets):  # type: ignore[no-untyped-def, override]
-        ctx.save_for_backward(column, weight, offsets)
-        ctx.rows = len(rows)
-        return nn.functional.embedding_bag(
-            column, rows, offsets, mode="sum", per_sample_weights=weight, include_last_offset=True
-        )
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def, override]
-        column, weight, offsets = ctx.saved_tensors
-        row = torch.repeat_interleave(torch.arange(len(offsets) - 1), offsets.diff())
-        return sparse_product(column, row, weight, ctx.rows, grad.contiguous()), None, None, None
 
 
 class BagEncoder(Encoder):
@@ -79,10 +48,13 @@ class BagEncoder(Encoder):
             if self._dense is None
             else torch.optim.AdamW(self._dense.parameters(), lr=config.dense_lr, weight_decay=config.weight_decay)
         )
-        self._touched = RowGradients(self._table)
+        self._touched = BagGradients(self._table)
 
-    def fit_idf(self, rows: Iterable[Inputs]) -> None:
-        """Set IDF weights from document frequencies over batches of training rows, `idf_rows` rows at most."""
+    def fit_idf(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:
+        """Set IDF weights from document frequencies over batches of training rows, `idf_rows` rows at most.
+
+        Each rank brings its parts of the batches.
+        """
         config = self._config
         if not config.idf and config.inputs == "tokens":
             return
@@ -91,9 +63,10 @@ class BagEncoder(Encoder):
         for inputs in rows:
             found = self._bag(inputs)
             frequency += np.bincount(found.features, minlength=self._features)
-            documents += len(found.offsets) - 1
+            documents += sum(group.sizes(len(found.offsets) - 1))
             if documents >= self._config.idf_rows:
                 break
+        group.sum(torch.from_numpy(frequency))
         weights = inverse_document_frequency(frequency, documents)
         if not config.idf:
             weights[: self._sparse_from] = 1
@@ -104,26 +77,26 @@ class BagEncoder(Encoder):
             weights[frequency == 0] = 0
         self._weights *= torch.from_numpy(weights)
 
-    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None) -> BagInputs:
-        rows = self._bag(inputs).weighted(self._weights.numpy())
+    def prepare(
+        self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
+    ) -> BagInputs:
+        rows, first = self._bag(inputs).weighted(self._weights.numpy()), 0
         if self._config.unit_features:
             rows = rows.unit()
-        if dropout_key is not None and self._config.feature_dropout:
-            share = self._config.feature_dropout
-            kept = generator(self._seed, "feature dropout", *dropout_key).random(len(rows.features)) >= share
-            rows = rows.where(kept)
-            rows = SparseRows(rows.features, rows.weights / np.float32(1 - share), rows.offsets)
-        ids, column = np.unique(rows.features, return_inverse=True)
-        return BagInputs(ids, torch.from_numpy(column), torch.from_numpy(rows.weights), torch.from_numpy(rows.offsets))
+        if dropout_key is not None:
+            first = before(len(rows.offsets) - 1)
+            rows = self._dropped(rows, dropout_key, before)
+        return BagInputs.of(rows.features, rows.weights, rows.offsets, first)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
-        if dropout_key is None:
-            with torch.no_grad():
-                return self._head(_WeightedBag.apply(self._table.gather(inputs.ids), *_entries(inputs)), None)
         rows = self._table.gather(inputs.ids)
+        with torch.no_grad():
+            v = inputs.sums(rows)
+            if dropout_key is None:
+                return self._head(v, None)
         if torch.is_grad_enabled():
-            self._touched.add(inputs.ids, rows)
-        return self._head(_WeightedBag.apply(rows, *_entries(inputs)), dropout_key)
+            self._touched.add(inputs, rows, v.requires_grad_())
+        return self._head(v, dropout_key, inputs.first)
 
     def reduce(self, group: Group) -> None:
         self._touched.reduce(group)
@@ -171,6 +144,15 @@ class BagEncoder(Encoder):
                 if saved:
                     self._dense_optimizer.state[parameter] = saved
 
+    def _dropped(self, rows: SparseRows, dropout_key: tuple[int, ...], before: Before) -> SparseRows:
+        share = self._config.feature_dropout
+        if not share:
+            return rows
+        first = before(len(rows.features))
+        drawn = generator(self._seed, "feature dropout", *dropout_key).random(first + len(rows.features))
+        rows = rows.where(drawn[first:] >= share)
+        return SparseRows(rows.features, rows.weights / np.float32(1 - share), rows.offsets)
+
     def _bag(self, inputs: Inputs) -> SparseRows:
         """A row's features and their weights before IDF."""
         if self._config.inputs == "features":
@@ -198,14 +180,10 @@ class BagEncoder(Encoder):
             buckets=self._config.buckets,
         )
 
-    def _head(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None) -> torch.Tensor:
+    def _head(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor:
         if self._dense is not None:
             x = self._dense(x)
         x = finish(x, normalize=self._config.normalize, scale=self._config.scale)
         if dropout_key is not None and self._config.dropout:
-            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key))
+            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key), first)
         return x
-
-
-def _entries(inputs: BagInputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return inputs.column, inputs.weight, inputs.offsets

@@ -1,7 +1,7 @@
 """What the loop asks of an encoder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -9,15 +9,31 @@ import torch
 from trainer.group import Group
 from trainer.inputs import Inputs
 
+Before = Callable[[int], int]
+
+
+def nothing_before(count: int) -> int:
+    """The `Before` of a whole batch."""
+    return 0
+
 
 class Encoder(ABC):
-    """Inputs to x [B, D] float32, with its own parameters, optimizers and way to be saved."""
+    """Inputs to x [B, D] float32, with its own parameters, optimizers and way to be saved.
+
+    Each rank has a whole one and encodes parts of the batch; all stay the same, to the bit, by `reduce` and `update`.
+    """
 
     dimension: int
 
     @abstractmethod
-    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None) -> Any:
-        """What `encode` needs of B rows; `dropout_key` (epoch, step, ...) only in training."""
+    def prepare(
+        self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
+    ) -> Any:
+        """What `encode` needs of B rows; `dropout_key` (epoch, step, ...) only in training.
+
+        `before(count)`: where these rows are part of a batch and have `count` of something, how much of it the parts
+        before have; dropout is then that of the whole batch. It may be called any number of times (`Group.before`).
+        """
 
     @abstractmethod
     def encode(self, inputs: Any, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
@@ -74,7 +90,10 @@ def finish(x: torch.Tensor, *, normalize: bool, scale: float) -> torch.Tensor:
     return x * scale if scale != 1.0 else x
 
 
-def drop(x: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
-    """Inverted dropout with its own generator: entries are zeroed with probability `share`, others scaled up."""
-    kept = torch.rand(x.shape, generator=generator) >= share
+def drop(x: torch.Tensor, share: float, generator: torch.Generator, first: int = 0) -> torch.Tensor:
+    """Inverted dropout with its own generator: entries are zeroed with probability `share`, others scaled up.
+
+    x [b, D] are rows [first, first + b) of a batch, and are dropped as they would be in it.
+    """
+    kept = torch.rand((first + len(x), *x.shape[1:]), generator=generator)[first:] >= share
     return x * kept / (1 - share)

@@ -8,7 +8,7 @@ from torch import nn
 
 from schemas.errors import InputError
 from trainer.config import Encoder as EncoderConfig
-from trainer.encoders.base import Encoder, drop, finish, reduce_parameters
+from trainer.encoders.base import Before, Encoder, drop, finish, nothing_before, reduce_parameters
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.padding import pad_rows
@@ -17,10 +17,11 @@ from trainer.randomness import torch_generator, torch_seed
 
 @dataclass(frozen=True)
 class PaddedInputs:
-    """`input_ids` [B, T] int64 padded to the batch's longest row, `mask` [B, T] bool."""
+    """`input_ids` [B, T] int64 padded to the batch's longest row, `mask` [B, T] bool; `first`: rows before these."""
 
     input_ids: torch.Tensor
     mask: torch.Tensor
+    first: int = 0
 
 
 class TransformerEncoder(Encoder):
@@ -57,11 +58,14 @@ class TransformerEncoder(Encoder):
         """What follows pooling, where there is one."""
         return self._bottleneck
 
-    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None) -> PaddedInputs:
+    def prepare(
+        self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
+    ) -> PaddedInputs:
         assert inputs.tokens is not None, "a transformer reads tokens"
         padded = pad_rows(*inputs.tokens, most=self._config.max_tokens)
         # An empty row attends to one pad.
-        return PaddedInputs(padded.input_ids, padded._replace(lengths=padded.lengths.clamp(min=1)).attention_mask)
+        mask = padded._replace(lengths=padded.lengths.clamp(min=1)).attention_mask
+        return PaddedInputs(padded.input_ids, mask, 0 if dropout_key is None else before(len(mask)))
 
     def encode(self, inputs: PaddedInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         if dropout_key is None:
@@ -70,11 +74,12 @@ class TransformerEncoder(Encoder):
                 return self._embed(inputs)
         self._modules.train()
         # The model's own dropout draws from torch's global generator: key it by the step, and leave it as it was.
+        # Its masks are of padded batches: those of a part are its own, and not the part of the whole batch's.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(self._seed, "model dropout", *dropout_key))
+            torch.manual_seed(torch_seed(self._seed, "model dropout", *(*dropout_key, inputs.first)[:3]))
             x = self._embed(inputs)
         if self._config.dropout:
-            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key))
+            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key), inputs.first)
         return x
 
     def reduce(self, group: Group) -> None:
@@ -112,6 +117,8 @@ class TransformerEncoder(Encoder):
                 self._optimizer.state[parameter] = saved
 
     def _embed(self, inputs: PaddedInputs) -> torch.Tensor:
+        if not len(inputs.input_ids):  # a rank's part of the last batch; the model may not take it
+            return torch.empty(0, self.dimension, requires_grad=True)
         states = self._model(input_ids=inputs.input_ids, attention_mask=inputs.mask.long()).last_hidden_state
         if self._config.pooling == "cls":
             x = states[:, 0]

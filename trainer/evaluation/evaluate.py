@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -15,6 +16,7 @@ from trainer.evaluation.intervals import bootstrap
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
 from trainer.evaluation.search import filtered_top_k
+from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs
 from trainer.model import Model
 from trainer.stream import Table, open_queries
@@ -82,18 +84,21 @@ class Scores:
 
 
 class Scorer:
-    """A model against one split of DATA."""
+    """A model against one split of DATA.
 
-    def __init__(self, model: Model, queries: Table, statistics: LabelStatistics) -> None:
-        self._model, self._queries, self._statistics = model, queries, statistics
+    Each rank of `group` embeds a part of the queries and scores all against its labels; all get the same scores.
+    """
+
+    def __init__(self, model: Model, queries: Table, statistics: LabelStatistics, group: Group = ALONE) -> None:
+        self._model, self._queries, self._statistics, self._group = model, queries, statistics, group
         self._filtered = any(column.name == "filter_label_ids" for column in queries.manifest.columns)
 
     @classmethod
-    def open(cls, data: DataLayout, model: Model, split: str) -> "Scorer":
+    def open(cls, data: DataLayout, model: Model, split: str, group: Group = ALONE) -> "Scorer":
         """Raises InputError where there is no such split, or not what the model reads; TableError when damaged."""
         queries = open_queries(data, split)
         require_inputs(queries.url, queries.manifest, model.inputs)
-        return cls(model, queries, label_statistics(data))
+        return cls(model, queries, label_statistics(data), group)
 
     @property
     def rows(self) -> int:
@@ -113,8 +118,7 @@ class Scorer:
             if rows.num_rows == 0:
                 break
             strike = self._filter(rows) if filter else _nothing(rows.num_rows)
-            x = self._model.embed_table(rows)
-            _, top = filtered_top_k(x, self._model.classifier.vectors, max(KS), *strike)
+            _, top = self._search(self._embed(rows), strike)
             positives = list_column(rows, "label_ids")
             metrics.update(top, *positives)
             if deciles is not None:
@@ -124,6 +128,17 @@ class Scorer:
             if on_rows is not None:
                 on_rows(seen)
         return Scores(metrics, deciles, seen, filtered)
+
+    def _embed(self, rows: pa.Table) -> torch.Tensor:
+        group = self._group
+        parts = [label_range(rows.num_rows, rank, group.ranks) for rank in range(group.ranks)]
+        start, stop = parts[group.rank]
+        own = self._model.embed_table(rows.slice(start, stop - start))
+        return group.gather(own, [stop - start for start, stop in parts])
+
+    def _search(self, x: torch.Tensor, strike: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        classifier = self._model.classifier
+        return filtered_top_k(x, classifier.vectors, max(KS), *strike, group=self._group, first=classifier.start)
 
     def _columns(self) -> list[str]:
         return [*self._model.columns, "label_ids", *(["filter_label_ids"] if self._filtered else [])]

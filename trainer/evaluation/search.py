@@ -8,6 +8,7 @@ import torch
 from schemas.errors import ExtremisError
 from schemas.ragged import longest, strike
 from schemas.tables import PAD
+from trainer.group import ALONE, Group
 
 BLOCK_ROWS = 1 << 16
 
@@ -64,15 +65,32 @@ def filtered_top_k(
     filter_values: np.ndarray,
     filter_offsets: np.ndarray,
     block_rows: int = BLOCK_ROWS,
+    group: Group = ALONE,
+    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`top_k` without each query's filtered labels: scores [B, k], ids [B, k] int64, equal to striking before ranking.
 
     The filter is ragged rows of label ids, `filter_values` [V], `filter_offsets` [B + 1]. k + the longest row are
-    fetched: a row of 51 filtered labels can empty a top-5 ten times over.
+    fetched: a row of 51 filtered labels can empty a top-5 ten times over. Each rank of `group` has the same queries and
+    the vectors of its own labels, the first of which is `first`; all get the same answer.
     """
-    scores, ids = top_k(queries, vectors, k + longest(filter_offsets), block_rows)
+    depth = k + longest(filter_offsets)
+    scores, ids = top_k(queries, vectors, depth, block_rows)
+    if group.ranks > 1:
+        scores, ids = _best_of(scores, torch.where(ids == PAD, PAD, ids + first), depth, group)
     struck, struck_scores = strike(ids.cpu().numpy(), scores.cpu().numpy(), filter_values, filter_offsets, k)
     return struck_scores, struck
+
+
+def _best_of(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k greatest of what the ranks found, [B, k] each: equal scores by ascending id, as ranks hold them."""
+    sizes = [len(scores)] * group.ranks
+    # [G B, k] -> [B, G k]
+    scores, ids = (
+        group.gather(part, sizes).unflatten(0, (group.ranks, -1)).transpose(0, 1).flatten(1) for part in (scores, ids)
+    )
+    scores, order = scores.sort(dim=1, descending=True, stable=True)
+    return scores[:, :k], ids.gather(1, order[:, :k])
 
 
 def _top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,176 @@
+"""One process and several train the same model: losses, vectors, encoder, metrics and dumps, to float tolerance.
+
+Ranks are processes of their own, joined over gloo. Bit-equal encoders on all ranks are asserted on the way.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from schemas.layout import RunLayout
+from schemas.manifest import open_manifest, verify
+from schemas.parquet import matrix_column
+from schemas.shards import iterate
+from tests.builders import SmallData, build_data, build_negatives
+from tests.ranks import on_ranks
+from trainer.checkpoint import latest_checkpoint
+from trainer.config import Recipe
+from trainer.group import ALONE, Group
+from trainer.loop import Trainer
+from trainer.tracking import read_metrics
+
+EPOCHS = 4
+BASE: dict[str, dict[str, Any]] = {
+    "data": {"label_texts": True},
+    "order": {"batch": 16, "streams": 4, "window_groups": 2, "threads": 1},
+    "encoder": {
+        "dimension": 6,
+        "buckets": 64,
+        "dropout": 0.2,
+        "feature_dropout": 0.3,
+        "residual": True,
+        "hidden": 5,
+        "optimizer": "adagrad",
+    },
+    "classifier": {"bias": True, "initial_scale": 0.3, "initial_bias": -2.0, "weight_decay": 0.01},
+    "negatives": {"random": 12, "hard": 2, "width": 3},
+    "refresh": {"start": 2, "every": 1},
+    "train": {"epochs": EPOCHS, "positive_weight": 0.5, "threads": 1},
+    "validation": {"split": "test"},
+    "checkpoint": {"every_steps": 3},
+    "logging": {"every_steps": 1, "tensorboard": False},
+}
+FORMS: dict[str, dict[str, dict[str, Any]]] = {
+    "shared": {},
+    "own": {"negatives": {"pool": "own"}},
+    "all": {"negatives": {"pool": "all", "chunk": 7, "hard": 0, "width": 0}},
+    "adam without a residual": {
+        "encoder": {"residual": False, "hidden": 0, "optimizer": "adam", "normalize": True, "scale": 3.0},
+        "classifier": {"optimizer": "adam", "lr": 0.02},
+    },
+    "sgd, the last batch dropped": {
+        "encoder": {"optimizer": "sgd", "lr": 0.05},
+        "classifier": {"optimizer": "sgd", "momentum": 0.5, "lr": 0.05},
+        "order": {"tail": "drop"},
+    },
+    "few rows for the statistics": {"encoder": {"idf_rows": 20}, "data": {"label_texts": False}},
+}
+
+
+def recipe(**sections: dict[str, Any]) -> Recipe:
+    return Recipe.model_validate({**BASE, **{name: {**BASE.get(name, {}), **new} for name, new in sections.items()}})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(str(tmp_path_factory.mktemp("ranks") / "data"), rows={"train": 150, "test": 40})
+
+
+@pytest.fixture
+def with_tables(data: SmallData, tmp_path: Path) -> Path:
+    """A run whose tables have been mined."""
+    run = RunLayout(str(tmp_path / "with-tables"))
+    for epoch in range(2, EPOCHS):
+        for name, url, points in (
+            ("queries", data.layout.queries("train"), data.points["train"]),
+            ("labels", data.layout.labels, data.label_points),
+        ):
+            place = run.negatives(epoch, name)
+            build_negatives(place, open_manifest(url), points.positives, data.labels, 3, seed=epoch)
+    return Path(run.root)
+
+
+def train(group: Group, data: str, run: str, options: Recipe, resume: bool = False) -> dict[str, Any]:
+    """Train to the end; losses step by step, and what the model then is."""
+    made = Trainer.resume if resume else Trainer.start
+    trainer = made(data, run, options, print, group)
+    losses: list[float] = []
+    reports = list(trainer.train(lambda step, total, loss: losses.append(loss)))
+    encoder = trainer.model.encoder
+    return {
+        "losses": losses,
+        "metrics": [report.metrics for report in reports],
+        "rows": [report.rows for report in reports],
+        "vectors": trainer.model.classifier.vectors.numpy(),
+        "encoder": {name: value.numpy() for name, value in encoder.tensors().items()},
+        "optimizer": {name: value.numpy() for name, value in encoder.optimizer_tensors().items()},
+    }
+
+
+def on(ranks: int, *arguments: Any) -> list[dict[str, Any]]:
+    return [train(ALONE, *arguments)] if ranks == 1 else on_ranks(ranks, train, *arguments)
+
+
+def assert_same_training(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    for other in found:
+        assert other["losses"] == found[0]["losses"]
+        assert other["metrics"] == found[0]["metrics"]
+        for part in ("encoder", "optimizer"):
+            for name, value in other[part].items():
+                np.testing.assert_array_equal(value, found[0][part][name], name)
+    last = len(found[0]["losses"])
+    np.testing.assert_allclose(found[0]["losses"], expected["losses"][-last:], rtol=1e-4)
+    vectors = np.concatenate([part["vectors"] for part in found])
+    np.testing.assert_allclose(vectors, expected["vectors"], rtol=1e-2, atol=1e-4)
+    for part in ("encoder", "optimizer"):
+        assert found[0][part].keys() == expected[part].keys()
+        for name, value in found[0][part].items():
+            np.testing.assert_allclose(value, expected[part][name], rtol=1e-2, atol=1e-4, err_msg=name)
+    assert found[0]["rows"] == expected["rows"][-len(found[0]["rows"]) :]
+    for ours, theirs in zip(found[0]["metrics"][::-1], expected["metrics"][::-1], strict=False):
+        assert ours == pytest.approx(theirs, abs=2.6)  # a query of 40 that a rounding turns
+
+
+def dumped(run: str, epoch: int) -> dict[str, np.ndarray]:
+    """Vectors by table of a dump, its shards verified."""
+    layout = RunLayout(run)
+    found = {}
+    for name in ("queries", "labels", "vectors"):
+        url = layout.vectors(epoch) if name == "vectors" else layout.embeddings(epoch, name)
+        manifest = open_manifest(url)
+        verify(url, manifest)
+        rows = pa.concat_tables(iterate(url, manifest))
+        np.testing.assert_array_equal(rows.column(0), np.arange(manifest.rows))
+        found[name] = matrix_column(rows, "vector")
+    return found
+
+
+def saved(run: str) -> dict[str, torch.Tensor]:
+    checkpoint = latest_checkpoint(RunLayout(run))
+    assert checkpoint is not None
+    names = {name for _, rows in checkpoint.rows(0, checkpoint.labels) for name in rows}
+    rows = {name: checkpoint.vectors(name) for name in names}
+    return {**rows, **checkpoint.tensors("encoder"), **checkpoint.tensors("encoder-optimizer")}
+
+
+def untimed(run: str) -> list[dict[str, Any]]:
+    """What is recorded and not measured by a clock."""
+    timed = ("seconds", "rows_per_second")
+    records = read_metrics(RunLayout(run))
+    return [{name: value for name, value in record.items() if not name.startswith(timed)} for record in records]
+
+
+@pytest.mark.parametrize(("form", "ranks"), [*((form, 2) for form in FORMS), ("shared", 4), ("all", 4)])
+def test_several_ranks_train_the_model_of_one(
+    data: SmallData, with_tables: Path, tmp_path: Path, form: str, ranks: int
+) -> None:
+    one, several = (str(shutil.copytree(with_tables, tmp_path / name)) for name in ("one", "several"))
+    options = recipe(**FORMS[form])
+    (expected,) = on(1, data.layout.root, one, options)
+    found = on(ranks, data.layout.root, several, options)
+    assert len(expected["losses"]) > 20
+    assert_same_training(found, expected)
+    for name, value in saved(several).items():
+        torch.testing.assert_close(value, saved(one)[name], rtol=1e-2, atol=1e-4, msg=name)
+    ours, theirs = untimed(several), untimed(one)
+    assert [(record["kind"], record["step"]) for record in ours] == [(r["kind"], r["step"]) for r in theirs]
+    if options.table_epochs():
+        for epoch in range(2):
+            if form != "few rows for the statistics":
+                for name, rows in dumped(several, epoch).items():
+                    np.testing.assert_allclose(rows, dumped(one, epoch)[name], rtol=1e-2, atol=2e-3)

@@ -1,0 +1,86 @@
+"""One optimizer step of all ranks: encode the parts, score the whole batch against each rank's labels, update.
+
+The encoder is data-parallel: a rank encodes its part of the batch, and x of all parts goes to every rank. The
+classifier is model-parallel: a rank scores the global batch against the candidates of its own labels and updates their
+vectors. What the labels of each rank say about x is summed over ranks and goes back through the encoder. One rank does
+the same with nobody to tell.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from trainer.candidates import Planner
+from trainer.group import Group
+from trainer.losses import binary_cross_entropy
+from trainer.model import Model
+from trainer.saving import CheckpointWriter
+from trainer.stream import Batch
+
+
+@dataclass
+class Clock:
+    """Seconds by what they went into."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.perf_counter)
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What `step` of the epoch gave, on every rank: the mean loss of the global batch, its row ids [B] and x [B, D]."""
+
+    step: int
+    loss: float
+    rows: np.ndarray
+    x: torch.Tensor
+
+
+def take_step(
+    model: Model,
+    planner: Planner,
+    group: Group,
+    batch: Batch,
+    factor: float,
+    clock: Clock,
+    writer: CheckpointWriter,
+) -> Taken:
+    """Train on the global batch of which `batch` is this rank's part; `factor` scales every rate.
+
+    `writer` hears of rows before they change. Raises RankLostError; StorageError of a checkpoint being written.
+    """
+    key = (batch.epoch, batch.step)
+    everyone = planner.gather(batch, group)
+    clock.lap("gather")
+    inputs = model.encoder.prepare(batch.inputs, key, group.before)
+    clock.lap("prepare")
+    x = model.classifier.extend(model.encoder.encode(inputs, key))
+    clock.lap("encode")
+    sizes = group.sizes(len(batch))
+    leaf = group.gather(x.detach(), sizes).requires_grad_()
+    clock.lap("gather")
+    total = 0.0
+    for candidates in planner.chunks(everyone):
+        w = model.classifier.gather(candidates.ids)
+        loss = binary_cross_entropy(leaf, w, candidates) / len(everyone)
+        loss.backward()
+        writer.before_change(candidates.ids)
+        model.classifier.update(candidates.ids, w, factor)
+        total += float(loss.detach())
+    clock.lap("classify")
+    total = group.sum(torch.tensor(total, dtype=torch.float64)).item()
+    first = sum(sizes[: group.rank])
+    grad = group.sum(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)[first : first + len(batch)]
+    clock.lap("gather")
+    x.backward(grad)
+    model.encoder.reduce(group)
+    model.encoder.update(factor)
+    clock.lap("update")
+    return Taken(batch.step, total, everyone.rows, leaf.detach())
