@@ -4,11 +4,13 @@ import contextlib
 import multiprocessing
 import os
 import socket
+import subprocess
 import traceback
 from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tests.command import ROOT, environment
 from trainer.group import Group, RankLostError
 
 _context = multiprocessing.get_context("forkserver")
@@ -37,6 +39,23 @@ def on_ranks(ranks: int, action: Callable[..., Any], *arguments: Any, killed: Co
     failed = [f"rank {rank}: {what}" for rank, (well, what) in enumerate(found) if not well and rank not in killed]
     assert not failed, "\n".join(failed)
     return [what if well else None for well, what in found]
+
+
+def launch(ranks: int, *command: str, **popen: Any) -> list[subprocess.Popen[str]]:
+    """`command` as `ranks` processes that know of each other, as any launcher would start them."""
+    here = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment({**here, "RANK": str(rank)}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **popen,
+        )
+        for rank in range(ranks)
+    ]
 
 
 def free_port() -> int:

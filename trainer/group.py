@@ -18,6 +18,7 @@ T = TypeVar("T")
 JOIN_SECONDS = 300.0  # until all ranks have come
 SILENCE_SECONDS = 3600.0  # that a rank may keep the others waiting: a table that is waited for, a large file
 _TOLD = "told"
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
 class RankLostError(ExtremisError):
@@ -165,7 +166,7 @@ class _Joined(Group):
         found = own.new_empty(self.ranks * longest, *own.shape[1:])
         if longest:
             with _naming_loss(self):
-                dist.all_gather_into_tensor(found, own, self._of)
+                _all_gather(found, own, self._of)
         if min(sizes) == longest:
             return found
         return torch.cat([found[r * longest : r * longest + size] for r, size in enumerate(sizes)])

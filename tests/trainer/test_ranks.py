@@ -3,6 +3,7 @@
 Ranks are processes of their own, joined over gloo. Bit-equal encoders on all ranks are asserted on the way.
 """
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.ranks import on_ranks
 from trainer.checkpoint import latest_checkpoint
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
-from trainer.loop import Trainer
+from trainer.loop import EpochReport, Trainer
 from trainer.tracking import read_metrics
 
 EPOCHS = 4
@@ -85,12 +86,26 @@ def with_tables(data: SmallData, tmp_path: Path) -> Path:
     return Path(run.root)
 
 
-def train(group: Group, data: str, run: str, options: Recipe, resume: bool = False) -> dict[str, Any]:
-    """Train to the end; losses step by step, and what the model then is."""
+class Stopped(Exception):
+    """Stands for the end of a process."""
+
+
+def train(
+    group: Group, data: str, run: str, options: Recipe, resume: bool = False, stop: int | None = None
+) -> dict[str, Any]:
+    """Train to the end, or until global step `stop` is done; losses step by step, and what the model then is."""
     made = Trainer.resume if resume else Trainer.start
     trainer = made(data, run, options, print, group)
     losses: list[float] = []
-    reports = list(trainer.train(lambda step, total, loss: losses.append(loss)))
+    reports: list[EpochReport] = []
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        losses.append(loss)
+        if step == stop:
+            raise Stopped
+
+    with contextlib.suppress(Stopped):
+        reports.extend(trainer.train(on_step))
     encoder = trainer.model.encoder
     return {
         "losses": losses,
@@ -121,7 +136,6 @@ def assert_same_training(found: list[dict[str, Any]], expected: dict[str, Any]) 
         assert found[0][part].keys() == expected[part].keys()
         for name, value in found[0][part].items():
             np.testing.assert_allclose(value, expected[part][name], rtol=1e-2, atol=1e-4, err_msg=name)
-    assert found[0]["rows"] == expected["rows"][-len(found[0]["rows"]) :]
     for ours, theirs in zip(found[0]["metrics"][::-1], expected["metrics"][::-1], strict=False):
         assert ours == pytest.approx(theirs, abs=2.6)  # a query of 40 that a rounding turns
 
@@ -155,7 +169,16 @@ def untimed(run: str) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if not name.startswith(timed)} for record in records]
 
 
-@pytest.mark.parametrize(("form", "ranks"), [*((form, 2) for form in FORMS), ("shared", 4), ("all", 4)])
+@pytest.mark.parametrize(
+    ("form", "ranks"),
+    [
+        ("shared", 2),
+        ("own", 2),
+        ("all", 4),
+        *(pytest.param(form, 2, marks=pytest.mark.slow) for form in FORMS if form not in ("shared", "own")),
+        *(pytest.param(form, 4, marks=pytest.mark.slow) for form in FORMS if form != "all"),
+    ],
+)
 def test_several_ranks_train_the_model_of_one(
     data: SmallData, with_tables: Path, tmp_path: Path, form: str, ranks: int
 ) -> None:
@@ -165,6 +188,7 @@ def test_several_ranks_train_the_model_of_one(
     found = on(ranks, data.layout.root, several, options)
     assert len(expected["losses"]) > 20
     assert_same_training(found, expected)
+    assert found[0]["rows"] == expected["rows"]
     for name, value in saved(several).items():
         torch.testing.assert_close(value, saved(one)[name], rtol=1e-2, atol=1e-4, msg=name)
     ours, theirs = untimed(several), untimed(one)
@@ -174,3 +198,35 @@ def test_several_ranks_train_the_model_of_one(
             if form != "few rows for the statistics":
                 for name, rows in dumped(several, epoch).items():
                     np.testing.assert_allclose(rows, dumped(one, epoch)[name], rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stop"),
+    [
+        (2, 2, 17),
+        (1, 2, 30),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 2, 41), (2, 1, 9), (4, 2, 29), (4, 4, 33))),
+    ],
+)
+def test_a_run_goes_on_on_another_number_of_ranks(
+    data: SmallData, with_tables: Path, tmp_path: Path, before: int, after: int, stop: int
+) -> None:
+    straight, stopped = (str(shutil.copytree(with_tables, tmp_path / name)) for name in ("straight", "stopped"))
+    options = recipe()
+    expected = on(after, data.layout.root, straight, options)
+    on(before, data.layout.root, stopped, options, False, stop)
+    assert latest_checkpoint(RunLayout(stopped)) is not None
+    found = on(after, data.layout.root, stopped, options, True)
+    assert len(expected[0]["losses"]) - stop <= len(found[0]["losses"]) < len(expected[0]["losses"])
+    whole = {**expected[0], "vectors": np.concatenate([part["vectors"] for part in expected])}
+    assert_same_training(found, whole)
+    if before == after:  # to the bit, with all that was recorded and dumped on the way
+        assert found[0]["losses"] == expected[0]["losses"][-len(found[0]["losses"]) :]
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one["vectors"], other["vectors"])
+        ours, theirs = (latest_checkpoint(RunLayout(run)) for run in (stopped, straight))
+        assert ours.manifest.shards == theirs.manifest.shards
+        assert untimed(stopped) == untimed(straight)
+    for epoch in range(2):
+        for name, rows in dumped(stopped, epoch).items():
+            np.testing.assert_allclose(rows, dumped(straight, epoch)[name], rtol=1e-2, atol=2e-3)
