@@ -1,0 +1,197 @@
+"""Two ranks against one on the Tate collection: the same metrics, and time and traffic a step against paper.
+
+One process with one thread, one with two, and two ranks with one each train the same recipe on the same data; a miner
+works beside each. Bytes are those of the processes' own TCP connections, as the kernel counts them, step by step.
+
+    python -m benchmarks.ranks [--quick] [--epochs N] [--folder DIR]
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.report import report
+from extremis.miner import start_miner, stop_miner
+from schemas.layout import DataLayout, RunLayout
+from trainer.config import Recipe, load_recipe
+from trainer.evaluation.evaluate import Scorer
+from trainer.group import Group
+from trainer.loop import Trainer
+from trainer.stream import Batch
+from trainer.tracking import read_metrics
+
+RANKS = 2
+SIDES = {"one rank": (1, 1), "one rank, two threads": (1, 2), "two ranks": (RANKS, 1)}  # (ranks, threads each)
+TOLERATED = 1.15  # of the bytes on paper: sizes, counts, sums of losses, and what gloo says for itself
+PARTS = ("stream", "gather", "prepare", "encode", "classify", "update", "rest")
+SHOWN = ("P@1", "P@5", "PSP@5")
+_ACKED, _RECEIVED = slice(120, 128), slice(128, 136)  # in Linux's struct tcp_info
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one epoch, random negatives only")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--folder", help="where data and runs go; default: a temporary folder, removed at the end")
+    parser.add_argument("--work", nargs=4, metavar=("DATA", "RUN", "EPOCHS", "THREADS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        data, run, epochs, threads = arguments.work
+        work(data, run, recipe_of(int(epochs)), int(threads))
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        compare(Path(folder), 1 if arguments.quick else arguments.epochs)
+
+
+def recipe_of(epochs: int) -> Recipe:
+    """`astra`, with tables from the third epoch on that no run goes on without."""
+    tables = ("refresh.start=2", "refresh.every=2", "refresh.late=wait") if epochs > 2 else ("negatives.hard=0",)
+    return load_recipe("astra", (f"train.epochs={epochs}", "logging.tensorboard=false", *tables))
+
+
+def compare(folder: Path, epochs: int) -> None:
+    """Shard, train each side, report."""
+    data = folder / "data"
+    _run([sys.executable, "-m", "extremis", "shard", "examples/tate", str(data), "--propensity", "0.55,1.5"])
+    sides = {}
+    for name, (ranks, threads) in SIDES.items():
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+        words = [str(data), str(folder / name.replace(" ", "-").replace(",", "")), str(epochs), str(threads)]
+        sides[name] = json.loads(_run([sys.executable, "-m", *launcher, "benchmarks.ranks", "--work", *words]))
+        sys.stderr.write(f"{name}: {sides[name]['ms a step']:.1f} ms a step, P@1 {sides[name]['metrics']['P@1']:.2f}\n")
+    one, several = sides["one rank"], sides["two ranks"]
+    low, high = one["intervals"]["P@1"]
+    apart = {
+        name: round(max(abs(several["metrics"][name] - side["metrics"][name]) for side in sides.values()), 3)
+        for name in SHOWN
+    }
+    report(
+        f"{RANKS} ranks train what one trains, and send what they should on paper",
+        {**sides, "points apart": apart, "half of the 95 % interval of P@1": round((high - low) / 2, 2)},
+        {
+            "P@1 apart / half of its 95 % interval": apart["P@1"] / ((high - low) / 2),
+            "bytes sent / on paper": several["bytes sent a step"] / several["bytes sent on paper"]["sum"],
+            "one rank's step / two ranks'": one["ms a step"] / several["ms a step"],
+        },
+        {"P@1 apart / half of its 95 % interval": "<1", "bytes sent / on paper": f"<{TOLERATED}"},
+    )
+
+
+def work(data: str, run: str, recipe: Recipe, threads: int) -> None:
+    """One rank: train, count, and on rank 0 print what was found."""
+    torch.set_num_threads(threads)
+    group = Group.of_environment()
+    trainer = Trainer.start(data, run, recipe, lambda line: None, group)
+    meter = Meter()
+    miner = start_miner(data, run, ()) if group.first and recipe.table_epochs() else None
+    for _ in trainer.train(meter.step):
+        pass
+    if miner is not None:
+        stop_miner(miner)
+    scores = Scorer.open(DataLayout(data), trainer.model, "test", group).score().report()
+    sent, received = meter.a_step()
+    paper = on_paper(recipe, group, trainer)
+    if group.first:
+        epochs = [record for record in read_metrics(RunLayout(run)) if record["kind"] == "epoch"]
+        spent = {part: sum(epoch[f"seconds_{part}"] for epoch in epochs) for part in PARTS}
+        steps = trainer.total_steps
+        print(
+            json.dumps(
+                {
+                    "ranks": group.ranks,
+                    "threads": threads,
+                    "steps": steps,
+                    "ms a step": round(1000 * sum(spent.values()) / steps, 2),
+                    "ms by part": {part: round(1000 * seconds / steps, 2) for part, seconds in spent.items()},
+                    "bytes sent a step": sent,
+                    "bytes received a step": received,
+                    "bytes sent on paper": paper,
+                    "metrics": {name: round(scores["metrics"][name], 3) for name in SHOWN},
+                    "intervals": {name: [round(end, 2) for end in scores["intervals"][name]] for name in SHOWN},
+                }
+            )
+        )
+    group.close()
+
+
+class Meter:
+    """Bytes of this process's TCP connections between one step and the next."""
+
+    def __init__(self) -> None:
+        self._before = tcp_bytes()
+        self._steps: list[tuple[int, int]] = []
+
+    def step(self, step: int, total: int, loss: float) -> None:
+        now = tcp_bytes()
+        self._steps.append((now[0] - self._before[0], now[1] - self._before[1]))
+        self._before = now
+
+    def a_step(self) -> tuple[int, int]:
+        """Medians of (sent, received): what is sent once an epoch is not in them."""
+        return tuple(int(statistics.median(column)) for column in zip(*self._steps, strict=True))  # type: ignore[return-value]
+
+
+def tcp_bytes() -> tuple[int, int]:
+    """(acknowledged, received) over all TCP connections that this process has open."""
+    sent = received = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+                    sent += int.from_bytes(info[_ACKED], sys.byteorder)
+                    received += int.from_bytes(info[_RECEIVED], sys.byteorder)
+        except OSError:  # closed in the meantime
+            continue
+    return sent, received
+
+
+def on_paper(recipe: Recipe, group: Group, trainer: Trainer) -> dict[str, int]:
+    """Bytes that a rank has to send a step, by what they are (docs/ranks.md), for G ranks of b = B/G rows each."""
+    ranks, batch = group.ranks, recipe.order.batch
+    own, others = batch // ranks, ranks - 1
+    dimension, columns = recipe.encoder.dimension, trainer.model.classifier.vectors.shape[1]
+    dense = sum(value.numel() for name, value in trainer.model.encoder.tensors().items() if name.startswith("dense."))
+    positives, entries = averages(trainer)
+    hard = recipe.negatives.hard
+    summed = 2 * others / ranks  # a ring sends each part twice, but for its own
+    parts = {
+        "row ids, positives, hard negatives": own * others * (8 + 8 + 4 * positives + 4 * hard),
+        "bags": own * others * (4 + 8 * entries * (1 - recipe.encoder.feature_dropout)),
+        "x": own * others * 4 * columns,
+        "gradient on x": summed * 4 * batch * columns,
+        "gradient on bags": own * others * 4 * dimension,
+        "gradient of the dense layers": summed * 4 * dense,
+    }
+    found = {name: round(value) for name, value in parts.items()}
+    return {**found, "sum": sum(found.values())}
+
+
+def averages(trainer: Trainer) -> tuple[float, float]:
+    """(positives, features of the bag) a row, of some batches."""
+    trainer.stream.set_epoch(0)
+    batches: list[Batch] = [batch for batch, _ in zip(trainer.stream, range(8), strict=False)]
+    rows = sum(len(batch) for batch in batches)
+    bags = [trainer.model.encoder.prepare(batch.inputs) for batch in batches]
+    return sum(len(batch.positives) for batch in batches) / rows, sum(len(bag.column) for bag in bags) / rows
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: status {done.returncode}")
+    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+
+
+if __name__ == "__main__":
+    main()
