@@ -30,16 +30,19 @@ from tenacity import (
 )
 
 from schemas.errors import InputError, StorageError
+from schemas.forking import survive_forks
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt is begun after these
 REQUEST_SECONDS = 60.0  # of one look-up or one range: a server that accepts and never answers is given up
-FILE_SECONDS = 900.0  # of reading a whole file at once
+FILE_SECONDS = 900.0  # of reading a whole file at once, or of removing a prefix
 CONNECTIONS = 64  # to an object store
 READ_BYTES = 4 << 20  # of one request of a streaming pass
 TEMPORARY = ".tmp-"
 
 T = TypeVar("T")
+
+survive_forks()
 
 
 def join(url: str, *parts: str) -> str:
@@ -200,7 +203,7 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
         return
     payload = bytes(data)
     try:
-        _attempt(lambda: fs.pipe_file(path, payload), "write", url)
+        _attempt(lambda: _bounded(fs, "pipe_file", path, payload, seconds=_seconds_for(len(payload))), "write", url)
     except FileNotFoundError as error:  # there are no folders to miss: it is the bucket
         raise StorageError(f"could not write {url}: {error}; create the bucket or mend the path.") from error
 
@@ -227,7 +230,8 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
         if local:
             _attempt(lambda: _rename_local(temporary, path, durable), "write", url)
         else:
-            _attempt(lambda: fs.put_file(temporary, path), "write", url)
+            seconds = _seconds_for(os.path.getsize(temporary))
+            _attempt(lambda: _bounded(fs, "put_file", temporary, path, seconds=seconds), "write", url)
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
@@ -240,7 +244,7 @@ def remove(url: str, recursive: bool = False) -> None:
     def drop() -> None:
         fs.invalidate_cache()
         with contextlib.suppress(FileNotFoundError):
-            fs.rm(path, recursive=recursive)
+            _bounded(fs, "rm", path, recursive=recursive, seconds=FILE_SECONDS if recursive else REQUEST_SECONDS)
 
     _attempt(drop, "remove", url)
 
@@ -306,6 +310,11 @@ def _bounded(
         return call(*args, **options)
     except FSTimeoutError:
         raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds or REQUEST_SECONDS:g} seconds") from None
+
+
+def _seconds_for(size: int) -> float:
+    """For writing `size` bytes: a slow line takes a MiB a second."""
+    return REQUEST_SECONDS + size / (1 << 20)
 
 
 def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.Event | None = None) -> T:

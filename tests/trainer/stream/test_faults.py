@@ -1,5 +1,7 @@
 """The stream over an object store whose network fails, or is far away: the same batches, or an error that says why."""
 
+import gc
+import multiprocessing
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,9 +150,33 @@ def test_a_server_that_accepts_and_never_answers_is_given_up(monkeypatch: pytest
             lambda: storage.size("s3://b/part"),
             lambda: storage.exists("s3://b/part"),
             lambda: storage.list_names("s3://b/prefix"),
+            lambda: storage.write_bytes("s3://b/part", b""),
+            lambda: storage.remove("s3://b/part"),
         ):
             with pytest.raises(
                 StorageError, match=r"could not .* s3://b/.* after 2 attempt\(s\): no answer within 0.3 seconds; mend"
             ):
                 ask()
         s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_child_that_was_forked_does_not_take_the_connections_of_its_parent(
+    store: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "ATTEMPTS", 1)
+    monkeypatch.setattr(storage, "REQUEST_SECONDS", 10.0)
+    url = f"s3://{BUCKET}/shared"
+    storage.write_bytes(url, b"before")
+    child = multiprocessing.get_context("fork").Process(target=_read_and_forget, args=(url,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    for content in (b"after", b"and again"):
+        storage.write_bytes(url, content)
+        assert storage.read_bytes(url) == content
+
+
+def _read_and_forget(url: str) -> None:
+    assert storage.read_bytes(url) == b"before"
+    s3fs.S3FileSystem.clear_instance_cache()
+    gc.collect()

@@ -1,0 +1,33 @@
+"""Connections of a process that forks, as a DataLoader does for its workers."""
+
+import asyncio
+import functools
+import os
+import selectors
+
+import fsspec.asyn
+
+
+@functools.cache
+def survive_forks() -> None:
+    """Once a process: forked children leave its connections alone.
+
+    A child inherits fsspec's event loop, and with it the epoll instance that the parent waits on. When the child lets
+    go of the connections that it inherited, they are struck from that instance: the parent would wait for ever for an
+    answer that has come.
+    """
+    if not hasattr(os, "register_at_fork"):
+        return
+    loops: list[asyncio.AbstractEventLoop | None] = [None]
+
+    def remember() -> None:
+        loops[0] = fsspec.asyn.loop[0]  # fsspec's own hook forgets it in the child, before ours runs
+
+    def part() -> None:
+        loop, loops[0] = loops[0], None
+        inherited = getattr(loop, "_selector", None)
+        if inherited is not None:
+            inherited.close()  # the child's handle: the parent's stays as it is
+            loop._selector = selectors.DefaultSelector()  # type: ignore[union-attr]
+
+    os.register_at_fork(before=remember, after_in_child=part)
