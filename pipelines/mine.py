@@ -14,6 +14,7 @@ from typing import Any
 import apache_beam as beam
 
 from pipelines.mining import steps
+from pipelines.mining.claim import ClaimedError, claimed
 from pipelines.mining.existing import finished, mined
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept import Kept, existing_index, publish_index
@@ -25,7 +26,7 @@ from pipelines.mining.spent import Spent, release
 from pipelines.runner import make_pipeline
 from pipelines.runner import run as run_pipeline
 from schemas import storage
-from schemas.errors import ExtremisError
+from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
 from schemas.sizes import say_bytes
@@ -36,6 +37,8 @@ __all__ = ["MineOptions", "mine", "watch"]
 Progress = Callable[[str], None]
 
 SPENT = "spent.json"  # beside the tables of a refresh
+RETRIES = 5  # of a dump whose mining fails; what is wrong with the input is not tried again
+_POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between looks for a dump
 
 # Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
 _ONE_AT_A_TIME = threading.Lock()
@@ -68,8 +71,17 @@ def mine(
     if not missing and index_url is None:
         say(f"{inputs.name}: already mined{_use(inputs.use_from)}")
         return made
+    with claimed(inputs.root):
+        made = finished(plan, run)  # whoever held the claim before may have made some
+        missing = tuple(source for source in inputs.sources if source.name not in made)
+        return {**made, **_make(plan.only(missing), index_url, beam_options, say)}
+
+
+def _make(plan: Plan, index_url: str | None, beam_options: Sequence[str], say: Progress) -> dict[str, Manifest]:
+    """Mine and publish the tables of the plan's sources, and the index at `index_url` where one is to be kept."""
     started = time.monotonic()
-    plan = plan.only(missing)
+    inputs, missing = plan.inputs, plan.sources
+    made: dict[str, Manifest] = {}
     for line in plan.describe():
         say(line)
     storage.remove(inputs.scratch, recursive=True)
@@ -102,35 +114,48 @@ def watch(
     run: str,
     options: MineOptions | None = None,
     beam_options: Sequence[str] = (),
-    poll_seconds: float = 0.5,
+    poll_seconds: float | None = None,
     until: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> int:
     """Mine every complete dump that has no table, oldest first, until the run is finished or `until()` is true.
 
     Returns the number of dumps mined. A dump that the trainer takes back while it is mined (it resumed from an earlier
-    checkpoint) is left and taken up again when it is complete. Tables that a dump has already are left as they are,
-    whatever their options. Raises as `mine`.
+    checkpoint) is left and taken up again when it is complete; one that another process is mining is left to it. Tables
+    that a dump has already are left as they are, whatever their options. Storage that fails is waited for, and a dump
+    whose mining fails is tried again, RETRIES times in a row. Raises as `mine`.
     """
+    say, options = progress or _silent, options or MineOptions()
+    pause = poll_seconds if poll_seconds is not None else _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
     seen: dict[int, str] = {}
-    made = 0
-    options = options or MineOptions()
-    while not (storage.exists(RunLayout(run).finished) or (until is not None and until())):
-        new = [(epoch, digest) for epoch, digest in complete_dumps(run).items() if seen.get(epoch) != digest]
-        if not new:
-            time.sleep(poll_seconds)
-            continue
-        epoch, digest = new[0]
+    made = failures = 0
+    while True:
+        epoch, digest = None, ""
         try:
-            inputs = open_inputs(data, run, epoch, options)
-            if any(mined(inputs, source) is None for source in inputs.sources):
-                mine(data, run, epoch, options, beam_options, progress)
-                made += 1
-            seen[epoch] = digest
-        except ExtremisError:
-            if complete_dumps(run).get(epoch) == digest:
+            if storage.exists(RunLayout(run).finished) or (until is not None and until()):
+                return made
+            new = [(epoch, digest) for epoch, digest in complete_dumps(run).items() if seen.get(epoch) != digest]
+            if new:
+                epoch, digest = new[0]
+                inputs = open_inputs(data, run, epoch, options)
+                if any(mined(inputs, source) is None for source in inputs.sources):
+                    mine(data, run, epoch, options, beam_options, say)
+                    made += 1
+                seen[epoch] = digest
+                failures = 0
+                continue
+        except ClaimedError:
+            pass
+        except InputError:
+            if epoch is None or complete_dumps(run).get(epoch) == digest:
                 raise
-    return made
+        except ExtremisError as error:
+            failures += 1
+            if failures > RETRIES:
+                raise
+            say(f"{error} Trying again ({failures} of {RETRIES}).")
+            time.sleep(pause * 2**failures)
+        time.sleep(pause)
 
 
 class SearchBlock(beam.DoFn):

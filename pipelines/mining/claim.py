@@ -1,0 +1,96 @@
+"""Who mines a dump: one process at a time, told to all others by a file beside the tables that changes while it works.
+
+Nothing rests on it but work done once: two miners of one dump would publish the same bytes, but remove each other's
+candidates on the way. A claim whose owner was killed is taken over: at once where the process is known to be gone,
+else after LEASE_SECONDS without a change, by the observer's own clock.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+from schemas import storage
+from schemas.errors import InputError, StorageError
+from schemas.storage import join
+
+FILE = ".claim.json"
+BEAT_SECONDS = 2.0
+LEASE_SECONDS = 15.0
+
+
+class ClaimedError(InputError):
+    """Another process is mining this dump."""
+
+
+@contextlib.contextmanager
+def claimed(root: str) -> Iterator[None]:
+    """Hold the claim on the tables under `root`. Raises ClaimedError while another process holds it; StorageError."""
+    place = join(root, FILE)
+    before = _read(place)
+    if before is not None and _alive(place, before):
+        owner = json.loads(before)
+        raise ClaimedError(
+            f"{root}: being mined by process {owner['pid']} on {owner['host']}. Let it finish, or end it and run the "
+            "same command again."
+        )
+    mine = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
+    ended = threading.Event()
+    storage.write_bytes(place, _body(mine, 0), durable=False)
+    beating = threading.Thread(target=_beat, args=(place, mine, ended), name="extremis-claim", daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beating.join()
+        storage.remove(place)
+
+
+def _beat(place: str, mine: dict[str, object], ended: threading.Event) -> None:
+    count = 0
+    while not ended.wait(BEAT_SECONDS):
+        count += 1
+        with contextlib.suppress(StorageError):  # the next one may pass
+            storage.write_bytes(place, _body(mine, count), durable=False)
+
+
+def _alive(place: str, before: bytes) -> bool:
+    """Whether whoever wrote `before` still works; waits for up to LEASE_SECONDS to see."""
+    owner = json.loads(before)
+    if owner["host"] == socket.gethostname() and not _runs(owner["pid"]):
+        return False
+    deadline = time.monotonic() + LEASE_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(min(0.2, LEASE_SECONDS / 10))
+        now = _read(place)
+        if now != before:
+            return now is not None  # gone: it is done, and the claim is free
+    return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _read(place: str) -> bytes | None:
+    try:
+        found = storage.read_bytes(place)
+        json.loads(found)["id"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return found
+
+
+def _body(mine: dict[str, object], count: int) -> bytes:
+    return json.dumps({**mine, "beat": count}).encode()
