@@ -1,6 +1,7 @@
 """`extremis export`: a run's checkpoint as files that serve, published whole by a manifest written last."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,14 +17,15 @@ from schemas.manifest import Manifest, Shard, is_published, open_manifest, publi
 from schemas.parquet import ShardFile, list_column
 from schemas.shards import iterate, iterate_shard
 from schemas.storage import join
+from trainer.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.export.encoders import write_encoder
 from trainer.export.index import choose_index, write_indexes
 from trainer.export.opened import ENCODER, INDEX, KIND, LABELS, THRESHOLDS, VECTORS, Serving, iterate_ranked
 from trainer.export.thresholds import Ranked
-from trainer.export.vectors import DTYPES, Vectors, write_vectors
+from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
 from trainer.inputs import columns_of
-from trainer.model import DataFacts, Model, find_checkpoint, load_model
+from trainer.model import DataFacts, Model, find_checkpoint, load_encoder
 from trainer.stream import open_queries
 
 ROWS_A_FILE = 1 << 22  # vectors of a file, and of an index
@@ -69,21 +71,21 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     if there is not None:
         say(f"{out}: exported already")
         return there
-    _, model, _ = load_model(layout, RunLayout(run), options.step)
+    model = load_encoder(layout, RunLayout(run), options.step)
     facts = DataFacts.of(layout)
     tokens = _tokens(layout, facts.manifest, recipe, say)
     shards = [*_encoder(layout, model, recipe, tokens, out), *_labels(layout, out)]
-    vectors = model.classifier.vectors.to(getattr(torch, options.dtype))
-    shards += _vectors(vectors, options.dtype, out)
-    exact = Serving(model, Vectors([_rows(vectors, start).numpy() for start in _starts(facts.labels)]))
-    built: list[Shard] = []
-    index = None
-    spec = choose_index(options.index, facts.labels)
-    if spec is not None:
-        queries = _some_queries(layout, exact, recipe)
-        built, index = write_indexes(spec, exact.vectors, queries, DEPTH, options.target_recall, join(out, INDEX))
-    shards += [_below(INDEX, shard) for shard in built]
-    thresholds = _thresholds(layout, exact, split, options.precisions, say)
+    with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
+        written, vectors = _vectors(checkpoint, options.dtype, out, Path(scratch))
+        exact = Serving(model, vectors)
+        built: list[Shard] = []
+        index = None
+        spec = choose_index(options.index, facts.labels)
+        if spec is not None:
+            queries = _some_queries(layout, exact, recipe)
+            built, index = write_indexes(spec, vectors, queries, DEPTH, options.target_recall, join(out, INDEX))
+        thresholds = _thresholds(layout, exact, split, options.precisions, say)
+    shards += [*written, *(_below(INDEX, shard) for shard in built)]
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
     shards.append(_write(out, THRESHOLDS, body))
     manifest = Manifest(
@@ -98,7 +100,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
             "vocabulary": facts.vocabulary,
             "features": facts.features,
             "max_tokens": tokens,
-            "dimension": int(vectors.shape[1]),
+            "dimension": vectors.shape[1],
             "bias": recipe.classifier.bias,
             "step": checkpoint.state["progress"]["global_step"],
             "index": index,
@@ -183,14 +185,23 @@ def _labels(data: DataLayout, out: str) -> Iterator[Shard]:
         yield _below(LABELS, table.entry)
 
 
-def _vectors(vectors: torch.Tensor, dtype: str, out: str) -> Iterator[Shard]:
-    starts = _starts(len(vectors))
+def _vectors(checkpoint: Checkpoint, dtype: str, out: str, scratch: Path) -> tuple[list[Shard], Vectors]:
+    """The files of the vectors, a range held at a time; and the vectors, mapped where the files are on a local disk."""
+    shards, mapped = [], []
+    starts = range(0, max(checkpoint.labels, 1), ROWS_A_FILE)
     for number, start in enumerate(starts):
-        name, rows = f"{VECTORS}/{shard_name(number, len(starts), 'safetensors')}", _rows(vectors, start)
+        name = f"{VECTORS}/{shard_name(number, len(starts), 'safetensors')}"
+        found = checkpoint.rows(start, min(start + ROWS_A_FILE, checkpoint.labels))
+        rows = torch.cat([tensors["weight"] for _, tensors in found])
         with storage.writing(join(out, name)) as path:
             write_vectors(Path(path), rows, start, dtype)
             size, digest = Path(path).stat().st_size, storage.file_sha256(path)
-        yield Shard(path=name, rows=len(rows), bytes=size, sha256=digest)
+            if not storage.is_local(out):
+                shutil.copyfile(path, scratch / str(number))
+        shards.append(Shard(path=name, rows=len(rows), bytes=size, sha256=digest))
+        local = storage.is_local(out)
+        mapped.append(map_vectors(Path(storage.filesystem(join(out, name))[1]) if local else scratch / str(number)))
+    return shards, Vectors(mapped)
 
 
 def _some_queries(data: DataLayout, serving: Serving, recipe: Recipe) -> torch.Tensor:
@@ -226,14 +237,6 @@ def _thresholds(
         "of `split`, at least the share `precision` is right",
         "thresholds": [one._asdict() for one in found],
     }
-
-
-def _starts(labels: int) -> range:
-    return range(0, max(labels, 1), ROWS_A_FILE)
-
-
-def _rows(vectors: torch.Tensor, start: int) -> torch.Tensor:
-    return vectors[start : start + ROWS_A_FILE]
 
 
 def _write(out: str, name: str, data: bytes) -> Shard:
