@@ -1,38 +1,151 @@
-"""Several recipes on the same data: ASTRA's Table 5 as a command."""
+"""Several recipes on the same data: ASTRA's Tables 5 to 8 as a command."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from extremis.console import say, table
 from extremis.evaluation import evaluate
 from extremis.training import train
 from schemas import storage
+from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
+from schemas.manifest import open_manifest
 from schemas.storage import join
-from trainer.config import load_recipe
+from trainer.config import Recipe, load_recipe
 
 SHOWN = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
+STRATEGIES = (  # in the order of Table 5
+    "random",
+    "theta-hard",
+    "theta-curriculum",
+    "random+theta-hard",
+    "w-hard",
+    "curriculum",
+    "astra",
+)
+BASE = "astra"
+# Shares of the base recipe's k_h and k_r that Table 6 has of 50 and 400; and multiples of tau_s and tau_r in 7 and 8.
+_MIXTURES = ((1, 1), (1, 0.75), (1, 0.5), (1, 0.25), (0.6, 1), (0.6, 0.25), (0.4, 1), (0.4, 0.75))
+_MULTIPLES = (1, 2, 4)
+RESULT = "ablation.json"  # of one run in its RUN, of all of them in OUT
+PAGE = "ablation.md"
 
 
-def ablate(data: str, out: str, names: Sequence[str], overrides: Sequence[str], split: str) -> dict[str, Any]:
-    """Train each recipe into OUT/<name> (or resume, or take what is finished), evaluate, and print the comparison."""
-    recipes = {name: load_recipe(name, overrides) for name in names}
+@dataclass(frozen=True)
+class Variant:
+    """One line of the comparison, trained into OUT/<name>."""
+
+    name: str
+    recipe: Recipe
+
+
+def strategies(names: Sequence[str], overrides: Sequence[str]) -> list[Variant]:
+    """The recipes by name, or by the path of a file, which gives its name. Raises InputError."""
+    return [Variant(name.rsplit("/", 1)[-1].removesuffix(".toml"), load_recipe(name, overrides)) for name in names]
+
+
+def grid(number: int, overrides: Sequence[str]) -> list[Variant]:
+    """ASTRA's Table 6 (k_h : k_r), 7 (tau_s) or 8 (tau_r) around the recipe `astra`; its own values come first.
+
+    Values that leave no epoch to use a table in are left out. Raises InputError.
+    """
+    base = load_recipe(BASE, overrides)
+    if number == 6:
+        pairs = [(round(h * base.negatives.hard), round(r * base.negatives.random)) for h, r in _MIXTURES]
+        settings = [{"negatives.hard": max(1, hard), "negatives.random": random} for hard, random in pairs]
+        names = [f"k-{one['negatives.hard']}-{one['negatives.random']}" for one in settings]
+    else:
+        key = {7: "start", 8: "every"}[number]
+        first = getattr(base.refresh, key)
+        values = [first * times for times in _MULTIPLES if first * times < base.train.epochs]
+        settings = [{f"refresh.{key}": value} for value in values]
+        names = [f"{key}-{value}" for value in values]
+    variants = {}
+    for name, changes in zip(names, settings, strict=True):
+        changed = load_recipe(BASE, [*overrides, *(f"{key}={value}" for key, value in changes.items())])
+        variants[BASE if changed == base else name] = changed
+    return [Variant(name, recipe) for name, recipe in variants.items()]
+
+
+def ablate(data: str, out: str, variants: Sequence[Variant], split: str, retry: bool = False) -> dict[str, Any]:
+    """Train each variant into OUT/<name>, evaluate it on `split`, print the comparison, and write it to OUT.
+
+    What is finished is not trained again, what was cut off goes on, what failed is left as it is unless `retry`: the
+    others are compared all the same. Raises InputError where OUT holds runs on other data or of other recipes.
+    """
     report: dict[str, Any] = {}
-    for name, recipe in recipes.items():
-        run = join(out, name)
-        seconds = None
-        if not storage.exists(RunLayout(run).finished):
-            say(f"{name}: training into {run}")
-            outcome = train(data, run, recipe, resume=True, beam_options=())
-            seconds = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
-        report[name] = {"run": run, "train_seconds": seconds, **evaluate(data, run, split)}
-    rows = [
-        [name, *(f"{r['metrics'][m]:.2f}" if m in r["metrics"] else "" for m in SHOWN), _seconds(r)]
-        for name, r in report.items()
-    ]
-    table(f"{split}, %", ["recipe", *SHOWN, "train s"], rows)
+    for variant in variants:
+        report[variant.name] = _one(data, join(out, variant.name), variant, split, retry)
+        _write(out, report, split)
+    rows = [[name, *_cells(one)] for name, one in report.items()]
+    table(f"{split}, %, with half of a 95 % interval", ["recipe", *SHOWN, "train s"], rows)
+    say(f"{join(out, RESULT)}, {join(out, PAGE)}")
     return report
 
 
-def _seconds(report: dict[str, Any]) -> str:
-    return "" if report["train_seconds"] is None else f"{report['train_seconds']:.0f}"
+def _one(data: str, run: str, variant: Variant, split: str, retry: bool) -> dict[str, Any]:
+    """What came of one variant: trained now, or before."""
+    recipe = variant.recipe.model_dump(mode="json", exclude={"storage", "method"})
+    made_from = {"data": open_manifest(data, "data").digest, "recipe": json.loads(json.dumps(recipe))}
+    known = _known(run)
+    if known is not None and known["made_from"] != made_from:
+        raise InputError(
+            f"{run}: holds a run of this name on other data or with other settings. Choose another OUT, or give the "
+            "same --set options as before."
+        )
+    result: dict[str, Any] = {"run": run, "split": split, "error": None, "train_seconds": None}
+    if known is not None:
+        result |= known["result"]
+        if (result["split"], result["error"]) == (split, None) or (result["error"] and not retry):
+            say(f"{variant.name}: {'failed' if result['error'] else 'finished'} before")
+            return result
+        result |= {"split": split, "error": None}
+    try:
+        if not storage.exists(RunLayout(run).finished):
+            say(f"{variant.name}: training into {run}")
+            outcome = train(data, run, variant.recipe, resume=True, beam_options=())
+            result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
+            result["table_versions"] = {str(epoch): made for epoch, made in outcome["table_versions"].items()}
+        result |= evaluate(data, run, split)
+    except InputError:
+        raise  # wrong use: nothing was tried
+    except ExtremisError as error:
+        say(f"{variant.name}: {error}")
+        result["error"] = str(error)
+    body = json.dumps({"made_from": made_from, "result": result}, indent=1, sort_keys=True)
+    storage.write_bytes(join(run, RESULT), body.encode())
+    return result
+
+
+def _known(run: str) -> dict[str, Any] | None:
+    try:
+        body: dict[str, Any] = json.loads(storage.read_bytes(join(run, RESULT)))
+    except FileNotFoundError:
+        return None
+    return body
+
+
+def _cells(one: Mapping[str, Any]) -> list[str]:
+    """Metrics with half of their intervals, and the seconds of training."""
+    if one["error"] is not None:
+        return ["failed", *[""] * len(SHOWN)]
+    cells = []
+    for name in SHOWN:
+        value = one["metrics"].get(name)
+        low, high = one["intervals"].get(name, (0.0, 0.0))
+        cells.append("" if value is None else f"{value:.2f} ±{(high - low) / 2:.2f}")
+    seconds = one["train_seconds"]
+    return [*cells, "" if seconds is None else f"{seconds:.0f}"]
+
+
+def _write(out: str, report: Mapping[str, Any], split: str) -> None:
+    """The comparison so far, as JSON and as a page."""
+    storage.write_bytes(join(out, RESULT), json.dumps(report, indent=1, sort_keys=True).encode())
+    lines = [f"Split {split}, %, with half of a 95 % bootstrap interval over queries.", ""]
+    lines += ["| recipe | " + " | ".join([*SHOWN, "train s"]) + " |", "|---" * (len(SHOWN) + 2) + "|"]
+    for name, one in report.items():
+        lines.append("| " + " | ".join([f"`{name}`", *_cells(one)]) + " |")
+    failed = [f"- `{name}` failed: {one['error']}" for name, one in report.items() if one["error"] is not None]
+    storage.write_bytes(join(out, PAGE), "\n".join([*lines, *([""] if failed else []), *failed, ""]).encode())

@@ -236,7 +236,9 @@ def _train(
 @click.option("--epoch", type=click.IntRange(0), help="The dump's epoch. Default: the newest complete dump.")
 @click.option("--watch", is_flag=True, help="Mine every dump as it is completed, until the run is finished.")
 @click.option(
-    "--by", type=click.Choice(["classifier", "labels"]), help="Score by classifier vectors (default) or labels."
+    "--by",
+    type=click.Choice(["classifier", "labels"]),
+    help="Score by classifier vectors or by label embeddings. Default: what the trainer asked for.",
 )
 @click.option("--queries", metavar="URL", help="Embeddings by `extremis embed` instead of the dump's.")
 @click.option("--vectors", metavar="URL", help="Vectors (`extremis embed --what labels`) instead of the dump's.")
@@ -586,22 +588,49 @@ def recipes(as_json: bool) -> None:
 @cli.command()
 @click.argument("data")
 @click.argument("out")
-@click.option("--recipes", "names", default="random,w-hard,astra,renee", show_default=True, help="Comma-separated.")
+@click.option(
+    "--table",
+    "number",
+    type=click.Choice(["5", "6", "7", "8"]),
+    default="5",
+    show_default=True,
+    help="ASTRA's: 5 strategies, 6 hard and random negatives, 7 first epoch with a table, 8 epochs between tables.",
+)
+@click.option("--recipes", "names", help="These instead, with commas between. Default: the strategies of Table 5.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change every recipe.")
 @click.option("--split", default="test", show_default=True)
+@click.option("--retry", is_flag=True, help="Go on with what failed before.")
 @json_option
-def ablate(data: str, out: str, names: str, overrides: tuple[str, ...], split: str, as_json: bool) -> None:
-    """Train several recipes on DATA under OUT and compare them: ASTRA's Table 5 as a command.
+def ablate(
+    data: str,
+    out: str,
+    number: str,
+    names: str | None,
+    overrides: tuple[str, ...],
+    split: str,
+    retry: bool,
+    as_json: bool,
+) -> None:
+    """Train several recipes on DATA under OUT and compare them: ASTRA's Tables 5 to 8 as a command.
 
-    A recipe that is finished already is only evaluated again.
+    A recipe that is finished already is not trained again, and one that was cut off goes on. OUT gets ablation.json and
+    ablation.md.
 
     \b
-    Example:
-      extremis ablate data/ runs/ablation --recipes random,w-hard,astra --set train.epochs=20
+    Examples:
+      extremis ablate data/ runs/ablation --set train.epochs=20
+      extremis ablate data/ runs/ablation --table 8
+      extremis ablate data/ runs/ablation --recipes astra,renee
     """
-    from extremis.ablation import ablate as ablate_recipes
+    from extremis.ablation import STRATEGIES, grid, strategies
+    from extremis.ablation import ablate as ablate_variants
 
-    report = ablate_recipes(data, out, [name.strip() for name in names.split(",") if name.strip()], overrides, split)
+    if names is None and number != "5":
+        variants = grid(int(number), overrides)
+    else:
+        chosen = STRATEGIES if names is None else [name.strip() for name in names.split(",") if name.strip()]
+        variants = strategies(chosen, overrides)
+    report = ablate_variants(data, out, variants, split, retry)
     if as_json:
         print_json(report)
 

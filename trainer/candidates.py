@@ -8,6 +8,7 @@ import numpy as np
 from schemas.ragged import contains
 from schemas.tables import PAD
 from trainer.config import Negatives
+from trainer.curriculum import Mixture
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.merge import merge
@@ -23,7 +24,8 @@ class Planner:
 
     `labels`: L. `positive_weight` [L] float32, where given, weights the positives. A rank that holds the labels
     [start, stop), `part`, plans those of the global batch: its candidates are the part of one process's that lies
-    there, with ids that count from start. Without a `part` there is one rank, which holds all.
+    there, with ids that count from start. Without a `part` there is one rank, which holds all. `course`: how many hard
+    and random negatives each epoch has, where that changes.
     """
 
     options: Negatives
@@ -31,6 +33,7 @@ class Planner:
     seed: int = 0
     positive_weight: np.ndarray | None = None
     part: tuple[int, int] | None = None
+    course: tuple[Mixture, ...] = ()
 
     def __call__(self, batch: Batch) -> Candidates | None:
         """One set of candidates; None under `pool = "all"`, whose chunks of all labels `chunks` gives."""
@@ -39,7 +42,7 @@ class Planner:
             return None
         hard = self._hard(batch)
         # Algorithm 1, step 8: before the first table, k_h + k_r negatives are all random.
-        size = options.random if hard is not None else options.warmup or options.random + options.hard
+        size = self._mixture(batch).random if hard is not None else options.warmup or options.random + options.hard
         weight = self.labels / size if options.reweight and size else 1.0
         draws = size if options.pool == "shared" else size * len(batch)
         pool = draw_pool(self.labels, draws, seed=self.seed, epoch=batch.epoch, step=batch.step)
@@ -73,7 +76,11 @@ class Planner:
     def _hard(self, batch: Batch) -> np.ndarray | None:
         if batch.hard is None:
             return None
-        return draw_hard(batch.hard, self.options.hard, seed=self.seed, epoch=batch.epoch, step=batch.step)
+        count = self._mixture(batch).hard
+        return draw_hard(batch.hard, count, seed=self.seed, epoch=batch.epoch, step=batch.step)
+
+    def _mixture(self, batch: Batch) -> Mixture:
+        return self.course[batch.epoch] if self.course else Mixture(self.options.hard, self.options.random)
 
     @property
     def _weights(self) -> np.ndarray | None:

@@ -23,6 +23,7 @@ else:
 
 LABEL_TEXTS = "labels"  # the source of label texts; in a mix, too
 MOST_WEIGHT = 1000  # of a source in a mix
+LEAD = 2  # epochs between a dump and the first use of its table
 _RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside the sources' embeddings in a dump
 
 
@@ -193,6 +194,11 @@ class Negatives(Section):
         0, ge=0, description="random negatives in epochs that have no table yet; 0: random + hard (Algorithm 1, step 8)"
     )
     reweight: bool = Field(True, description="weight random negatives by L / k_r, which makes the loss unbiased")
+    curriculum: bool = Field(
+        False,
+        description="from the first epoch with hard negatives on, their number grows from none to `hard` in the last, "
+        "and that of random ones goes from those before to `random`",
+    )
 
     @property
     def table_width(self) -> int:
@@ -206,6 +212,8 @@ class Negatives(Section):
             raise ValueError("no negatives at all: set negatives.random, negatives.hard or negatives.pool = 'all'")
         if self.pool == "all" and self.hard:
             raise ValueError("negatives.pool = 'all' scores every label already: set negatives.hard = 0")
+        if self.curriculum and not self.hard:
+            raise ValueError("negatives.curriculum goes over to hard negatives: it needs negatives.hard > 0")
         if self.warmup and not self.hard:
             raise ValueError("negatives.warmup is for epochs before the first table: it needs negatives.hard > 0")
         return self
@@ -230,13 +238,58 @@ class Loss(Section):
 
 
 class Refresh(Section):
-    """When hard-negative tables are made and used (ASTRA's tau_s and tau_r)."""
+    """When hard-negative tables are made and used (ASTRA's tau_s and tau_r), and what happens when they are not."""
 
-    start: int = Field(5, ge=2, description="tau_s: the first epoch that uses a table; two epochs after its dump")
+    source: Literal["table", "in-trainer"] = Field(
+        "table", description="tables mined beside the training, or an index of stale vectors within the trainer"
+    )
+    start: int = Field(5, ge=0, description="tau_s: the first epoch with hard negatives; two epochs after its dump")
     every: int = Field(5, ge=1, description="tau_r: epochs between tables")
+    every_steps: int = Field(1000, ge=1, description="steps between the indexes of 'in-trainer'")
+    by: Literal["classifier", "labels"] = Field(
+        "classifier", description="nearest by classifier vectors (w-hard) or by label embeddings (theta-hard)"
+    )
     index: str = Field("auto", description="'exact', 'auto', or a Faiss factory string")
-    late: Literal["continue", "wait"] = Field("continue", description="when a table is not there in time")
-    wait_seconds: float = Field(600.0, gt=0, description="how long `wait` waits before it goes on without")
+    stale: Literal["warn", "wait", "random-only", "stop"] = Field(
+        "warn",
+        description="when the newest table is older than max_age, or there is none: say so and go on with it, wait for "
+        "a younger one, go on without hard negatives, or stop",
+    )
+    max_age: int = Field(
+        0, ge=0, description="epochs from a table's dump to its use; 0: up to every + 1, so that none may be late"
+    )
+    wait_seconds: float = Field(600.0, gt=0, description="how long 'wait' waits before it goes on as 'warn'")
+
+    @property
+    def oldest(self) -> int:
+        """Epochs from its dump at which a table is not stale yet."""
+        return self.max_age or LEAD + self.every - 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _before_there_were_policies(cls, body: Any) -> Any:
+        """`late = "continue"` and `"wait"` of earlier recipes and runs."""
+        if not isinstance(body, dict) or "late" not in body:
+            return body
+        known = {"continue": "warn", "wait": "wait"}
+        late = body["late"]
+        if late not in known or body.get("stale", known[late]) != known[late]:
+            raise ValueError(f"refresh.late = {late!r}: it is refresh.stale now, one of warn, wait, random-only, stop")
+        return {**{name: value for name, value in body.items() if name != "late"}, "stale": known[late]}
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Refresh":
+        if self.source == "table" and self.start < LEAD:
+            raise ValueError(
+                f"refresh.start = {self.start}: a table is used {LEAD} epochs after its dump at the earliest"
+            )
+        if 0 < self.max_age < LEAD:
+            raise ValueError(
+                f"refresh.max_age = {self.max_age}: no table is younger than {LEAD} epochs when it is used"
+            )
+        if self.source == "in-trainer" and self.by == "labels":
+            raise ValueError("refresh.by = 'labels' is for tables: the trainer's own index holds classifier vectors")
+        return self
 
 
 class Train(Section):
@@ -306,15 +359,25 @@ class Recipe(Section):
                 f"data.mix: {', '.join(thin)} is below 1, so an epoch whose embeddings are mined would leave rows out: "
                 "multiply all weights until none is below 1 (and divide train.epochs), or set negatives.hard = 0"
             )
+        if self.refresh.by == "labels" and not (self.data.label_texts or LABEL_TEXTS in self.data.mix):
+            raise ValueError(
+                "refresh.by = 'labels' mines by the embeddings of label texts, which only a run that trains on them "
+                "has: set data.label_texts = true"
+            )
         return self
 
+    @property
+    def indexes(self) -> bool:
+        """Whether hard negatives come from an index within the trainer."""
+        return self.negatives.hard > 0 and self.refresh.source == "in-trainer"
+
     def uses_table(self, epoch: int) -> bool:
-        """Whether `epoch` trains on hard negatives, as far as the schedule goes."""
-        return self.negatives.hard > 0 and epoch >= self.refresh.start
+        """Whether `epoch` trains on a table of hard negatives, as far as the schedule goes."""
+        return self.negatives.hard > 0 and not self.indexes and epoch >= self.refresh.start
 
     def table_epochs(self) -> list[int]:
         """Epochs from which a new table is used: start, start + every, ... within the run."""
-        if not self.negatives.hard:
+        if not self.negatives.hard or self.indexes:
             return []
         return list(range(self.refresh.start, self.train.epochs, self.refresh.every))
 

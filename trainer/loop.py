@@ -16,10 +16,13 @@ from schemas.manifest import open_manifest
 from trainer.candidates import Planner
 from trainer.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, dump_config, load_config, validate
+from trainer.curriculum import mixtures
 from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.evaluation.evaluate import Scorer, positive_weights
 from trainer.group import ALONE, Group, label_range
+from trainer.hardness import measure
 from trainer.model import DataFacts, Model, require_same_data
+from trainer.negatives.index import OwnIndex
 from trainer.refresh import LEAD, Adoption, adopt, follow
 from trainer.saving import CheckpointWriter, Contents
 from trainer.schedule import rate_factor
@@ -72,9 +75,12 @@ class Trainer:
         self._require_compatible()
         weights = positive_weights(data, recipe.train.positive_weight, self._say)
         part = label_range(self.labels, group.rank, group.ranks) if group.ranks > 1 else None
-        self._planner = Planner(recipe.negatives, self.labels, recipe.train.seed, weights, part)
-        # Of several ranks, each plans for the global batch, which a stream does not have.
-        self.stream = self._open_stream(self._sources, self._planner if part is None else None)
+        course = mixtures(recipe) if recipe.negatives.curriculum else ()
+        self._planner = Planner(recipe.negatives, self.labels, recipe.train.seed, weights, part, course)
+        self._index = OwnIndex(recipe) if recipe.indexes else None
+        # Of several ranks, each plans for the global batch, which a stream does not have; an index is of the step.
+        ahead = part is None and self._index is None
+        self.stream = self._open_stream(self._sources, self._planner if ahead else None)
         self.model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
         self._tracker = Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker()
         self._writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
@@ -148,6 +154,9 @@ class Trainer:
         try:
             for batch in self.stream:
                 clock.lap("stream")
+                if batch.step == 0:
+                    self._record_staleness(adoption, sources, batch)
+                    clock.lap("rest")
                 taken = self._take_step(batch, clock)
                 self._after_step(taken, collector)
                 rows += len(taken.rows)
@@ -175,8 +184,27 @@ class Trainer:
         self._group.barrier()
         return decided or follow(*known)
 
+    def _record_staleness(self, adoption: Adoption, sources: list[Source], batch: Batch) -> None:
+        """How old the epoch's table is, in epochs and steps, what is new in it, and what its negatives still score."""
+        if adoption.table_epoch is None:
+            return
+        step, known = self.progress.global_step, measure(self.model, self._group, sources, batch)
+        facts = {
+            "epoch": adoption.epoch,
+            "table_epoch": adoption.table_epoch,
+            "age": adoption.age,
+            "age_steps": adoption.steps_old(step),
+            "overlap": adoption.overlap,
+            "stale": adoption.stale,
+        }
+        if known is not None:
+            facts |= {"score_then": known.then, "score_now": known.now, "score_drop": known.drop}
+        self._tracker.record("staleness", step + 1, facts)
+
     def _take_step(self, batch: Batch, clock: Clock) -> Taken:
-        return take_step(self.model, self._planner, self._group, batch, self._rate_factor(), clock, self._writer)
+        index = self._index if batch.epoch >= self.recipe.refresh.start else None
+        known = self.model, self._planner, self._group
+        return take_step(*known, batch, self._rate_factor(), clock, self._writer, index)
 
     def _rate_factor(self) -> float:
         """Of the step that is to be done next."""
@@ -263,6 +291,7 @@ class Trainer:
                 "use_from": collector.epoch + LEAD,
                 "table_width": recipe.negatives.table_width,
                 "index": recipe.refresh.index,
+                "by": recipe.refresh.by,
                 "bias": recipe.classifier.bias,
             },
         )
@@ -282,6 +311,8 @@ class Trainer:
 
     def _save(self) -> None:
         model, progress = self.model, self.progress
+        if self._index is not None:
+            self._index.drop()  # a run that goes on from here has none, and builds it of these very vectors
         # First, so that a resume finds every record up to the checkpoint.
         self._tracker.sync()
         self._writer.save(

@@ -7,31 +7,41 @@ with the classifier vectors at its end; the miner works during e - 1; e starts w
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout, parse_number
-from schemas.manifest import is_published, open_manifest
-from trainer.config import Recipe
+from schemas.manifest import Manifest, is_published, open_manifest
+from trainer.config import LEAD, Recipe
 from trainer.stream import Source
-
-LEAD = 2  # epochs between a dump and the first use of its table
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """What an epoch trains on: the table made for `table_epoch` (None: random negatives only); late or not."""
+    """What an epoch trains on: the table made for `table_epoch` (None: random negatives only).
+
+    late: the table that was due was not there. stale: nor was one young enough, so that `refresh.stale` decided.
+    dumped_at: after so many steps of the run the vectors were dumped. overlap: the mean share of a row's hard negatives
+    that the table before held already, over all sources. None where it is not known.
+    """
 
     epoch: int
     table_epoch: int | None
     digests: dict[str, str]
     late: bool
+    stale: bool = False
+    dumped_at: int | None = None
+    overlap: float | None = None
 
     @property
     def age(self) -> int | None:
         """Epochs between the dump that the table was mined from and this epoch."""
         return None if self.table_epoch is None else self.epoch - self.table_epoch + LEAD
+
+    def steps_old(self, step: int) -> int | None:
+        """Steps of the run between the dump and `step`."""
+        return None if self.dumped_at is None else step - self.dumped_at
 
 
 def adopt(
@@ -39,14 +49,15 @@ def adopt(
 ) -> tuple[Adoption, list[Source]]:
     """Decide once which table `epoch` trains on, record it, and join it to `sources`.
 
-    The newest finished table made for an epoch up to this one wins. A decision recorded before (by the run that is
-    being resumed) stands, whatever has appeared since. Raises TableError when a recorded table is gone or differs.
+    The newest finished table made for an epoch up to this one wins; `refresh.stale` says what becomes of one that is
+    older than `refresh.max_age`. A decision recorded before (by the run that is being resumed) stands, whatever has
+    appeared since. Raises TableError when a recorded table is gone or differs, ExtremisError where `refresh.stale` is
+    "stop": nothing is recorded then, and the run can be resumed once there is a table.
     """
     decision = _recorded(run, epoch)
     if decision is None:
         decision = _decide(run, recipe, sources, epoch, say)
-        body = {"epoch": epoch, "table_epoch": decision.table_epoch, "digests": decision.digests, "late": decision.late}
-        storage.write_bytes(run.adoption(epoch), json.dumps(body, sort_keys=True).encode())
+        storage.write_bytes(run.adoption(epoch), json.dumps(asdict(decision), sort_keys=True).encode())
     if decision.table_epoch is None:
         return decision, [source.with_negatives(None) for source in sources]
     joined = [source.with_negatives(run.negatives(decision.table_epoch, source.name)) for source in sources]
@@ -84,26 +95,54 @@ def _recorded(run: RunLayout, epoch: int) -> Adoption | None:
         body = json.loads(storage.read_bytes(run.adoption(epoch)))
     except FileNotFoundError:
         return None
-    return Adoption(body["epoch"], body["table_epoch"], body["digests"], body["late"])
+    return Adoption(**body)
 
 
 def _decide(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, say: Callable[[str], None]) -> Adoption:
     if not recipe.uses_table(epoch):
         return Adoption(epoch, None, {}, False)
+    options = recipe.refresh
     due = max(e for e in recipe.table_epochs() if e <= epoch)
-    deadline = time.monotonic() + (recipe.refresh.wait_seconds if recipe.refresh.late == "wait" else 0)
+    deadline = time.monotonic() + (options.wait_seconds if options.stale == "wait" else 0)
     found = _newest(run, sources, epoch)
-    while (found is None or found < due) and time.monotonic() < deadline:
+    while _is_stale(found, epoch, recipe) and time.monotonic() < deadline:
         time.sleep(0.1)
         found = _newest(run, sources, epoch)
-    late = found is None or found < due
-    if late:
-        instead = "random negatives only" if found is None else f"the table of epoch {found}"
-        say(f"epoch {epoch}: the hard-negative table due at epoch {due} is not there yet; going on with {instead}")
-    if found is None:
-        return Adoption(epoch, None, {}, late)
-    digests = {s.name: open_manifest(run.negatives(found, s.name), "negatives").digest for s in sources}
-    return Adoption(epoch, found, digests, late)
+    late, stale = found is None or found < due, _is_stale(found, epoch, recipe)
+    if late or stale:
+        _tell(found, due, epoch, stale, recipe, say)
+    if found is None or (stale and options.stale == "random-only"):
+        return Adoption(epoch, None, {}, late, stale)
+    tables = {source.name: open_manifest(run.negatives(found, source.name), "negatives") for source in sources}
+    digests = {name: table.digest for name, table in tables.items()}
+    step = next(iter(tables.values())).parameters.get("step")
+    return Adoption(epoch, found, digests, late, stale, step, _overlap(list(tables.values())))
+
+
+def _is_stale(found: int | None, epoch: int, recipe: Recipe) -> bool:
+    return found is None or epoch - found + LEAD > recipe.refresh.oldest
+
+
+def _tell(found: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, say: Callable[[str], None]) -> None:
+    """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
+    missing = f"epoch {epoch}: the hard-negative table due at epoch {due} is not there yet"
+    if stale and recipe.refresh.stale == "stop":
+        there = "none is there" if found is None else f"that of epoch {found} is {epoch - found + LEAD} epochs old"
+        raise ExtremisError(
+            f"{missing}; {there}, and refresh.max_age allows {recipe.refresh.oldest}. Does the miner run "
+            "(extremis mine DATA RUN --watch)? Go on with --resume once the table is there."
+        )
+    alone = found is None or (stale and recipe.refresh.stale == "random-only")
+    say(f"{missing}; going on with " + ("random negatives only" if alone else f"the table of epoch {found}"))
+
+
+def _overlap(tables: list[Manifest]) -> float | None:
+    """The miner's `overlap_with_previous` of all rows; None where a table has none."""
+    known = [(table.quality.get("overlap_with_previous"), table.rows) for table in tables]
+    rows = sum(count for _, count in known)
+    if not rows or any(share is None for share, _ in known):
+        return None
+    return float(sum(share * count for share, count in known if share is not None) / rows)
 
 
 def _newest(run: RunLayout, sources: list[Source], epoch: int) -> int | None:

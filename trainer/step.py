@@ -16,6 +16,7 @@ from trainer.candidates import Planner
 from trainer.group import Group
 from trainer.losses import binary_cross_entropy
 from trainer.model import Model
+from trainer.negatives.index import OwnIndex
 from trainer.saving import CheckpointWriter
 from trainer.stream import Batch
 
@@ -51,10 +52,12 @@ def take_step(
     factor: float,
     clock: Clock,
     writer: CheckpointWriter,
+    index: OwnIndex | None = None,
 ) -> Taken:
     """Train on the global batch of which `batch` is this rank's part; `factor` scales every rate.
 
-    `writer` hears of rows before they change. Raises RankLostError; StorageError of a checkpoint being written.
+    `writer` hears of rows before they change. Hard negatives are those of `index` where there is one. Raises
+    RankLostError; StorageError of a checkpoint being written.
     """
     key = (batch.epoch, batch.step)
     everyone = planner.gather(batch, group)
@@ -66,6 +69,9 @@ def take_step(
     sizes = group.sizes(len(batch))
     leaf = group.gather(x.detach(), sizes).requires_grad_()
     clock.lap("gather")
+    if index is not None:
+        everyone = index.join(everyone, leaf.detach(), model.classifier, group)
+        clock.lap("search")
     total = 0.0
     for candidates in planner.chunks(everyone):
         w = model.classifier.gather(candidates.ids)

@@ -172,7 +172,8 @@ def _vectors(
         return options.vectors, vectors, "labels" if vectors.parameters.get("what") == "labels" else "classifier"
     assert epoch is not None
     assert dump is not None
-    if options.by == "classifier":
+    by = options.by or dump.parameters.get("by", "classifier")
+    if by == "classifier":
         return layout.vectors(epoch), dump, "classifier"
     if "labels" not in _source_names(dump):
         raise InputError(

@@ -17,7 +17,9 @@ class MineOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     # What is searched.
-    by: Literal["classifier", "labels"] = Field(default="classifier", description="score by w_l or by label embeddings")
+    by: Literal["classifier", "labels"] | None = Field(
+        default=None, description="score by w_l or by label embeddings; None: as the trainer asked, or by w_l"
+    )
     queries: str | None = Field(
         default=None, description="a table of `extremis embed` instead of the dump's embeddings"
     )

@@ -10,9 +10,9 @@ import pytest
 
 from extremis.cli import cli
 from schemas.manifest import open_manifest, verify
-from tests.command import ROOT, Done, call, command, environment, extremis, sets
+from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
-from trainer.config import recipe_names
+from trainer.config import load_recipe, recipe_names
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
 CHOICES = sets("order.batch=16", "train.epochs=4", "refresh.every=1")
@@ -49,7 +49,7 @@ def trained(folder: Path, data: Path) -> Done:
 @pytest.fixture(scope="module")
 def ran(folder: Path, data: Path) -> Done:
     """Trained with a miner beside, as processes."""
-    return extremis("run", "astra", data, folder / "run", *CHOICES, "--set", "refresh.late=wait", "--json")
+    return extremis("run", "astra", data, folder / "run", *CHOICES, "--set", "refresh.stale=wait", "--json")
 
 
 @pytest.fixture(scope="module")
@@ -194,16 +194,68 @@ def test_recipes() -> None:
 
 
 def test_ablate_trains_once_and_compares(data: Path, folder: Path) -> None:
-    arguments = ("ablate", data, folder / "ablation", "--recipes", "random,renee", *_without_hard(), "--json")
+    out = folder / "ablation"
+    arguments = ("ablate", data, out, "--recipes", "random,renee", *_without_hard(), "--json")
     first = call(*arguments)
     assert first.status == 0, first.err
     assert set(first.json) == {"random", "renee"}
     assert first.json["random"]["metrics"].keys() == first.json["renee"]["metrics"].keys()
     assert first.json["random"]["train_seconds"] is not None
-    again = call(*arguments).json
-    assert again["random"]["train_seconds"] is None
-    assert again["random"]["metrics"] == first.json["random"]["metrics"]
+    again = call(*arguments)
+    assert again.json == first.json == json.loads((out / "ablation.json").read_text())
+    assert "random: finished before" in again.err
+    assert "training" not in again.err
     assert "PSP@5" in first.out
+    page = (out / "ablation.md").read_text()
+    assert page.count("±") == 12
+    assert [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| `")] == [
+        "`random`",
+        "`renee`",
+    ]
+    refused(call(*arguments, "--set", "encoder.lr=0.3"), str(out / "random"), "other settings", "another OUT")
+
+
+def test_ablate_goes_on_after_a_strategy_that_failed(data: Path, folder: Path) -> None:
+    """A diverging one is reported and left; `--retry` tries it again."""
+    out = folder / "failing"
+    (folder / "wild.toml").write_text('extends = "random"\n[classifier]\nlr = 1e30\noptimizer = "sgd"\n')
+    names = f"{folder / 'wild.toml'},random"
+    arguments = ("ablate", data, out, "--recipes", names, *_without_hard(), "--json")
+    done = call(*arguments)
+    assert done.status == 0, done.err
+    wild, plain = done.json.values()
+    assert "diverged" in wild["error"]
+    assert plain["error"] is None
+    assert "failed" in done.out
+    assert "failed: the loss is" in (out / "ablation.md").read_text()
+    assert "training" not in call(*arguments).err
+    assert "wild: training" in call(*arguments, "--retry").err
+
+
+def test_the_grids_of_the_paper() -> None:
+    from extremis.ablation import STRATEGIES, grid, strategies
+
+    base = load_recipe("astra")
+    mixtures = {one.name: (one.recipe.negatives.hard, one.recipe.negatives.random) for one in grid(6, ())}
+    assert mixtures == {
+        "astra": (40, 3200),
+        "k-40-2400": (40, 2400),
+        "k-40-1600": (40, 1600),
+        "k-40-800": (40, 800),
+        "k-24-3200": (24, 3200),
+        "k-24-800": (24, 800),
+        "k-16-3200": (16, 3200),
+        "k-16-2400": (16, 2400),
+    }
+    assert [one.recipe.refresh.start for one in grid(7, ("train.epochs=20",))] == [3, 6, 12]
+    assert [one.recipe.refresh.every for one in grid(8, ())] == [3, 6]  # of nine epochs
+    assert grid(8, ())[0].recipe == base
+    recipes = {one.name: one.recipe for one in strategies(STRATEGIES, ())}
+    assert {name for name, recipe in recipes.items() if recipe.refresh.by == "labels"} == {
+        "theta-hard",
+        "random+theta-hard",
+        "theta-curriculum",
+    }
 
 
 def _without_hard() -> list[str]:

@@ -12,7 +12,7 @@ from trainer.config import Recipe, load_recipe
 
 CHOICES = (
     "train.epochs=4",
-    "refresh.late=wait",
+    "refresh.stale=wait",
     "order.batch=128",
     "encoder.dimension=24",
     "encoder.residual=true",

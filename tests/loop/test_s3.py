@@ -20,7 +20,7 @@ pytest.importorskip("moto")
 pytest.importorskip("s3fs")
 
 BUCKET = "loop"
-CHOICES = sets("order.batch=128", "train.epochs=4", "refresh.late=wait", "checkpoint.every_steps=3")
+CHOICES = sets("order.batch=128", "train.epochs=4", "refresh.stale=wait", "checkpoint.every_steps=3")
 
 
 @pytest.fixture(scope="module")

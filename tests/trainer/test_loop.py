@@ -157,6 +157,31 @@ def outcome(run: RunLayout) -> dict[str, object]:
     }
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"negatives": {"hard": 3, "curriculum": True}},
+        {"refresh": {"source": "in-trainer", "start": 1, "every": 1, "every_steps": 5}},
+        {"refresh": {"source": "in-trainer", "start": 0, "every": 1, "every_steps": 100, "index": "IVF4,Flat"}},
+    ],
+    ids=str,
+)
+def test_other_sources_of_hard_negatives_resume_as_exactly(
+    data: SmallData, runs: Iterator[RunLayout], changes: dict
+) -> None:
+    options, whole = recipe(**changes), next(runs)
+    losses = train(Trainer.start(data.layout.root, whole.root, options, silent))
+    for stop in (7, 17, 22):
+        resumed = next(runs)
+        with pytest.raises(Killed):
+            train(Trainer.start(data.layout.root, resumed.root, options, silent), stop)
+        rest = train(Trainer.resume(data.layout.root, resumed.root, options, silent))
+        assert rest == losses[-len(rest) :]
+        assert latest_checkpoint(resumed).manifest.shards == latest_checkpoint(whole).manifest.shards
+    dumps = [epoch for epoch in range(5) if dump_is_published(whole, epoch)]
+    assert dumps == ([] if "refresh" in changes else [0, 2])
+
+
 def test_storage_may_be_read_in_another_way_after_a_resume(
     data: SmallData, straight: tuple[RunLayout, list[float]], runs: Iterator[RunLayout], tmp_path: Path
 ) -> None:

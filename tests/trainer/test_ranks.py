@@ -59,6 +59,8 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "classifier": {"optimizer": "sgd", "momentum": 0.5, "lr": 0.05},
         "order": {"tail": "drop"},
     },
+    "curriculum": {"negatives": {"curriculum": True}},
+    "in-trainer": {"refresh": {"source": "in-trainer", "start": 1, "every_steps": 4}},
     "few rows for the statistics": {"encoder": {"idf_rows": 20}, "data": {"label_texts": False}},
 }
 

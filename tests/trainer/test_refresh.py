@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, unpublish, verify
 from schemas.parquet import matrix_column
 from schemas.shards import iterate
 from schemas.storage import join
-from tests.builders import SmallData, build_data, build_negatives
+from tests.builders import SmallData, build_data, build_negatives, write_negatives
 from trainer.config import Recipe
 from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.refresh import Adoption, adopt, follow
@@ -227,7 +227,7 @@ def test_the_newest_finished_table_up_to_the_epoch_is_taken(data: SmallData, sou
 
 def test_a_late_table_is_told_and_the_older_one_is_used(data: SmallData, sources: list[Source]) -> None:
     run = Run("late", data, sources)
-    assert run.adopt(3) == Adoption(3, None, {}, True)
+    assert run.adopt(3) == Adoption(3, None, {}, True, True)
     assert "due at epoch 3 is not there yet; going on with random negatives only" in run.said[-1]
     run.mine(3)
     assert (run.adopt(4).table_epoch, run.adopt(4).late) == (3, False)
@@ -261,7 +261,7 @@ def test_a_table_that_changed_or_went_since_is_refused(data: SmallData, sources:
 
 
 def test_waiting_takes_the_table_as_soon_as_it_is_there(data: SmallData, sources: list[Source]) -> None:
-    run = Run("waits", data, sources, late="wait", wait_seconds=60)
+    run = Run("waits", data, sources, stale="wait", wait_seconds=60)
     miner = threading.Timer(0.5, run.mine, [3])
     began = time.monotonic()
     miner.start()
@@ -273,10 +273,85 @@ def test_waiting_takes_the_table_as_soon_as_it_is_there(data: SmallData, sources
 
 
 def test_waiting_ends(data: SmallData, sources: list[Source]) -> None:
-    run = Run("gives-up", data, sources, late="wait", wait_seconds=0.3)
+    run = Run("gives-up", data, sources, stale="wait", wait_seconds=0.3)
     began = time.monotonic()
     assert run.adopt(3).late
     assert 0.3 <= time.monotonic() - began < 10
+
+
+def test_without_hard_negatives_rather_than_with_old_ones(data: SmallData, sources: list[Source]) -> None:
+    run = Run("random-only", data, sources, stale="random-only")
+    run.mine(3)
+    assert [run.adopt(epoch).table_epoch for epoch in (3, 4)] == [3, 3]
+    decision = run.adopt(5)
+    assert (decision.table_epoch, decision.late, decision.stale, decision.digests) == (None, True, True, {})
+    assert "due at epoch 5 is not there yet; going on with random negatives only" in run.said[-1]
+    run.mine(5)
+    assert (run.adopt(6).table_epoch, run.adopt(6).stale) == (5, False)
+
+
+def test_stopping_rather_than_old_ones(data: SmallData, sources: list[Source]) -> None:
+    run = Run("stops", data, sources, stale="stop")
+    for there in ("none is there", "that of epoch 3 is 4 epochs old"):
+        epoch = 3 if there.startswith("none") else 5
+        with pytest.raises(
+            ExtremisError, match=f"due at epoch {epoch} .*{there}, and refresh.max_age allows 3.*--watch"
+        ) as e:
+            run.adopt(epoch)
+        assert e.value.exit_status == 1
+        assert not storage.exists(run.layout.adoption(epoch))  # a resumed run asks again
+        run.mine(epoch)
+        assert run.adopt(epoch).table_epoch == epoch
+
+
+@pytest.mark.parametrize("stale", ["warn", "wait", "random-only", "stop"])
+def test_a_table_may_be_as_old_as_is_allowed(data: SmallData, sources: list[Source], stale: str) -> None:
+    run = Run(f"allowed-{stale}", data, sources, stale=stale, max_age=6, wait_seconds=600)
+    run.mine(3)
+    found = [run.adopt(epoch) for epoch in range(3, 8)]
+    assert [decision.table_epoch for decision in found] == [3] * 5
+    assert [decision.age for decision in found] == [2, 3, 4, 5, 6]
+    assert [decision.late for decision in found] == [False, False, True, True, True]
+    assert not any(decision.stale for decision in found)
+    if stale == "warn":
+        assert run.adopt(8).stale
+
+
+def test_how_old_and_how_new_a_table_is(data: SmallData, sources: list[Source]) -> None:
+    run = Run("staleness", data, sources)
+    for source, share in zip(run.sources, (0.5, 0.8), strict=True):
+        table = np.zeros((source.rows, 2), np.int64)
+        facts = {"quality": {"overlap_with_previous": share}, "parameters": {"step": 70}}
+        write_negatives(run.layout.negatives(3, source.name), source.table.manifest, table, data.labels, **facts)
+    decision = run.adopt(3)
+    assert (decision.dumped_at, decision.steps_old(110)) == (70, 40)
+    rows = [source.rows for source in run.sources]
+    assert decision.overlap == pytest.approx((0.5 * rows[0] + 0.8 * rows[1]) / sum(rows))
+    assert run.adopt(3) == decision  # as recorded
+
+
+def test_the_policies_under_their_old_names() -> None:
+    refresh = {"continue": "warn", "wait": "wait"}
+    for late, stale in refresh.items():
+        assert Recipe.model_validate({"refresh": {"late": late}}).refresh.stale == stale
+    for body in ({"late": "wait", "stale": "stop"}, {"late": "never"}):
+        with pytest.raises(ValueError, match=r"it is refresh\.stale now"):
+            Recipe.model_validate({"refresh": body})
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"refresh": {"start": 1}}, "2 epochs after its dump"),
+        ({"refresh": {"max_age": 1}}, "no table is younger than 2 epochs"),
+        ({"refresh": {"by": "labels"}, "data": {"label_texts": False}}, "set data.label_texts = true"),
+        ({"refresh": {"by": "labels", "source": "in-trainer"}}, "is for tables"),
+        ({"negatives": {"curriculum": True}}, "needs negatives.hard > 0"),
+    ],
+)
+def test_what_cannot_be(body: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Recipe.model_validate(body)
 
 
 def test_other_ranks_follow_the_decision_once_it_is_taken(data: SmallData, sources: list[Source]) -> None:

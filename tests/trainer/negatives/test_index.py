@@ -1,0 +1,64 @@
+"""The trainer's own index: the best of its copy of the vectors, no positives, rebuilt when it is due."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.builders import Rows, batch_of, random_labels
+from trainer.classifier import Classifier
+from trainer.config import Recipe
+from trainer.group import ALONE
+from trainer.negatives.index import OwnIndex
+
+L, D, B, K = 60, 6, 20, 4
+
+
+def setting(index: str = "auto", every: int = 3) -> tuple[OwnIndex, Classifier, Rows, torch.Tensor]:
+    recipe = Recipe.model_validate(
+        {
+            "classifier": {"initial_scale": 1.0},
+            "negatives": {"hard": K},
+            "refresh": {"source": "in-trainer", "start": 0, "every_steps": every, "index": index},
+        }
+    )
+    draw = np.random.default_rng(0)
+    positives = [random_labels(draw, L, 0, 5) for _ in range(B)]
+    x = torch.from_numpy(draw.standard_normal((B, D)).astype(np.float32))
+    return OwnIndex(recipe), Classifier(recipe.classifier, L, D, seed=1), positives, x
+
+
+def best(vectors: np.ndarray, positives: Rows, x: torch.Tensor) -> list[list[int]]:
+    scores = x.numpy() @ vectors.T
+    for row, own in enumerate(positives):
+        scores[row, own] = -np.inf
+    return np.argsort(-scores, axis=1)[:, :K].tolist()
+
+
+def test_the_best_of_stale_vectors() -> None:
+    index, classifier, positives, x = setting()
+    batch = batch_of(positives)
+    stale = classifier.vectors.numpy().copy()
+    for step in range(7):
+        if step in (3, 6):
+            stale = classifier.vectors.numpy().copy()
+        assert index.join(batch, x, classifier, ALONE).hard.tolist() == best(stale, positives, x), step
+        classifier.vectors.mul_(-1)  # training goes on
+    index.drop()
+    fresh = classifier.vectors.numpy().copy()
+    assert index.join(batch, x, classifier, ALONE).hard.tolist() == best(fresh, positives, x)
+
+
+@pytest.mark.parametrize("spec", ["IVF4,Flat", "IVF4,PQ4x4"])
+def test_a_faiss_index(spec: str) -> None:
+    index, classifier, positives, x = setting(spec)
+    found = index.join(batch_of(positives), x, classifier, ALONE).hard
+    wanted = best(classifier.vectors.numpy(), positives, x)
+    assert np.mean([len({*a} & {*b}) / K for a, b in zip(found.tolist(), wanted, strict=True)]) > 0.85
+    assert not any({*row} & {*own} for row, own in zip(found.tolist(), positives, strict=True))
+
+
+def test_rows_without_enough_labels_are_padded() -> None:
+    index, classifier, _, x = setting()
+    positives = [list(range(L - 2)), *[[0]] * (B - 1)]
+    found = index.join(batch_of(positives), x, classifier, ALONE).hard
+    assert sorted(found[0].tolist()) == [-1, -1, L - 2, L - 1]

@@ -1,0 +1,76 @@
+"""An index within the trainer: hard negatives of fresh query embeddings against stale classifier vectors.
+
+It holds a copy of the vectors, made anew every `refresh.every_steps` steps and after every checkpoint: a resumed run
+builds it of the checkpoint's vectors, and so did the run that was not stopped. Sampling by MIPS (MIPS-s, section 3).
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trainer.classifier import Classifier
+from trainer.config import Recipe
+from trainer.group import Group
+from trainer.stream import Batch
+
+if TYPE_CHECKING:
+    from search.block import Block
+    from search.effort import Effort
+
+EXACT_LABELS = 1 << 15  # up to so many, 'auto' scores every label
+TARGET_RECALL = 0.9
+
+
+class OwnIndex:
+    """The index of a rank's labels, built when it is first asked."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._spec, self._every = recipe.refresh.index, recipe.refresh.every_steps
+        self._width, self._seed = recipe.negatives.table_width, recipe.train.seed
+        self._built: tuple[Block, Effort] | None = None
+        self._age = 0
+
+    def drop(self) -> None:
+        """Have it built anew at the next step."""
+        self._built = None
+
+    def join(self, batch: Batch, x: torch.Tensor, classifier: Classifier, group: Group) -> Batch:
+        """The global batch with `hard` [B, K]: of all ranks' labels the best for x [B, D] that are no positives."""
+        from search.block import padded
+        from search.candidates import best, unpack
+        from search.exclusions import Exclusions, Ragged, search_negatives
+
+        queries = x.cpu().numpy()
+        if self._built is None or self._age >= self._every:
+            self._built, self._age = self._build(classifier, queries), 0
+        self._age += 1
+        block, effort = self._built
+        nothing = Ragged(np.empty(0, np.int64), np.zeros(len(batch) + 1, np.int64))
+        known = Exclusions(Ragged(batch.positives, batch.positive_offsets), nothing)
+        queries = padded(queries, block.vectors.shape[1])
+        own = search_negatives(block, queries, known, self._width, refine=effort.factor)
+        (keys,) = group.gather_arrays(own)
+        keys = np.concatenate(np.split(keys, group.ranks), axis=1)  # [B, G K]
+        labels, _ = unpack(best(keys, self._width))
+        return replace(batch, hard=labels)
+
+    def _build(self, classifier: Classifier, queries: np.ndarray) -> "tuple[Block, Effort]":
+        from search.block import Block, padded
+        from search.effort import Effort, apply, tune
+        from search.factory import EXACT, Factory
+        from search.index import build, set_up
+
+        set_up(None)
+        rows = len(classifier.vectors)
+        spec = self._spec
+        if spec == "auto":
+            spec = EXACT if rows <= EXACT_LABELS else f"IVF{int(4 * rows**0.5)},Flat"
+        factory = Factory.parse(spec)
+        vectors = padded(classifier.vectors.float().cpu().numpy(), factory.dimension(classifier.vectors.shape[1]))
+        block = Block(classifier.start, vectors.copy(), build(factory, vectors, self._seed))
+        wide = padded(queries, vectors.shape[1])
+        effort = tune(block, Effort(), factory.lossy, wide, self._width, TARGET_RECALL)
+        apply(block.index, effort)
+        return block, effort
