@@ -493,19 +493,58 @@ def predict(
 
 @cli.command()
 @click.argument("url")
-@click.option("--verify", is_flag=True, help="Read every shard and compare its checksum.")
+@click.option("--verify", is_flag=True, help="Read every byte and compare checksums.")
 @click.option("--rows", type=click.IntRange(0), default=3, show_default=True, help="Sample rows to print.")
+@click.option("--key", help="Only the query of this key, with its labels in words.")
+@click.option("--run", metavar="RUN", help="With the hard negatives of this run's newest table.")
+@click.option("--split", help="Which queries. Default: train for samples, all of them for a key.")
 @json_option
-def inspect(url: str, verify: bool, rows: int, as_json: bool) -> None:
-    """Say what is at URL: kind, rows, shards, parents, parameters, counters, a few rows.
+def inspect(
+    url: str, verify: bool, rows: int, key: str | None, run: str | None, split: str | None, as_json: bool
+) -> None:
+    """Say what is at URL: a table, a DATA, a RUN: kinds, rows, shards, parents, sizes, checks, a few rows in words.
+
+    --key and --run take DATA for URL.
 
     \b
-    Example:
-      extremis inspect runs/1/negatives/epoch-0005/queries --verify
+    Examples:
+      extremis inspect data/
+      extremis inspect runs/1 --verify
+      extremis inspect runs/1/negatives/epoch-0005/queries
+      extremis inspect data/ --run runs/1 --key N00012
     """
     from extremis.inspect import inspect_url
 
-    inspect_url(url, verify=verify, rows=rows, as_json=as_json)
+    inspect_url(url, check=verify, rows=rows, key=key, split=split, run=run, as_json=as_json)
+
+
+@cli.command()
+@click.argument("urls", metavar="[DATA] RUN [RUN...]", nargs=-1, required=True)
+@click.option("--out", metavar="URL", help="Where to. Default: report.html in the first RUN.")
+@click.option(
+    "--queries", type=click.IntRange(0, 1000), default=300, show_default=True, help="In the searchable sample."
+)
+@click.option(
+    "--predictions/--no-predictions", default=True, show_default=True, help="Load each run's newest checkpoint."
+)
+@json_option
+def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bool, as_json: bool) -> None:
+    """One HTML page about runs, to look at and to search: opens from a disk, needs no network.
+
+    Data, training, negative tables, metrics (of `extremis evaluate`), and queries with their positives, predictions and
+    hard negatives as text. Several runs of the same DATA are compared. Without DATA, the queries are left out.
+
+    \b
+    Examples:
+      extremis report data/ runs/1
+      extremis report data/ runs/1 runs/2 --out compared.html
+    """
+    from extremis.report.build import Options, build
+
+    made = build(urls, out, Options(queries, predictions), say)
+    say(f"{made['out']}: {made['bytes']:,} bytes in {made['seconds']} s")
+    if as_json:
+        print_json(made)
 
 
 @cli.command()

@@ -34,6 +34,7 @@ class Bar:
 
     def __init__(self, what: str, total: int | None, seconds: float = 10.0, quiet: bool = False) -> None:
         self._what, self._total, self._seconds, self._quiet = what, total, seconds, quiet
+        self._done = 0
         self._next = time.monotonic() + seconds
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -62,6 +63,11 @@ class Bar:
             self._next = time.monotonic() + self._seconds
             total = "" if self._total is None else f" of {self._total:,}"
             say(f"{self._what}: {done:,}{total} {note}".rstrip())
+
+    def advance(self, more: int) -> None:
+        """So many more of the total are done."""
+        self._done += more
+        self.update(self._done)
 
     def say(self, message: str) -> None:
         """A line that stays above the bar."""

@@ -95,11 +95,19 @@ class RunLayout:
         return join(self.root, "tensorboard")
 
     @property
+    def evaluations(self) -> str:
+        return join(self.root, "evaluations")
+
+    @property
     def finished(self) -> str:
         return join(self.root, "finished.json")
 
     def checkpoint(self, step: int) -> str:
         return join(self.checkpoints, f"step-{step:08d}")
+
+    def evaluation(self, split: str, step: int) -> str:
+        """What `extremis evaluate` found for the checkpoint of `step`, over all queries of `split`."""
+        return join(self.evaluations, f"{split}-step-{step:08d}.json")
 
     def dump(self, epoch: int) -> str:
         """The dump written during `epoch`: embeddings of each source, and the vectors at its end."""

@@ -1,7 +1,9 @@
 """The manifest: written last, so that a table is there whole or not at all; read first, so that nothing else is."""
 
+import hashlib
 import importlib.metadata
 import json
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -174,10 +176,20 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     return manifest
 
 
-def verify(url: str, manifest: Manifest) -> None:
-    """Read every shard and compare bytes and SHA-256. Raises TableError that names the first shard that differs."""
+def verify(url: str, manifest: Manifest, on_bytes: Callable[[int], None] | None = None) -> None:
+    """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece.
+
+    Raises TableError that names the first shard that differs, StorageError.
+    """
     for shard in manifest.shards:
-        check_shard(join(url, shard.path), shard)
+        place = find_shard(url, shard)
+        digest = hashlib.sha256()
+        with storage.open_read(place) as file:
+            while piece := file.read(storage.READ_BYTES):
+                digest.update(piece)
+                if on_bytes is not None:
+                    on_bytes(len(piece))
+        _require_digest(place, shard, digest.hexdigest(), "Make the table again.")
 
 
 def find_shard(url: str, shard: Shard) -> str:
@@ -200,10 +212,13 @@ def check_shard(place: str, shard: Shard, remedy: str = "Make the table again.")
         raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
     if len(data) != shard.bytes:
         raise TableError(f"{place}: damaged: {len(data)} bytes, expected {shard.bytes}. {remedy}")
-    found = storage.sha256(data)
+    _require_digest(place, shard, storage.sha256(data), remedy)
+    return data
+
+
+def _require_digest(place: str, shard: Shard, found: str, remedy: str) -> None:
     if found != shard.sha256:
         raise TableError(f"{place}: damaged: SHA-256 is {found[:12]}…, expected {shard.sha256[:12]}…. {remedy}")
-    return data
 
 
 def require_parent(url: str, manifest: Manifest, name: str, digest: str, parent_url: str) -> None:

@@ -167,23 +167,6 @@ def test_embed(data: Path, run: Path, folder: Path) -> None:
     assert "fixed_size_list<element: float>[9]" in manifest.columns[1].type  # 8, and the bias
 
 
-def test_inspect(data: Path, run: Path) -> None:
-    done = call("inspect", data / "queries" / "train", "--verify", "--rows", "2", "--json")
-    plain(done)
-    body = done.json
-    assert (body["kind"], body["rows"], body["verified"]) == ("queries", 60, True)
-    assert body["digest"] == open_manifest(str(data / "queries" / "train")).digest
-    assert done.out.count("'input_ids'") == 2
-    assert "verified: 2 shard(s)" in done.err
-    for url in (
-        data,
-        data / "tokenizer",
-        run / "dumps" / "epoch-0000" / "vectors",
-        max((run / "checkpoints").iterdir()),
-    ):
-        assert call("inspect", f"{url}/manifest.json").status == 0
-
-
 def test_recipes() -> None:
     done = call("recipes", "--json")
     plain(done)

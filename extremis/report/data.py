@@ -1,0 +1,118 @@
+"""What a data set looks like: rows of each split, how long its points are, and how its labels' frequencies fall off."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from extremis.examples import splits_of
+from extremis.rows import Rows
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest, open_manifest
+from schemas.parquet import list_column
+from schemas.shards import iterate
+
+SAMPLED_GROUPS = 32  # row groups that histograms are made of, spread evenly over a split
+RANKS = 200  # points of the tail curve
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split; `tokens` and `labels` are (value, rows that have so many) over `sampled` rows."""
+
+    name: str
+    manifest: Manifest
+    sampled: int
+    tokens: tuple[np.ndarray, np.ndarray] | None
+    labels: tuple[np.ndarray, np.ndarray]
+
+    def mean(self, counter: str) -> float | None:
+        """A counter of the manifest, a row; None where there is none."""
+        total = self.manifest.counters.get(counter)
+        return None if total is None or not self.manifest.rows else total / self.manifest.rows
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Training points of labels, most frequent first: the label of rank `rank` [n] (from 1) has `points` [n]."""
+
+    rank: np.ndarray
+    points: np.ndarray
+    labels: int
+    unseen: int
+    head_share: float  # of all training pairs, that the most frequent 1 % of the labels hold
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the page says about DATA."""
+
+    url: str
+    manifest: Manifest
+    splits: list[Split]
+    tail: Tail
+    rejected: int
+
+
+def describe(data: DataLayout) -> Facts:
+    """Reads manifests, the labels' frequencies and a sample of row groups. Raises TableError."""
+    manifest = open_manifest(data.root, "data")
+    splits = [_split(data, name) for name in splits_of(data)]
+    rejects = manifest.parents.get("rejects")
+    rejected = open_manifest(data.rejects, "rejects").rows if rejects else 0
+    return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected)
+
+
+def _split(data: DataLayout, name: str) -> Split:
+    url = data.queries(name)
+    manifest = open_manifest(url, "queries")
+    rows = Rows(url, manifest)
+    has_tokens = "input_ids" in rows.columns
+    counts: dict[str, list[np.ndarray]] = {"input_ids": [], "label_ids": []}
+    columns = [column for column in counts if column in rows.columns]
+    for number in np.unique(np.linspace(0, rows.groups - 1, min(SAMPLED_GROUPS, rows.groups)).astype(int)).tolist():
+        group = rows.group(number, columns)
+        for column in columns:
+            counts[column].append(np.diff(list_column(group, column)[1]))
+    labels = np.concatenate([np.empty(0, np.int64), *counts["label_ids"]])
+    tokens = np.concatenate([np.empty(0, np.int64), *counts["input_ids"]]) if has_tokens else None
+    return Split(name, manifest, len(labels), None if tokens is None else histogram(tokens), histogram(labels))
+
+
+def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    """(value [n], rows [n]): every value that occurs up to `bins` values; beyond, equal bins by their lower ends."""
+    if not len(counts):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    low, high = int(counts.min()), int(counts.max())
+    width = -(-(high - low + 1) // bins)
+    rows = np.bincount((counts - low) // width)
+    return low + width * np.arange(len(rows)), rows
+
+
+def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
+    """(frequency [n] ascending, how many labels have it [n]). Memory grows with the different values, not with L."""
+    values, labels = np.empty(0, np.int64), np.empty(0, np.int64)
+    for group in iterate(data.labels, open_manifest(data.labels, "labels"), ["frequency"]):
+        found, counts = np.unique(group.column("frequency").to_numpy(), return_counts=True)
+        merged, where = np.unique(np.concatenate([values, found]), return_inverse=True)
+        total = np.zeros(len(merged), np.int64)
+        np.add.at(total, where, np.concatenate([labels, counts]))
+        values, labels = merged, total
+    return values, labels
+
+
+def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> Tail:
+    """The curve at RANKS ranks that are equally far apart on a logarithmic scale, seen labels only."""
+    values, labels = frequencies[0][::-1], frequencies[1][::-1]
+    last = np.cumsum(labels)  # the last rank with each value
+    total = int(last[-1]) if len(last) else 0
+    unseen = int(labels[values == 0].sum())
+    seen = total - unseen
+    if not seen:
+        return Tail(np.empty(0, np.int64), np.empty(0, np.int64), total, unseen, 0.0)
+    rank = np.unique(np.geomspace(1, seen, RANKS).round().astype(np.int64))
+    at = np.searchsorted(last, rank)
+    head = max(1, total // 100)
+    before = np.concatenate([[0], np.cumsum(values * labels)])
+    full = int(np.searchsorted(last, head))
+    held = before[full] + (head - (last[full - 1] if full else 0)) * values[full]
+    return Tail(rank, values[at], total, unseen, float(held / before[-1]))

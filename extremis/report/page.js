@@ -1,0 +1,218 @@
+"use strict";
+(() => {
+  const body = JSON.parse(document.getElementById("body").textContent);
+  const PAGE = 25; // queries shown at a time
+  const root = document.documentElement;
+
+  function make(tag, text, name) {
+    const element = document.createElement(tag);
+    if (text !== undefined) element.textContent = text; // never markup
+    if (name) element.className = name;
+    return element;
+  }
+
+  function color(name) {
+    return getComputedStyle(root).getPropertyValue("--" + name).trim();
+  }
+
+  // The library reads a little markup in names; the page has none to give.
+  function plain(text) {
+    return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  }
+
+  // ---- charts ----
+
+  function traces(chart) {
+    return chart.series.map((series) => {
+      const shade = color("c" + (series.color % 8));
+      const base = { name: plain(series.name), x: series.x };
+      if (chart.kind === "boxes") {
+        const [lowest, low, middle, high, highest] = series.quantiles;
+        return { ...base, type: "box", lowerfence: lowest, q1: low, median: middle, q3: high, upperfence: highest,
+          line: { color: shade }, whiskerwidth: 0.5 };
+      }
+      if (chart.kind === "lines") {
+        const text = series.text ? { text: series.text.map(plain), hovertemplate: "%{y}<br>%{text}" } : {};
+        return { ...base, ...text, y: series.y, type: "scatter", mode: chart.points ? "lines+markers" : "lines",
+          line: { color: shade, width: 2, dash: ["solid", "dot", "dash"][(series.dash || 0) % 3] }, marker: { size: 6 } };
+      }
+      const bars = { ...base, y: series.y, type: "bar", marker: { color: shade } };
+      if (series.low) {
+        bars.error_y = { type: "data", symmetric: false, color: color("text"), thickness: 1.2, width: 3,
+          array: series.y.map((y, i) => series.high[i] - y), arrayminus: series.y.map((y, i) => y - series.low[i]) };
+      }
+      return bars;
+    });
+  }
+
+  function layout(chart) {
+    const line = color("line");
+    const axis = (title, log) => ({ title: { text: plain(title), standoff: 8, font: { size: 12 } }, gridcolor: line,
+      linecolor: line, zerolinecolor: line, automargin: true, type: log ? "log" : undefined,
+      ...(log ? { dtick: 1, exponentformat: "power" } : {}) });
+    const x = axis(chart.x, chart.log.includes("x"));
+    if (chart.x.includes("epoch")) Object.assign(x, { tickformat: "d", ...span(chart) });
+    return {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: color("text"), size: 12 },
+      margin: { l: 48, r: 12, t: 8, b: 40 }, hovermode: "x unified", hoverdistance: -1, xaxis: x,
+      yaxis: { ...axis(chart.y, chart.log.includes("y")), ...(chart.y === "%" || chart.kind === "stack" ? { rangemode: "tozero" } : {}) },
+      barmode: chart.kind === "stack" ? "stack" : "group", boxmode: "group", bargap: 0.15,
+      hoverlabel: { bgcolor: color("panel"), bordercolor: line, font: { color: color("text") } },
+      showlegend: chart.series.length > 1, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
+    };
+  }
+
+  // Epochs are whole numbers: a tick for each as long as there is room.
+  function span(chart) {
+    const values = chart.series.flatMap((series) => series.x);
+    return { dtick: Math.max(1, Math.ceil((Math.max(...values) - Math.min(...values)) / 8)) };
+  }
+
+  const drawn = [];
+
+  function lay() {
+    for (const place of document.querySelectorAll("[data-charts]")) {
+      for (const chart of body.charts[place.dataset.charts]) {
+        const figure = make("figure");
+        const caption = make("figcaption", chart.title);
+        if (chart.note) caption.append(make("small", chart.note));
+        const plot = make("div", undefined, "plot");
+        plot.id = "chart-" + chart.id;
+        figure.append(caption, plot);
+        place.append(figure);
+        drawn.push([plot, chart]);
+      }
+    }
+  }
+
+  async function draw() {
+    for (const swatch of document.querySelectorAll(".swatch")) {
+      swatch.style.background = color("c" + (Number(swatch.dataset.color) % 8));
+    }
+    if (!window.Plotly) return;
+    for (const [plot, chart] of drawn) {
+      await window.Plotly.react(plot, traces(chart), layout(chart), { responsive: true, displaylogo: false, displayModeBar: false });
+    }
+    root.dataset.drawn = String(drawn.length);
+  }
+
+  async function load() {
+    const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = make("script", await new Response(stream).text());
+    document.head.append(script);
+  }
+
+  // ---- queries ----
+
+  const state = { shown: PAGE, matching: [] };
+
+  function label(id) {
+    return body.labels[id] ?? "label " + id;
+  }
+
+  function haystack(query) {
+    const ids = [...query.positives];
+    for (const view of query.runs) ids.push(...view.predictions.map((p) => p[0]), ...view.negatives.map((n) => n[0]));
+    return [query.key, query.text, ...ids.map(label)].join("\n").toLowerCase();
+  }
+
+  const kinds = {
+    all: () => true,
+    suspect: (query) => query.runs.some((view) => view.suspects > 0),
+    miss: (query) => query.runs.some((view) => view.hit === false),
+    differ: (query) => new Set(query.runs.map((view) => (view.predictions[0] || [null])[0])).size > 1,
+  };
+
+  function list(title, rows) {
+    const box = make("div");
+    box.append(make("h5", title));
+    const items = make("ul");
+    for (const [text, score, name] of rows) {
+      const item = make("li", undefined, name);
+      item.append(make("span", text), make("span", score === null || score === undefined ? "" : score.toFixed(2)));
+      items.append(item);
+    }
+    box.append(items);
+    return box;
+  }
+
+  function article(query) {
+    const box = make("article");
+    const head = make("header");
+    head.append(make("span", query.split), make("span", query.key), make("span", "row " + query.row.toLocaleString("en")));
+    box.append(head, make("p", query.text));
+    const views = make("div", undefined, "views");
+    query.runs.forEach((view, number) => {
+      const one = make("div");
+      if (body.runs.length > 1) one.append(make("h4", body.runs[number]));
+      const lists = make("div", undefined, "lists");
+      const top = new Set(view.predictions.map((p) => p[0]));
+      lists.append(list("positives", query.positives.map((id, i) => [label(id), view.positives[i], top.has(id) ? "hit" : ""])));
+      if (view.predictions.length) {
+        const own = new Set(query.positives);
+        lists.append(list("predictions", view.predictions.map(([id, score]) => [label(id), score, own.has(id) ? "hit" : ""])));
+      }
+      if (view.negatives.length) {
+        lists.append(list("hard negatives", view.negatives.map(([id, score, suspect]) => [label(id), score, suspect ? "suspect" : ""])));
+      }
+      one.append(lists);
+      views.append(one);
+    });
+    box.append(views);
+    return box;
+  }
+
+  function show() {
+    const found = document.getElementById("found");
+    found.replaceChildren(...state.matching.slice(0, state.shown).map(article));
+    document.getElementById("more").hidden = state.matching.length <= state.shown;
+    document.getElementById("count").textContent = state.matching.length.toLocaleString("en") + " of " + body.queries.length.toLocaleString("en");
+  }
+
+  function search() {
+    const words = document.getElementById("words").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const split = document.getElementById("split").value;
+    const kind = kinds[document.getElementById("kind").value];
+    state.matching = body.queries.filter(
+      (query) => (split === "" || query.split === split) && kind(query) && words.every((word) => query.hay.includes(word)));
+    state.shown = PAGE;
+    show();
+  }
+
+  function prepare() {
+    if (!body.queries.length) return;
+    for (const query of body.queries) query.hay = haystack(query);
+    const splits = document.getElementById("split");
+    const whole = make("option", "every split");
+    whole.value = "";
+    splits.append(whole, ...[...new Set(body.queries.map((query) => query.split))].map((name) => {
+      const option = make("option", name);
+      option.value = name;
+      return option;
+    }));
+    if (body.runs.length < 2) document.querySelector("#kind option[value=differ]").remove();
+    document.getElementById("search").addEventListener("input", search);
+    document.getElementById("search").addEventListener("submit", (event) => event.preventDefault());
+    document.getElementById("more").addEventListener("click", () => { state.shown += PAGE; show(); });
+    search();
+  }
+
+  // ---- theme ----
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+
+  function theme(isDark) {
+    root.classList.toggle("dark", isDark);
+    draw();
+  }
+
+  theme(dark.matches);
+  dark.addEventListener("change", (event) => theme(event.matches));
+  document.getElementById("theme").addEventListener("click", () => theme(!root.classList.contains("dark")));
+  prepare();
+  lay();
+  load().then(draw).catch((error) => {
+    for (const [plot] of drawn) plot.replaceChildren(make("p", "This browser cannot unpack the chart library: " + error.message, "note"));
+  });
+})();

@@ -1,0 +1,74 @@
+"""The page: one HTML file that opens from a disk, without a network, and holds what it needs.
+
+Texts reach it in two ways: through Jinja2, which escapes them, and as JSON that the script puts on the page as text.
+A content security policy lets nothing run but the page's own script, and nothing load.
+"""
+
+import base64
+import gzip
+import hashlib
+import importlib.resources
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.errors import InputError
+
+LARGEST = 5_000_000  # bytes of a page
+
+
+def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
+    """The page. `facts` fill the template; `body` (charts, queries, labels) is for the script.
+
+    Raises InputError where the `report` extra is not installed, or the page would be larger than LARGEST.
+    """
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise InputError(f"a report needs {error.name}: pip install 'extremis[report]'.") from None
+    script = _asset("page.js")
+    # Four megabytes of script are one and a half packed, which every browser of the last years unpacks by itself.
+    library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+    environment = Environment(
+        loader=PackageLoader("extremis.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["number"] = _number
+    html = environment.get_template("page.html").render(
+        **facts,
+        style=_asset("page.css"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        library=library,
+        body=_inert(json.dumps(body, separators=(",", ":"), allow_nan=False, ensure_ascii=False)),
+    )
+    data = html.encode("utf-8", "replace")
+    if len(data) > LARGEST:
+        raise InputError(
+            f"the page would have {len(data):,} bytes, more than {LARGEST:,}. Ask for fewer --queries, or fewer runs."
+        )
+    return data
+
+
+def _inert(text: str) -> str:
+    """JSON that HTML cannot take for markup, whatever strings it holds."""
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _asset(name: str) -> str:
+    return (importlib.resources.files("extremis.report") / name).read_text("utf-8")
+
+
+def _number(value: Any) -> str:
+    """Figures as people write them."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,198 @@
+"""`extremis report` as a user sees it: the file, and the page in a browser, over texts that try to break it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import WAIT_SECONDS, browser, complaints, requests
+from tests.command import Done, call, extremis, refused, sets
+from tests.pipelines.raw import point, write_lines, write_tiny
+
+HOSTILE = ("</script><script>alert(1)</script>", "<img src=x onerror=alert(2)>", "{{ 7 * 7 }} &amp; \u2028 end")
+CHOICES = sets("order.batch=16", "train.epochs=4", "refresh.every=1", "validation.split=test")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set with hostile texts, a run with tables and an evaluation, and one without either."""
+    folder = tmp_path_factory.mktemp("report")
+    raw = write_tiny(folder / "raw", rows=60, labels=20)
+    labels = [{"uid": f"L{i}", "title": f"label {i} {HOSTILE[i % 3]}"} for i in range(20)]
+    write_lines(raw / "lbl.json.gz", labels)
+    points = [point(i, 20) for i in range(60)]
+    for i, one in enumerate(points):
+        one["content"] = f"zebra{i} {HOSTILE[i % 3]}"
+    write_lines(raw / "trn.json.gz", points)
+    options = ("--tokenizer", "train:300", "--row-group-rows", "8", "--propensity", "0.55,1.5", "--keep-text")
+    assert call("shard", raw, folder / "data", *options).status == 0
+    extremis("run", "astra", folder / "data", folder / "<b>run", *CHOICES, "--set", "refresh.late=wait")
+    assert call("evaluate", folder / "data", folder / "<b>run").status == 0
+    alone = sets("order.batch=16", "train.epochs=2", "negatives.hard=0")
+    assert call("train", "random", folder / "data", folder / "alone", *alone).status == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Done:
+    runs = folder / "<b>run", folder / "alone"
+    return call("report", folder / "data", *runs, "--out", folder / "page.html", "--queries", "40", "--json")
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path, made: Done) -> Iterator[Any]:
+    assert made.status == 0, made.err
+    with browser() as driver:
+        driver.get(f"file://{folder / 'page.html'}")
+        wait_for_charts(driver)
+        yield driver
+
+
+def wait_for_charts(driver: Any) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(driver, WAIT_SECONDS).until(
+        lambda one: one.execute_script("return document.documentElement.dataset.drawn")
+    )
+
+
+def search(driver: Any, words: str = "", kind: str = "all", split: str = "") -> int:
+    """How many queries match."""
+    script = """
+        const [words, kind, split] = arguments;
+        document.getElementById("words").value = words;
+        document.getElementById("kind").value = kind;
+        document.getElementById("split").value = split;
+        document.getElementById("search").dispatchEvent(new Event("input"));
+        return document.getElementById("count").textContent;
+    """
+    return int(driver.execute_script(script, words, kind, split).split(" ")[0])
+
+
+def test_the_file_is_one_page_that_names_no_address(folder: Path, made: Done) -> None:
+    assert made.status == 0, made.err
+    text = (folder / "page.html").read_text()
+    assert made.json["bytes"] == len(text.encode()) < 5_000_000
+    assert made.json["out"] == str(folder / "page.html")
+    for attribute in ('src="', "@import", "<link", "http://", 'href="http'):
+        assert attribute not in text
+    for hostile in HOSTILE[:2]:
+        assert hostile not in text
+    again = call(
+        "report",
+        folder / "data",
+        folder / "<b>run",
+        folder / "alone",
+        "--out",
+        folder / "2.html",
+        "--queries",
+        "40",
+    )
+    assert again.status == 0
+    assert (folder / "2.html").read_bytes() == (folder / "page.html").read_bytes()
+
+
+def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> None:
+    charts = page.execute_script(
+        "return [...document.querySelectorAll('.plot')].map(p => [p.id, p.querySelectorAll('.main-svg').length])"
+    )
+    assert len(charts) >= 15
+    assert all(drawn for _, drawn in charts), charts
+    names = {name for name, _ in charts}
+    assert {"chart-tail", "chart-loss", "chart-rates", "chart-throughput", "chart-time-0", "chart-recall"} <= names
+    assert {"chart-age", "chart-overlap", "chart-scores-0-queries", "chart-funnel-0-queries"} <= names
+    assert {"chart-validation", "chart-metrics-test", "chart-deciles-test"} <= names
+    assert complaints(page) == []
+    assert [url for url in requests(page) if not url.startswith("file://")] == []
+
+
+def test_charts_answer_to_the_mouse(page: Any) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    plot = page.find_element(By.ID, "chart-epoch-loss")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
+    ActionChains(page).move_to_element(plot).perform()
+    WebDriverWait(page, WAIT_SECONDS).until(lambda _: plot.find_elements(By.CSS_SELECTOR, ".hoverlayer text"))
+
+
+def test_it_searches_text_labels_and_keys(page: Any) -> None:
+    assert search(page) == 40
+    assert search(page, split="train") == 20
+    assert search(page, "zebra0") + search(page, "zebra1") >= 1
+    assert search(page, "label 3") >= 1
+    key = page.execute_script("return document.querySelector('#found header').children[1].textContent")
+    assert search(page, key) >= 1
+    assert search(page, "nowhere to be found") == 0
+    marked, shown = search(page, kind="suspect"), page.find_elements("css selector", "li.suspect")
+    assert (marked > 0) == bool(shown)
+    assert search(page, kind="miss") + search(page, kind="differ") >= 1
+    assert complaints(page) == []
+
+
+def test_texts_are_texts(page: Any) -> None:
+    search(page)
+    shown = page.execute_script("return document.getElementById('found').textContent")
+    assert "<img src=x onerror=alert(2)>" in shown or "</script><script>alert(1)</script>" in shown
+    assert page.execute_script("return document.querySelectorAll('#found img, #found script, #found b').length") == 0
+    assert "<b>run" in page.execute_script("return document.querySelector('h1').textContent")
+
+
+def test_runs_stand_side_by_side(page: Any) -> None:
+    search(page, split="train")
+    views = page.execute_script(
+        "return [...document.querySelector('#found article').querySelectorAll('h4')].map(h => h.textContent)"
+    )
+    assert views == ["<b>run", "alone"]
+    text = page.execute_script("return document.querySelector('main').textContent")
+    assert "What differs in the recipes" in text
+    assert "train.epochs" in text
+    assert "has not been evaluated" in text  # the run alone
+
+
+def test_the_theme_changes_on_the_button(page: Any) -> None:
+    before = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    page.execute_script("document.getElementById('theme').click()")
+    assert page.execute_script("return getComputedStyle(document.body).backgroundColor") != before
+    page.execute_script("document.getElementById('theme').click()")
+    assert complaints(page) == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_on_a_phone_nothing_is_wider_than_the_screen(folder: Path, made: Done, dark: bool) -> None:
+    assert made.status == 0, made.err
+    with browser(390, 844, dark) as driver:
+        driver.get(f"file://{folder / 'page.html'}")
+        wait_for_charts(driver)
+        width = driver.execute_script("return document.documentElement.scrollWidth")
+        assert width == 390
+        ground = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert (ground == "rgb(255, 255, 255)") == (not dark)
+        assert complaints(driver) == []
+
+
+def test_a_run_alone_has_a_page_without_queries(folder: Path) -> None:
+    done = call("report", folder / "alone", "--json")
+    assert done.status == 0, done.err
+    assert done.json["out"] == str(folder / "alone" / "report.html")
+    assert "give DATA before the runs" in (folder / "alone" / "report.html").read_text()
+    (folder / "alone" / "report.html").unlink()
+
+
+def test_wrong_use_is_refused(folder: Path, tmp_path: Path) -> None:
+    refused(call("report", folder / "data"), "Name the runs")
+    refused(call("report", folder / "data", folder / "alone", folder / "alone"), "named twice")
+    refused(call("report", folder / "data", tmp_path / "nothing"), "no run here")
+    assert call("shard", write_tiny(tmp_path / "raw"), tmp_path / "other", "--tokenizer", "train:300").status == 0
+    refused(call("report", tmp_path / "other", folder / "alone"), "made from other data")
+
+
+def test_evaluations_of_a_whole_split_are_kept(folder: Path) -> None:
+    run = folder / "<b>run"
+    kept = sorted(path.name for path in (run / "evaluations").iterdir())
+    assert call("evaluate", folder / "data", run, "--limit", "5").status == 0
+    assert call("evaluate", folder / "data", run, "--no-filter").status == 0
+    assert sorted(path.name for path in (run / "evaluations").iterdir()) == kept
+    assert kept == [f"test-{max((run / 'checkpoints').iterdir()).name}.json"]
