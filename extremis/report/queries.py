@@ -81,32 +81,21 @@ def sample(data: DataLayout, runs: list[Run], splits: list[str], wanted: int, pr
 
 def _score(data: DataLayout, run: Run, by_split: dict[str, list[Example]]) -> dict[tuple[str, int], dict[int, float]]:
     """Fills in predictions; gives the present score of each positive and negative by (split, row) and label."""
-    import torch
-
-    from trainer.evaluation.search import filtered_top_k
+    from trainer.evaluation.closely import look_closely
     from trainer.model import load_model
 
     _, model, _ = load_model(data, run.layout)
     found: dict[tuple[str, int], dict[int, float]] = {}
     for split, examples in by_split.items():
-        manifest = open_manifest(data.queries(split), "queries")
-        rows = np.asarray([one.row for one in examples], np.int64)
-        if not len(rows):
+        if not examples:
             continue
-        table = Rows(data.queries(split), manifest).read(rows, model.columns)
-        with torch.no_grad():
-            x = model.embed_table(table)
-            nothing = np.empty(0, np.int64), np.zeros(len(rows) + 1, np.int64)
-            scores, top = filtered_top_k(x, model.classifier.vectors, PREDICTIONS, *nothing)
-            for number, one in enumerate(examples):
-                one.predictions = [
-                    (int(label), float(score))
-                    for label, score in zip(top[number], scores[number], strict=True)
-                    if label >= 0
-                ]
-                named = [*one.positives, *(label for label, _ in one.negatives[:NEGATIVES])]
-                w = model.classifier.vectors[torch.as_tensor(named, dtype=torch.int64)].to(x.dtype)
-                found[split, one.row] = dict(zip(named, (w @ x[number]).tolist(), strict=True))
+        manifest = open_manifest(data.queries(split), "queries")
+        table = Rows(data.queries(split), manifest).read(np.asarray([one.row for one in examples]), model.columns)
+        named = [[*one.positives, *(label for label, _ in one.negatives[:NEGATIVES])] for one in examples]
+        scores, top, of_named = look_closely(model, table, named, PREDICTIONS)
+        for one, best, of, labels, now in zip(examples, scores.tolist(), top.tolist(), named, of_named, strict=True):
+            one.predictions = [(label, score) for label, score in zip(of, best, strict=True) if label >= 0]
+            found[split, one.row] = dict(zip(labels, now, strict=True))
     return found
 
 
