@@ -366,10 +366,15 @@ def evaluate(
     \b
     Example:
       extremis evaluate data/ runs/1 --split test --json
+      torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
     from extremis.evaluation import evaluate as evaluate_run
+    from extremis.ranks import joined
 
-    report = evaluate_run(data, run, split, step, limit, not no_filter)
+    with joined() as group:
+        report = evaluate_run(data, run, split, step, limit, not no_filter, group)
+    if not group.first:
+        return
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
     if "PSP@1" not in report["metrics"]:
         say("no PSP: this data set does not state its propensity constants (extremis shard --propensity A,B)")

@@ -86,11 +86,16 @@ def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -
     return validate(config["recipe"], run.config), checkpoint
 
 
-def load_model(data: DataLayout, run: RunLayout, step: int | None = None) -> tuple[Recipe, Model, Checkpoint]:
-    """The recipe, the model and the checkpoint it comes from. Raises as `find_checkpoint`."""
-    recipe, checkpoint = find_checkpoint(data, run, step)
+def load_model(
+    data: DataLayout, run: RunLayout, step: int | None = None, group: Group = ALONE
+) -> tuple[Recipe, Model, Checkpoint]:
+    """The recipe, the model and the checkpoint it comes from, on each rank with the vectors of its labels.
+
+    Raises as `find_checkpoint`.
+    """
+    recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step))
     facts = DataFacts.of(data)
-    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features)
+    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
     model.load(checkpoint)
     return recipe, model, checkpoint
 

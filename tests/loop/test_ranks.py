@@ -94,6 +94,14 @@ def test_two_ranks_under_torchrun_train_what_one_process_trains(one: Path, two: 
     assert (two / "finished.json").read_bytes() == (one / "finished.json").read_bytes()
 
 
+def test_two_ranks_evaluate_what_one_process_evaluates(data: Path, two: Path) -> None:
+    alone = call("evaluate", data, two, "--json").json
+    together = torchrun(2, "evaluate", data, two, "--json")
+    (found,) = [json.loads(line) for line in together.out.splitlines() if line.startswith("{")]
+    assert found["metrics"] == pytest.approx(alone["metrics"], abs=0.6)  # a query of 200 that a rounding turns
+    assert together.out.count("queries") == call("evaluate", data, two, "--json").out.count("queries")
+
+
 def killed(data: Path, run: Path, ranks: int, victim: int, step: int, choices: list[str], verb: str = "train") -> None:
     """Train on `ranks` until `step` is done, kill one of them, and see the others end by themselves."""
     processes = launch(ranks, *command(verb, "astra", data, run, *choices, "--resume"), start_new_session=True)
