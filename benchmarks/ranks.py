@@ -53,7 +53,7 @@ def main() -> None:
 
 def recipe_of(epochs: int) -> Recipe:
     """`astra`, with tables from the third epoch on that no run goes on without."""
-    tables = ("refresh.start=2", "refresh.every=2", "refresh.late=wait") if epochs > 2 else ("negatives.hard=0",)
+    tables = ("refresh.start=2", "refresh.every=2", "refresh.stale=wait") if epochs > 2 else ("negatives.hard=0",)
     return load_recipe("astra", (f"train.epochs={epochs}", "logging.tensorboard=false", *tables))
 
 

@@ -29,7 +29,7 @@ CHOICES = sets(
     "validation.split=test",
     "logging.tensorboard=false",
 )
-MINED = sets("order.batch=128", "train.epochs=5", "refresh.every=1", "refresh.late=wait", "checkpoint.every_steps=5")
+MINED = sets("order.batch=128", "train.epochs=5", "refresh.every=1", "refresh.stale=wait", "checkpoint.every_steps=5")
 
 
 def torchrun(ranks: int, *arguments: str | Path) -> Done:
