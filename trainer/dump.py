@@ -58,7 +58,7 @@ class EmbeddingCollector:
 
     def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
         """Keep what is this rank's of x [B, D] of global row ids `rows` [B]."""
-        own = self._take(rows, x.numpy())
+        own = self._take(rows, x.cpu().numpy())
         self._fresh.append(own)
 
     def save_part(self, step: int) -> None:

@@ -19,7 +19,7 @@ from trainer.config import Recipe, dump_config, load_config, validate
 from trainer.curriculum import mixtures
 from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.evaluation.evaluate import Scorer, positive_weights
-from trainer.group import ALONE, Group, label_range
+from trainer.group import ALONE, SILENCE_SECONDS, Group, label_range
 from trainer.hardness import measure
 from trainer.model import DataFacts, Model, require_same_data
 from trainer.negatives.index import OwnIndex
@@ -370,6 +370,12 @@ class Trainer:
             fit((batch.inputs for batch in self._open_stream(self._sources, plan=None)), self._group)
 
     def _require_compatible(self) -> None:
+        waits = self.recipe.refresh.wait_seconds
+        if self._group.ranks > 1 and waits >= SILENCE_SECONDS:
+            raise InputError(
+                f"refresh.wait_seconds = {waits:g}: ranks take one that is silent for {SILENCE_SECONDS:g} seconds for "
+                "lost. Set it lower."
+            )
         groups = {source.table.manifest.row_group_rows for source in self._sources}
         if None in groups:
             raise InputError(
