@@ -1,11 +1,16 @@
 """The classifier: one vector per label, gathered and updated by the rows that a step touches."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
+from trainer.candidates import Candidates
 from trainer.config import Classifier as ClassifierConfig
+from trainer.losses.binary import binary_cross_entropy, binary_step
+from trainer.memory import zeros
 from trainer.randomness import torch_generator
-from trainer.rows import RowMatrix, RowOptimizer
+from trainer.rows import DTYPES, RowMatrix, RowOptimizer
 
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 
@@ -14,6 +19,8 @@ class Classifier:
     """w_l in R^D for l in [0, L), with an optional bias as last column, which meets a constant 1 in x.
 
     A rank holds the labels [start, stop), `part`: ids given and rows are counted from start.
+    `schedule(step)`: the share of the full rate at a global step, which lazy decay asks for; a run sets it.
+    Raises InputError where `config.storage` has no room.
     """
 
     def __init__(
@@ -22,27 +29,55 @@ class Classifier:
         self.labels = labels
         self.start, self.stop = part or (0, labels)
         self.bias = config.bias
+        self.schedule: Callable[[int], float] = lambda step: 1.0
         self._lr = config.lr
-        weight = torch.zeros(self.stop - self.start, dimension + int(config.bias))
+        weight = zeros((self.stop - self.start, dimension + int(config.bias)), DTYPES[config.dtype], config.storage)
         _initialise(weight, config, labels, self.start, seed)
-        self.rows = RowMatrix(weight, RowOptimizer(config.optimizer, config.momentum, config.weight_decay))
+        self.rows = RowMatrix(
+            weight,
+            RowOptimizer(config.optimizer, config.momentum, config.weight_decay, lazy=config.decay == "lazy"),
+            first=self.start,
+            seed=seed,
+            storage=config.storage,
+            rate=lambda step: self._lr * self.schedule(step),
+        )
 
     @property
     def vectors(self) -> torch.Tensor:
-        """[stop - start, D], or D + 1 with the bias: what is dumped, indexed and searched."""
+        """[stop - start, D], or D + 1 with the bias, in `config.dtype`: what is dumped, indexed and searched."""
         return self.rows.weight
 
     def extend(self, x: torch.Tensor) -> torch.Tensor:
         """x [B, D] as the vectors meet it: with a last column of ones where there is a bias."""
         return torch.cat([x, x.new_ones(len(x), 1)], 1) if self.bias else x
 
-    def gather(self, ids: np.ndarray) -> torch.Tensor:
-        """Rows `ids` [C] as a leaf that takes a gradient."""
-        return self.rows.gather(ids)
+    def gather(self, ids: np.ndarray, step: int = 0) -> torch.Tensor:
+        """Rows `ids` [C] as they are before global step `step`: a float32 leaf that takes a gradient."""
+        return self.rows.gather(ids, step)
 
-    def update(self, ids: np.ndarray, gathered: torch.Tensor, factor: float) -> None:
+    def update(self, ids: np.ndarray, gathered: torch.Tensor, factor: float, step: int = 0) -> None:
         """One optimizer step on rows `ids` from the gradient on what `gather` gave; `factor` scales the rate."""
-        self.rows.update(ids, gathered, self._lr * factor)
+        self.rows.update(ids, gathered, self._lr * factor, step)
+
+    def descend(
+        self, x: torch.Tensor, candidates: Candidates, factor: float, step: int = 0, scale: float = 1.0
+    ) -> tuple[float, torch.Tensor]:
+        """`scale` times the binary cross-entropy of x [B, D], its gradient on x, and the step of all rows it scores.
+
+        What `gather`, the loss, its backward pass and `update` do; in main memory in one pass over the rows.
+        """
+        if self.rows.compiled:
+            return binary_step(x, self.rows, candidates, self._lr * factor, step, scale)
+        leaf, w = x.detach().requires_grad_(), self.gather(candidates.ids, step)
+        loss = binary_cross_entropy(leaf, w, candidates) * scale
+        loss.backward()
+        self.update(candidates.ids, w, factor, step)
+        assert leaf.grad is not None
+        return float(loss.detach()), leaf.grad
+
+    def settle(self, step: int) -> None:
+        """Bring every row to what it is before global step `step`; lazy decay asks for it before rows are read."""
+        self.rows.settle(step)
 
 
 def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, first: int, seed: int) -> None:
@@ -57,5 +92,5 @@ def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, fir
         rows.normal_(0, config.initial_scale, generator=torch_generator(seed, "initial weights", 3, block))
         low, high = max(start, first), min(start + len(rows), stop)
         weight[low - first : high - first] = rows[low - start : high - start]
-    if config.bias:
+    if config.bias and config.initial_bias:
         weight[:, -1] = config.initial_bias

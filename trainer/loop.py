@@ -82,6 +82,7 @@ class Trainer:
         ahead = part is None and self._index is None
         self.stream = self._open_stream(self._sources, self._planner if ahead else None)
         self.model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
+        self.model.classifier.schedule = self._rate_factor
         self._tracker = Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker()
         self._writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
         self.progress = Progress()
@@ -163,6 +164,7 @@ class Trainer:
                 if on_step is not None:
                     on_step(progress.global_step, self.total_steps, taken.loss)
                 clock.lap("rest")
+            self.model.classifier.settle(progress.global_step)
             if collector is not None:
                 self._publish_dump(collector)
                 clock.lap("dump")
@@ -203,16 +205,15 @@ class Trainer:
 
     def _take_step(self, batch: Batch, clock: Clock) -> Taken:
         index = self._index if batch.epoch >= self.recipe.refresh.start else None
-        known = self.model, self._planner, self._group
-        return take_step(*known, batch, self._rate_factor(), clock, self._writer, index)
+        step, known = self.progress.global_step, (self.model, self._planner, self._group)
+        return take_step(*known, batch, step, self._rate_factor(step), clock, self._writer, index)
 
-    def _rate_factor(self) -> float:
-        """Of the step that is to be done next."""
+    def _rate_factor(self, step: int) -> float:
         options = self.recipe.train
-        return rate_factor(self.progress.global_step, self.total_steps, options.warmup, options.final_lr)
+        return rate_factor(step, self.total_steps, options.warmup, options.final_lr)
 
     def _after_step(self, taken: Taken, collector: EmbeddingCollector | None) -> None:
-        progress, recipe, factor = self.progress, self.recipe, self._rate_factor()
+        progress, recipe, factor = self.progress, self.recipe, self._rate_factor(self.progress.global_step)
         if not math.isfinite(taken.loss):
             raise ExtremisError(
                 f"the loss is {taken.loss} at step {progress.global_step} (epoch {progress.epoch}): training has "

@@ -16,6 +16,7 @@ PURPOSES = (
     "mixture",
     "hash functions",
     "hash tables",
+    "rounding",
 )
 
 

@@ -14,7 +14,6 @@ import torch
 
 from trainer.candidates import Planner
 from trainer.group import Group
-from trainer.losses import binary_cross_entropy
 from trainer.model import Model
 from trainer.negatives.index import OwnIndex
 from trainer.saving import CheckpointWriter
@@ -49,12 +48,13 @@ def take_step(
     planner: Planner,
     group: Group,
     batch: Batch,
+    step: int,
     factor: float,
     clock: Clock,
     writer: CheckpointWriter,
     index: OwnIndex | None = None,
 ) -> Taken:
-    """Train on the global batch of which `batch` is this rank's part; `factor` scales every rate.
+    """Train on the global batch of which `batch` is this rank's part, at global `step`; `factor` scales every rate.
 
     `writer` hears of rows before they change. Hard negatives are those of `index` where there is one. Raises
     RankLostError; StorageError of a checkpoint being written.
@@ -67,26 +67,24 @@ def take_step(
     x = model.classifier.extend(model.encoder.encode(inputs, key))
     clock.lap("encode")
     sizes = group.sizes(len(batch))
-    leaf = group.gather(x.detach(), sizes).requires_grad_()
+    every_x = group.gather(x.detach(), sizes)
     clock.lap("gather")
     if index is not None:
-        everyone = index.join(everyone, leaf.detach(), model.classifier, group)
+        everyone = index.join(everyone, every_x, model.classifier, group)
         clock.lap("search")
-    total = 0.0
+    total, on_x = 0.0, torch.zeros_like(every_x)
     for candidates in planner.chunks(everyone):
-        w = model.classifier.gather(candidates.ids)
-        loss = binary_cross_entropy(leaf, w, candidates) / len(everyone)
-        loss.backward()
         writer.before_change(candidates.ids)
-        model.classifier.update(candidates.ids, w, factor)
-        total += float(loss.detach())
+        loss, grad = model.classifier.descend(every_x, candidates, factor, step, 1 / len(everyone))
+        total += loss
+        on_x += grad
     clock.lap("classify")
     total = group.sum(torch.tensor(total, dtype=torch.float64)).item()
     first = sum(sizes[: group.rank])
-    grad = group.sum(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)[first : first + len(batch)]
+    grad = group.sum(on_x)[first : first + len(batch)]
     clock.lap("gather")
     x.backward(grad)
     model.encoder.reduce(group)
     model.encoder.update(factor)
     clock.lap("update")
-    return Taken(batch.step, total, everyone.rows, leaf.detach())
+    return Taken(batch.step, total, everyone.rows, every_x)

@@ -1,9 +1,17 @@
-"""Torch's threads, where their number must not show in the result."""
+"""Threads: torch's, where their number must not show in the result, and those that run compiled loops over rows."""
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
+
+PARTS = 8  # of one loop: a fixed number, so that sums of parts do not depend on the number of threads
+_ALONE = 2048  # rows for which a second thread costs more than it does
+_pool: tuple[int, ThreadPoolExecutor] | None = None
+Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
@@ -15,3 +23,32 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def in_parts(work: Callable[[int, int, int], Result], rows: int) -> list[Result]:
+    """`work(part, start, stop)` for PARTS equal ranges of [0, rows), on as many threads as torch has; in their order.
+
+    `work` gives up the interpreter's lock, as compiled loops do.
+    """
+    edges = [rows * part // PARTS for part in range(PARTS + 1)]
+    calls = list(zip(range(PARTS), edges[:-1], edges[1:], strict=True))
+    threads = torch.get_num_threads()
+    if threads == 1 or rows < _ALONE:
+        return [work(*call) for call in calls]
+    return list(_threads(threads).map(lambda call: work(*call), calls))
+
+
+def _afresh() -> None:
+    global _pool
+    _pool = None
+
+
+os.register_at_fork(after_in_child=_afresh)  # threads do not cross a fork
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None or _pool[0] != count:
+        # Denormals as in the loop that trains, whichever thread a row meets: the setting is a thread's own.
+        _pool = count, ThreadPoolExecutor(count, "rows", torch.set_flush_denormal, (True,))
+    return _pool[1]

@@ -1,6 +1,7 @@
 """Optimizers of touched rows against torch's dense ones, and rows that a step leaves alone."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,10 +20,19 @@ OPTIMIZERS = [
     RowOptimizer("adagrad", weight_decay=0.1),
     RowOptimizer("adam", weight_decay=0.1),
 ]
+pytestmark = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
 
 
-def start(optimizer: RowOptimizer) -> RowMatrix:
-    return RowMatrix(torch.randn(ROWS, D, generator=torch.Generator().manual_seed(0)), optimizer)
+def start(optimizer: RowOptimizer, compiled: bool, weight: torch.Tensor | None = None) -> RowMatrix:
+    if weight is None:
+        weight = torch.randn(ROWS, D, generator=torch.Generator().manual_seed(0))
+    matrix = RowMatrix(weight, optimizer, rate=rate)
+    matrix.compiled = compiled
+    return matrix
+
+
+def rate(step: int) -> float:
+    return LR / (1 + step)
 
 
 def gradients(seed: int = 1) -> list[torch.Tensor]:
@@ -30,10 +40,10 @@ def gradients(seed: int = 1) -> list[torch.Tensor]:
     return [torch.randn(ROWS, D, generator=generator) for _ in range(STEPS)]
 
 
-def step(matrix: RowMatrix, ids: np.ndarray, gradient: torch.Tensor, lr: float = LR) -> None:
-    rows = matrix.gather(ids)
+def step(matrix: RowMatrix, ids: np.ndarray, gradient: torch.Tensor, lr: float = LR, at: int = 0) -> None:
+    rows = matrix.gather(ids, at)
     rows.grad = gradient[torch.from_numpy(ids)]
-    matrix.update(ids, rows, lr)
+    matrix.update(ids, rows, lr, at)
 
 
 DENSE: dict[str, Callable[[list, RowOptimizer], torch.optim.Optimizer]] = {
@@ -43,8 +53,8 @@ DENSE: dict[str, Callable[[list, RowOptimizer], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("optimizer", [each for each in OPTIMIZERS if each.name in DENSE], ids=str)
-def test_touching_every_row_is_torch_s_optimizer(optimizer: RowOptimizer) -> None:
-    matrix = start(optimizer)
+def test_touching_every_row_is_torch_s_optimizer(optimizer: RowOptimizer, compiled: bool) -> None:
+    matrix = start(optimizer, compiled)
     parameter = torch.nn.Parameter(matrix.weight.clone())
     dense = DENSE[optimizer.name]([parameter], optimizer)
     for gradient in gradients():
@@ -56,8 +66,8 @@ def test_touching_every_row_is_torch_s_optimizer(optimizer: RowOptimizer) -> Non
     torch.testing.assert_close(matrix.weight, parameter.detach())
 
 
-def test_adagrad_keeps_one_sum_of_mean_squares_a_row() -> None:
-    matrix = start(RowOptimizer("adagrad"))
+def test_adagrad_keeps_one_sum_of_mean_squares_a_row(compiled: bool) -> None:
+    matrix = start(RowOptimizer("adagrad"), compiled)
     expected, total = matrix.weight.double().numpy().copy(), np.zeros(ROWS)
     for gradient in gradients():
         step(matrix, EVERY, gradient)
@@ -69,8 +79,8 @@ def test_adagrad_keeps_one_sum_of_mean_squares_a_row() -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_rows_that_are_not_touched_keep_their_bits(optimizer: RowOptimizer) -> None:
-    matrix = start(optimizer)
+def test_rows_that_are_not_touched_keep_their_bits(optimizer: RowOptimizer, compiled: bool) -> None:
+    matrix = start(optimizer, compiled)
     for gradient in gradients(2):
         step(matrix, EVERY, gradient)  # momentum and moments are not zero
     before = {"weight": matrix.weight.clone(), **{name: value.clone() for name, value in matrix.state.items()}}
@@ -82,10 +92,13 @@ def test_rows_that_are_not_touched_keep_their_bits(optimizer: RowOptimizer) -> N
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_a_row_moves_as_if_it_were_alone(optimizer: RowOptimizer) -> None:
+def test_a_row_moves_as_if_it_were_alone(optimizer: RowOptimizer, compiled: bool) -> None:
     # State counts a row's own updates: rows touched now and then go the way of a matrix of that row only.
-    together, schedule = start(optimizer), [np.array([0, 2]), np.array([2]), np.array([1, 2, 6]), np.array([0, 1])]
-    alone = [RowMatrix(start(optimizer).weight[row : row + 1].clone(), optimizer) for row in EVERY]
+    together, schedule = (
+        start(optimizer, compiled),
+        [np.array([0, 2]), np.array([2]), np.array([1, 2, 6]), np.array([0, 1])],
+    )
+    alone = [start(optimizer, compiled, together.weight[row : row + 1].clone()) for row in EVERY]
     for ids, gradient in zip(schedule, gradients(), strict=False):
         step(together, ids, gradient)
         for row in ids:
@@ -93,8 +106,8 @@ def test_a_row_moves_as_if_it_were_alone(optimizer: RowOptimizer) -> None:
     torch.testing.assert_close(together.weight, torch.cat([matrix.weight for matrix in alone]))
 
 
-def test_gathered_rows_are_copies_that_take_a_gradient() -> None:
-    matrix = start(RowOptimizer("sgd"))
+def test_gathered_rows_are_copies_that_take_a_gradient(compiled: bool) -> None:
+    matrix = start(RowOptimizer("sgd"), compiled)
     rows = matrix.gather(np.array([2, 4]))
     assert rows.is_leaf
     assert rows.requires_grad
@@ -103,6 +116,51 @@ def test_gathered_rows_are_copies_that_take_a_gradient() -> None:
     assert matrix.weight[2].abs().sum() > 0
 
 
-def test_an_unknown_optimizer_names_the_known_ones() -> None:
+def test_an_unknown_optimizer_names_the_known_ones(compiled: bool) -> None:
     with pytest.raises(ValueError, match=r"'adamax'.*'sgd', 'adagrad', 'adam'"):
-        start(RowOptimizer("adamax"))
+        start(RowOptimizer("adamax"), compiled)
+
+
+LAZY = [RowOptimizer(name, weight_decay=0.2, lazy=True) for name in ("sgd", "adagrad")]
+
+
+@pytest.mark.parametrize("optimizer", LAZY, ids=str)
+def test_lazy_decay_is_that_of_the_whole_matrix_at_every_step(optimizer: RowOptimizer, compiled: bool) -> None:
+    # Rows without a gradient move by decay alone under these optimizers, so dense steps are steps on every row.
+    lazy, dense = start(optimizer, compiled), start(replace(optimizer, lazy=False), compiled)
+    schedule = [[0, 2], [2], [], [1, 2, 6], [0, 1], []]
+    for at, (touched, gradient) in enumerate(zip(schedule, gradients(), strict=True)):
+        ids = np.array(touched, np.int64)
+        torch.testing.assert_close(lazy.gather(ids, at).detach(), dense.weight[ids])  # before it is scored with
+        step(lazy, ids, gradient, rate(at), at)
+        everywhere = torch.zeros_like(gradient)
+        everywhere[ids] = gradient[ids]
+        step(dense, EVERY, everywhere, rate(at), at)
+    assert (lazy.weight - dense.weight).abs().max() > 1e-3
+    for _ in range(2):  # and it is not done twice
+        lazy.settle(len(schedule))
+        torch.testing.assert_close(lazy.weight, dense.weight)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_lazy_decay_of_rows_that_every_step_touches_is_plain_decay(optimizer: RowOptimizer, compiled: bool) -> None:
+    lazy, plain = start(replace(optimizer, lazy=True), compiled), start(optimizer, compiled)
+    for at, gradient in enumerate(gradients()):
+        for matrix in (lazy, plain):
+            step(matrix, EVERY, gradient, rate(at), at)
+    assert torch.equal(lazy.weight, plain.weight)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_compiled_loops_do_as_torch_does(optimizer: RowOptimizer, compiled: bool) -> None:
+    weight = torch.randn(5000, 8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for each in (compiled, False):
+        matrix = start(replace(optimizer, lazy=True), each, weight.clone())
+        for at in range(3):
+            ids = np.random.default_rng(at).permutation(5000)[:4000]  # enough for several threads
+            step(matrix, ids, torch.sin(weight * (at + 1)), rate(at), at)
+        matrix.settle(9)
+        found.append({"weight": matrix.weight, **matrix.state})
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name])

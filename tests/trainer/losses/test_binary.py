@@ -13,6 +13,8 @@ from tests.builders import Rows, batch_of, random_labels
 from tests.trainer.dense import assert_same, fast, one_vs_all, sampled
 from trainer.candidates import label_range, own_pool, shared_pool
 from trainer.losses import binary_cross_entropy
+from trainer.losses.binary import binary_step
+from trainer.rows import RowMatrix, RowOptimizer
 
 
 @dataclass
@@ -122,3 +124,62 @@ def test_the_upstream_gradient_scales_both_gradients() -> None:
     _, on_x, on_w = one_vs_all(given.x, given.w, given.positives)
     np.testing.assert_allclose(x.grad.numpy(), on_x / 4, atol=1e-6)
     np.testing.assert_allclose(w.grad.numpy(), on_w / 4, atol=1e-6)
+
+
+OPTIMIZERS = [
+    RowOptimizer("sgd"),
+    RowOptimizer("sgd", momentum=0.9, weight_decay=0.1),
+    RowOptimizer("adagrad", weight_decay=0.1, lazy=True),
+    RowOptimizer("adam"),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("form", ["own", "shared", "range"])
+def test_one_pass_does_what_gather_loss_backward_and_update_do(
+    form: str, dtype: torch.dtype, optimizer: RowOptimizer
+) -> None:
+    labels, dimension, scale = 3000, 9, 0.25
+    weight = torch.randn(labels, dimension, generator=torch.Generator().manual_seed(0)).to(dtype)
+    one, other = (RowMatrix(weight.clone(), optimizer, rate=lambda step: 0.1) for _ in range(2))
+    for step in range(3):
+        given = problem(step, 40, labels, dimension, 5, weighted=True)
+        batch, draw = batch_of(given.positives, given.hard), np.random.default_rng(step)
+        if form == "own":
+            candidates = own_pool(batch, given.hard, draw.integers(0, labels, (40, 90)), 0.7, given.positive_weight)
+        elif form == "shared":
+            candidates = shared_pool(batch, given.hard, draw.integers(0, labels, 70), 0.7, given.positive_weight)
+        else:
+            candidates = label_range(batch, 100, 2900, given.positive_weight)
+        x = given.x.detach().float()
+        loss, on_x = binary_step(x, one, candidates, 0.1, step, scale)
+
+        leaf = x.clone().requires_grad_()
+        w = other.gather(candidates.ids, step)
+        expected = binary_cross_entropy(leaf, w, candidates) * scale
+        expected.backward()
+        other.update(candidates.ids, w, 0.1, step)
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
+        torch.testing.assert_close(on_x, leaf.grad, rtol=1e-4, atol=1e-4)
+        # A value that lies on the border of two ways of rounding may go either way, and lead its row on.
+        tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+        apart = (one.weight.float() - other.weight.float()).abs() > tolerance * (1 + other.weight.float().abs())
+        assert apart.float().mean() < (1e-3 if dtype != torch.float32 else 1e-9)
+        other.weight.copy_(one.weight)
+
+
+def test_one_pass_has_the_same_bits_for_any_number_of_threads() -> None:
+    given = problem(5, 64, 5000, 16, 5)
+    pool = np.random.default_rng(0).integers(0, 5000, (64, 100))
+    candidates = own_pool(batch_of(given.positives, given.hard), given.hard, pool, 1.0)
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        rows = RowMatrix(torch.randn(5000, 16, generator=torch.Generator().manual_seed(1)), RowOptimizer("adagrad"))
+        found.append((*binary_step(given.x.detach().float(), rows, candidates, 0.1, 0, 1.0), rows.weight))
+    torch.set_num_threads(before)
+    for loss, on_x, weight in found[1:]:
+        assert loss == found[0][0]
+        assert torch.equal(on_x, found[0][1])
+        assert torch.equal(weight, found[0][2])

@@ -1,0 +1,228 @@
+"""The classifier's part of a step (gather, score, loss, backward, update) at 131K to 100M labels.
+
+512 queries with 10 positives, 50 hard and 400 random negatives each, all labels drawn uniformly: nothing lies near
+anything else. The random ones are each query's own (235,520 pairs, nearly as many rows at 100M labels) or one pool for
+all. D = 64, bfloat16, row-wise Adagrad. Each number of labels is measured in turns with the smallest. Beside it: the
+step of full one-vs-all, the step as gather, loss, backward and update of their own (what other losses than binary
+cross-entropy do), the step on a mapped file, and the bytes that a step has to touch. Candidates are planned beforehand,
+as the stream's threads do; what that takes is among the figures.
+
+    python -m benchmarks.step [--quick] [--folder DIR]
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.report import interleave, medians, report
+from trainer.candidates import Candidates, label_range, own_pool, shared_pool
+from trainer.classifier import Classifier
+from trainer.config import Classifier as Config
+from trainer.inputs import Inputs
+from trainer.losses import binary_cross_entropy
+from trainer.stream import Batch
+
+B, D = 512, 64
+POSITIVES, HARD, RANDOM = 10, 50, 400
+SIZES = {"131K": 131_072, "1.3M": 1_305_265, "19M": 19_049_952, "100M": 100_000_000}
+SMALLEST, LARGEST = "131K", "100M"
+FORMS = ("own", "shared")
+DTYPE = "bfloat16"
+CHUNK = 4096  # labels at a time in full one-vs-all
+ROUNDS, QUICK_ROUNDS = 15, 9
+BATCHES = 5  # candidates made beforehand: by the time they come again, what they touched has left the caches
+NEEDED_GIB = {"100M": 15.0}
+
+
+@dataclass
+class World:
+    """A classifier of `labels` labels, and batches of candidates for it."""
+
+    classifier: Classifier
+    x: torch.Tensor
+    own: list[Candidates]
+    shared: list[Candidates]
+    batch: Batch
+    planning: dict[str, float]  # ms a batch
+    step: int = 0
+
+    @classmethod
+    def of(cls, labels: int, storage: str = "memory") -> "World":
+        classifier = Classifier(Config(dtype=DTYPE, storage=storage, lr=0.01), labels, D, 0)
+        _fill(classifier.vectors)
+        classifier.rows.state["square"].fill_(1e-3)
+        draw = np.random.default_rng(labels)
+        batches = [_batch(draw, labels) for _ in range(BATCHES)]
+        planning, made = {}, {}
+        for form in FORMS:
+            began = time.perf_counter()
+            made[form] = [_plan(form, batch, draw, labels) for batch in batches]
+            planning[form] = (time.perf_counter() - began) / BATCHES * 1e3
+        x = torch.from_numpy(draw.standard_normal((B, D)).astype(np.float32))
+        return cls(classifier, x, made["own"], made["shared"], batches[0], planning)
+
+    def fused(self, form: str) -> float:
+        """Seconds of a step in one pass over its rows."""
+        return self._timed(form, lambda candidates: self.classifier.descend(self.x, candidates, 1.0, self.step, 1 / B))
+
+    def apart(self, form: str) -> float:
+        """Seconds of a step as gather, loss, backward and update."""
+        return self._timed(form, self._apart)
+
+    def full(self) -> float:
+        """Seconds of a step of full one-vs-all."""
+        began = time.perf_counter()
+        for start in range(0, self.classifier.labels, CHUNK):
+            self._apart(label_range(self.batch, start, min(start + CHUNK, self.classifier.labels)))
+        return time.perf_counter() - began
+
+    def rows(self, form: str) -> float:
+        """Distinct labels of a batch."""
+        return float(np.mean([len(candidates.ids) for candidates in getattr(self, form)]))
+
+    def _timed(self, form: str, work: Callable[[Candidates], object]) -> float:
+        candidates = getattr(self, form)[self.step % BATCHES]
+        self.step += 1
+        began = time.perf_counter()
+        work(candidates)
+        return time.perf_counter() - began
+
+    def _apart(self, candidates: Candidates) -> torch.Tensor:
+        leaf = self.x.clone().requires_grad_()
+        w = self.classifier.gather(candidates.ids, self.step)
+        (binary_cross_entropy(leaf, w, candidates) / B).backward()
+        self.classifier.update(candidates.ids, w, 1.0, self.step)
+        return leaf
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="131K and 1.3M labels only")
+    parser.add_argument("--folder", help="where the mapped file goes; default: the temporary folder")
+    arguments = parser.parse_args()
+    names = ["131K", "1.3M"] if arguments.quick else [name for name in SIZES if _fits(name)]
+    rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
+    figures: dict[str, object] = {}
+    ratios: dict[str, float] = {}
+    small = World.of(SIZES[SMALLEST])
+    for name in names[1:]:
+        large = World.of(SIZES[name])
+        for form in FORMS:
+            _compare(figures, ratios, f"{form} pool", form, name, small, large, rounds)
+        figures[f"planning ms {name}"] = {form: round(large.planning[form], 1) for form in FORMS}
+        figures[f"bytes {name}"] = {form: _bytes(large, form) for form in FORMS}
+        if SIZES[name] <= SIZES["1.3M"]:
+            _against_full(figures, ratios, SMALLEST, small, 3)
+            _against_full(figures, ratios, name, large, 1)
+        del large
+    figures[f"bytes {SMALLEST}"] = {form: _bytes(small, form) for form in FORMS}
+    if not arguments.quick:
+        _mapped(figures, ratios, arguments.folder, rounds)
+    for form in FORMS:
+        ratios[f"bytes of rows touched over the least, {form} pool"] = _touched(small, form) / _least(small, form)
+    largest = names[-1]
+    report(
+        f"the classifier's part of a step costs at {largest} labels at most 1.5 times what it costs at {SMALLEST}",
+        figures,
+        ratios,
+        {f"{form} pool: {largest} over {SMALLEST}": "<1.5" for form in FORMS},
+    )
+
+
+def _compare(
+    figures: dict, ratios: dict, what: str, form: str, name: str, small: World, large: World, rounds: int
+) -> None:
+    for way in ("fused", "apart"):
+        sides = {
+            f"{SMALLEST} {form} {way}": lambda way=way: getattr(small, way)(form),
+            f"{name} {form} {way}": lambda way=way: getattr(large, way)(form),
+        }
+        for run in sides.values():
+            run()
+        found = interleave(sides, rounds)
+        middle = list(medians(found).values())
+        at = what if way == "fused" else f"{what}, apart"
+        figures[f"{at}: ms at {SMALLEST} beside {name}"] = round(middle[0] * 1e3, 2)
+        figures[f"{at}: ms at {name}"] = round(middle[1] * 1e3, 2)
+        ratios[f"{at}: {name} over {SMALLEST}"] = middle[1] / middle[0]
+
+
+def _against_full(figures: dict, ratios: dict, name: str, world: World, rounds: int) -> None:
+    found = interleave({"full": world.full, "own": lambda: world.fused("own")}, rounds)
+    middle = medians(found)
+    figures[f"full one-vs-all: ms at {name}"] = round(middle["full"] * 1e3, 1)
+    ratios[f"full one-vs-all over own pool at {name}"] = middle["full"] / middle["own"]
+
+
+def _mapped(figures: dict, ratios: dict, folder: str | None, rounds: int) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as directory:
+        mapped, held = World.of(SIZES["19M"], directory), World.of(SIZES["19M"])
+        sides = {"19M in memory": lambda: held.fused("own"), "19M in a file": lambda: mapped.fused("own")}
+        for run in sides.values():
+            run()
+        middle = medians(interleave(sides, rounds))
+        figures["own pool: ms at 19M in a mapped file"] = round(middle["19M in a file"] * 1e3, 2)
+        ratios["own pool at 19M: mapped file over memory"] = middle["19M in a file"] / middle["19M in memory"]
+
+
+def _fill(vectors: torch.Tensor) -> None:
+    """Other values than zero in every row, so that every page is there."""
+    block = (torch.randn(1 << 16, D, generator=torch.Generator().manual_seed(0)) * 0.1).to(vectors.dtype)
+    for start in range(0, len(vectors), len(block)):
+        rows = vectors[start : start + len(block)]
+        rows.copy_(block[: len(rows)])
+
+
+def _batch(draw: np.random.Generator, labels: int) -> Batch:
+    drawn = np.sort(draw.integers(0, labels - POSITIVES - HARD, (B, POSITIVES + HARD)), axis=1)
+    distinct = draw.permuted(drawn + np.arange(POSITIVES + HARD), axis=1)
+    positives = np.sort(distinct[:, :POSITIVES], axis=1).reshape(-1).astype(np.int32)
+    hard = np.ascontiguousarray(distinct[:, POSITIVES:]).astype(np.int32)
+    return Batch(0, 0, np.arange(B), Inputs(), positives, np.arange(B + 1) * POSITIVES, hard)
+
+
+def _plan(form: str, batch: Batch, draw: np.random.Generator, labels: int) -> Candidates:
+    if form == "own":
+        return own_pool(batch, batch.hard, draw.integers(0, labels, (B, RANDOM)), labels / RANDOM)
+    return shared_pool(batch, batch.hard, draw.integers(0, labels, RANDOM), labels / RANDOM)
+
+
+def _least(world: World, form: str) -> float:
+    """Bytes of the rows and of their Adagrad sums, read once and written once."""
+    return world.rows(form) * 2 * (D * 2 + 4)
+
+
+def _touched(world: World, form: str) -> float:
+    """The same in whole cache lines: a row is two of them, its sum is alone in a third."""
+    return world.rows(form) * 2 * (D * 2 + 64)
+
+
+def _bytes(world: World, form: str) -> dict[str, int]:
+    """Of rows and their state; of what describes the pairs; of a float32 copy of the rows, which is not made."""
+    pairs = float(np.mean([len(candidates.pair_query) for candidates in getattr(world, form)]))
+    return {
+        "rows": round(world.rows(form)),
+        "least": round(_least(world, form)),
+        "in cache lines": round(_touched(world, form)),
+        "pairs, read and sorted by label": round(pairs * 4 * (4 + 4)),
+        "a copy of the rows and its gradient, each written and read": round(world.rows(form) * D * 4 * 4),
+    }
+
+
+def _fits(name: str) -> bool:
+    needed = NEEDED_GIB.get(name, 0.0)
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable")) / 2**20
+    if free < needed:
+        sys.exit(f"{name} labels take {needed:g} GiB, {free:.1f} are available: stop what else runs, or give --quick")
+    return True
+
+
+if __name__ == "__main__":
+    main()

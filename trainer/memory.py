@@ -1,0 +1,65 @@
+"""Zeros for large matrices: pages that nothing was written to take no memory and no disk."""
+
+import contextlib
+import mmap
+import os
+import tempfile
+
+import torch
+
+from schemas.errors import InputError
+from schemas.sizes import say_bytes
+
+IN_MEMORY = "memory"
+
+
+def zeros(
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    storage: str = IN_MEMORY,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Zeros of `shape`: in memory, or in a file of their own in the local directory `storage`.
+
+    The file has no name, so that nothing is left of it however the process ends, and no block of it is on disk before
+    it is written to. Raises InputError: no such directory, or not room enough in it for all of the matrix.
+    """
+    count = 1
+    for length in shape:
+        count *= length
+    size = count * dtype.itemsize
+    if torch.device(device).type != "cpu" or not size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = _anonymous(size) if storage == IN_MEMORY else _file(size, storage)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Rows far apart: with pages of 4 KiB each one costs a walk through page tables that no cache holds.
+        with contextlib.suppress(OSError):  # a kernel that has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _file(size: int, directory: str) -> mmap.mmap:
+    try:
+        room = os.statvfs(directory)
+        free = room.f_bavail * room.f_frsize
+        if free < size:
+            raise InputError(
+                f"classifier.storage = {directory!r}: {say_bytes(size)} are needed there, {say_bytes(free)} are free. "
+                "Choose another local directory, or a smaller classifier.dtype."
+            )
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.truncate(size)
+            memory = mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        raise InputError(
+            f"classifier.storage = {directory!r}: no file can be made there ({error.strerror}). "
+            "Give a local directory that can be written to, or 'memory'."
+        ) from error
+    if hasattr(mmap, "MADV_RANDOM"):
+        memory.madvise(mmap.MADV_RANDOM)  # the pages around a row are not read along with it
+    return memory
