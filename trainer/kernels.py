@@ -12,6 +12,7 @@ reason a loop over columns does one thing: of two, no vector instructions are ma
 """
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
@@ -32,7 +33,7 @@ _BLOCK = 32  # rows in hand at a time; as many are on their way from memory mean
 _LINE = 64  # bytes that come together
 
 # Sums may be taken in any order that the compiler finds best, always the same one.
-_loop = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+_loop: Any = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
 
 
 @intrinsic

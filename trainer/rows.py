@@ -107,7 +107,7 @@ class RowMatrix:
         weight = gathered.detach()
         if self.compiled:
             both = weight.numpy(), grad.contiguous().numpy()
-            given = *self.compiled_step(lr, step), ids, *both
+            given = (*self.compiled_step(lr, step), ids, *both)
             in_parts(lambda _, start, stop: kernels.update(*given, start, stop), len(ids))
             return
         rows = torch.from_numpy(ids).to(self.weight.device)

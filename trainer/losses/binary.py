@@ -48,7 +48,15 @@ def binary_step(
         len(candidates.ids),
     )
     parts = np.zeros((PARTS, *x.shape), np.float32)
-    given = *rows.compiled_step(lr, step), candidates.ids, query, weight, starts, on_pool.numpy(), x.numpy()
+    given = (
+        *rows.compiled_step(lr, step),
+        candidates.ids,
+        query,
+        weight,
+        starts,
+        on_pool.numpy(),
+        x.numpy(),
+    )
     losses = in_parts(
         lambda part, start, stop: kernels.binary_step(*given, np.float32(scale), parts[part], start, stop),
         len(candidates.ids),
