@@ -12,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipelines.mine import MineOptions, mine, watch
+from pipelines.mine import RETRIES, MineOptions, mine, watch
+from pipelines.mining import claim
+from pipelines.mining.claim import ClaimedError, claimed
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, unpublish, verify
 from schemas.parquet import open_shard
@@ -342,6 +344,40 @@ class TestWatch:
         world.write_vectors(["queries", "labels"])
         asked = iter([False, False, True])
         assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(asked)) == 1
+
+    @pytest.mark.parametrize("failures", [2, 6])
+    def test_what_may_pass_is_tried_again_some_times(self, world, monkeypatch, failures):
+        """As when a worker was killed, or the store did not answer for longer than a request is retried."""
+        left = iter(range(failures))
+
+        def failing(*given):
+            if next(left, None) is not None:
+                raise StorageError("could not read s3://gone: no answer; mend the cause and run again.")
+            return mine(*given)
+
+        monkeypatch.setattr("pipelines.mine.mine", failing)
+        lines: list[str] = []
+        done = iter([False] * (failures + 1) + [True])
+        watching = lambda: watch(world.data, world.run, poll_seconds=0, until=lambda: next(done), progress=lines.append)  # noqa: E731
+        if failures > RETRIES:
+            with pytest.raises(StorageError, match="no answer"):
+                watching()
+        else:
+            assert watching() == 1
+        assert [line.rsplit("(", 1)[-1] for line in lines if "Trying again" in line] == [
+            f"{number + 1} of 5)." for number in range(min(failures, RETRIES))
+        ]
+
+    def test_a_dump_that_another_process_mines_is_left_to_it(self, world, monkeypatch):
+        """And its tables are taken for its own when they are there."""
+        monkeypatch.setattr(claim, "BEAT_SECONDS", 0.1)
+        root = str(Path(world.layout.negatives(5, "queries")).parent)
+        asked = iter([False, False, True])
+        with claimed(root):
+            with pytest.raises(ClaimedError, match="being mined by process"):
+                mine(world.data, world.run)
+            assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(asked)) == 0
+        assert mine(world.data, world.run).keys() == {"queries", "labels"}
 
     def test_a_dump_that_is_wrong_ends_it(self, world):
         world.vectors[3] = np.nan
