@@ -64,6 +64,8 @@ def _describe(report: EpochReport) -> dict[str, Any]:
 def _line(report: EpochReport, recipe: Recipe) -> str:
     if recipe.negatives.pool == "all":
         table = "every label"
+    elif recipe.indexes and report.epoch >= recipe.refresh.start:
+        table = "own index"
     else:
         table = "random only" if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
     scores = "".join(
