@@ -59,6 +59,8 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "classifier": {"optimizer": "sgd", "momentum": 0.5, "lr": 0.05},
         "order": {"tail": "drop"},
     },
+    "lazy decay": {"classifier": {"decay": "lazy", "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.1}},
+    "16 bits": {"classifier": {"dtype": "bfloat16"}},
     "curriculum": {"negatives": {"curriculum": True}},
     "in-trainer": {"refresh": {"source": "in-trainer", "start": 1, "every_steps": 4}},
     "few rows for the statistics": {"encoder": {"idf_rows": 20}, "data": {"label_texts": False}},
@@ -113,7 +115,7 @@ def train(
         "losses": losses,
         "metrics": [report.metrics for report in reports],
         "rows": [report.rows for report in reports],
-        "vectors": trainer.model.classifier.vectors.numpy(),
+        "vectors": trainer.model.classifier.vectors.float().numpy(),
         "encoder": {name: value.numpy() for name, value in encoder.tensors().items()},
         "optimizer": {name: value.numpy() for name, value in encoder.optimizer_tensors().items()},
     }
