@@ -1,7 +1,8 @@
 """Which labels each query is scored against: positives, hard and random negatives (ASTRA, Algorithm 1)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -12,10 +13,14 @@ from trainer.curriculum import Mixture
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.merge import merge
+from trainer.negatives.draws import Draws
 from trainer.randomness import generator
 from trainer.stream.batch import Batch, Candidates
 
 _NO_POOL = np.empty(0, np.int64)
+
+# Hard negatives [B, k] of a batch with the labels of a rank, -1 pads: what the model as it is at the step says.
+Find = Callable[[Batch], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +30,8 @@ class Planner:
     `labels`: L. `positive_weight` [L] float32, where given, weights the positives. A rank that holds the labels
     [start, stop), `part`, plans those of the global batch: its candidates are the part of one process's that lies
     there, with ids that count from start. Without a `part` there is one rank, which holds all. `course`: how many hard
-    and random negatives each epoch has, where that changes.
+    and random negatives each epoch has, where that changes. `frequency` [L]: the training points of each label, where
+    draws go by it.
     """
 
     options: Negatives
@@ -34,26 +40,33 @@ class Planner:
     positive_weight: np.ndarray | None = None
     part: tuple[int, int] | None = None
     course: tuple[Mixture, ...] = ()
+    frequency: np.ndarray | None = None
 
-    def __call__(self, batch: Batch) -> Candidates | None:
-        """One set of candidates; None under `pool = "all"`, whose chunks of all labels `chunks` gives."""
+    def __call__(self, batch: Batch, find: Find | None = None) -> Candidates | None:
+        """One set of candidates; None under `pool = "all"`, whose chunks of all labels `chunks` gives.
+
+        What `find` gives is added to the table's hard negatives; a label is among a query's once.
+        """
         options = self.options
         if options.pool == "all":
             return None
         hard = self._hard(batch)
-        # Algorithm 1, step 8: before the first table, k_h + k_r negatives are all random.
-        size = self._mixture(batch).random if hard is not None else options.warmup or options.random + options.hard
-        weight = self.labels / size if options.reweight and size else 1.0
+        # Algorithm 1, step 8: before the first hard negatives, k_h + k_r negatives are all random.
+        some = hard is not None or find is not None
+        size = self._mixture(batch).random if some else options.warmup or options.random + options.hard
+        weight = self._draws.weight(size) if options.reweight and size else 1.0
         draws = size if options.pool == "shared" else size * len(batch)
-        pool = draw_pool(self.labels, draws, seed=self.seed, epoch=batch.epoch, step=batch.step)
+        pool = self._draws.pool(draws, seed=self.seed, epoch=batch.epoch, step=batch.step)
         batch = self._own(batch, hard)
+        if find is not None:
+            batch = replace(batch, hard=joined(batch, find(batch)))
         if options.pool == "shared":
             return shared_pool(batch, batch.hard, self._own_draws(pool), weight, self._weights)
         return own_pool(batch, batch.hard, self._own_draws(pool, PAD).reshape(len(batch), size), weight, self._weights)
 
-    def chunks(self, batch: Batch) -> Iterator[Candidates]:
+    def chunks(self, batch: Batch, find: Find | None = None) -> Iterator[Candidates]:
         """What a step goes through: the batch's candidates, or one chunk of labels after the other."""
-        planned = batch.candidates or self(batch)
+        planned = batch.candidates or self(batch, find)
         if planned is not None:
             yield planned
             return
@@ -81,6 +94,11 @@ class Planner:
 
     def _mixture(self, batch: Batch) -> Mixture:
         return self.course[batch.epoch] if self.course else Mixture(self.options.hard, self.options.random)
+
+    @cached_property
+    def _draws(self) -> Draws:
+        options = self.options
+        return Draws(self.labels, options.frequency_share, options.frequency_power, self.frequency, self.part)
 
     @property
     def _weights(self) -> np.ndarray | None:
@@ -116,11 +134,6 @@ def within(batch: Batch, start: int, stop: int) -> Batch:
     )
 
 
-def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int, stream: int = 0) -> np.ndarray:
-    """`size` labels drawn uniformly with replacement from [0, labels), int64."""
-    return generator(seed, "random pool", epoch, step, stream).integers(0, labels, size)
-
-
 def draw_hard(hard: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
     """`count` of the table's K columns [B, count], drawn anew each step; all of them where count = K."""
     if count >= hard.shape[1]:
@@ -129,14 +142,30 @@ def draw_hard(hard: np.ndarray, count: int, *, seed: int, epoch: int, step: int)
     return hard[:, columns]
 
 
+def joined(batch: Batch, found: np.ndarray) -> np.ndarray:
+    """The batch's hard negatives and those `found` [B, k], each label once a query and none of its positives."""
+    found = np.sort(found.astype(np.int64, copy=False), axis=1)
+    found[:, 1:][found[:, 1:] == found[:, :-1]] = PAD
+    found[contains(batch.positives, batch.positive_offsets, found)] = PAD
+    if batch.hard is None:
+        return found
+    width = batch.hard.shape[1]
+    found[contains(batch.hard.reshape(-1), np.arange(len(batch) + 1) * width, found)] = PAD
+    return np.concatenate([batch.hard, found], axis=1)
+
+
 def shared_pool(
-    batch: Batch, hard: np.ndarray | None, pool: np.ndarray, weight: float, positive_weight: np.ndarray | None = None
+    batch: Batch,
+    hard: np.ndarray | None,
+    pool: np.ndarray,
+    weight: float | np.ndarray,
+    positive_weight: np.ndarray | None = None,
 ) -> Candidates:
     """Candidates with one random pool for the whole batch.
 
     `pool` [k_r]: draws with replacement; each counts `weight` (L / k_r for an unbiased sum over every label outside
-    P and H), and repeated draws count repeatedly. A query's own P and H are struck from its pool. `positive_weight`
-    [L], where given, weights the positives.
+    P and H), or, as an array [L], its label's; repeated draws count repeatedly. A query's own P and H are struck from
+    its pool. `positive_weight` [L], where given, weights the positives.
     """
     ids, counts, query, place, positive, struck = merge(pool, batch.positives, batch.positive_offsets, hard)
     return Candidates(
@@ -145,7 +174,7 @@ def shared_pool(
         pair_label=place,
         pair_positive=positive,
         pair_weight=_weights(batch.positives, positive, positive_weight),
-        pool_weight=(counts * weight).astype(np.float32),
+        pool_weight=(counts * _at(weight, ids[: len(counts)])).astype(np.float32),
         struck_query=query[struck],
         struck_pool=place[struck],
     )
@@ -155,7 +184,7 @@ def own_pool(
     batch: Batch,
     hard: np.ndarray | None,
     pool: np.ndarray,
-    weight: float,
+    weight: float | np.ndarray,
     positive_weight: np.ndarray | None = None,
 ) -> Candidates:
     """Candidates with a random pool for each query: `pool` [B, k_r], draws with replacement from [0, L), -1 pads.
@@ -169,7 +198,7 @@ def own_pool(
     fresh = ~contains(label, known, pool) & (pool != PAD)
     stride = 1 + int(pool.max(initial=0))
     drawn, counts = np.unique(np.nonzero(fresh)[0] * stride + pool[fresh], return_counts=True)
-    random_weights = (counts * weight).astype(np.float32)
+    random_weights = (counts * _at(weight, drawn % stride)).astype(np.float32)
     weights = np.concatenate([_weights(batch.positives, positive, positive_weight), random_weights])
     query = np.concatenate([query, drawn // stride])
     label = np.concatenate([label, drawn % stride])
@@ -205,6 +234,11 @@ def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray
         struck_query=query,
         struck_pool=label,
     )
+
+
+def _at(weight: float | np.ndarray, labels: np.ndarray) -> float | np.ndarray:
+    """The weight of each of `labels`."""
+    return weight[labels] if isinstance(weight, np.ndarray) else weight
 
 
 def _weights(positives: np.ndarray, positive: np.ndarray, positive_weight: np.ndarray | None) -> np.ndarray:

@@ -37,6 +37,10 @@ class Checkpoint:
         """L."""
         return self.manifest.rows
 
+    def has(self, name: str) -> bool:
+        """Whether there is a part of this name."""
+        return any(shard.path == f"{name}.safetensors" for shard in self.manifest.shards)
+
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         """The tensors of one part (`encoder`, `encoder-optimizer`). Raises TableError."""
         return self._read(next(shard for shard in self.manifest.shards if shard.path == f"{name}.safetensors"))

@@ -51,6 +51,10 @@ class Classifier:
         """x [B, D] as the vectors meet it: with a last column of ones where there is a bias."""
         return torch.cat([x, x.new_ones(len(x), 1)], 1) if self.bias else x
 
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """Copies of the rows `ids` [C] as float32, without a gradient."""
+        return self.rows.weight.index_select(0, torch.from_numpy(ids)).float().numpy()
+
     def gather(self, ids: np.ndarray, step: int = 0) -> torch.Tensor:
         """Rows `ids` [C] as they are before global step `step`: a float32 leaf that takes a gradient."""
         return self.rows.gather(ids, step)

@@ -18,11 +18,12 @@ from trainer.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, dump_config, load_config, validate
 from trainer.curriculum import mixtures
 from trainer.dump import EmbeddingCollector, dump_is_published
-from trainer.evaluation.evaluate import Scorer, positive_weights
+from trainer.evaluation.evaluate import Scorer, label_statistics, positive_weights
 from trainer.group import ALONE, SILENCE_SECONDS, Group, label_range
 from trainer.hardness import measure
 from trainer.model import DataFacts, Model, require_same_data
 from trainer.negatives.index import OwnIndex
+from trainer.negatives.sources import Sources
 from trainer.refresh import LEAD, Adoption, adopt, follow
 from trainer.saving import CheckpointWriter, Contents
 from trainer.schedule import rate_factor
@@ -31,6 +32,7 @@ from trainer.stream import Batch, JoinedStream, Reading, Source, open_sources
 from trainer.tracking import NoTracker, Tracker
 
 Say = Callable[[str], None]
+NEGATIVES = "negatives"  # the part of a checkpoint with what sources of negatives keep
 
 
 @dataclass
@@ -76,13 +78,16 @@ class Trainer:
         weights = positive_weights(data, recipe.train.positive_weight, self._say)
         part = label_range(self.labels, group.rank, group.ranks) if group.ranks > 1 else None
         course = mixtures(recipe) if recipe.negatives.curriculum else ()
-        self._planner = Planner(recipe.negatives, self.labels, recipe.train.seed, weights, part, course)
-        self._index = OwnIndex(recipe) if recipe.indexes else None
-        # Of several ranks, each plans for the global batch, which a stream does not have; an index is of the step.
-        ahead = part is None and self._index is None
-        self.stream = self._open_stream(self._sources, self._planner if ahead else None)
+        frequency = label_statistics(data).frequency if recipe.negatives.frequency_share else None
+        known = recipe.negatives, self.labels, recipe.train.seed
+        self._planner = Planner(*known, weights, part, course, frequency)
         self.model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
         self.model.classifier.schedule = self._rate_factor
+        self._index = OwnIndex(recipe) if recipe.indexes else None
+        self._found = self._open_found()
+        # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
+        ahead = part is None and self._index is None and self._found is None
+        self.stream = self._open_stream(self._sources, self._planner if ahead else None)
         self._tracker = Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker()
         self._writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
         self.progress = Progress()
@@ -206,7 +211,7 @@ class Trainer:
     def _take_step(self, batch: Batch, clock: Clock) -> Taken:
         index = self._index if batch.epoch >= self.recipe.refresh.start else None
         step, known = self.progress.global_step, (self.model, self._planner, self._group)
-        return take_step(*known, batch, step, self._rate_factor(step), clock, self._writer, index)
+        return take_step(*known, batch, step, self._rate_factor(step), clock, self._writer, index, self._found)
 
     def _settle(self) -> None:
         """All rows as they are to be read, which lazy decay owes them at the end of an epoch."""
@@ -230,6 +235,8 @@ class Trainer:
         progress.step = taken.step + 1
         progress.global_step += 1
         progress.loss_sum += taken.loss
+        if self._found is not None:
+            self._found.after_step(progress.global_step, progress.epoch, taken.step)
         if progress.global_step % recipe.logging.every_steps == 0:
             rates = {
                 "encoder_lr": recipe.encoder.lr * factor,
@@ -325,7 +332,11 @@ class Trainer:
         self._writer.save(
             Contents(
                 step=progress.global_step,
-                parts={"encoder": model.encoder.tensors(), "encoder-optimizer": model.encoder.optimizer_tensors()},
+                parts={
+                    "encoder": model.encoder.tensors(),
+                    "encoder-optimizer": model.encoder.optimizer_tensors(),
+                    **self._found_part(),
+                },
                 rows={"weight": model.classifier.vectors, **model.classifier.rows.state},
                 first=model.classifier.start,
                 labels=self.labels,
@@ -345,7 +356,25 @@ class Trainer:
         model.encoder.load_optimizer_tensors(checkpoint.tensors("encoder-optimizer"))
         rows = {"weight": model.classifier.rows.weight, **model.classifier.rows.state}
         checkpoint.read_rows(rows, model.classifier.start)
+        if self._found is not None and checkpoint.has(NEGATIVES):
+            self._found.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
         self.progress = Progress(**checkpoint.state["progress"])
+
+    def _found_part(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What the sources of negatives keep beside the classifier, as a part of a checkpoint; none without state."""
+        state = {} if self._found is None else self._found.state()
+        return {NEGATIVES: {name: torch.from_numpy(array) for name, array in state.items()}} if state else {}
+
+    def _open_found(self) -> Sources | None:
+        classifier, options = self.model.classifier, self.recipe.negatives
+        count, dimension = classifier.vectors.shape
+        found = Sources.of(options, classifier.read, count, dimension, self.recipe.train.seed)
+        if found is not None and found.stateful and self._group.ranks > 1:
+            raise InputError(
+                f"negatives.lsh on {self._group.ranks} ranks: its state is saved by one rank. "
+                "Train on one rank, or take negatives from tables or the trainer's own index (negatives.hard)."
+            )
+        return found
 
     def _open_stream(self, sources: list[Source], plan: Planner | None) -> JoinedStream:
         order, reading = self.recipe.order, self.recipe.storage

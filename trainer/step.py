@@ -16,6 +16,7 @@ from trainer.candidates import Planner
 from trainer.group import Group
 from trainer.model import Model
 from trainer.negatives.index import OwnIndex
+from trainer.negatives.sources import Sources
 from trainer.saving import CheckpointWriter
 from trainer.stream import Batch
 
@@ -53,11 +54,12 @@ def take_step(
     clock: Clock,
     writer: CheckpointWriter,
     index: OwnIndex | None = None,
+    found: Sources | None = None,
 ) -> Taken:
     """Train on the global batch of which `batch` is this rank's part, at global `step`; `factor` scales every rate.
 
-    `writer` hears of rows before they change. Hard negatives are those of `index` where there is one. Raises
-    RankLostError; StorageError of a checkpoint being written.
+    `writer` hears of rows before they change. Hard negatives are those of `index` where there is one, and what `found`
+    finds with the model as it is now. Raises RankLostError; StorageError of a checkpoint being written.
     """
     key = (batch.epoch, batch.step)
     everyone = planner.gather(batch, group)
@@ -73,11 +75,14 @@ def take_step(
         everyone = index.join(everyone, every_x, model.classifier, group)
         clock.lap("search")
     total, on_x = 0.0, torch.zeros_like(every_x)
-    for candidates in planner.chunks(everyone):
+    find = None if found is None else found.finder(batch.epoch, every_x.float().numpy())
+    for candidates in planner.chunks(everyone, find):
         writer.before_change(candidates.ids)
         loss, grad = model.classifier.descend(every_x, candidates, factor, step, 1 / len(everyone))
         total += loss
         on_x += grad
+        if found is not None:
+            found.touch(candidates.ids)
     clock.lap("classify")
     total = group.sum(torch.tensor(total, dtype=torch.float64)).item()
     first = sum(sizes[: group.rank])

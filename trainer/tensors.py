@@ -64,4 +64,4 @@ def read_tensors(url: str, shard: Shard, remedy: str) -> dict[str, torch.Tensor]
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """Its values, row by row."""
     values = tensor.detach().cpu().contiguous().reshape(-1)
-    return values.view(torch.uint8).numpy().data
+    return values.view(torch.uint8).numpy().data if len(values) else memoryview(b"")

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from tests.builders import batch_of
-from trainer.candidates import Planner, draw_hard, draw_pool, shared_pool
+from trainer.candidates import Planner, draw_hard, shared_pool
 from trainer.config import Negatives
+from trainer.negatives.draws import draw_pool
 
 AT = {"seed": 1, "epoch": 2}
 

@@ -19,7 +19,8 @@ import trainer.candidates
 from schemas.tables import PAD
 from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
-from trainer.candidates import Candidates, draw_hard, draw_pool, own_pool, shared_pool
+from trainer.candidates import Candidates, draw_hard, own_pool, shared_pool
+from trainer.negatives.draws import draw_pool
 
 DRAWS = 600
 ERRORS = 4.5

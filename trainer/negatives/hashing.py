@@ -15,14 +15,14 @@ from trainer.randomness import generator
 
 FAMILIES = ("simhash", "dwta")
 Family = Literal["simhash", "dwta"]
-MOST_BUCKETS = 1 << 16
+MOST_BUCKETS = 1 << 15
 _BLOCK = 8  # rows hashed together, so that a line of directions is read once for all of them
 _ATTEMPTS = 64  # of an empty bin to borrow another's winner by chance, before the next one that has one is taken
 _NONE = -1
 
 
 class Hashes(Protocol):
-    """K functions for each of L tables. Codes are [n, L], uint8 up to 256 buckets and uint16 above."""
+    """K functions for each of L tables. Codes are [n, L], uint8 up to 256 buckets and int16 above."""
 
     @property
     def tables(self) -> int: ...
@@ -140,7 +140,7 @@ def _dense(vectors: np.ndarray, dimension: int) -> np.ndarray:
 
 
 def code_type(buckets: int) -> np.dtype:
-    return np.dtype(np.uint8 if buckets <= 1 << 8 else np.uint16)
+    return np.dtype(np.uint8 if buckets <= 1 << 8 else np.int16)
 
 
 def _codes(rows: int, hashes: Hashes) -> np.ndarray:

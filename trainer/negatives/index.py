@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EXACT_LABELS = 1 << 15  # up to so many, 'auto' scores every label
 TARGET_RECALL = 0.9
+MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 are searched (MIPS-s, sections 4 and 5.1)
+PROBED = 64
 
 
 class OwnIndex:
@@ -65,12 +67,17 @@ class OwnIndex:
         set_up(None)
         rows = len(classifier.vectors)
         spec = self._spec
-        if spec == "auto":
+        if spec == MIPS:
+            spec = f"IVF{max(1, int(rows**0.5))},Flat"
+        elif spec == "auto":
             spec = EXACT if rows <= EXACT_LABELS else f"IVF{int(4 * rows**0.5)},Flat"
         factory = Factory.parse(spec)
         vectors = padded(classifier.vectors.float().cpu().numpy(), factory.dimension(classifier.vectors.shape[1]))
         block = Block(classifier.start, vectors.copy(), build(factory, vectors, self._seed))
         wide = padded(queries, vectors.shape[1])
-        effort = tune(block, Effort(), factory.lossy, wide, self._width, TARGET_RECALL)
+        if self._spec == MIPS:
+            effort = Effort(nprobe=min(PROBED, factory.lists))
+        else:
+            effort = tune(block, Effort(), factory.lossy, wide, self._width, TARGET_RECALL)
         apply(block.index, effort)
         return block, effort

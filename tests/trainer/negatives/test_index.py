@@ -48,7 +48,7 @@ def test_the_best_of_stale_vectors() -> None:
     assert index.join(batch, x, classifier, ALONE).hard.tolist() == best(fresh, positives, x)
 
 
-@pytest.mark.parametrize("spec", ["IVF4,Flat", "IVF4,PQ4x4"])
+@pytest.mark.parametrize("spec", ["IVF4,Flat", "IVF4,PQ4x4", "mips"])
 def test_a_faiss_index(spec: str) -> None:
     index, classifier, positives, x = setting(spec)
     found = index.join(batch_of(positives), x, classifier, ALONE).hard

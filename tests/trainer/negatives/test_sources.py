@@ -1,0 +1,134 @@
+"""Sources of hard negatives, each against what it should find, and together in a run that is stopped and goes on."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import InputError
+from schemas.layout import RunLayout
+from schemas.tables import PAD
+from tests.builders import SmallData, batch_of, build_data
+from tests.trainer.test_loop import Killed, recipe, silent, train
+from trainer.candidates import joined
+from trainer.config import Negatives, load_recipe
+from trainer.group import Group
+from trainer.loop import Trainer
+from trainer.negatives.sources import InBatch, Sources, padded
+
+LABELS, DIMENSION = 60, 5
+POSITIVES = [[3, 9], [], [9, 30, 31], [0]]
+WEIGHT = np.random.default_rng(0).standard_normal((LABELS, DIMENSION)).astype(np.float32)
+X = np.random.default_rng(1).standard_normal((4, DIMENSION)).astype(np.float32)
+
+
+def best(scores: np.ndarray, labels: list[int], own: list[int], k: int) -> set[int]:
+    return set(sorted(set(labels) - set(own), key=lambda label: -scores[label])[:k])
+
+
+@pytest.mark.parametrize("k", [1, 3, 20])
+def test_in_batch_negatives_are_the_hardest_positives_of_the_others(k: int) -> None:
+    found = InBatch(k).find(batch_of(POSITIVES), X, WEIGHT.__getitem__)
+    for query, own in enumerate(POSITIVES):
+        expected = best(X[query] @ WEIGHT.T, sorted({label for row in POSITIVES for label in row}), own, k)
+        assert set(found[query].tolist()) - {PAD} == expected
+
+
+def test_a_batch_without_positives_has_no_in_batch_negatives() -> None:
+    assert InBatch(3).find(batch_of([[], []]), X[:2], WEIGHT.__getitem__).shape == (2, 0)
+
+
+IDS = st.integers(-1, 9)
+
+
+@given(st.integers(0, 4), st.integers(0, 4), st.data())
+def test_joined_labels_are_the_tables_and_the_found_each_once_without_positives(
+    width: int, k: int, data: st.DataObject
+) -> None:
+    hard = [data.draw(st.lists(IDS, min_size=width, max_size=width)) for _ in POSITIVES]
+    found = [data.draw(st.lists(IDS, min_size=k, max_size=k)) for _ in POSITIVES]
+    table = np.array(hard, np.int32).reshape(len(POSITIVES), width)
+    both = joined(batch_of(POSITIVES, table), np.array(found, np.int64).reshape(len(POSITIVES), k))
+    np.testing.assert_array_equal(both[:, :width], table)
+    for query, own in enumerate(POSITIVES):
+        new = [label for label in both[query, width:].tolist() if label != PAD]
+        assert len(new) == len(set(new))
+        assert set(new) == set(found[query]) - set(own) - set(hard[query]) - {PAD}
+
+
+def test_ragged_rows_are_padded_behind() -> None:
+    rows = padded((np.array([5, 6, 7], np.int32), np.array([0, 2, 2, 3])))
+    np.testing.assert_array_equal(rows, [[5, 6], [PAD, PAD], [7, PAD]])
+
+
+def test_a_recipe_without_them_has_none() -> None:
+    assert Sources.of(Negatives(), WEIGHT.__getitem__, LABELS, DIMENSION, 0) is None
+
+
+@pytest.fixture(scope="module")
+def data() -> SmallData:
+    return build_data("memory://sources/data")
+
+
+NEGATIVES = {
+    "random": 4,
+    "hard": 0,
+    "width": 0,
+    "frequency_share": 0.5,
+    "in_batch": 3,
+    "lsh": {"hard": 5, "bits": 3, "tables": 4, "every": 2, "growth": 1.3},
+    "start": 1,
+    "warmup": 9,
+}
+
+
+def test_a_run_with_every_source_goes_on_to_the_same_bits(data: SmallData) -> None:
+    mixed = recipe(negatives=NEGATIVES, train={"epochs": 4})
+    names = count()
+
+    def fresh() -> str:
+        return RunLayout(f"memory://sources/run-{next(names)}").root
+
+    losses = train(Trainer.start(data.layout.root, fresh(), mixed, silent))
+    steps = len(losses) // 4
+    for stop in (2, steps + 1, 2 * steps, 3 * steps + 2):
+        run = fresh()
+        with pytest.raises(Killed):
+            train(Trainer.start(data.layout.root, run, mixed, silent), stop)
+        rest = train(Trainer.resume(data.layout.root, run, mixed, silent))
+        assert rest == losses[-len(rest) :]
+    # What the sources find is scored: without it the same steps have other losses from `start` on.
+    plain = recipe(negatives={**NEGATIVES, "in_batch": 1, "lsh": {}}, train={"epochs": 4})
+    others = train(Trainer.start(data.layout.root, fresh(), plain, silent))
+    assert others[:steps] == losses[:steps]
+    assert others[steps] < losses[steps]
+
+
+def test_sources_with_state_are_refused_on_several_ranks(data: SmallData) -> None:
+    class Two(Group):
+        ranks = 2
+        rank = 0
+
+    with pytest.raises(InputError, match="state is saved by one rank"):
+        Trainer.start(data.layout.root, "memory://sources/two", recipe(negatives=NEGATIVES), silent, Two())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("negatives.pool=all", "scores every label already"),
+        ("negatives.lsh.bits=16", "less than or equal to 15"),
+        ("negatives.lsh.width=9", "32768 buckets"),
+        ("negatives.lsh.tabels=3", "did you mean 'tables'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(change: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_recipe("random", ["negatives.lsh.hard=5", change])
+
+
+def test_start_is_for_sources() -> None:
+    with pytest.raises(InputError, match=r"negatives\.start is for"):
+        load_recipe("random", ["negatives.start=2"])
