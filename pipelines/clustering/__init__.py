@@ -1,0 +1,1 @@
+"""Queries in clusters of equal size, whose in-batch negatives are hard (NGAME)."""

@@ -1,0 +1,98 @@
+"""Balanced hierarchical k-means: points halved again and again, into clusters of equal size (NGAME, appendix C).
+
+All parts of one level are halved together: a pass over the points for each of a few rounds, and log2(N / C) levels, so
+O(N D log(N / C)). Nothing of a part is a Python loop, and no sum depends on threads.
+"""
+
+import numpy as np
+
+_ROUNDS = 8  # of 2-means a level; most parts settle in fewer
+_ROWS = 1 << 15  # points whose scores are computed at a time
+
+
+def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int = _ROUNDS) -> np.ndarray:
+    """The cluster of each of `vectors` [N, D]: numbers [0, K), int64 [N], with K = ceil(N / size).
+
+    Clusters have floor(N / K) or ceil(N / K) points. Their numbers follow the tree: 2 i and its neighbours are near.
+    A function of (vectors, size, seed) alone. Raises ValueError for a size below 1.
+    """
+    if size < 1:
+        raise ValueError(f"clusters of {size} points; expected 1 or more")
+    count = len(vectors)
+    vectors = np.ascontiguousarray(vectors, np.float32)
+    order = np.arange(count)  # points, part after part
+    # Parts: where each starts, and how many clusters it is to become.
+    starts, clusters = np.array([0, count]), np.array([-(-count // size)])
+    while clusters.max(initial=0) > 1:
+        left = (clusters + 1) // 2
+        sizes = _left_sizes(np.diff(starts), clusters, left)
+        order = order[_halved(vectors[order], starts, sizes, clusters > 1, seed, rounds)]
+        middle = starts[:-1] + sizes
+        halves = np.stack([middle, starts[1:]], axis=1).reshape(-1)
+        counts = np.stack([left, clusters - left], axis=1).reshape(-1)
+        kept = counts > 0  # a part that is one cluster already has no right half
+        starts, clusters = np.concatenate([[0], halves[kept]]), counts[kept]
+    found = np.empty(count, np.int64)
+    found[order] = np.repeat(np.arange(len(clusters)), np.diff(starts))
+    return found
+
+
+def _left_sizes(points: np.ndarray, clusters: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Points of each left half that is to become `left` clusters, so that all leaves of a part are equal within one."""
+    base, larger = points // clusters, points % clusters
+    return base * left + np.minimum(larger, left)
+
+
+def _halved(
+    vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int, rounds: int
+) -> np.ndarray:
+    """The order [N] that lays each part's left half before its right one: balanced 2-means within every part.
+
+    `vectors` [N, D] part after part. A point's rank along the line through both centroids decides, which is the best
+    assignment with these sizes: the sum of squared distances to c1 or c2 is least where x.(c1 - c2) is largest.
+    """
+    sizes = np.diff(starts)
+    part = np.repeat(np.arange(len(sizes)), sizes)
+    within = np.arange(len(part)) - starts[:-1][part]
+    goes_left = within < left[part]
+    # Two of a part's points, drawn: their difference is the first line.
+    draw = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), len(sizes)]))
+    two = starts[:-1, None] + (draw.random((len(sizes), 2)) * sizes[:, None]).astype(np.int64)
+    lines = vectors[two[:, 0]] - vectors[two[:, 1]]
+    order = np.arange(len(part))
+    for _ in range(rounds):
+        scores = _along(vectors, lines, part)
+        # Ties stay in their order, and so does all of a part that is not divided.
+        scores[~divided[part]] = 0
+        new = np.lexsort((-scores, part))
+        moved = np.zeros(len(part), bool)
+        moved[new[goes_left]] = True
+        before = np.zeros(len(part), bool)
+        before[order[goes_left]] = True
+        order = new
+        if np.array_equal(moved, before):
+            break
+        lines = _means(vectors, order, starts, left)
+    return order
+
+
+def _along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """x . lines[part of x] for every point, float32 [N]."""
+    scores = np.empty(len(vectors), np.float32)
+    for start in range(0, len(vectors), _ROWS):
+        rows = slice(start, start + _ROWS)
+        scores[rows] = np.einsum("nd,nd->n", vectors[rows], lines[part[rows]])
+    return scores
+
+
+def _means(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """c1 - c2 of each part's halves in `order`, float32 [P, D]."""
+    middle = starts[:-1] + left
+    bounds = np.stack([starts[:-1], middle], axis=1).reshape(-1)
+    counts = np.diff(np.append(bounds, starts[-1]))
+    sums = np.zeros((len(bounds), vectors.shape[1]))
+    some = np.flatnonzero(counts)
+    if len(some):
+        sums[some] = np.add.reduceat(vectors[order], bounds[some], axis=0, dtype=np.float64)
+    means = sums / np.maximum(counts, 1)[:, None]
+    return (means[0::2] - means[1::2]).astype(np.float32)

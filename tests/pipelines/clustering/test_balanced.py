@@ -1,0 +1,63 @@
+"""Clusters of equal size: their sizes, what they gather, and that nothing but their input decides."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.clustering.balanced import balanced_clusters
+
+
+@settings(deadline=None)
+@given(st.integers(0, 200), st.integers(1, 30), st.integers(1, 4), st.integers(0, 3))
+def test_clusters_are_as_many_as_they_should_be_and_equal_within_one(
+    count: int, size: int, dimension: int, seed: int
+) -> None:
+    # Few values, so that many points are the same.
+    vectors = np.random.default_rng(seed).integers(0, 3, (count, dimension)).astype(np.float32)
+    found = balanced_clusters(vectors, size, seed)
+    sizes = np.bincount(found)
+    assert len(sizes) == -(-count // size)
+    assert sizes.max(initial=0) <= size
+    assert not count or sizes.max() - sizes.min() <= 1
+
+
+@pytest.mark.parametrize("size", [16, 50])
+def test_groups_that_lie_apart_are_found(size: int) -> None:
+    draw = np.random.default_rng(0)
+    group = np.repeat(np.arange(8), size)
+    centres = 20 * np.linalg.qr(draw.standard_normal((16, 16)))[0][:8]
+    vectors = centres[group] + draw.standard_normal((8 * size, 16))
+    shuffled = draw.permutation(8 * size)
+    found = balanced_clusters(vectors[shuffled], size)
+    pure = [len(set(group[shuffled][found == one])) == 1 for one in range(8)]
+    assert np.mean(pure) >= 0.75
+
+
+def spread(vectors: np.ndarray, found: np.ndarray) -> float:
+    """The mean squared distance to the cluster's centre."""
+    centres = np.stack([vectors[found == one].mean(0) for one in range(found.max() + 1)])
+    return float(((vectors - centres[found]) ** 2).sum(1).mean())
+
+
+def test_clusters_are_closer_than_random_ones_and_rounds_bring_them_closer() -> None:
+    draw = np.random.default_rng(1)
+    vectors = draw.standard_normal((40, 8))[draw.integers(0, 40, 3000)] + 0.4 * draw.standard_normal((3000, 8))
+    vectors = vectors.astype(np.float32)
+    found = balanced_clusters(vectors, 25, seed=3)
+    assert spread(vectors, found) < 0.35 * spread(vectors, draw.permutation(found))
+    assert spread(vectors, found) < 0.9 * spread(vectors, balanced_clusters(vectors, 25, seed=3, rounds=1))
+    # Neighbours in the tree are near: clusters of twice the size are pairs of them.
+    assert spread(vectors, found // 2) < 0.5 * spread(vectors, draw.permutation(found) // 2)
+
+
+def test_the_same_input_gives_the_same_clusters_and_another_seed_others() -> None:
+    vectors = np.random.default_rng(2).standard_normal((500, 6)).astype(np.float32)
+    first = balanced_clusters(vectors, 9, seed=1)
+    np.testing.assert_array_equal(first, balanced_clusters(vectors.astype(np.float64), 9, seed=1))
+    assert not np.array_equal(first, balanced_clusters(vectors, 9, seed=2))
+
+
+def test_a_size_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        balanced_clusters(np.zeros((3, 2)), 0)

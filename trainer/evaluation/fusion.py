@@ -1,0 +1,110 @@
+"""Score fusion: a regression tree on both scores of a label and its frequency, added to the two scores (NGAME, C).
+
+The tree is learned by scikit-learn and kept as plain arrays in JSON, so that reading it takes neither scikit-learn nor
+pickle.
+"""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas import storage
+from schemas.errors import TableError
+
+DEPTH = 7
+FORMAT = 1
+_LEAF = -1
+_NAMES = {"feature": np.int64, "threshold": np.float64, "left": np.int64, "right": np.int64, "value": np.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Fusion:
+    """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] where d[feature] <= threshold, else `right`; 0 is the root.
+
+    A leaf has feature -1 and `value` [n]. Descriptors are float32, as scikit-learn compares them.
+    """
+
+    feature: np.ndarray
+    threshold: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    value: np.ndarray
+
+    @classmethod
+    def fit(
+        cls,
+        label_scores: np.ndarray,
+        scores: np.ndarray,
+        frequency: np.ndarray,
+        relevant: np.ndarray,
+        depth: int = DEPTH,
+    ) -> "Fusion":
+        """Learn to tell which pairs of a validation shortlist are `relevant` [n] bool.
+
+        `label_scores` [n]: E(z).x of each pair (query, label); `scores` [n]: w.x; `frequency` [n]: training points of
+        the label. Needs scikit-learn. Raises ValueError for no pairs.
+        """
+        from sklearn.tree import DecisionTreeRegressor
+
+        described = _described(label_scores, scores, frequency).reshape(-1, 3)
+        tree = DecisionTreeRegressor(max_depth=depth, random_state=0).fit(described, relevant.reshape(-1)).tree_
+        leaf = tree.children_left < 0
+        return cls(
+            feature=np.where(leaf, _LEAF, tree.feature).astype(np.int64),
+            threshold=np.where(leaf, 0.0, tree.threshold),
+            left=tree.children_left.astype(np.int64),
+            right=tree.children_right.astype(np.int64),
+            value=tree.value[:, 0, 0].astype(np.float64),
+        )
+
+    def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+        """T(d), float64 of the arrays' common shape: all pairs go down one level at a time."""
+        described = _described(label_scores, scores, frequency)
+        flat = described.reshape(-1, 3)
+        node = np.zeros(len(flat), np.int64)
+        going = np.flatnonzero(self.feature[node] != _LEAF)
+        while len(going):
+            at = node[going]
+            down = flat[going, self.feature[at]] <= self.threshold[at]
+            node[going] = np.where(down, self.left[at], self.right[at])
+            going = going[self.feature[node[going]] != _LEAF]
+        return self.value[node].reshape(described.shape[:-1])
+
+    def __call__(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+        """The fused score T(d) + E(z).x + w.x."""
+        return self.predict(label_scores, scores, frequency) + label_scores + scores
+
+    def save(self, url: str) -> None:
+        """Write the tree as JSON. Raises StorageError."""
+        arrays = {name: getattr(self, name).tolist() for name in _NAMES}
+        storage.write_bytes(url, json.dumps({"format": FORMAT, **arrays}).encode())
+
+    @classmethod
+    def load(cls, url: str) -> "Fusion":
+        """The tree at `url`. Raises FileNotFoundError, StorageError; TableError where that is no tree."""
+        try:
+            body = json.loads(storage.read_bytes(url))
+            arrays = {name: np.array(body[name], kind) for name, kind in _NAMES.items()}
+            if body["format"] != FORMAT:
+                raise ValueError(f"format {body['format']}, expected {FORMAT}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableError(f"{url}: not a tree of score fusion: {error}. Fit it again.") from None
+        tree = cls(**arrays)
+        tree._require_whole(url)
+        return tree
+
+    def _require_whole(self, url: str) -> None:
+        """Every node has what it needs, and children come after it, so that every way ends."""
+        nodes, inner = len(self.feature), np.flatnonzero(self.feature != _LEAF)
+        equal = all(getattr(self, name).shape == (nodes,) for name in _NAMES)
+        if equal and nodes and ((self.feature >= _LEAF) & (self.feature < 3)).all():
+            children = np.stack([self.left[inner], self.right[inner]])
+            if ((children > inner) & (children < nodes)).all():
+                return
+        raise TableError(f"{url}: not a tree of score fusion: its nodes do not fit together. Fit it again.")
+
+
+def _described(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+    """d [..., 3] float32."""
+    return np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
