@@ -26,7 +26,7 @@ from schemas.parquet import ShardFile, matrix_array, open_shard
 from schemas.shards import iterate_shard
 from schemas.storage import join
 from trainer.inputs import require_inputs
-from trainer.model import Model, find_checkpoint, load_encoder
+from trainer.model import Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import Table, open_queries
 from trainer.threads import one_thread
 
@@ -99,7 +99,7 @@ def embed(
     require_inputs(source.url, source.manifest, recipe.encoder.inputs)
     at = int(checkpoint.state["progress"]["global_step"])
     parents = {what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
-    parameters = {"what": what, "step": at, "dtype": dtype, "batch": batch, "bias": recipe.classifier.bias}
+    parameters = {"what": what, "step": at, "dtype": dtype, "batch": batch, "bias": has_bias(recipe)}
     if what == "queries":
         parameters["split"] = split
     plan = Plan(data, run, at, checkpoint.manifest.digest, source, out, dtype, batch)
@@ -124,7 +124,7 @@ class EmbedShard(beam.DoFn):
     def process(self, shard: int) -> Iterator[Summary]:
         plan, source = self._plan, self._plan.source.manifest
         model = shared_model(plan)
-        schema = plan.schema(model.classifier.vectors.shape[1])
+        schema = plan.schema(model.width)
         file = ShardFile(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1)
         # Bytes do not depend on a machine's cores; workers share them as processes.
         with one_thread(), file as out:
@@ -144,10 +144,10 @@ def shared_model(plan: Plan) -> Model:
 
 def embed_shard(plan: Plan, model: Model, shard: int) -> Iterator[pa.Table]:
     """The embeddings of shard `shard`, a row group at a time. Raises InputError, TableError."""
-    schema = plan.schema(model.classifier.vectors.shape[1])
+    schema = plan.schema(model.width)
     for group in iterate_shard(plan.source.url, plan.source.manifest.shards[shard], [plan.id_column, *model.columns]):
         ids = group.column(plan.id_column).combine_chunks()
-        x = _narrow(model.embed_table(group, plan.batch).numpy(), plan)
+        x = _narrow(model.embed_table(group, plan.batch, plan.what == "labels").numpy(), plan)
         vectors = matrix_array(x, schema.field("vector").type.value_type)
         yield pa.Table.from_arrays([ids, vectors], schema=schema)
 

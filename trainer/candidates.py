@@ -86,6 +86,10 @@ class Planner:
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return Batch(batch.epoch, batch.step, rows, Inputs(), positives, offsets, tables[0] if tables else None)
 
+    def drawn(self, batch: Batch) -> Batch:
+        """The batch with those of its hard negatives that this step counts."""
+        return replace(batch, hard=self._hard(batch))
+
     def _hard(self, batch: Batch) -> np.ndarray | None:
         if batch.hard is None:
             return None

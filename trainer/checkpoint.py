@@ -62,7 +62,7 @@ class Checkpoint:
 
     def read_rows(self, into: Mapping[str, torch.Tensor], start: int) -> None:
         """Fill tensors [n, ...] with the rows of labels [start, start + n). Raises TableError."""
-        stop = start + len(next(iter(into.values())))
+        stop = start + len(next(iter(into.values()), ()))
         for first, rows in self.rows(start, stop):
             for name, tensor in into.items():
                 tensor[first - start : first - start + len(rows[name])] = rows[name]

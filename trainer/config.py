@@ -257,7 +257,7 @@ class Negatives(Section):
     def _possible(self) -> "Negatives":
         if self.width and self.width < self.hard:
             raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}")
-        if self.pool != "all" and self.random + self.hard + self.found == 0:
+        if self.pool in ("shared", "own") and self.random + self.hard + self.found == 0:
             raise ValueError("no negatives at all: set negatives.random, negatives.hard or negatives.pool = 'all'")
         if self.pool == "all" and self.hard + self.found:
             raise ValueError(
@@ -411,6 +411,22 @@ class Recipe(Section):
     checkpoint: Checkpoint = Checkpoint()
     validation: Validation = Validation()
     logging: Logging = Logging()
+
+    @model_validator(mode="after")
+    def _scored(self) -> "Recipe":
+        head, pool = self.head.kind, self.negatives.pool
+        known = ("all", "batch") if head == "label-encoder" else ("shared", "own", "all")
+        if pool not in known:
+            raise ValueError(
+                f"negatives.pool = {pool!r} is not of head.kind = {head!r}: set negatives.pool to one of "
+                + ", ".join(map(repr, known))
+            )
+        if head == "label-encoder" and (self.indexes or self.negatives.found):
+            raise ValueError(
+                "refresh.source = 'in-trainer', negatives.in_batch and negatives.lsh look at a classifier's vectors: "
+                "leave them out for head.kind = 'label-encoder', whose hard negatives come from a table"
+            )
+        return self
 
     @model_validator(mode="after")
     def _dealt(self) -> "Recipe":

@@ -1,101 +1,143 @@
 """The label-encoder head: labels are encoded from their text, so there is no vector to keep for any of them (DEXML)."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from schemas.tables import PAD
-from trainer.candidates import draw_hard
 from trainer.config import Recipe
 from trainer.encoders.base import Encoder
 from trainer.gradcache import LABELS, QUERIES, CachedEmbeddings
 from trainer.group import ALONE, Group, label_range
+from trainer.inputs import Inputs
 from trainer.losses import build_loss
 from trainer.stream.batch import Batch, Candidates
 from trainer.texts import LabelTexts
 
 
-@dataclass(frozen=True)
-class Pool:
-    """The labels of a step, over all ranks: `ids` [C] int64 ascending, each once, of which a rank encodes its share.
+class Embedded(NamedTuple):
+    """The mean loss over the queries of all ranks, and their x [B, D] as they were trained on."""
 
-    `positives` [sum P] and `offsets` [B + 1] are those of the queries of all ranks, in rank order.
-    """
+    loss: float
+    x: torch.Tensor
 
-    ids: np.ndarray | range
-    positives: np.ndarray
-    offsets: np.ndarray
 
-    def candidates(self, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
-        """Labels `ids[start:stop]` for every query: all are its negatives but its positives, which are struck."""
-        ids = np.asarray(self.ids[start:stop], np.int64)
-        query = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
-        place = np.searchsorted(ids, self.positives)
-        inside = place < len(ids)
-        inside[inside] = ids[place[inside]] == self.positives[inside]
-        query, place = query[inside], place[inside].astype(np.int64)
-        weight = np.ones(len(place), np.float32)
-        if positive_weight is not None:
-            weight = positive_weight[ids[place]].astype(np.float32)
-        return Candidates(
-            ids=ids,
-            pair_query=query,
-            pair_label=place,
-            pair_positive=np.ones(len(place), bool),
-            pair_weight=weight,
-            pool_weight=np.ones(len(ids), np.float32),
-            struck_query=query,
-            struck_pool=place,
-        )
+def among(batch: Batch, ids: np.ndarray, weight: np.ndarray | None = None) -> Candidates:
+    """The labels `ids` [C], ascending, for every query: its positives are struck from its negatives."""
+    query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))
+    place = np.searchsorted(ids, batch.positives)
+    inside = place < len(ids)
+    inside[inside] = ids[place[inside]] == batch.positives[inside]
+    query, place = query[inside], place[inside].astype(np.int64)
+    return Candidates(
+        ids=ids,
+        pair_query=query,
+        pair_label=place,
+        pair_positive=np.ones(len(place), bool),
+        pair_weight=np.ones(len(place), np.float32) if weight is None else weight[ids[place]].astype(np.float32),
+        pool_weight=np.ones(len(ids), np.float32),
+        struck_query=query,
+        struck_pool=place,
+    )
 
 
 class LabelEncoderHead:
     """Queries and labels through one encoder, or one each, and a loss over the labels of all ranks.
 
-    With `negatives.pool = "all"` every step scores every label. Otherwise the pool is what the batch brings: positives
-    of all its queries, and `negatives.hard` a query drawn from its row of the table, B(1 + m) labels at most.
+    With `negatives.pool = "all"` every step scores every label. With "batch" the pool is what the batch brings:
+    positives of all its queries, and `negatives.hard` a query drawn from its row of the table, B(1 + m) labels at most.
+    It stands where a classifier does, with `vectors` that are embeddings: a rank has those of [start, stop).
     """
+
+    bias = False
 
     def __init__(
         self,
         recipe: Recipe,
         encoder: Encoder,
-        texts: LabelTexts,
+        texts: LabelTexts | None,
         label_encoder: Encoder | None = None,
-        positive_weight: np.ndarray | None = None,
         group: Group = ALONE,
     ) -> None:
         self._recipe, self._texts, self._group = recipe, texts, group
         self._encoder, self._label_encoder = encoder, label_encoder or encoder
         self._loss = build_loss(recipe.loss)
-        self._positive_weight = positive_weight
+        self._vectors: torch.Tensor | None = None
+        self.schedule: Callable[[int], float] = lambda step: 1.0  # as a classifier has one; nothing here asks for it
+        self.labels = 0 if texts is None else len(texts)
+        self.start, self.stop = label_range(self.labels, group.rank, group.ranks)
 
     @property
-    def encoders(self) -> list[Encoder]:
-        """That of the queries, and that of the labels where it is another."""
-        return [self._encoder] if self._label_encoder is self._encoder else [self._encoder, self._label_encoder]
+    def encoders(self) -> dict[str, Encoder]:
+        """By the name of their part of a checkpoint: that of the queries, and of the labels where it is another."""
+        own = {} if self._label_encoder is self._encoder else {"label-encoder": self._label_encoder}
+        return {"encoder": self._encoder, **own}
 
-    def step(self, batch: Batch, factor: float) -> tuple[float, torch.Tensor]:
-        """One optimizer step on the ranks' batch: (the mean loss over its queries, x [b, D] of this rank's own)."""
-        loss, x = self.backward(batch)
-        for encoder in self.encoders:
+    @property
+    def vectors(self) -> torch.Tensor:
+        """z [stop - start, D] of this rank's labels, without dropout; kept until the next step or load."""
+        if self._vectors is None:
+            z = torch.empty(self.stop - self.start, self._encoder.dimension)
+            size = self._recipe.head.label_batch
+            for low in range(self.start, self.stop, size):
+                high = min(low + size, self.stop)
+                z[low - self.start : high - self.start] = self.embed(self.texts.take(np.arange(low, high)))
+            self._vectors = z
+        return self._vectors
+
+    @property
+    def texts(self) -> LabelTexts:
+        assert self._texts is not None, "this model was loaded to embed what it is given"
+        return self._texts
+
+    def extend(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, D] as it is: there is no bias."""
+        return x
+
+    def embed(self, inputs: Inputs) -> torch.Tensor:
+        """z [n, D] of labels, without a graph."""
+        return self._label_encoder.encode(self._label_encoder.prepare(inputs))
+
+    def inputs(self, size: int = 1024) -> Iterator[Inputs]:
+        """What the encoder reads of this rank's labels, `size` at a time: as many pieces on every rank."""
+        most = -(-self.labels // self._group.ranks)
+        for piece in range(0, most, size):
+            low, high = (min(self.start + piece + end, self.stop) for end in (0, size))
+            yield self.texts.take(np.arange(low, high))
+
+    def settle(self, step: int) -> None:
+        """There are no rows whose decay could be behind."""
+
+    def forget(self) -> None:
+        """The encoders have changed."""
+        self._vectors = None
+
+    def step(self, batch: Batch, everyone: Batch, factor: float, weight: np.ndarray | None = None) -> Embedded:
+        """One optimizer step: `batch` is this rank's part of the global one, `everyone`; all ranks get the same.
+
+        `everyone` has the hard negatives that count (`Planner.gather`); `weight` [L] weighs the positives.
+        """
+        found = self.backward(batch, everyone, weight)
+        for encoder in self.encoders.values():
             encoder.reduce(self._group)
             encoder.update(factor)
-        return loss, x
+        self.forget()
+        return found
 
-    def backward(self, batch: Batch) -> tuple[float, torch.Tensor]:
+    def backward(self, batch: Batch, everyone: Batch, weight: np.ndarray | None = None) -> Embedded:
         """As `step`, up to the encoders' own gradients, which are still to be summed over ranks."""
         head, group, key = self._recipe.head, self._group, (batch.epoch, batch.step)
-        pool = self._pool(batch)
-        start, stop = label_range(len(pool.ids), group.rank, group.ranks)
-        candidates = pool.candidates(start, stop, self._positive_weight)
-        first = group.before(len(batch))
+        ids = self.pool(everyone)
+        start, stop = label_range(len(ids), group.rank, group.ranks)
+        candidates = among(everyone, np.asarray(ids[start:stop], np.int64), weight)
+        sizes = group.sizes(len(batch))
+        first = sum(sizes[: group.rank])
         queries = CachedEmbeddings(self._encoder, batch.inputs.slice, len(batch), head.query_batch, key, QUERIES, first)
         labels = CachedEmbeddings(
             self._label_encoder,
-            lambda low, high: self._texts.take(candidates.ids[low:high]),
+            lambda low, high: self.texts.take(candidates.ids[low:high]),
             stop - start,
             head.label_batch,
             key,
@@ -103,35 +145,19 @@ class LabelEncoderHead:
             start,
         )
         own, z = queries.embed(), labels.embed()
-        x = group.gather(own.detach()).requires_grad_()
+        x = group.gather(own.detach(), sizes).requires_grad_()
         part = self._loss(x, z, candidates, group) / len(x)
         part.backward()
         assert x.grad is not None
         assert z.grad is not None
         queries.backward(group.sum(x.grad)[first : first + len(batch)])
         labels.backward(z.grad)
-        return float(group.sum(part.detach())), own.detach()
+        return Embedded(float(group.sum(part.detach())), x.detach())
 
-    @torch.no_grad()
-    def vectors(self, start: int = 0, stop: int | None = None) -> Iterator[torch.Tensor]:
-        """z of labels [start, stop), in their order and without dropout, some rows [n, D] at a time."""
-        encoder, stop = self._label_encoder, len(self._texts) if stop is None else stop
-        size = self._recipe.head.label_batch
-        for low in range(start, stop, size):
-            inputs = self._texts.take(np.arange(low, min(low + size, stop)))
-            yield encoder.encode(encoder.prepare(inputs))
-
-    def _pool(self, batch: Batch) -> Pool:
-        options = self._recipe.negatives
-        hard = np.empty(0, np.int64)
-        if batch.hard is not None and options.hard and options.pool != "all":
-            at = {"seed": self._recipe.train.seed, "epoch": batch.epoch, "step": batch.step}
-            hard = np.unique(draw_hard(batch.hard, options.hard, **at)).astype(np.int64)
-        positives, counts, hard = self._group.gather_arrays(
-            batch.positives.astype(np.int64), np.diff(batch.positive_offsets), hard
-        )
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        if options.pool == "all":
-            return Pool(range(len(self._texts)), positives, offsets)
-        ids = np.unique(np.concatenate([positives, hard]))
-        return Pool(ids[ids != PAD], positives, offsets)
+    def pool(self, everyone: Batch) -> np.ndarray | range:
+        """The labels of a step over all ranks, ascending and each once; a rank encodes its share of them."""
+        if self._recipe.negatives.pool == "all":
+            return range(self.labels)
+        hard = np.empty(0, np.int64) if everyone.hard is None else everyone.hard.ravel()
+        ids = np.unique(np.concatenate([everyone.positives.astype(np.int64), hard]))
+        return ids[ids != PAD]

@@ -14,11 +14,15 @@ def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int) -> tuple[int, 
     """(parameters, their optimizer's state) of encoder and classifier. Raises InputError: a model that is not there."""
     weight, state = label_bytes(recipe)
     encoder, encoder_state = encoder_bytes(recipe.encoder, vocabulary)
+    if not recipe.head.shared:
+        encoder, encoder_state = 2 * encoder, 2 * encoder_state
     return weight * labels + encoder, state * labels + encoder_state
 
 
 def label_bytes(recipe: Recipe) -> tuple[int, int]:
     """(parameters, their optimizer's state) of one label."""
+    if recipe.head.kind == "label-encoder":
+        return 0, 0
     options = recipe.classifier
     columns = recipe.encoder.dimension + int(options.bias)
     return _row_bytes(columns, RowOptimizer(options.optimizer, options.momentum))

@@ -1,6 +1,7 @@
 """The training loop: stream, candidates, encoder, classifier, dumps, checkpoints; nothing here knows about files."""
 
 import contextlib
+import itertools
 import json
 import math
 import time
@@ -15,13 +16,15 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from trainer.candidates import Planner
 from trainer.checkpoint import Checkpoint, latest_checkpoint
+from trainer.classifier import Classifier
 from trainer.config import Recipe, dump_config, load_config, validate
 from trainer.curriculum import mixtures
 from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.evaluation.evaluate import Scorer, label_statistics, positive_weights
 from trainer.group import ALONE, SILENCE_SECONDS, Group, label_range
 from trainer.hardness import measure
-from trainer.model import DataFacts, Model, require_same_data
+from trainer.losses import is_binary
+from trainer.model import DataFacts, Model, open_texts, require_same_data
 from trainer.negatives.index import OwnIndex
 from trainer.negatives.sources import Sources
 from trainer.refresh import LEAD, Adoption, adopt, follow
@@ -77,16 +80,21 @@ class Trainer:
         self._require_compatible()
         weights = positive_weights(data, recipe.train.positive_weight, self._say)
         part = label_range(self.labels, group.rank, group.ranks) if group.ranks > 1 else None
+        negatives = recipe.negatives
+        if not is_binary(recipe.loss):  # what it makes of a score depends on all of them
+            negatives = negatives.model_copy(update={"chunk": max(1, self.labels)})
         course = mixtures(recipe) if recipe.negatives.curriculum else ()
         frequency = label_statistics(data).frequency if recipe.negatives.frequency_share else None
-        known = recipe.negatives, self.labels, recipe.train.seed
+        known = negatives, self.labels, recipe.train.seed
         self._planner = Planner(*known, weights, part, course, frequency)
-        self.model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
+        self.model = Model.build(
+            recipe, facts.vocabulary, facts.labels, facts.features, group, open_texts(data, recipe)
+        )
         self.model.classifier.schedule = self._rate_factor
         self._index = OwnIndex(recipe) if recipe.indexes else None
         self._found = self._open_found()
         # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
-        ahead = part is None and self._index is None and self._found is None
+        ahead = part is None and self._index is None and self._found is None and recipe.head.kind == "classifier"
         self.stream = self._open_stream(self._sources, self._planner if ahead else None)
         self._tracker = Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker()
         self._writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
@@ -289,8 +297,7 @@ class Trainer:
             return None
         if self._group.decide(lambda: dump_is_published(self.run, progress.epoch)):
             return None
-        width = self.model.classifier.vectors.shape[1]
-        collector = EmbeddingCollector(self.run, progress.epoch, self._sources, width, self._group)
+        collector = EmbeddingCollector(self.run, progress.epoch, self._sources, self.model.width, self._group)
         if progress.step:
             collector.restore(progress.step)
         return collector
@@ -306,7 +313,7 @@ class Trainer:
                 "table_width": recipe.negatives.table_width,
                 "index": recipe.refresh.index,
                 "by": recipe.refresh.by,
-                "bias": recipe.classifier.bias,
+                "bias": self.model.classifier.bias,
             },
         )
 
@@ -332,12 +339,8 @@ class Trainer:
         self._writer.save(
             Contents(
                 step=progress.global_step,
-                parts={
-                    "encoder": model.encoder.tensors(),
-                    "encoder-optimizer": model.encoder.optimizer_tensors(),
-                    **self._found_part(),
-                },
-                rows={"weight": model.classifier.vectors, **model.classifier.rows.state},
+                parts={**model.parts(), **self._found_part()},
+                rows=model.rows(),
                 first=model.classifier.start,
                 labels=self.labels,
                 state={
@@ -352,10 +355,10 @@ class Trainer:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         model = self.model
-        model.encoder.load_tensors(checkpoint.tensors("encoder"))
-        model.encoder.load_optimizer_tensors(checkpoint.tensors("encoder-optimizer"))
-        rows = {"weight": model.classifier.rows.weight, **model.classifier.rows.state}
-        checkpoint.read_rows(rows, model.classifier.start)
+        model.load_encoders(checkpoint)
+        for name, encoder in model.encoders.items():
+            encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
+        checkpoint.read_rows(model.rows(), model.classifier.start)
         if self._found is not None and checkpoint.has(NEGATIVES):
             self._found.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
         self.progress = Progress(**checkpoint.state["progress"])
@@ -367,6 +370,8 @@ class Trainer:
 
     def _open_found(self) -> Sources | None:
         classifier, options = self.model.classifier, self.recipe.negatives
+        if not isinstance(classifier, Classifier):
+            return None
         count, dimension = classifier.vectors.shape
         found = Sources.of(options, classifier.read, count, dimension, self.recipe.train.seed)
         if found is not None and found.stateful and self._group.ranks > 1:
@@ -401,9 +406,11 @@ class Trainer:
         )
 
     def _fit_idf(self) -> None:
-        fit = getattr(self.model.encoder, "fit_idf", None)
-        if fit is not None:
-            fit((batch.inputs for batch in self._open_stream(self._sources, plan=None)), self._group)
+        for encoder in self.model.encoders.values():
+            fit = getattr(encoder, "fit_idf", None)
+            if fit is not None:
+                queries = (batch.inputs for batch in self._open_stream(self._sources, plan=None))
+                fit(itertools.chain(queries, self.model.label_inputs()), self._group)
 
     def _require_compatible(self) -> None:
         waits = self.recipe.refresh.wait_seconds

@@ -1,5 +1,6 @@
 """Encoder and classifier as one thing: built from a recipe and DATA, saved to a checkpoint, loaded from one."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -11,9 +12,13 @@ from schemas.manifest import Manifest, open_manifest
 from trainer.checkpoint import Checkpoint, latest_checkpoint
 from trainer.classifier import Classifier
 from trainer.config import Recipe, load_config, validate
+from trainer.dual import LabelEncoderHead
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs, Kind, columns_of
+from trainer.losses import Loss, build_loss, is_binary
+from trainer.stream.batch import Candidates
+from trainer.texts import LabelTexts
 
 
 @dataclass
@@ -21,16 +26,59 @@ class Model:
     """The parameters of a run."""
 
     encoder: Encoder
-    classifier: Classifier
+    classifier: Classifier | LabelEncoderHead
     inputs: Kind = "tokens"
+    loss: Loss | None = None  # of a classifier; without, binary cross-entropy by the way that is made for it
 
     @classmethod
-    def build(cls, recipe: Recipe, vocabulary: int, labels: int, features: int = 0, group: Group = ALONE) -> "Model":
-        """Freshly initialised from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError."""
-        encoder = build_encoder(recipe.encoder, vocabulary, recipe.train.seed, features)
+    def build(
+        cls,
+        recipe: Recipe,
+        vocabulary: int,
+        labels: int,
+        features: int = 0,
+        group: Group = ALONE,
+        texts: LabelTexts | None = None,
+    ) -> "Model":
+        """Freshly initialised from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError.
+
+        A head that encodes labels reads them from `texts`; without, it can embed what it is given.
+        """
+        seed = recipe.train.seed
+        encoder = build_encoder(recipe.encoder, vocabulary, seed, features)
+        if recipe.head.kind == "label-encoder":
+            other = None if recipe.head.shared else build_encoder(recipe.encoder, vocabulary, seed + 1, features)
+            return cls(encoder, LabelEncoderHead(recipe, encoder, texts, other, group), recipe.encoder.inputs)
         part = label_range(labels, group.rank, group.ranks)
         classifier = Classifier(recipe.classifier, labels, encoder.dimension, recipe.train.seed, part)
-        return cls(encoder, classifier, recipe.encoder.inputs)
+        return cls(
+            encoder, classifier, recipe.encoder.inputs, None if is_binary(recipe.loss) else build_loss(recipe.loss)
+        )
+
+    def descend(
+        self, x: torch.Tensor, candidates: Candidates, factor: float, step: int, scale: float, group: Group
+    ) -> tuple[float, torch.Tensor]:
+        """`scale` times a classifier's loss, its gradient on x [B, D], and the step of all rows it scores."""
+        classifier = self.classifier
+        assert isinstance(classifier, Classifier), "a head that encodes labels has a step of its own"
+        if self.loss is None:
+            return classifier.descend(x, candidates, factor, step, scale)
+        leaf, w = x.detach().requires_grad_(), classifier.gather(candidates.ids, step)
+        loss = self.loss(leaf, w, candidates, group) * scale
+        loss.backward()
+        classifier.update(candidates.ids, w, factor, step)
+        assert leaf.grad is not None
+        return float(loss.detach()), leaf.grad
+
+    @property
+    def encoders(self) -> dict[str, Encoder]:
+        """By the name of their part of a checkpoint."""
+        return self.classifier.encoders if isinstance(self.classifier, LabelEncoderHead) else {"encoder": self.encoder}
+
+    @property
+    def width(self) -> int:
+        """D, or D + 1 with a bias: columns of x and of the vectors."""
+        return self.encoder.dimension + int(self.classifier.bias)
 
     @property
     def columns(self) -> list[str]:
@@ -41,16 +89,47 @@ class Model:
         """x [B, D] (D + 1 with a bias) of B rows, without a graph, as the vectors are scored against it."""
         return self.classifier.extend(self.encoder.encode(self.encoder.prepare(inputs)))
 
-    def embed_table(self, rows: pa.Table, batch: int = 1024) -> torch.Tensor:
-        """x of a table's `columns`, in slices of `batch` rows."""
+    def embed_labels(self, inputs: Inputs) -> torch.Tensor:
+        """The same of B labels; another encoder has them where `head.shared` is false."""
+        head = self.classifier
+        return head.embed(inputs) if isinstance(head, LabelEncoderHead) else self.embed(inputs)
+
+    def embed_table(self, rows: pa.Table, batch: int = 1024, labels: bool = False) -> torch.Tensor:
+        """x of a table's `columns`, queries or `labels`, in slices of `batch` rows."""
         rows = rows.select(self.columns)
-        parts = [self.embed(Inputs.of(rows.slice(start, batch))) for start in range(0, rows.num_rows, batch)]
-        return torch.cat(parts) if parts else torch.empty(0, self.classifier.vectors.shape[1])
+        embed = self.embed_labels if labels else self.embed
+        parts = [embed(Inputs.of(rows.slice(start, batch))) for start in range(0, rows.num_rows, batch)]
+        return torch.cat(parts) if parts else torch.empty(0, self.width)
+
+    def label_inputs(self) -> Iterator[Inputs]:
+        """Texts of this rank's labels, where they are encoded: as many pieces on every rank."""
+        return self.classifier.inputs() if isinstance(self.classifier, LabelEncoderHead) else iter(())
+
+    def parts(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What a checkpoint holds besides rows of labels, by part."""
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for name, encoder in self.encoders.items():
+            found |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
+        return found
+
+    def rows(self) -> dict[str, torch.Tensor]:
+        """What there is of each of this rank's labels, with its optimizer's state: nothing where labels are encoded."""
+        if isinstance(self.classifier, LabelEncoderHead):
+            return {}
+        return {"weight": self.classifier.rows.weight, **self.classifier.rows.state}
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take the parameters, and not the optimizer state, of a checkpoint. Raises TableError."""
-        self.encoder.load_tensors(checkpoint.tensors("encoder"))
-        checkpoint.read_rows({"weight": self.classifier.rows.weight}, self.classifier.start)
+        self.load_encoders(checkpoint)
+        if isinstance(self.classifier, Classifier):
+            checkpoint.read_rows({"weight": self.classifier.rows.weight}, self.classifier.start)
+
+    def load_encoders(self, checkpoint: Checkpoint) -> None:
+        """Take the encoders' parameters alone. Raises TableError."""
+        for name, encoder in self.encoders.items():
+            encoder.load_tensors(checkpoint.tensors(name))
+        if isinstance(self.classifier, LabelEncoderHead):
+            self.classifier.forget()
 
 
 @dataclass(frozen=True)
@@ -95,7 +174,8 @@ def load_model(
     """
     recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step))
     facts = DataFacts.of(data)
-    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
+    texts = open_texts(data, recipe)
+    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts)
     model.load(checkpoint)
     return recipe, model, checkpoint
 
@@ -108,8 +188,18 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None) -> M
     recipe, checkpoint = find_checkpoint(data, run, step)
     facts = DataFacts.of(data)
     model = Model.build(recipe, facts.vocabulary, 0, facts.features)
-    model.encoder.load_tensors(checkpoint.tensors("encoder"))
+    model.load_encoders(checkpoint)
     return model
+
+
+def open_texts(data: DataLayout, recipe: Recipe) -> LabelTexts | None:
+    """What the recipe's head reads of the labels; None for a classifier. Raises InputError, TableError."""
+    return LabelTexts.open(data, recipe.encoder.inputs) if recipe.head.kind == "label-encoder" else None
+
+
+def has_bias(recipe: Recipe) -> bool:
+    """Whether the vectors have a last column that x meets with a constant 1."""
+    return recipe.classifier.bias and recipe.head.kind == "classifier"
 
 
 def require_same_data(config: dict, manifest: Manifest, data: str, run: str) -> None:

@@ -114,7 +114,7 @@ class CheckpointWriter:
 
     def _write_rows(self, url: str, contents: Contents, snapshot: RowSnapshot | None) -> list[Shard]:
         rows, first = contents.rows, contents.first
-        count = len(rows["weight"])
+        count = len(next(iter(rows.values()), ()))  # none where labels are encoded
         row_bytes = sum(value[:1].numel() * value.element_size() for value in rows.values())
         shards = []
         for start, stop in row_ranges(first, first + count, row_bytes):

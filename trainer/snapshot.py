@@ -17,7 +17,7 @@ class RowSnapshot:
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors
         # Whether a row may be changed: it is kept, or has been read.
-        self._free = np.zeros(len(next(iter(tensors.values()))), bool)
+        self._free = np.zeros(len(next(iter(tensors.values()), ())), bool)
         self._kept: list[tuple[np.ndarray, dict[str, torch.Tensor]]] = []
         self._lock = threading.Lock()
 

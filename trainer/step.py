@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from trainer.candidates import Planner
+from trainer.dual import LabelEncoderHead
 from trainer.group import Group
 from trainer.model import Model
 from trainer.negatives.index import OwnIndex
@@ -64,6 +65,10 @@ def take_step(
     key = (batch.epoch, batch.step)
     everyone = planner.gather(batch, group)
     clock.lap("gather")
+    if isinstance(model.classifier, LabelEncoderHead):
+        embedded = model.classifier.step(batch, planner.drawn(everyone), factor, planner.positive_weight)
+        clock.lap("encode")
+        return Taken(batch.step, embedded.loss, everyone.rows, embedded.x)
     inputs = model.encoder.prepare(batch.inputs, key, group.before)
     clock.lap("prepare")
     x = model.classifier.extend(model.encoder.encode(inputs, key))
@@ -78,7 +83,7 @@ def take_step(
     find = None if found is None else found.finder(batch.epoch, every_x.float().numpy())
     for candidates in planner.chunks(everyone, find):
         writer.before_change(candidates.ids)
-        loss, grad = model.classifier.descend(every_x, candidates, factor, step, 1 / len(everyone))
+        loss, grad = model.descend(every_x, candidates, factor, step, 1 / len(everyone), group)
         total += loss
         on_x += grad
         if found is not None:

@@ -1,5 +1,7 @@
 """The label-encoder head: which labels a step scores, on which rank, and what it learns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,9 @@ from schemas.tables import PAD
 from tests.builders import SmallData, batch_of, build_data
 from tests.ranks import on_ranks
 from tests.trainer.test_gradcache import LABELS, VOCABULARY, head_of, part_of
+from trainer.candidates import Planner
 from trainer.config import Recipe
-from trainer.dual import Pool
+from trainer.dual import among
 from trainer.group import ALONE, Group, label_range
 from trainer.stream.batch import Batch
 
@@ -40,13 +43,16 @@ def batch(step: int = 0) -> Batch:
     return Batch(1, step, made.rows, made.inputs, made.positives, made.positive_offsets, made.hard)
 
 
+def planner_of(recipe: Recipe) -> Planner:
+    return Planner(recipe.negatives, LABELS, recipe.train.seed)
+
+
 def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
-    head = head_of(recipe_of("batch", 4), data)
-    pool, given = head._pool(batch()), batch()
-    expected = {*given.positives.tolist(), *given.hard.ravel().tolist()} - {PAD}
-    assert list(pool.ids) == sorted(expected)
-    candidates = pool.candidates(0, len(pool.ids))
-    assert candidates.ids.tolist() == sorted(expected)
+    recipe, given = recipe_of("batch", 4), batch()
+    everyone = planner_of(recipe).drawn(given)
+    ids = head_of(recipe, data).pool(everyone)
+    assert list(ids) == sorted({*given.positives.tolist(), *given.hard.ravel().tolist()} - {PAD})
+    candidates = among(everyone, ids)
     pairs = zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True)
     owned = [
         (row, label) for row in range(8) for label in given.positives[slice(*given.positive_offsets[row : row + 2])]
@@ -57,25 +63,24 @@ def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
 
 
 def test_before_the_first_table_the_pool_is_the_positives(data: SmallData) -> None:
-    given = batch()
-    without = Batch(1, 0, given.rows, given.inputs, given.positives, given.positive_offsets)
-    assert list(head_of(recipe_of("batch", 4), data)._pool(without).ids) == sorted({*given.positives.tolist()})
+    given = replace(batch(), hard=None)
+    assert list(head_of(recipe_of("batch", 4), data).pool(given)) == sorted({*given.positives.tolist()})
 
 
 def test_m_of_the_table_are_drawn_anew_each_step(data: SmallData) -> None:
-    head = head_of(recipe_of("batch", 1), data)
-    pools = {tuple(head._pool(batch(step)).ids) for step in range(20)}
-    assert len(pools) > 1
-    assert pools == {tuple(head._pool(batch(step)).ids) for step in range(20)}
+    recipe = recipe_of("batch", 1)
+    head, planner = head_of(recipe, data), planner_of(recipe)
+    pools = [tuple(head.pool(planner.drawn(batch(step)))) for step in range(20)]
+    assert len(set(pools)) > 1
+    assert pools == [tuple(head.pool(planner.drawn(batch(step)))) for step in range(20)]
 
 
 @pytest.mark.parametrize("share", [(0, 4), (4, 9), (9, 9)])
 def test_a_share_of_the_pool_has_its_own_positives_only(share: tuple[int, int]) -> None:
-    pool = Pool(np.array([0, 2, 3, 5, 8, 9, 11, 12, 20]), np.array([2, 20, 5, 11, 12]), np.array([0, 2, 2, 5]))
-    candidates = pool.candidates(*share)
+    ids = np.array([0, 2, 3, 5, 8, 9, 11, 12, 20])[slice(*share)]
+    candidates = among(batch_of([[2, 20], [], [5, 11, 12]]), ids)
     found = set(zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True))
-    own = set(candidates.ids.tolist())
-    assert found == {(q, label) for q, label in [(0, 2), (0, 20), (2, 5), (2, 11), (2, 12)] if label in own}
+    assert found == {(q, label) for q, label in [(0, 2), (0, 20), (2, 5), (2, 11), (2, 12)] if label in ids}
 
 
 Trained = tuple[list[float], np.ndarray]  # losses of some steps, all label embeddings after them
@@ -86,8 +91,13 @@ def trained(group: Group, data: SmallData) -> dict[str, Trained]:
     found = {}
     for name, recipe in RECIPES.items():
         head = head_of(recipe, data, group)
-        losses = [head.step(part_of(batch(step), group), 1.0)[0] for step in range(6)]
-        found[name] = losses, np.concatenate([z.numpy() for z in head.vectors()])
+        planner = planner_of(recipe)
+        losses = []
+        for step in range(6):
+            given = batch(step)
+            own = part_of(given if recipe.negatives.hard else replace(given, hard=None), group)
+            losses.append(head.step(own, planner.drawn(planner.gather(own, group)), 1.0).loss)
+        found[name] = losses, group.gather(head.vectors).numpy()
     return found
 
 
@@ -108,7 +118,8 @@ def test_every_label_of_every_share_is_found_again(data: SmallData) -> None:
         head = head_of(recipe_of("all"), data)
         found: set[int] = set()
         for rank in range(ranks):
-            pool = head._pool(given)
-            candidates = pool.candidates(*label_range(len(pool.ids), rank, ranks))
+            ids = head.pool(given)
+            start, stop = label_range(len(ids), rank, ranks)
+            candidates = among(given, np.asarray(ids[start:stop]))
             found |= {int(candidates.ids[place]) for place in candidates.pair_label}
         assert found == set(range(LABELS))

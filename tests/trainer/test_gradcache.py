@@ -87,7 +87,7 @@ def part_of(batch: Batch, group: Group) -> Batch:
 def head_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> LabelEncoderHead:
     encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
     other = None if recipe.head.shared else build_encoder(recipe.encoder, VOCABULARY, 1)
-    return LabelEncoderHead(recipe, encoder, LabelTexts.open(data.layout, "tokens"), other, group=group)
+    return LabelEncoderHead(recipe, encoder, LabelTexts.open(data.layout, "tokens"), other, group)
 
 
 Gradients = dict[str, np.ndarray]  # by parameter
@@ -107,17 +107,18 @@ def gradients_of(encoder: Encoder) -> Gradients:
 
 def cached(group: Group, recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
     head = head_of(recipe, data, group)
-    loss, x = head.backward(part_of(batch(), group))
-    assert len(x) == QUERIES // group.ranks
-    for encoder in head.encoders:
+    loss, x = head.backward(part_of(batch(), group), batch())
+    assert len(x) == QUERIES
+    for encoder in head.encoders.values():
         encoder.reduce(group)
-    return loss, [gradients_of(encoder) for encoder in head.encoders]
+    return loss, [gradients_of(encoder) for encoder in head.encoders.values()]
 
 
 def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
     """The same loss with one graph from the tokens on: nothing cached, nothing computed twice."""
     head, everything, key = head_of(recipe, data), batch(), (0, 0)
-    query_encoder, label_encoder = head.encoders[0], head.encoders[-1]
+    encoders = list(head.encoders.values())
+    query_encoder, label_encoder = encoders[0], encoders[-1]
 
     def encoded(encoder: Encoder, inputs: Any, count: int, size: int, what: int) -> torch.Tensor:
         parts = []
@@ -131,7 +132,7 @@ def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
     z = encoded(label_encoder, lambda a, b: texts.take(range(a, b)), LABELS, recipe.head.label_batch, 1)
     loss = build_loss(recipe.loss)(x, z, every_label(everything, 0, LABELS)) / QUERIES
     loss.backward()
-    return loss.item(), [gradients_of(encoder) for encoder in head.encoders]
+    return loss.item(), [gradients_of(encoder) for encoder in encoders]
 
 
 def assert_same(got: Any, expected: Any) -> None:

@@ -2,7 +2,7 @@
 
 from trainer.losses.base import Loss
 from trainer.losses.binary import binary_cross_entropy
-from trainer.losses.build import LOSSES, build_loss
+from trainer.losses.build import LOSSES, build_loss, is_binary
 from trainer.losses.contrastive import DecoupledSoftmax, InfoNCE, SoftmaxCrossEntropy
 from trainer.losses.one_vs_all import OneVsAll
 from trainer.losses.soft_top_k import SoftTopK
@@ -19,4 +19,5 @@ __all__ = [
     "Triplet",
     "binary_cross_entropy",
     "build_loss",
+    "is_binary",
 ]

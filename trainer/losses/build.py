@@ -19,6 +19,11 @@ LOSSES: dict[str, Callable[[LossConfig], Loss]] = {
 }
 
 
+def is_binary(config: LossConfig) -> bool:
+    """Whether every score is for itself, so that chunks of labels may be scored and updated one by one."""
+    return config.kind == "bce" and config.temperature == 1 and not config.chunk
+
+
 def build_loss(config: LossConfig) -> Loss:
     """The loss that a recipe's section `loss` describes."""
     return LOSSES[config.kind](config)
