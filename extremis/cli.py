@@ -29,6 +29,10 @@ def training_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--resume", is_flag=True, help="Go on from the run's newest checkpoint; start where there is none."
             ),
+            click.option(
+                "--metrics-port", type=click.IntRange(0, 65535), help="Serve figures for Prometheus. 0: any free port."
+            ),
+            click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Who may fetch them."),
             json_option,
         )
     ):
@@ -174,7 +178,16 @@ def shard(
 
 @cli.command()
 @training_options
-def train(recipe: str, data: str, run: str, overrides: tuple[str, ...], resume: bool, as_json: bool) -> None:
+def train(
+    recipe: str,
+    data: str,
+    run: str,
+    overrides: tuple[str, ...],
+    resume: bool,
+    metrics_port: int | None,
+    metrics_host: str,
+    as_json: bool,
+) -> None:
     """Train RECIPE on DATA into RUN, using the tables that a miner elsewhere publishes.
 
     RECIPE is a name (see `extremis recipes`) or a TOML file.
@@ -185,7 +198,7 @@ def train(recipe: str, data: str, run: str, overrides: tuple[str, ...], resume: 
       extremis train astra data/ runs/1 --resume
       torchrun --nproc-per-node 2 -m extremis train astra data/ runs/1
     """
-    _train(recipe, data, run, overrides, resume, as_json, None)
+    _train(recipe, data, run, overrides, resume, (metrics_host, metrics_port), as_json, None)
 
 
 @cli.command()
@@ -197,6 +210,8 @@ def run(
     run: str,
     overrides: tuple[str, ...],
     resume: bool,
+    metrics_port: int | None,
+    metrics_host: str,
     as_json: bool,
     beam_options: tuple[str, ...],
 ) -> None:
@@ -208,7 +223,7 @@ def run(
     Example:
       extremis run astra data/ runs/1
     """
-    _train(recipe, data, run, overrides, resume, as_json, beam_options)
+    _train(recipe, data, run, overrides, resume, (metrics_host, metrics_port), as_json, beam_options)
 
 
 def _train(
@@ -217,6 +232,7 @@ def _train(
     run: str,
     overrides: tuple[str, ...],
     resume: bool,
+    metrics: tuple[str, int | None],
     as_json: bool,
     beam_options: tuple[str, ...] | None,
 ) -> None:
@@ -225,7 +241,7 @@ def _train(
     from trainer.config import load_recipe
 
     with joined() as group:
-        outcome = train_run(data, run, load_recipe(recipe, overrides), resume, beam_options, group)
+        outcome = train_run(data, run, load_recipe(recipe, overrides), resume, beam_options, group, metrics)
     if as_json and group.first:
         print_json({"run": run, **outcome})
 

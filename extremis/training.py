@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from extremis.console import Bar, say
+from extremis.exporter import LOOPBACK, serving
+from extremis.live import Live
 from extremis.miner import start_miner, stop_miner
 from schemas import storage
 from schemas.layout import RunLayout
@@ -19,30 +21,41 @@ def train(
     resume: bool = False,
     beam_options: Sequence[str] | None = None,
     group: Group = ALONE,
+    metrics: tuple[str, int | None] = (LOOPBACK, None),
 ) -> dict[str, Any]:
     """Train `recipe`; `resume` goes on where a run is already. With `beam_options` given, a miner works beside rank 0.
 
+    `metrics`: host and port of the figures for Prometheus, of rank 0; without a port there are none.
     Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError.
     """
     if resume and group.decide(lambda: storage.exists(RunLayout(run).config)):
         trainer = Trainer.resume(data, run, recipe, say, group)
     else:
         trainer = Trainer.start(data, run, recipe, say, group)
+    live = Live(recipe.order.batch)
+    trainer.on_record(live.record)
     miner = None
     if group.first and beam_options is not None and trainer.recipe.table_epochs():
         miner = start_miner(data, run, beam_options)
+    host, port = metrics
     try:
-        return _watch(trainer, quiet=not group.first)
+        with serving(live.exposition, port if group.first else None, host, say):
+            return _watch(trainer, live, quiet=not group.first)
     finally:
         if miner is not None:
             stop_miner(miner)
 
 
-def _watch(trainer: Trainer, quiet: bool) -> dict[str, Any]:
+def _watch(trainer: Trainer, live: Live, quiet: bool) -> dict[str, Any]:
     recipe = trainer.recipe
     epochs: list[dict[str, Any]] = []
     with Bar(f"train {recipe.method}", trainer.total_steps, quiet=quiet) as bar:
-        for report in trainer.train(lambda step, total, loss: bar.update(step, f"loss {loss:.3f}")):
+
+        def on_step(step: int, total: int, loss: float) -> None:
+            live.step(step, total, loss)
+            bar.update(step, live.note())
+
+        for report in trainer.train(on_step):
             epochs.append(_describe(report))
             bar.say(_line(report, recipe))
     return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}

@@ -32,7 +32,7 @@ from trainer.saving import CheckpointWriter, Contents
 from trainer.schedule import rate_factor
 from trainer.step import Clock, Taken, take_step
 from trainer.stream import Batch, JoinedStream, Reading, Source, open_sources
-from trainer.tracking import NoTracker, Tracker
+from trainer.tracking import NoTracker, Tracker, Watcher
 
 Say = Callable[[str], None]
 NEGATIVES = "negatives"  # the part of a checkpoint with what sources of negatives keep
@@ -133,6 +133,10 @@ class Trainer:
             trainer._load(checkpoint)
             trainer._tracker.start(trainer.progress.global_step)
         return trainer
+
+    def on_record(self, watcher: Watcher) -> None:
+        """Also give `watcher` whatever is recorded from now on."""
+        self._tracker.watch(watcher)
 
     @property
     def total_steps(self) -> int:

@@ -3,13 +3,15 @@
 import contextlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.storage import join
+
+Watcher = Callable[[str, int, Mapping[str, Any]], None]  # kind, step, values
 
 
 class Tracker:
@@ -33,6 +35,11 @@ class Tracker:
         self._tensorboard = tensorboard
         self._writer: Any = None
         self._file: Any = None
+        self._watchers: list[Watcher] = []
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher` with every record from now on."""
+        self._watchers.append(watcher)
 
     def start(self, step: int) -> None:
         """Go on after global `step`: what an interrupted run recorded beyond it will be recorded again."""
@@ -48,13 +55,15 @@ class Tracker:
             self._writer = SummaryWriter(str(self._events), purge_step=step if step else None)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """One line {"kind", "step", ...}; numbers also go to TensorBoard under `kind/name`."""
+        """One line {"kind", "step", ...}; numbers also go to TensorBoard under `tag(kind, name)`."""
+        for watcher in self._watchers:
+            watcher(kind, step, values)
         self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         self._file.flush()
         if self._writer is not None:
             for name, value in values.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
-                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+                    self._writer.add_scalar(tag(kind, name), value, step)
 
     def sync(self) -> None:
         """Publish what was recorded so far."""
@@ -78,8 +87,21 @@ class Tracker:
             self._folder.cleanup()
 
 
+def tag(kind: str, name: str) -> str:
+    """The name of a scalar in TensorBoard, which shows those with the same first part together."""
+    if name.startswith("seconds_"):
+        return f"time/{name.removeprefix('seconds_')}"
+    if name.endswith("_lr"):
+        return f"rate/{name.removesuffix('_lr')}"
+    if kind in ("adoption", "epoch") and name.startswith("table_"):
+        return f"table/{name.removeprefix('table_')}"
+    return {"rows_per_second": "throughput/rows_per_second"}.get(name, f"{kind}/{name}")
+
+
 class NoTracker:
     """The tracker of a rank that does not report."""
+
+    def watch(self, watcher: Watcher) -> None: ...
 
     def start(self, step: int) -> None: ...
 

@@ -125,6 +125,15 @@ def of_tables(runs: Sequence[Run]) -> list[Chart]:
             "above", "Rows whose hardest negative beats their weakest positive", runs, "top1_above_weakest_positive"
         ),
         _age(runs),
+        _curves(
+            "hardness",
+            "What the table's negatives score: when mined, and when used",
+            runs,
+            "staleness",
+            {"score_then": "when mined", "score_now": "when used"},
+            "epoch",
+            "mean score",
+        ),
     ]
     for number, run in enumerate(runs):
         several = f": {run.name}" if len(runs) > 1 else ""

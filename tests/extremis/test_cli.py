@@ -103,7 +103,9 @@ def test_tensorboard_holds_the_losses_of_metrics(folder: Path, trained: Done) ->
 def test_the_same_seed_gives_the_same_numbers_and_another_does_not(folder: Path, data: Path, trained: Done) -> None:
     losses = [[epoch["loss"] for epoch in trained.json["epochs"]]]
     for name, seed in (("same", "0"), ("other", "1")):
-        done = call("train", "astra", data, folder / name, *CHOICES, "--set", f"train.seed={seed}", "--json")
+        options = (*CHOICES, "--set", f"train.seed={seed}", "--metrics-port", "0", "--json")
+        done = call("train", "astra", data, folder / name, *options)
+        assert "figures for Prometheus at http://127.0.0.1:" in done.err
         losses.append([epoch["loss"] for epoch in done.json["epochs"]])
     assert losses[0] == losses[1]
     assert losses[0][0] != losses[2][0]
