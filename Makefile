@@ -7,7 +7,7 @@ HELPERS := $(addprefix benchmarks.,__init__ report inputs processes rows batches
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types bench clean
+.PHONY: help demo test test-all lint types bench docs audit clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/\t/' | expand -t 12
@@ -30,6 +30,14 @@ types: $(VENV)/.dev  ## mypy
 bench: $(VENV)/.bench .venvs/mosaicml/.done  ## every measured claim, one JSON object each
 	@for module in $(filter-out $(HELPERS),$(subst /,.,$(basename $(wildcard benchmarks/*.py)))); do \
 		echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
+
+docs: $(VENV)/.dev  ## the documentation as a site, in build/site
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]' && $(BIN)/python -m mkdocs build -q
+
+audit: $(VENV)/.dev  ## known vulnerabilities and licences of what is pinned (asks a database over the network)
+	$(BIN)/python -m pip install -q pip-audit pip-licenses
+	$(BIN)/pip-audit -r constraints.txt --no-deps --disable-pip
+	$(BIN)/pip-licenses --from=mixed --order=license
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)

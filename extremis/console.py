@@ -10,9 +10,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from schemas.secrets import redact
+
+
+class _Discreet(Console):
+    """Prints texts without the credentials that a URL in them may carry."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(redact(one) if isinstance(one, str) else one for one in objects), **options)
+
+
 # Messages go to standard error, results to standard output.
-notes = Console(stderr=True, highlight=False, soft_wrap=True)
-results = Console(highlight=False, soft_wrap=True)
+notes = _Discreet(stderr=True, highlight=False, soft_wrap=True)
+results = _Discreet(highlight=False, soft_wrap=True)
 
 
 def say(message: str) -> None:
@@ -22,7 +32,7 @@ def say(message: str) -> None:
 
 def print_json(body: Mapping[str, Any]) -> None:
     """The one JSON object that `--json` ends with."""
-    sys.stdout.write(json.dumps(body) + "\n")
+    sys.stdout.write(redact(json.dumps(body)) + "\n")
     sys.stdout.flush()
 
 

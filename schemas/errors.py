@@ -1,10 +1,18 @@
 """The errors a user sees: one clear message each, mapped to an exit status by the command line."""
 
+from schemas.secrets import redact
+
 
 class ExtremisError(Exception):
-    """Something failed for a reason that we can name; the command line exits with `exit_status`."""
+    """Something failed for a reason that we can name; the command line exits with `exit_status`.
+
+    The message has no credentials, whatever URL it was made with.
+    """
 
     exit_status = 1
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(redact(message))
 
 
 class InputError(ExtremisError):

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from schemas.errors import InputError
 from schemas.storage import join
 
 MANIFEST = "manifest.json"
@@ -34,6 +35,13 @@ def parse_number(name: str) -> int | None:
     return int(match[2]) if match else None
 
 
+def folder(name: str) -> str:
+    """`name`, which may come from a manifest, as one folder. Raises InputError where it would lead elsewhere."""
+    if not name or name.startswith(".") or set(name) & set("/\\:"):
+        raise InputError(f"{name!r} is no name of a split or a source: it would lead out of its prefix.")
+    return name
+
+
 @dataclass(frozen=True)
 class DataLayout:
     """Paths below DATA, the prefix that `extremis shard` publishes."""
@@ -57,7 +65,7 @@ class DataLayout:
         return staging(self.root)
 
     def queries(self, split: str) -> str:
-        return join(self.root, "queries", split)
+        return join(self.root, "queries", folder(split))
 
 
 @dataclass(frozen=True)
@@ -107,14 +115,14 @@ class RunLayout:
 
     def evaluation(self, split: str, step: int) -> str:
         """What `extremis evaluate` found for the checkpoint of `step`, over all queries of `split`."""
-        return join(self.evaluations, f"{split}-step-{step:08d}.json")
+        return join(self.evaluations, f"{folder(split)}-step-{step:08d}.json")
 
     def dump(self, epoch: int) -> str:
         """The dump written during `epoch`: embeddings of each source, and the vectors at its end."""
         return join(self.dumps, f"epoch-{epoch:04d}")
 
     def embeddings(self, epoch: int, source: str) -> str:
-        return join(self.dump(epoch), source)
+        return join(self.dump(epoch), folder(source))
 
     def vectors(self, epoch: int) -> str:
         return join(self.dump(epoch), "vectors")
@@ -125,7 +133,7 @@ class RunLayout:
 
     def negatives(self, epoch: int, source: str) -> str:
         """The table of `source` (`queries` or `labels`) made for training from `epoch` on."""
-        return join(self.negatives_root, f"epoch-{epoch:04d}", source)
+        return join(self.negatives_root, f"epoch-{epoch:04d}", folder(source))
 
     def adoption(self, epoch: int) -> str:
         """Which table `epoch` trains on, decided once, before its first step."""

@@ -26,6 +26,7 @@ from schemas.tables import KINDS
 
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
+MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
 
 
 def code_version() -> str:
@@ -34,6 +35,12 @@ def code_version() -> str:
         return importlib.metadata.version("extremis")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def stays_inside(path: str) -> bool:
+    """Whether `path`, from a manifest, names something below the prefix that it is relative to."""
+    parts = PurePosixPath(path).parts
+    return bool(parts) and not (path.startswith("/") or ".." in parts or "\\" in path or "://" in path)
 
 
 class Column(BaseModel):
@@ -75,8 +82,7 @@ class Shard(BaseModel):
     @field_validator("path")
     @classmethod
     def _inside(cls, path: str) -> str:
-        parts = PurePosixPath(path).parts
-        if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
+        if not stays_inside(path):
             raise ValueError(f"shard path {path!r} leaves its table")
         return path
 
@@ -102,6 +108,15 @@ class Manifest(BaseModel):
     counters: dict[str, Any] = {}
     quality: dict[str, Any] = {}
     code_version: str = Field(default_factory=code_version)
+
+    @field_validator("parents")
+    @classmethod
+    def _below(cls, parents: dict[str, str]) -> dict[str, str]:
+        """Of a data set, they are paths."""
+        wrong = [name for name in parents if not stays_inside(name)]
+        if wrong:
+            raise ValueError(f"parent {wrong[0]!r} leaves its prefix")
+        return parents
 
     @property
     def digest(self) -> str:
@@ -139,12 +154,14 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     """
     place = join(url, MANIFEST)
     try:
+        if (length := storage.size(place)) > MAX_BYTES:
+            raise TableError(f"{place}: {length:,} bytes; a manifest has at most {MAX_BYTES:,}. Is the path right?")
         data = storage.read_bytes(place)
     except FileNotFoundError:
         raise TableError(_absent(url)) from None
     try:
         body = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TableError(
             f"{place}: the manifest is damaged: not JSON ({error}). Remove the table and make it again."
         ) from None

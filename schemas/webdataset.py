@@ -89,7 +89,7 @@ class TarShard:
     """An open shard, used as `schemas.parquet.ParquetShard` is. Raises ValueError over damaged bytes."""
 
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
-        self._source, self._verify = source, verify
+        self._source, self._verify, self._length = source, verify, length
         content = _index(source, length, expected, verify)
         self.memory, self.local = content.size, isinstance(source, ranges.Mapped)
         self._index = pa.ipc.open_file(pa.BufferReader(content))
@@ -147,6 +147,8 @@ class TarShard:
         facts = json.loads(metadata[b"facts"])
         counts = {member.column: batch.column(member.column).to_numpy() for member in self._members}
         layout = tar.Layout.of(self._members, counts)
+        if facts["start"] < 0 or facts["start"] + layout.blocks * tar.BLOCK > self._length:
+            raise ValueError("its index points beyond its end")
         return _Group(batch.num_rows, facts["start"], facts["first_id"], facts["crc32"], counts, layout)
 
     def _column(self, group: "_Group", name: str, data: np.ndarray) -> pa.Array:

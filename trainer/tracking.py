@@ -122,7 +122,7 @@ def read_metrics(run: RunLayout) -> list[dict[str, Any]]:
     for line in lines:
         try:
             records.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return records
 
@@ -130,5 +130,5 @@ def read_metrics(run: RunLayout) -> list[dict[str, Any]]:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return float("inf")

@@ -15,6 +15,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import is_published, open_manifest
+from schemas.secrets import redact
 from schemas.storage import join
 from trainer.model import require_same_data
 
@@ -83,7 +84,7 @@ def _facts(facts: Facts | None, runs: list[Run], found: Sample) -> dict[str, Any
         "differences": differing({run.name: run.config for run in runs}) if len(runs) > 1 else [],
         "tables": [_table(run, len(runs) > 1) for run in runs],
         "metrics": _metrics(runs),
-        "unevaluated": [run.layout.root for run in runs if not run.evaluations],
+        "unevaluated": [redact(run.layout.root) for run in runs if not run.evaluations],
         "notes": found.notes,
         "queries": len(found.queries),
     }
@@ -93,7 +94,7 @@ def _run(run: Run) -> dict[str, Any]:
     epochs, recipe = run.records.get("epoch", []), run.config["recipe"]
     return {
         "name": run.name,
-        "url": run.layout.root,
+        "url": redact(run.layout.root),
         "method": recipe.get("method", ""),
         "epochs": f"{len(epochs)} of {recipe['train']['epochs']}",
         "state": "finished" if run.finished else "not finished",
@@ -119,7 +120,7 @@ def _data(facts: Facts) -> dict[str, Any]:
         for one in facts.splits
     ]
     return {
-        "url": facts.url,
+        "url": redact(facts.url),
         "digest": facts.manifest.digest,
         "labels": facts.tail.labels,
         "unseen": facts.tail.unseen,

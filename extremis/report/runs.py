@@ -11,6 +11,7 @@ from extremis.examples import require_run
 from schemas import storage
 from schemas.layout import RunLayout, parse_number
 from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.secrets import redact
 from schemas.storage import join
 from trainer.config import load_config
 from trainer.tracking import read_metrics
@@ -65,12 +66,12 @@ def open_run(url: str, name: str) -> Run:
 
 def names_of(urls: Sequence[str]) -> list[str]:
     """A short name for each run: the last parts of its URL that tell it from the others."""
-    parts = [url.rstrip("/").split("/") for url in urls]
+    parts = [redact(url).rstrip("/").split("/") for url in urls]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(one[-length:]) for one in parts]
         if len(set(names)) == len(names):
             return names
-    return list(urls)
+    return [redact(url) for url in urls]
 
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:

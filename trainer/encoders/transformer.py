@@ -134,7 +134,7 @@ def _load_model(name: str) -> Any:
     from transformers import AutoModel
 
     try:
-        return AutoModel.from_pretrained(name, trust_remote_code=False)
+        return AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)  # nothing is unpickled
     except (OSError, ValueError) as error:
         raise InputError(
             f"encoder.model = {name!r} cannot be loaded: {str(error).splitlines()[0]} "

@@ -1,0 +1,127 @@
+"""The pages: links lead somewhere, commands parse, examples are what they say, and the site is built."""
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extremis.cli import cli
+from tests.command import ROOT, extremis, sets
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+ALL = [*PAGES, *sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!\!)\[[^\]]+\]\(([^)\s]+)\)")
+NEW = ("index", "quickstart", "your-data", "concepts", "recipes", "looking", "sizing", "cluster", "troubleshooting")
+
+
+def commands(page: Path) -> list[str]:
+    """`extremis` command lines of the page's code blocks."""
+    blocks = [body for _, body in FENCE.findall(page.read_text())]
+    lines = [line.strip().removeprefix("$ ").partition("  ")[0] for body in blocks for line in body.splitlines()]
+    return [line.partition("extremis ")[2] for line in lines if re.match(r"(\.venv/bin/)?extremis ", line)]
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_command_lines_parse(name: str) -> None:
+    for line in commands(ROOT / "docs" / f"{name}.md"):
+        command, *arguments = shlex.split(line, comments=True)
+        cli.commands[command].make_context(command, arguments)
+
+
+def test_blocks_of_json_and_yaml_are_that() -> None:
+    for page in PAGES:
+        for language, body in FENCE.findall(page.read_text()):
+            if language == "json":
+                assert [json.loads(line) for line in body.splitlines() if line.strip()]
+            if language == "yaml":
+                assert all(job["kind"] == "Job" for job in yaml.safe_load_all(body))
+
+
+def test_jobs_of_kubernetes_run_commands_that_parse() -> None:
+    ((_, body),) = [block for block in FENCE.findall((ROOT / "docs" / "cluster.md").read_text()) if block[0] == "yaml"]
+    for job in yaml.safe_load_all(body):
+        for container in job["spec"]["template"]["spec"]["containers"]:
+            command, *arguments = container["args"]
+            cli.commands[command].make_context(command, arguments)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    named = [page for section in nav for pages in section.values() for page in pages]
+    assert sorted(named) == [page.name for page in PAGES]
+
+
+def test_messages_that_are_explained_are_said() -> None:
+    """What troubleshooting.md quotes stands in the code."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    code = "".join(
+        path.read_text()
+        for package in ("schemas", "search", "pipelines", "trainer", "extremis")
+        for path in (ROOT / package).rglob("*.py")
+    )
+    joined = re.sub(r'"\s*\n\s*f?"', "", code)
+    for quoted in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE):
+        for part in re.split(r" … ?| \d+ ", quoted):
+            assert part.strip("…: ") in joined, quoted
+
+
+@pytest.mark.slow
+def test_the_first_hour(tmp_path: Path) -> None:
+    """The commands of your-data.md, on data in the form that it shows."""
+    labels, queries = [
+        body for language, body in FENCE.findall((ROOT / "docs" / "your-data.md").read_text()) if language == "json"
+    ]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "labels.jsonl").write_text(labels)
+    point = json.loads(queries)
+    lines = [
+        {**point, "key": f"N{i:03d}", "text": f"{point['text']} {i}", "labels": point["labels"][: 1 + i % 2]}
+        for i in range(80)
+    ]
+    for name, rows in (("train", lines[:60]), ("test", lines[60:])):
+        (mine / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for line in commands(ROOT / "docs" / "your-data.md"):
+        command, *arguments = shlex.split(line)
+        places = [str(tmp_path / one) if re.search(r"/|[.]jsonl$", one) else one for one in arguments]
+        if command == "shard":
+            places += ["--tokenizer", "train:300"]
+        if command == "run":
+            places += sets("order.batch=16", "train.epochs=3", "negatives.random=1", "negatives.hard=1")
+        extremis(command, *places)
+    assert (tmp_path / "runs" / "1" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_site_is_built(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("mkdocstrings") is None:
+        pytest.skip("the extra docs is not installed")
+    build = [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(tmp_path / "site")]
+    done = subprocess.run(build, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "reference" / "index.html").exists()
+    assert "JoinedStream" in (tmp_path / "site" / "reference" / "index.html").read_text()
