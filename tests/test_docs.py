@@ -69,10 +69,14 @@ def test_jobs_of_kubernetes_run_commands_that_parse() -> None:
             cli.commands[command].make_context(command, arguments)
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_can_be_found() -> None:
+    """In the site's navigation, or by a link from the README or another page."""
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     named = [page for section in nav for pages in section.values() for page in pages]
-    assert sorted(named) == [page.name for page in PAGES]
+    assert len(set(named)) == len(named)
+    assert set(named) <= {page.name for page in PAGES}
+    linked = {Path(link.partition("#")[0]).name for page in ALL for link in LINK.findall(page.read_text())}
+    assert {page.name for page in PAGES} <= linked | set(named)
 
 
 def test_messages_that_are_explained_are_said() -> None:
