@@ -74,6 +74,8 @@ def mine(
     with claimed(inputs.root):
         made = finished(plan, run)  # whoever held the claim before may have made some
         missing = tuple(source for source in inputs.sources if source.name not in made)
+        if not missing and index_url is None:
+            return made
         return {**made, **_make(plan.only(missing), index_url, beam_options, say)}
 
 

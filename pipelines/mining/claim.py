@@ -21,6 +21,7 @@ from schemas.storage import join
 FILE = ".claim.json"
 BEAT_SECONDS = 2.0
 LEASE_SECONDS = 15.0
+SETTLE_SECONDS = 0.2
 
 
 class ClaimedError(InputError):
@@ -33,14 +34,14 @@ def claimed(root: str) -> Iterator[None]:
     place = join(root, FILE)
     before = _read(place)
     if before is not None and _alive(place, before):
-        owner = json.loads(before)
-        raise ClaimedError(
-            f"{root}: being mined by process {owner['pid']} on {owner['host']}. Let it finish, or end it and run the "
-            "same command again."
-        )
+        raise _claimed_by(root, before)
     mine = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
     ended = threading.Event()
     storage.write_bytes(place, _body(mine, 0), durable=False)
+    time.sleep(SETTLE_SECONDS)  # of several that found it free at the same time the last to write has it
+    after = _read(place)
+    if after is not None and json.loads(after)["id"] != mine["id"]:
+        raise _claimed_by(root, after)
     beating = threading.Thread(target=_beat, args=(place, mine, ended), name="extremis-claim", daemon=True)
     beating.start()
     try:
@@ -49,6 +50,14 @@ def claimed(root: str) -> Iterator[None]:
         ended.set()
         beating.join()
         storage.remove(place)
+
+
+def _claimed_by(root: str, claim: bytes) -> ClaimedError:
+    owner = json.loads(claim)
+    return ClaimedError(
+        f"{root}: being mined by process {owner['pid']} on {owner['host']}. Let it finish, or end it and run the same "
+        "command again."
+    )
 
 
 def _beat(place: str, mine: dict[str, object], ended: threading.Event) -> None:
