@@ -138,6 +138,9 @@ class Encoder(Section):
     pooling: Literal["mean", "cls"] = "mean"
     bottleneck: bool = Field(False, description="project the model's output to `dimension`")
     max_tokens: int = Field(128, ge=1)
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of a transformer's products (automatic mixed precision); its parameters are float32"
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> "Encoder":
@@ -150,6 +153,8 @@ class Encoder(Section):
                 f"encoder.inputs = {self.inputs!r}: a transformer reads token ids only; set encoder.kind = 'bag', "
                 "or encoder.inputs = 'tokens'"
             )
+        if self.kind == "bag" and self.precision != "float32":
+            raise ValueError(f"encoder.precision = {self.precision!r}: a bag's sums are float32; leave it out")
         if self.kind == "bag" and self.ngrams > 1 and self.buckets == 0:
             raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
         return self
@@ -367,6 +372,13 @@ class Train(Section):
         description="exponent of the inverse propensity that weighs positives; 0, or A and B unknown: all the same",
     )
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's own choice")
+    clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
+    accumulate: int = Field(
+        1,
+        ge=1,
+        description="encode a batch, or a rank's part of it, in so many parts one after the other: the same step, in "
+        "less memory, for a second forward pass",
+    )
 
 
 class Checkpoint(Section):

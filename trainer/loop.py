@@ -223,7 +223,8 @@ class Trainer:
     def _take_step(self, batch: Batch, clock: Clock) -> Taken:
         index = self._index if batch.epoch >= self.recipe.refresh.start else None
         step, known = self.progress.global_step, (self.model, self._planner, self._group)
-        return take_step(*known, batch, step, self._rate_factor(step), clock, self._writer, index, self._found)
+        options = index, self._found, self.recipe.train
+        return take_step(*known, batch, step, self._rate_factor(step), clock, self._writer, *options)
 
     def _settle(self) -> None:
         """All rows as they are to be read, which lazy decay owes them at the end of an epoch."""

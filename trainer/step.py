@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from trainer.candidates import Planner
+from trainer.config import Train
 from trainer.dual import LabelEncoderHead
+from trainer.gradcache import CachedEmbeddings
 from trainer.group import Group
 from trainer.model import Model
 from trainer.negatives.index import OwnIndex
@@ -56,24 +58,35 @@ def take_step(
     writer: CheckpointWriter,
     index: OwnIndex | None = None,
     found: Sources | None = None,
+    options: Train | None = None,
 ) -> Taken:
     """Train on the global batch of which `batch` is this rank's part, at global `step`; `factor` scales every rate.
 
     `writer` hears of rows before they change. Hard negatives are those of `index` where there is one, and what `found`
-    finds with the model as it is now. Raises RankLostError; StorageError of a checkpoint being written.
+    finds with the model as it is now. `options`: in how many parts the encoder takes the batch, and how long its
+    gradient may be. Raises RankLostError; StorageError of a checkpoint being written.
     """
     key = (batch.epoch, batch.step)
+    accumulate, clip = (options.accumulate, options.clip) if options else (1, 0.0)
     everyone = planner.gather(batch, group)
     clock.lap("gather")
     if isinstance(model.classifier, LabelEncoderHead):
         embedded = model.classifier.step(batch, planner.drawn(everyone), factor, planner.positive_weight)
         clock.lap("encode")
         return Taken(batch.step, embedded.loss, everyone.rows, embedded.x)
-    inputs = model.encoder.prepare(batch.inputs, key, group.before)
-    clock.lap("prepare")
-    x = model.classifier.extend(model.encoder.encode(inputs, key))
-    clock.lap("encode")
     sizes = group.sizes(len(batch))
+    cached: CachedEmbeddings | None = None
+    if accumulate > 1:
+        size = -(-len(batch) // accumulate)
+        first = sum(sizes[: group.rank])
+        cached = CachedEmbeddings(model.encoder, batch.inputs.slice, len(batch), size, key, first=first)
+        encoded = cached.embed()
+    else:
+        inputs = model.encoder.prepare(batch.inputs, key, group.before)
+        clock.lap("prepare")
+        encoded = model.encoder.encode(inputs, key)
+    x = model.classifier.extend(encoded)
+    clock.lap("encode")
     every_x = group.gather(x.detach(), sizes)
     clock.lap("gather")
     if index is not None:
@@ -94,7 +107,10 @@ def take_step(
     grad = group.sum(on_x)[first : first + len(batch)]
     clock.lap("gather")
     x.backward(grad)
+    if cached is not None:
+        assert encoded.grad is not None
+        cached.backward(encoded.grad)
     model.encoder.reduce(group)
-    model.encoder.update(factor)
+    model.encoder.update(factor, clip)
     clock.lap("update")
     return Taken(batch.step, total, everyone.rows, every_x)

@@ -9,7 +9,7 @@ import torch
 from schemas.errors import TableError
 from trainer.config import Encoder as EncoderConfig
 from trainer.encoders.bags import BagGradients, BagInputs
-from trainer.encoders.base import Before, Encoder, drop, finish, nothing_before, reduce_parameters
+from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
 from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
 from trainer.encoders.residual import Residual
 from trainer.group import ALONE, Group
@@ -103,8 +103,10 @@ class BagEncoder(Encoder):
         if self._dense is not None:
             reduce_parameters(self._dense.parameters(), group)
 
-    def update(self, factor: float) -> None:
+    def update(self, factor: float, clip: float = 0.0) -> None:
         touched = self._touched.take()
+        dense = () if self._dense is None else self._dense.parameters()
+        clip_gradients([None if touched is None else touched[1].grad, *(each.grad for each in dense)], clip)
         if touched is not None:
             self._table.update(*touched, self._config.lr * factor)
         if self._dense_optimizer is not None:

@@ -47,8 +47,11 @@ class Encoder(ABC):
         """Sum the gradients over ranks, before `update`; the same bits on every rank."""
 
     @abstractmethod
-    def update(self, factor: float) -> None:
-        """One optimizer step from the gradients since the last one; `factor` in [0, 1] scales every rate."""
+    def update(self, factor: float, clip: float = 0.0) -> None:
+        """One optimizer step from the gradients since the last one; `factor` in [0, 1] scales every rate.
+
+        With `clip`, gradients whose norm over all of them together is greater are scaled down to it.
+        """
 
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -81,6 +84,16 @@ def reduce_parameters(parameters: Iterable[torch.nn.Parameter], group: Group) ->
         flat = group.sum(torch.cat([parameter.grad.view(-1) for parameter in some]))  # type: ignore[union-attr]
         for parameter, part in zip(some, flat.split([parameter.numel() for parameter in some]), strict=True):
             parameter.grad = part.view_as(parameter)
+
+
+@torch.no_grad()
+def clip_gradients(gradients: Iterable[torch.Tensor | None], limit: float) -> None:
+    """Scale gradients so that their norm, taken together, is `limit` at most; 0 is no limit."""
+    some = [gradient for gradient in gradients if gradient is not None]
+    if not limit or not some:
+        return
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in some]))
+    torch._foreach_mul_(some, (limit / norm).clamp(max=1.0))
 
 
 def finish(x: torch.Tensor, *, normalize: bool, scale: float) -> torch.Tensor:

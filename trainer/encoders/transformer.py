@@ -8,7 +8,7 @@ from torch import nn
 
 from schemas.errors import InputError
 from trainer.config import Encoder as EncoderConfig
-from trainer.encoders.base import Before, Encoder, drop, finish, nothing_before, reduce_parameters
+from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.padding import pad_rows
@@ -85,7 +85,8 @@ class TransformerEncoder(Encoder):
     def reduce(self, group: Group) -> None:
         reduce_parameters(self._modules.parameters(), group)
 
-    def update(self, factor: float) -> None:
+    def update(self, factor: float, clip: float = 0.0) -> None:
+        clip_gradients((parameter.grad for parameter in self._modules.parameters()), clip)
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.lr * factor
         self._optimizer.step()
@@ -119,7 +120,10 @@ class TransformerEncoder(Encoder):
     def _embed(self, inputs: PaddedInputs) -> torch.Tensor:
         if not len(inputs.input_ids):  # a rank's part of the last batch; the model may not take it
             return torch.empty(0, self.dimension, requires_grad=True)
-        states = self._model(input_ids=inputs.input_ids, attention_mask=inputs.mask.long()).last_hidden_state
+        narrow = self._config.precision == "bfloat16"
+        with torch.autocast(inputs.input_ids.device.type, torch.bfloat16, enabled=narrow):
+            states = self._model(input_ids=inputs.input_ids, attention_mask=inputs.mask.long()).last_hidden_state
+        states = states.float()
         if self._config.pooling == "cls":
             x = states[:, 0]
         else:
