@@ -114,15 +114,18 @@ class LabelEncoderHead:
         """The encoders have changed."""
         self._vectors = None
 
-    def step(self, batch: Batch, everyone: Batch, factor: float, weight: np.ndarray | None = None) -> Embedded:
+    def step(
+        self, batch: Batch, everyone: Batch, factor: float, weight: np.ndarray | None = None, clip: float = 0.0
+    ) -> Embedded:
         """One optimizer step: `batch` is this rank's part of the global one, `everyone`; all ranks get the same.
 
-        `everyone` has the hard negatives that count (`Planner.gather`); `weight` [L] weighs the positives.
+        `everyone` has the hard negatives that count (`Planner.gather`); `weight` [L] weighs the positives; `clip` is of
+        `Encoder.update`.
         """
         found = self.backward(batch, everyone, weight)
         for encoder in self.encoders.values():
             encoder.reduce(self._group)
-            encoder.update(factor)
+            encoder.update(factor, clip)
         self.forget()
         return found
 

@@ -71,7 +71,7 @@ def take_step(
     everyone = planner.gather(batch, group)
     clock.lap("gather")
     if isinstance(model.classifier, LabelEncoderHead):
-        embedded = model.classifier.step(batch, planner.drawn(everyone), factor, planner.positive_weight)
+        embedded = model.classifier.step(batch, planner.drawn(everyone), factor, planner.positive_weight, clip)
         clock.lap("encode")
         return Taken(batch.step, embedded.loss, everyone.rows, embedded.x)
     sizes = group.sizes(len(batch))
