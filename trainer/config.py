@@ -438,6 +438,11 @@ class Recipe(Section):
                 "refresh.source = 'in-trainer', negatives.in_batch and negatives.lsh look at a classifier's vectors: "
                 "leave them out for head.kind = 'label-encoder', whose hard negatives come from a table"
             )
+        if head == "label-encoder" and self.train.accumulate > 1:
+            raise ValueError(
+                f"train.accumulate = {self.train.accumulate} divides the batch of a classifier: for head.kind = "
+                "'label-encoder' leave it out and set head.query_batch"
+            )
         return self
 
     @model_validator(mode="after")

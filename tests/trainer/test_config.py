@@ -68,6 +68,10 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
             "a transformer reads token ids only; set encoder.kind = 'bag'",
         ),
         (["encoder.buckets=0"], "needs encoder.buckets > 0"),
+        (
+            ["head.kind=label-encoder", "negatives.pool=all", "negatives.hard=0", "train.accumulate=2"],
+            "leave it out and set head.query_batch",
+        ),
         (["data.mix.train=1.0"], "data.label_texts = true, but data.mix.*add labels = 1.0 to it, or set"),
         (["data.split=val", "data.mix={train = 1.0, labels = 1.0}"], "data.split = 'val' is not in data.mix"),
         (["data.mix={train = 0.0, labels = 1.0}"], "data.mix.train: .*greater than 0, got 0"),
