@@ -265,6 +265,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 class TestFullDisk:
     WORDS = ("could not write", "No space left on device", "free some space and run the same command again")
 
+    @pytest.mark.slow
     def test_shard(self, raw: Path, disk: Callable[[int], Path]) -> None:
         small, data = disk(96), "data"
         arguments = ("shard", raw, small / data, "--tokenizer", "train:1000")

@@ -114,6 +114,7 @@ def test_tables_grow_with_what_they_hold() -> None:
     assert longer["queries"]["bytes"] > 1.2 * one["queries"]["bytes"]
 
 
+@pytest.mark.slow
 def test_times_come_with_calibration() -> None:
     done = call("plan", "--queries", "20e3", "--labels", "5e3", *sets("train.epochs=3"), "--json")
     assert done.status == 0, done.err

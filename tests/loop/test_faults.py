@@ -114,7 +114,7 @@ def storage_copy(folder: Path, to: Path) -> None:
         (to / name).write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["shard", "mine", "embed"])
+@pytest.mark.parametrize("name", [pytest.param("shard", marks=pytest.mark.slow), "mine", "embed"])
 def test_a_store_that_stays_away_is_named_and_nothing_is_visible(
     name: str, steps: dict[str, Step], server: tuple[str, int], store: Proxy, quick_retries: None
 ) -> None:

@@ -84,6 +84,7 @@ def wait_for_step(trainer: subprocess.Popen, run: Path, step: int) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "seed", "kills"), [("trainer and miner", 1, 3), ("trainer only", 2, 2)])
 def test_killed_at_random_moments_and_resumed(
     data: Path, whole: Path, tmp_path: Path, victim: str, seed: int, kills: int

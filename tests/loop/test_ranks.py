@@ -94,6 +94,7 @@ def test_two_ranks_under_torchrun_train_what_one_process_trains(one: Path, two: 
     assert (two / "finished.json").read_bytes() == (one / "finished.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_two_ranks_evaluate_what_one_process_evaluates(data: Path, two: Path) -> None:
     alone = call("evaluate", data, two, "--json").json
     together = torchrun(2, "evaluate", data, two, "--json")

@@ -119,6 +119,7 @@ def _losses(metrics: bytes) -> list[float]:
     return [record["loss"] for record in map(json.loads, metrics.splitlines()) if record["kind"] == "train"]
 
 
+@pytest.mark.slow
 def test_evaluate_embed_and_inspect_read_it(env: dict[str, str], data: str, run: str) -> None:
     report = extremis("evaluate", data, run, "--json", env=env).json
     assert report["queries"] == 100

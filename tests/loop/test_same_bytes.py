@@ -93,7 +93,7 @@ def reference(
     return found
 
 
-@pytest.mark.parametrize("what", ["shard", "mine", "embed"])
+@pytest.mark.parametrize("what", ["shard", "mine", pytest.param("embed", marks=pytest.mark.slow)])
 def test_on_every_runner(
     what: str,
     flags: Flags,
@@ -190,7 +190,7 @@ def test_a_sharding_run_that_is_killed(
 @pytest.mark.parametrize(
     ("seed", "kills", "flags", "victim"),
     [
-        (1, 2, PROCESSES, "launching process"),
+        pytest.param(1, 2, PROCESSES, "launching process", marks=pytest.mark.slow),
         pytest.param(2, 6, (), "all", marks=pytest.mark.slow),
         pytest.param(3, 6, PROCESSES, "all", marks=pytest.mark.slow),
     ],

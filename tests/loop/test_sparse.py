@@ -30,7 +30,7 @@ def matrices_of(name: str, raw: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "sink"),
     [
-        ("tate", "webdataset"),
+        pytest.param("tate", "webdataset", marks=pytest.mark.slow),
         pytest.param("tate", "parquet", marks=pytest.mark.slow),
         pytest.param("wordnet", "webdataset", marks=pytest.mark.slow),
     ],

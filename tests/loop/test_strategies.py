@@ -17,7 +17,7 @@ CHOICES = sets(
     ("recipe", "by"),
     [
         ("theta-hard", "labels"),
-        ("in-trainer", None),
+        pytest.param("in-trainer", None, marks=pytest.mark.slow),
         pytest.param("random+theta-hard", "labels", marks=pytest.mark.slow),
         pytest.param("theta-curriculum", "labels", marks=pytest.mark.slow),
         pytest.param("curriculum", "classifier", marks=pytest.mark.slow),

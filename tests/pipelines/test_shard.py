@@ -97,6 +97,7 @@ class Shuffled(queries.OrderShard):
         return super().process((shard, parts), label_sizes)
 
 
+@pytest.mark.slow
 def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_path: Path) -> None:
     options = ShardOptions("train:300", shards=3, row_group_rows=4, keep_text=True)
     shard(str(tiny), str(tmp_path / "a"), options)

@@ -182,9 +182,8 @@ def untimed(run: str) -> list[dict[str, Any]]:
     [
         ("shared", 2),
         ("own", 2),
-        ("all", 4),
         *(pytest.param(form, 2, marks=pytest.mark.slow) for form in FORMS if form not in ("shared", "own")),
-        *(pytest.param(form, 4, marks=pytest.mark.slow) for form in FORMS if form != "all"),
+        *(pytest.param(form, 4, marks=pytest.mark.slow) for form in FORMS),
     ],
 )
 def test_several_ranks_train_the_model_of_one(
@@ -211,7 +210,7 @@ def test_several_ranks_train_the_model_of_one(
 @pytest.mark.parametrize(
     ("before", "after", "stop"),
     [
-        (2, 2, 17),
+        pytest.param(2, 2, 17, marks=pytest.mark.slow),
         (1, 2, 30),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 2, 41), (2, 1, 9), (4, 2, 29), (4, 4, 33))),
     ],

@@ -160,7 +160,7 @@ def test_the_theme_changes_on_the_button(page: Any) -> None:
     assert complaints(page) == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_on_a_phone_nothing_is_wider_than_the_screen(folder: Path, made: Done, dark: bool) -> None:
     assert made.status == 0, made.err
     with browser(390, 844, dark) as driver:

@@ -74,7 +74,8 @@ def test_any_candidates_give_the_sum_over_queries(
     w = given.w[candidates.ids]
     got = gradients(make(name, chunk=chunk, temperature=temperature), given.x, w, candidates)
     expected = reference(name, given.x, w, candidates, temperature, **OPTIONS.get(name, {}))
-    same(got, expected, 1e-6 if name == "softtopk" else 1e-8)
+    # Weights are float32, the reference's are not; gradients that nearly cancel show it.
+    same(got, expected, 1e-6 if name == "softtopk" else 1e-7)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -51,6 +51,7 @@ def torchrun(reading: Reading, folder: Path) -> int:
     return done.returncode
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_is_killed_read_the_global_batches(
     reading: Reading, data: SmallData, tmp_path: Path
 ) -> None:
