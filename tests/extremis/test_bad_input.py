@@ -275,6 +275,7 @@ class TestFullDisk:
         extremis(*arguments)
         assert call("inspect", small / data).status == 0
 
+    @pytest.mark.slow
     def test_train(self, tiny_data: Path, run: Path, disk: Callable[[int], Path]) -> None:
         small = disk(48)
         arguments = ("train", "astra", tiny_data, small / "run", *sets("train.epochs=1", "order.batch=16"))

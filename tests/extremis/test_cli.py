@@ -264,6 +264,7 @@ def test_results_and_notes_do_not_mix(data: Path, run: Path) -> None:
     assert done.out.splitlines()[0].startswith("test: 30 queries")
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar(data: Path, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

@@ -70,9 +70,10 @@ def check_equal(run: Path, other: Path) -> None:
     assert last_checkpoint(run) == last_checkpoint(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "kills", "watchers"),
-    [(1, 2, 1), pytest.param(2, 9, 2, marks=pytest.mark.slow), pytest.param(3, 9, 1, marks=pytest.mark.slow)],
+    [(1, 2, 1), (2, 9, 2), (3, 9, 1)],
 )
 def test_miner_and_trainer_killed_apart(data: Path, tmp_path: Path, seed: int, kills: int, watchers: int) -> None:
     choices = CHOICES if kills > 2 else [*CHOICES, "--set", "train.epochs=3"]

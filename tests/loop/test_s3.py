@@ -18,6 +18,7 @@ from tests.s3 import serve
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
+pytestmark = pytest.mark.slow  # the loop over a store that fails is in test_faults.py
 
 BUCKET = "loop"
 CHOICES = sets("order.batch=128", "train.epochs=4", "refresh.stale=wait", "checkpoint.every_steps=3")

@@ -101,6 +101,7 @@ def trained(group: Group, data: SmallData) -> dict[str, Trained]:
     return found
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_does(data: SmallData) -> None:
     alone = trained(ALONE, data)
     for found in on_ranks(2, trained, data):
