@@ -47,6 +47,7 @@ class Decoding:
 
     def result(self) -> Window:
         """Rows that were not read are in no batch. Raises TableError where not a single row group decodes."""
+        self.tasks.clear()  # one is a method of this: a ring would keep the window until a collection
         taken, rows, offsets = self._taken, self._rows, self._offsets
         missing = self.parts.missing
         if missing.all():  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same

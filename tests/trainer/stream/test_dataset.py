@@ -1,5 +1,6 @@
 """The joined stream against a plain reading of the tables, for any threads and ranks, and at every step."""
 
+import gc
 import itertools
 import re
 import threading
@@ -30,7 +31,9 @@ from trainer.candidates import Planner
 from trainer.config import Negatives
 from trainer.inputs import Kind
 from trainer.stream import Batch, JoinedStream, Source, open_sources
+from trainer.stream.decode import Decoding
 from trainer.stream.source import RowGroups
+from trainer.stream.window import Window
 
 THREAD = "extremis-stream"
 FORMS: list[tuple[str, Sink, Kind]] = [
@@ -124,6 +127,20 @@ def test_resume_is_exact_at_every_step(world: World, threads: int) -> None:
 
     elements = assert_exact_resume(in_epoch_3)
     assert len(elements) == in_epoch_3().steps > 3
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_window_goes_with_its_last_batch_and_waits_for_no_garbage_collection(world: World, threads: int) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        stream = world.stream(window_groups=1, threads=threads)
+        assert sum(1 for _ in stream) == stream.steps
+        assert stream.order.windows > 1
+        left = [thing for thing in gc.get_objects() if isinstance(thing, Decoding | Window)]
+    finally:
+        gc.enable()
+    assert not left
 
 
 def test_the_state_is_the_same_on_every_rank_and_resumes_on_another_number_of_them(world: World) -> None:
