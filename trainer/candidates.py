@@ -222,22 +222,29 @@ def own_pool(
     )
 
 
+def among(batch: Batch, ids: np.ndarray, positive_weight: np.ndarray | None = None) -> Candidates:
+    """The labels `ids` [C] int64, ascending, for every query, counted once; positives are struck from the negatives."""
+    query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))
+    place = np.searchsorted(ids, batch.positives)
+    inside = place < len(ids)
+    inside[inside] = ids[place[inside]] == batch.positives[inside]
+    query, place = query[inside], place[inside].astype(np.int64)
+    positive = np.ones(len(place), bool)
+    return Candidates(
+        ids=ids,
+        pair_query=query,
+        pair_label=place,
+        pair_positive=positive,
+        pair_weight=_weights(ids[place], positive, positive_weight),
+        pool_weight=np.ones(len(ids), np.float32),
+        struck_query=query,
+        struck_pool=place,
+    )
+
+
 def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
     """Every label of [start, stop) for every query, counted once: a chunk of one-vs-all (ASTRA, equation 1)."""
-    inside = (batch.positives >= start) & (batch.positives < stop)
-    query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))[inside]
-    label = batch.positives[inside].astype(np.int64) - start
-    positive = np.ones(len(label), bool)
-    return Candidates(
-        ids=np.arange(start, stop),
-        pair_query=query,
-        pair_label=label,
-        pair_positive=positive,
-        pair_weight=_weights(batch.positives[inside], positive, positive_weight),
-        pool_weight=np.ones(stop - start, np.float32),
-        struck_query=query,
-        struck_pool=label,
-    )
+    return among(batch, np.arange(start, stop), positive_weight)
 
 
 def _at(weight: float | np.ndarray, labels: np.ndarray) -> float | np.ndarray:

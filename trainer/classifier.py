@@ -12,6 +12,8 @@ from trainer.memory import zeros
 from trainer.randomness import torch_generator
 from trainer.rows import DTYPES, RowMatrix, RowOptimizer
 
+LossOf = Callable[[torch.Tensor, torch.Tensor, Candidates], torch.Tensor]  # x [B, D], w [C, D] and what they score
+
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 
 
@@ -64,20 +66,26 @@ class Classifier:
         self.rows.update(ids, gathered, self._lr * factor, step)
 
     def descend(
-        self, x: torch.Tensor, candidates: Candidates, factor: float, step: int = 0, scale: float = 1.0
+        self,
+        x: torch.Tensor,
+        candidates: Candidates,
+        factor: float,
+        step: int = 0,
+        scale: float = 1.0,
+        loss: LossOf = binary_cross_entropy,
     ) -> tuple[float, torch.Tensor]:
-        """`scale` times the binary cross-entropy of x [B, D], its gradient on x, and the step of all rows it scores.
+        """`scale` times the loss of x [B, D], its gradient on x, and the step of all rows it scores.
 
-        What `gather`, the loss, its backward pass and `update` do; in main memory in one pass over the rows.
+        Gather, loss, backward pass and update; binary cross-entropy does it in one pass over rows in main memory.
         """
-        if self.rows.compiled:
+        if self.rows.compiled and loss is binary_cross_entropy:
             return binary_step(x, self.rows, candidates, self._lr * factor, step, scale)
         leaf, w = x.detach().requires_grad_(), self.gather(candidates.ids, step)
-        loss = binary_cross_entropy(leaf, w, candidates) * scale
-        loss.backward()
+        value = loss(leaf, w, candidates) * scale
+        value.backward()
         self.update(candidates.ids, w, factor, step)
         assert leaf.grad is not None
-        return float(loss.detach()), leaf.grad
+        return float(value.detach()), leaf.grad
 
     def settle(self, step: int) -> None:
         """Bring every row to what it is before global step `step`; lazy decay asks for it before rows are read."""

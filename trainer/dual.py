@@ -7,13 +7,14 @@ import numpy as np
 import torch
 
 from schemas.tables import PAD
+from trainer.candidates import among
 from trainer.config import Recipe
 from trainer.encoders.base import Encoder
 from trainer.gradcache import LABELS, QUERIES, CachedEmbeddings
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs
 from trainer.losses import build_loss
-from trainer.stream.batch import Batch, Candidates
+from trainer.stream.batch import Batch
 from trainer.texts import LabelTexts
 
 
@@ -22,25 +23,6 @@ class Embedded(NamedTuple):
 
     loss: float
     x: torch.Tensor
-
-
-def among(batch: Batch, ids: np.ndarray, weight: np.ndarray | None = None) -> Candidates:
-    """The labels `ids` [C], ascending, for every query: its positives are struck from its negatives."""
-    query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))
-    place = np.searchsorted(ids, batch.positives)
-    inside = place < len(ids)
-    inside[inside] = ids[place[inside]] == batch.positives[inside]
-    query, place = query[inside], place[inside].astype(np.int64)
-    return Candidates(
-        ids=ids,
-        pair_query=query,
-        pair_label=place,
-        pair_positive=np.ones(len(place), bool),
-        pair_weight=np.ones(len(place), np.float32) if weight is None else weight[ids[place]].astype(np.float32),
-        pool_weight=np.ones(len(ids), np.float32),
-        struck_query=query,
-        struck_pool=place,
-    )
 
 
 class LabelEncoderHead:

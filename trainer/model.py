@@ -1,5 +1,6 @@
 """Encoder and classifier as one thing: built from a recipe and DATA, saved to a checkpoint, loaded from one."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from trainer.dual import LabelEncoderHead
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs, Kind, columns_of
-from trainer.losses import Loss, build_loss, is_binary
+from trainer.losses import Loss, binary_cross_entropy, build_loss, is_binary
 from trainer.stream.batch import Candidates
 from trainer.texts import LabelTexts
 
@@ -61,14 +62,8 @@ class Model:
         """`scale` times a classifier's loss, its gradient on x [B, D], and the step of all rows it scores."""
         classifier = self.classifier
         assert isinstance(classifier, Classifier), "a head that encodes labels has a step of its own"
-        if self.loss is None:
-            return classifier.descend(x, candidates, factor, step, scale)
-        leaf, w = x.detach().requires_grad_(), classifier.gather(candidates.ids, step)
-        loss = self.loss(leaf, w, candidates, group) * scale
-        loss.backward()
-        classifier.update(candidates.ids, w, factor, step)
-        assert leaf.grad is not None
-        return float(loss.detach()), leaf.grad
+        loss = binary_cross_entropy if self.loss is None else functools.partial(self.loss, group=group)
+        return classifier.descend(x, candidates, factor, step, scale, loss)
 
     @property
     def encoders(self) -> dict[str, Encoder]:

@@ -75,10 +75,10 @@ def take_step(
         clock.lap("encode")
         return Taken(batch.step, embedded.loss, everyone.rows, embedded.x)
     sizes = group.sizes(len(batch))
+    first = sum(sizes[: group.rank])
     cached: CachedEmbeddings | None = None
     if accumulate > 1:
         size = -(-len(batch) // accumulate)
-        first = sum(sizes[: group.rank])
         cached = CachedEmbeddings(model.encoder, batch.inputs.slice, len(batch), size, key, first=first)
         encoded = cached.embed()
     else:
@@ -103,7 +103,6 @@ def take_step(
             found.touch(candidates.ids)
     clock.lap("classify")
     total = group.sum(torch.tensor(total, dtype=torch.float64)).item()
-    first = sum(sizes[: group.rank])
     grad = group.sum(on_x)[first : first + len(batch)]
     clock.lap("gather")
     x.backward(grad)
