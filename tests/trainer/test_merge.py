@@ -36,18 +36,46 @@ def by_dictionary(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray
     ]
     query, place, positive = (np.array(column) for column in zip(*pairs, strict=True)) if pairs else ([], [], [])
     struck = [number for number, one in enumerate(place) if one < len(drawn)]
-    return Merged(np.array(list(places), np.int64), [count for _, count in drawn], query, place, positive, struck)
+    return Merged(np.array(list(places), np.int64), [count for _, count in drawn], query, place, positive, struck, [])
 
 
 def by_table(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray | None) -> Merged:
-    offsets = np.array([0, *itertools.accumulate(map(len, positives))], np.int64)
-    return merge(pool, np.array(list(itertools.chain(*positives)), np.int64), offsets, hard)
+    return merge(pool, *ragged(positives), hard)
+
+
+def ragged(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(list(itertools.chain(*rows)), np.int64), np.array([0, *itertools.accumulate(map(len, rows))])
 
 
 @given(batches())
 def test_every_label_once_and_every_pair_where_its_label_is(batch: tuple) -> None:
     for got, expected in zip(by_table(*batch), by_dictionary(*batch), strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+@given(batches(), st.data())
+def test_what_queries_draw_for_themselves_comes_once_and_is_none_of_their_others(
+    batch: tuple, data: st.DataObject
+) -> None:
+    pool, positives, hard = batch
+    width = data.draw(st.integers(0, 6))
+    known = st.sampled_from([*itertools.chain(*positives), *hard.reshape(-1).tolist(), PAD, 3])
+    own = np.array([[data.draw(st.one_of(LABELS, known)) for _ in range(width)] for _ in positives], np.int64)
+    merged = merge(pool, *ragged(positives), hard, own.reshape(len(positives), width))
+    labels, kept = merged.ids[merged.place], merged.draws == 0
+    without = by_table(*batch)
+    np.testing.assert_array_equal(labels[kept], without.ids[without.place])
+    np.testing.assert_array_equal(merged.positive[kept], without.positive)
+    assert not merged.positive[~kept].any()
+    assert (np.diff(merged.query) >= 0).all()
+    assert len(np.unique(merged.ids)) == len(merged.ids)
+    np.testing.assert_array_equal(np.flatnonzero(np.isin(labels, pool)), merged.struck)
+    for row, others in enumerate(positives):
+        drawn = Counter(own[row].tolist())
+        for label in [PAD, *others, *hard[row].tolist()]:
+            drawn.pop(label, None)
+        mine = ~kept & (merged.query == row)
+        assert dict(zip(labels[mine].tolist(), merged.draws[mine].tolist(), strict=True)) == drawn
 
 
 def test_without_a_table_there_are_only_positives() -> None:
