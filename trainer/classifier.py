@@ -97,8 +97,8 @@ def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, fir
 
     Random numbers are keyed by blocks of labels, so a rank draws only those that it has rows of.
     """
-    stop = first + len(weight)
-    for block in range(first // _FILLED, -(-stop // _FILLED) if config.initial_scale else 0):
+    stop, drawn = first + len(weight), config.initial == "random" and config.initial_scale
+    for block in range(first // _FILLED, -(-stop // _FILLED) if drawn else 0):
         start = block * _FILLED
         rows = torch.empty(min(_FILLED, labels - start), weight.shape[1])
         rows.normal_(0, config.initial_scale, generator=torch_generator(seed, "initial weights", 3, block))

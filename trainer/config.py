@@ -181,8 +181,21 @@ class Classifier(Section):
         "room for them, for a file that is mapped and leaves nothing behind",
     )
     bias: bool = Field(False, description="a last column that x meets with a constant 1")
-    initial_scale: float = Field(0.0, ge=0, description="standard deviation of the initial vectors")
+    initial: Literal["random", "labels"] = Field(
+        "random",
+        description="the vectors before the first step. random: normal numbers. labels: the untrained encoder's "
+        "embeddings of the labels' texts; for a pre-trained encoder, or many labels with few training points",
+    )
+    initial_scale: float = Field(
+        0.0, ge=0, description="standard deviation of random initial vectors; length of those from labels"
+    )
     initial_bias: float = 0.0
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Classifier":
+        if self.initial == "labels" and not self.initial_scale:
+            raise ValueError("classifier.initial = 'labels' needs classifier.initial_scale, the length of the vectors")
+        return self
 
 
 class Head(Section):

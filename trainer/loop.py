@@ -23,6 +23,7 @@ from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.evaluation.evaluate import Scorer, label_statistics, positive_weights
 from trainer.group import ALONE, SILENCE_SECONDS, Group, label_range
 from trainer.hardness import measure
+from trainer.initial import begin_at_texts
 from trainer.losses import is_binary
 from trainer.model import DataFacts, Model, open_texts, require_same_data
 from trainer.negatives.index import OwnIndex
@@ -107,7 +108,7 @@ class Trainer:
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
         trainer = cls(DataLayout(data), layout, recipe, say, group)
-        trainer._fit_idf()
+        trainer._prepare()
         facts = {"digest": trainer._manifest.digest, "labels": trainer.labels, "queries": trainer._sources[0].rows}
         if group.first:
             storage.write_bytes(layout.config, dump_config(recipe, data=facts))
@@ -127,7 +128,7 @@ class Trainer:
         trainer = cls(DataLayout(data), layout, recipe, say, group)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is None:
-            trainer._fit_idf()
+            trainer._prepare()
             trainer._tracker.start(0)
         else:
             trainer._load(checkpoint)
@@ -410,12 +411,15 @@ class Trainer:
             ),
         )
 
-    def _fit_idf(self) -> None:
+    def _prepare(self) -> None:
+        """What the model takes from the data before its first step."""
         for encoder in self.model.encoders.values():
             fit = getattr(encoder, "fit_idf", None)
             if fit is not None:
                 queries = (batch.inputs for batch in self._open_stream(self._sources, plan=None))
                 fit(itertools.chain(queries, self.model.label_inputs()), self._group)
+        if self.recipe.classifier.initial == "labels":
+            begin_at_texts(self.model, self._data, self.recipe.classifier.initial_scale)
 
     def _require_compatible(self) -> None:
         waits = self.recipe.refresh.wait_seconds

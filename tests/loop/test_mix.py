@@ -10,10 +10,11 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
+from tests import training
 from tests.builders import SmallData, build_data
 from trainer.checkpoint import latest_checkpoint
 from trainer.config import Recipe
-from trainer.loop import Trainer
+from trainer.loop import EpochReport, Trainer
 
 RECIPE = {
     "data": {"mix": {"train": 1.0, "market": 1.5, "labels": 2.0}},
@@ -28,31 +29,18 @@ RECIPE = {
 NAMES = ["labels", "market", "train"]
 
 
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
-def silent(_: str) -> None:
-    return None
-
-
 def train(data: str, run: str, stop: int | None = None, resume: bool = False) -> list[float]:
     """Losses of the steps; tables are mined as soon as they can be."""
-    losses: list[float] = []
 
-    def on_step(step: int, total: int, loss: float) -> None:
-        losses.append(loss)
-        if step == stop:
-            raise Killed
-
-    begin = Trainer.resume if resume else Trainer.start
-    for report in begin(data, run, Recipe.model_validate(RECIPE), silent).train(on_step):
+    def on_epoch(report: EpochReport) -> None:
         if report.epoch == 0:
             mine(data, run, options=MineOptions())
         if report.epoch >= 2:
             assert report.adoption.table_epoch == 2
             assert sorted(report.adoption.digests) == NAMES
-    return losses
+
+    begin = Trainer.resume if resume else Trainer.start
+    return training.train(begin(data, run, Recipe.model_validate(RECIPE), training.silent), stop, on_epoch)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +57,7 @@ def test_every_source_of_a_mix_goes_round_the_loop(data: SmallData, tmp_path: Pa
         made = open_manifest(whole.negatives(2, name), "negatives")
         assert made.parents["queries"] == open_manifest(table).digest
     killed = RunLayout(str(tmp_path / "killed"))
-    with pytest.raises(Killed):
+    with pytest.raises(training.Killed):
         train(data.layout.root, killed.root, stop=len(losses) - 3)
     rest = train(data.layout.root, killed.root, resume=True)
     assert rest == losses[-len(rest) :]
@@ -79,5 +67,5 @@ def test_every_source_of_a_mix_goes_round_the_loop(data: SmallData, tmp_path: Pa
 def test_a_split_that_is_not_there_is_refused_before_anything_is_written(data: SmallData, tmp_path: Path) -> None:
     recipe = Recipe.model_validate({**RECIPE, "data": {"mix": {"train": 1.0, "marktet": 1.0}}})
     with pytest.raises(InputError, match="no split 'marktet'; this data set has market, test, train"):
-        Trainer.start(data.layout.root, str(tmp_path / "run"), recipe, silent)
+        Trainer.start(data.layout.root, str(tmp_path / "run"), recipe, training.silent)
     assert not (tmp_path / "run").exists()

@@ -14,6 +14,7 @@ from schemas.manifest import open_manifest
 from schemas.parquet import matrix_column
 from schemas.shards import iterate
 from tests.builders import SmallData, build_data, build_negatives
+from tests.training import Killed, silent, train, with_sections
 from trainer.config import Recipe, load_recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.loop import Trainer
@@ -32,34 +33,13 @@ DEXML: dict[str, Any] = {
 SAMPLED = {"negatives": {"pool": "batch", "hard": 2, "width": 3}, "refresh": {"start": 2, "every": 2}}
 
 
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     return build_data(str(tmp_path_factory.mktemp("data")))
 
 
 def recipe(**sections: dict[str, Any]) -> Recipe:
-    return Recipe.model_validate({**DEXML, **{name: {**DEXML.get(name, {}), **new} for name, new in sections.items()}})
-
-
-def train(trainer: Trainer, stop_after: int | None = None) -> list[float]:
-    losses: list[float] = []
-
-    def on_step(step: int, total: int, loss: float) -> None:
-        losses.append(loss)
-        if step == stop_after:
-            raise Killed
-
-    for _ in trainer.train(on_step):
-        pass
-    return losses
-
-
-def silent(_: str) -> None:
-    return None
+    return with_sections(DEXML, sections)
 
 
 def started(data: SmallData, run: Path, recipe: Recipe) -> Trainer:

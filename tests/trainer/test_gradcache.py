@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel
 
+from tests.bert import write_bert
 from tests.builders import SmallData, batch_of, build_data
 from tests.ranks import on_ranks
 from trainer.candidates import label_range as every_label
@@ -29,20 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("bert")
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        BertModel(config).save_pretrained(folder)
-    return str(folder)
+    return write_bert(tmp_path_factory.mktemp("bert"), VOCABULARY, layers=1)
 
 
 def recipe_of(kind: str, model: str, loss: str = "decoupled", **head: Any) -> Recipe:

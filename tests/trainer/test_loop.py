@@ -16,6 +16,7 @@ from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from tests.builders import SmallData, build_data, build_negatives
+from tests.training import Killed, silent, train, with_sections
 from trainer.checkpoint import latest_checkpoint
 from trainer.config import Recipe
 from trainer.dump import dump_is_published
@@ -35,10 +36,6 @@ BASE = {
     "checkpoint": {"every_steps": 4},
     "logging": {"every_steps": 1, "tensorboard": False},
 }
-
-
-class Killed(Exception):
-    """Stands for the end of the process."""
 
 
 @pytest.fixture(scope="module")
@@ -72,25 +69,7 @@ def straight(data: SmallData) -> tuple[RunLayout, list[float]]:
 
 
 def recipe(**sections: dict) -> Recipe:
-    return Recipe.model_validate({**BASE, **{name: {**BASE.get(name, {}), **new} for name, new in sections.items()}})
-
-
-def train(trainer: Trainer, stop_after: int | None = None) -> list[float]:
-    """Losses step by step."""
-    losses: list[float] = []
-
-    def on_step(step: int, total: int, loss: float) -> None:
-        losses.append(loss)
-        if step == stop_after:
-            raise Killed
-
-    for _ in trainer.train(on_step):
-        pass
-    return losses
-
-
-def silent(_: str) -> None:
-    return None
+    return with_sections(BASE, sections)
 
 
 STILL = {"encoder": {"lr": 1e-12, "dense_lr": 1e-12}, "classifier": {"lr": 1e-12, "bias": False}}

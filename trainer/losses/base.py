@@ -60,7 +60,7 @@ class _Weighing(Function):
             scaled, vectors = x.to(wide) / loss.temperature, w.to(wide)
             scores = Scores(scaled, vectors, candidates, loss.chunk, group)
             weighed = loss.weigh(scores)
-            grad_x = sparse_product(scores.query, scores.label, weighed.pair, len(x), vectors)
+            grad_x = sparse_product(scores.query, scores.label, weighed.pair, len(x), vectors, ascending=True)
             grad_w = sparse_product(scores.label, scores.query, weighed.pair, len(w), scaled)
             for columns, block in scores.spent():
                 slopes = weighed.pool(columns, block)

@@ -1,27 +1,41 @@
 """Binary cross-entropy over candidates: positives, hard and random negatives (ASTRA, equations 1 and 2)."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from trainer import kernels
 from trainer.candidates import Candidates
+from trainer.losses.base import Loss, Weighed
+from trainer.losses.scores import Scores
 from trainer.rows import RowMatrix
-from trainer.scoring import pair_scores, sparse_product
 from trainer.threads import PARTS, in_parts
 
 
-def binary_cross_entropy(x: torch.Tensor, w: torch.Tensor, candidates: Candidates) -> torch.Tensor:
-    """ASTRA's loss, equation (2), summed over the batch; with chunks of `candidates.label_range`, equation (1).
+@dataclass(frozen=True)
+class OneVsAll(Loss):
+    """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), R without P and H.
 
-    x [B, D], w [C, D] = the classifier's rows `candidates.ids`:
-    sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), s = w.x, R without P and H.
+    ASTRA's equation (2) with the candidates of a batch; with chunks of `candidates.label_range` its equation (1), which
+    is DEXML's (2). Every score is for itself, so ranks need no exchange.
     """
-    return _BinaryCrossEntropy.apply(x, w, candidates)
+
+    def weigh(self, scores: Scores) -> Weighed:
+        margin = torch.where(scores.positive, -scores.pair, scores.pair)
+        slopes = torch.sigmoid(margin) * scores.weight
+        value = softplus(margin) @ scores.weight
+        for columns, s in scores.blocks():
+            value = value + softplus(s).sum(0) @ scores.pool_weight[columns]
+        return Weighed(
+            value,
+            torch.where(scores.positive, -slopes, slopes),
+            lambda columns, s: s.sigmoid_().mul_(scores.pool_weight[columns]),
+        )
+
+
+binary_cross_entropy = OneVsAll()
 
 
 @torch.no_grad()
@@ -64,40 +78,11 @@ def binary_step(
     return scale * (loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(parts.sum(0))
 
 
-class _BinaryCrossEntropy(Function):
-    """Loss and slopes in one pass; the slopes take the place of the scores in memory."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, candidates: Candidates) -> torch.Tensor:  # type: ignore[override]
-        query, label = _on(x, candidates.pair_query), _on(x, candidates.pair_label)
-        sign = _on(x, np.where(candidates.pair_positive, -1, 1)).to(x.dtype)
-        weight = _on(x, candidates.pair_weight).to(x.dtype)
-        margins = sign * pair_scores(x, w, query, label)
-        pair_slopes = torch.sigmoid(margins).mul_(sign).mul_(weight)
-        pool_loss, pool_slopes = _pool_of(x, w, candidates)
-        ctx.save_for_backward(x, w, query, label, pair_slopes, pool_slopes)
-        return torch.dot(softplus(margins), weight) + pool_loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        x, w, query, label, pair_slopes, pool_slopes = ctx.saved_tensors
-        pool = pool_slopes.shape[1]
-        grad_x = sparse_product(query, label, pair_slopes, len(x), w, ascending=True).addmm_(pool_slopes, w[:pool])
-        grad_w = sparse_product(label, query, pair_slopes, len(w), x)
-        grad_w[:pool].addmm_(pool_slopes.T, x)
-        return grad_x.mul_(grad), grad_w.mul_(grad), None
-
-
 def _pool_of(x: torch.Tensor, w: torch.Tensor, candidates: Candidates) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss on the shared pool, the first R rows of w, and its slopes by score [B, R]."""
-    weight = _on(x, candidates.pool_weight).to(x.dtype)
+    weight = torch.from_numpy(candidates.pool_weight).to(x.dtype)
     scores = x @ w[: len(weight)].T
-    struck = _on(x, candidates.struck_query), _on(x, candidates.struck_pool)
+    struck = torch.from_numpy(candidates.struck_query), torch.from_numpy(candidates.struck_pool)
     scores[struck] = -torch.inf  # softplus and its slope are then exactly 0
     loss = torch.dot(softplus(scores).sum(0), weight)
     return loss, scores.sigmoid_().mul_(weight)
-
-
-def _on(x: torch.Tensor, array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array).to(x.device)

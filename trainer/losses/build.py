@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from trainer.config import Loss as LossConfig
 from trainer.losses.base import Loss
+from trainer.losses.binary import OneVsAll
 from trainer.losses.contrastive import DecoupledSoftmax, InfoNCE, SoftmaxCrossEntropy
-from trainer.losses.one_vs_all import OneVsAll
 from trainer.losses.soft_top_k import SoftTopK
 from trainer.losses.triplet import Triplet
 

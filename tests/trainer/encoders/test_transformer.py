@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
 from schemas.errors import InputError
+from tests.bert import write_bert
 from tests.builders import ragged, tokens_of
 from trainer.config import Encoder as EncoderConfig
 from trainer.encoders import build_encoder
@@ -22,20 +23,7 @@ KEY = (0, 1)
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("bert")
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-        hidden_dropout_prob=0.2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        BertModel(config).save_pretrained(folder)
-    return str(folder)
+    return write_bert(tmp_path_factory.mktemp("bert"), VOCABULARY, hidden=HIDDEN)
 
 
 def build(model: str, **changes: object) -> TransformerEncoder:

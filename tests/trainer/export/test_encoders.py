@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel
+from transformers import AutoModel
 
 from pipelines.sharding import tokenizer as tokens
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.wordpiece import train as train_wordpiece
+from tests.bert import write_bert
 from trainer.config import Encoder as EncoderConfig
 from trainer.encoders import Encoder, build_encoder
 from trainer.export.encoders import load_encoder, write_encoder
@@ -34,12 +35,7 @@ def frozen() -> FrozenTokenizer:
 
 @pytest.fixture(scope="module")
 def bert(frozen: FrozenTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("bert")
-    sizes = {"hidden_size": HIDDEN, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        BertModel(BertConfig(vocab_size=frozen.vocabulary, max_position_embeddings=32, **sizes)).save_pretrained(folder)
-    return str(folder)
+    return write_bert(tmp_path_factory.mktemp("bert"), frozen.vocabulary, hidden=HIDDEN)
 
 
 def texts_as_inputs(frozen: FrozenTokenizer) -> Inputs:

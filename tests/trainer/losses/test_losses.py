@@ -18,7 +18,7 @@ from trainer.config import Loss as LossConfig
 from trainer.config import load_recipe
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
-from trainer.losses import LOSSES, Loss, SoftTopK, binary_cross_entropy, build_loss
+from trainer.losses import LOSSES, Loss, SoftTopK, build_loss
 from trainer.losses.scores import Scores
 
 OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "triplet": {"margin": 0.4}}
@@ -86,16 +86,6 @@ def test_gradients_are_those_of_finite_differences(name: str, form: str) -> None
     loss = make(name)
     x, w = given.x.detach().requires_grad_(), given.w.detach()[candidates.ids].requires_grad_()
     assert torch.autograd.gradcheck(lambda x, w: loss(x, w, candidates), (x, w))
-
-
-def test_bce_is_the_sampled_one() -> None:
-    given = problem(4, queries=5, labels=12, weighted=True)
-    for form in FORMS:
-        candidates = candidates_of(given, form, 2)
-        x, w = given.x.detach().requires_grad_(), given.w.detach()[candidates.ids].requires_grad_()
-        value = binary_cross_entropy(x, w, candidates)
-        value.backward()
-        same(gradients(make("bce"), x, w, candidates), (value.item(), x.grad, w.grad))
 
 
 def on_a_rank(group: Group, given: Problem, chunk: int) -> dict[str, tuple[float, np.ndarray, np.ndarray]]:

@@ -1,0 +1,38 @@
+"""The loop driven by hand: losses step by step, ended wherever a test wants it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.config import Recipe
+from trainer.loop import EpochReport, Trainer
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def silent(_: str) -> None:
+    return None
+
+
+def with_sections(base: Mapping[str, dict], sections: Mapping[str, dict]) -> Recipe:
+    """The recipe `base` with some settings of some sections changed."""
+    changed: dict[str, Any] = {name: {**base.get(name, {}), **new} for name, new in sections.items()}
+    return Recipe.model_validate({**base, **changed})
+
+
+def train(
+    trainer: Trainer, stop_after: int | None = None, on_epoch: Callable[[EpochReport], None] | None = None
+) -> list[float]:
+    """Losses step by step. Raises Killed after global step `stop_after`."""
+    losses: list[float] = []
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        losses.append(loss)
+        if step == stop_after:
+            raise Killed
+
+    for report in trainer.train(on_step):
+        if on_epoch is not None:
+            on_epoch(report)
+    return losses
