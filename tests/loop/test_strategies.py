@@ -16,7 +16,7 @@ CHOICES = sets(
 @pytest.mark.parametrize(
     ("recipe", "by"),
     [
-        ("theta-hard", "labels"),
+        pytest.param("theta-hard", "labels", marks=pytest.mark.slow),
         pytest.param("in-trainer", None, marks=pytest.mark.slow),
         pytest.param("random+theta-hard", "labels", marks=pytest.mark.slow),
         pytest.param("theta-curriculum", "labels", marks=pytest.mark.slow),

@@ -287,6 +287,7 @@ MINE = "import sys; from pipelines.mine import mine, MineOptions; print('ready',
 )
 
 
+@pytest.mark.slow
 def test_a_killed_miner_leaves_no_half_table_and_the_next_try_makes_the_whole(tmp_path):
     world = random_world(str(tmp_path), rows=1500, labels=120, dimension=8, with_labels=True, row_group_rows=64)
     world.write_dump()

@@ -233,10 +233,8 @@ print(peak_bytes())
 """
 
 
-SLOW = [pytest.param(spec, marks=pytest.mark.slow) for spec in ("exact", "IVF128,Flat", "HNSW16")]
-
-
-@pytest.mark.parametrize("spec", ["IVF128,PQ32x4fs", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["exact", "IVF128,Flat", "IVF128,PQ32x4fs", "HNSW16"])
 def test_a_run_stays_within_its_memory(tmp_path, spec):
     """The real process, at a budget that forces several blocks."""
     world = random_world(str(tmp_path), rows=2000, labels=60_000, dimension=64, shards=2, row_group_rows=1000)

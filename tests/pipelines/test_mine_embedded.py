@@ -78,7 +78,7 @@ def test_tables_of_two_checkpoints_or_of_other_data_are_refused(small: SmallData
         mine(small.layout.root, run, options=wrong)
 
 
-@pytest.mark.parametrize("mode", ["multi_threading", "multi_processing"])
+@pytest.mark.parametrize("mode", ["multi_threading", pytest.param("multi_processing", marks=pytest.mark.slow)])
 def test_two_workers_publish_the_bytes_of_one(tmp_path: Path, mode: str) -> None:
     world = random_world(str(tmp_path), rows=150, labels=300, dimension=8, shards=3, width=6)
     world.write_dump()

@@ -70,7 +70,7 @@ def test_a_bug_is_not_dressed_up(flags: tuple[str, ...]) -> None:
     assert unwrap(caught.value) is None
 
 
-@pytest.mark.parametrize("flags", ["two processes", "dask"], indirect=True)
+@pytest.mark.parametrize("flags", ["two processes", pytest.param("dask", marks=pytest.mark.slow)], indirect=True)
 def test_a_worker_that_is_killed_is_said_to_be(flags: tuple[str, ...]) -> None:
     with pytest.raises(ExtremisError, match=r"worker.*out of memory"):
         run_on(flags, Die())
@@ -198,6 +198,7 @@ def test_when_a_run_fails_nothing_of_it_is_at_work_any_more(flags: tuple[str, ..
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
+@pytest.mark.slow
 def test_worker_processes_say_nothing_and_end_with_a_killed_run(tmp_path: Path) -> None:
     program = f"""
 import apache_beam as beam, sys

@@ -125,6 +125,9 @@ def test_every_dropped_row_and_label_is_in_the_rejects(raw: Raw, data: Path) -> 
     assert "'train/lost' names the label 'nowhere', which is not among the labels" in details
 
 
+@pytest.mark.parametrize(
+    "flags", ["in process", pytest.param("two processes", marks=pytest.mark.slow), "dask"], indirect=True
+)
 def test_shuffled_lines_and_more_files_give_the_same_shards_on_every_runner(
     raw: Raw, data: Path, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
