@@ -119,7 +119,8 @@ def killed(data: Path, run: Path, ranks: int, victim: int, step: int, choices: l
         wait_until_gone(process.pid)
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_others_and_the_run_goes_on(
     data: Path, one: Path, two: Path, tmp_path: Path, victim: int
 ) -> None:
@@ -164,6 +165,7 @@ def test_ranks_trainer_and_miner_killed_at_random_moments(data: Path, tmp_path: 
         assert tables(run) == tables(whole)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_told_once(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = ended(launch(2, *command("train", "astra", data, run, *CHOICES, "--set", "order.streams=1")))

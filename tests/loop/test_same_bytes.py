@@ -93,6 +93,9 @@ def reference(
     return found
 
 
+@pytest.mark.parametrize(
+    "flags", ["in process", pytest.param("two processes", marks=pytest.mark.slow), "dask"], indirect=True
+)
 @pytest.mark.parametrize("what", ["shard", "mine", pytest.param("embed", marks=pytest.mark.slow)])
 def test_on_every_runner(
     what: str,
