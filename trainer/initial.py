@@ -16,8 +16,8 @@ from trainer.model import Model
 def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
     """Vector l of this rank's labels becomes the embedding of label l's text, with length `norm`; biases stay.
 
-    NGAME's classifiers begin so (appendix C, module M2), with an encoder that is trained already. Raises InputError where labels have not what the encoder
-    reads or the head encodes them anyway, TableError.
+    NGAME's classifiers begin so (appendix C, module M2), with an encoder that is trained already. Raises InputError
+    where labels have not what the encoder reads or the head encodes them anyway, TableError.
     """
     classifier = model.classifier
     if not isinstance(classifier, Classifier):
