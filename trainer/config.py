@@ -319,6 +319,12 @@ class Refresh(Section):
     start: int = Field(5, ge=0, description="tau_s: the first epoch with hard negatives; two epochs after its dump")
     every: int = Field(5, ge=1, description="tau_r: epochs between tables")
     every_steps: int = Field(1000, ge=1, description="steps between the indexes of 'in-trainer'")
+    rebuild_steps: int = Field(
+        0,
+        ge=0,
+        description="of 'in-trainer': an index is built beside the training and used so many steps after its copy of "
+        "the vectors was made; 0: training waits for it",
+    )
     by: Literal["classifier", "labels"] = Field(
         "classifier", description="nearest by classifier vectors (w-hard) or by label embeddings (theta-hard)"
     )
@@ -366,6 +372,11 @@ class Refresh(Section):
             )
         if self.index == "mips" and self.source == "table":
             raise ValueError("refresh.index = 'mips' is the trainer's own: set refresh.source = 'in-trainer'")
+        if self.rebuild_steps >= self.every_steps:
+            raise ValueError(
+                f"refresh.rebuild_steps = {self.rebuild_steps} is not below refresh.every_steps = {self.every_steps}: "
+                "the next index would be due before this one is used"
+            )
         if self.source == "in-trainer" and self.by == "labels":
             raise ValueError("refresh.by = 'labels' is for tables: the trainer's own index holds classifier vectors")
         return self
@@ -383,6 +394,12 @@ class Train(Section):
         ge=0,
         le=1,
         description="exponent of the inverse propensity that weighs positives; 0, or A and B unknown: all the same",
+    )
+    positive_ratio: float = Field(
+        1.0,
+        gt=0,
+        description="of bce: weight of every positive over a negative's, the eta+ / eta- with which the hardest "
+        "negatives alone train from scratch (MIPS-s, section 3.1: 50)",
     )
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's own choice")
     clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
@@ -455,6 +472,15 @@ class Recipe(Section):
             raise ValueError(
                 f"train.accumulate = {self.train.accumulate} divides the batch of a classifier: for head.kind = "
                 "'label-encoder' leave it out and set head.query_batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weighed(self) -> "Recipe":
+        if self.train.positive_ratio != 1 and self.loss.kind != "bce":
+            raise ValueError(
+                f"train.positive_ratio = {self.train.positive_ratio:g} weighs the positive part of loss.kind = 'bce': "
+                f"leave it out for {self.loss.kind!r}, whose positives and negatives are in one term"
             )
         return self
 

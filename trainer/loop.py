@@ -79,7 +79,7 @@ class Trainer:
         chosen = recipe.data
         self._sources = open_sources(data, chosen.split, chosen.label_texts, recipe.encoder.inputs, chosen.mix)
         self._require_compatible()
-        weights = positive_weights(data, recipe.train.positive_weight, self._say)
+        weights = positive_weights(data, recipe.train, self._say)
         part = label_range(self.labels, group.rank, group.ranks) if group.ranks > 1 else None
         negatives = recipe.negatives
         if not is_binary(recipe.loss):  # what it makes of a score depends on all of them

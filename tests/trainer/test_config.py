@@ -45,7 +45,7 @@ def test_an_unknown_key_names_the_nearest(override: str, key: str, nearest: str)
 
 def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
     with pytest.raises(
-        InputError, match=r"unknown key 'refresh.zzz', known: source, start, every, every_steps, by, index, stale"
+        InputError, match=r"unknown key 'refresh.zzz', known: source, start, every, every_steps, rebuild_steps, by"
     ):
         load_recipe("astra", ["refresh.zzz=1"])
 

@@ -156,7 +156,7 @@ def outcome(run: RunLayout) -> dict[str, object]:
     "changes",
     [
         {"negatives": {"hard": 3, "curriculum": True}},
-        {"refresh": {"source": "in-trainer", "start": 1, "every": 1, "every_steps": 5}},
+        {"refresh": {"source": "in-trainer", "start": 1, "every": 1, "every_steps": 3, "rebuild_steps": 2}},
         pytest.param(
             {"refresh": {"source": "in-trainer", "start": 0, "every": 1, "every_steps": 100, "index": "IVF4,Flat"}},
             marks=pytest.mark.slow,

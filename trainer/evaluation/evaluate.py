@@ -11,6 +11,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.parquet import list_column
 from schemas.shards import iterate
+from trainer.config import Train
 from trainer.evaluation.deciles import Deciles
 from trainer.evaluation.intervals import bootstrap
 from trainer.evaluation.metrics import Metrics
@@ -44,22 +45,25 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
     return LabelStatistics(frequency, inverse_propensity(frequency, points, propensity["a"], propensity["b"]))
 
 
-def positive_weights(data: DataLayout, exponent: float, say: Callable[[str], None]) -> np.ndarray | None:
-    """q_l ** exponent, scaled to mean 1 over training pairs, [L] float32; None where all weigh the same.
+def positive_weights(data: DataLayout, options: Train, say: Callable[[str], None]) -> np.ndarray | None:
+    """positive_ratio x q_l ** positive_weight, with q's part of mean 1 over training pairs, [L] float32; None: all 1.
 
-    That is where the exponent is 0, or, said aloud, where the data states no A and B: they are never guessed.
+    Where the data states no A and B, q's part is left out and that said aloud: they are never guessed.
     """
-    if not exponent:
-        return None
-    statistics = label_statistics(data)
-    if statistics.inverse_propensity is None:
+    if options.positive_weight:
+        statistics = label_statistics(data)
+        if statistics.inverse_propensity is not None:
+            weight = statistics.inverse_propensity**options.positive_weight
+            mean = np.average(weight, weights=statistics.frequency)
+            return (options.positive_ratio * weight / mean).astype(np.float32)
         say(
             f"{data.root} does not state its propensity constants: positives weigh the same "
             "(extremis shard --propensity A,B states them; train.positive_weight = 0 silences this)"
         )
+    if options.positive_ratio == 1:
         return None
-    weight = statistics.inverse_propensity**exponent
-    return (weight / np.average(weight, weights=statistics.frequency)).astype(np.float32)
+    labels = open_manifest(data.labels, "labels").rows
+    return np.full(labels, options.positive_ratio, np.float32)
 
 
 @dataclass

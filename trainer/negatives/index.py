@@ -1,9 +1,12 @@
 """An index within the trainer: hard negatives of fresh query embeddings against stale classifier vectors.
 
 It holds a copy of the vectors, made anew every `refresh.every_steps` steps and after every checkpoint: a resumed run
-builds it of the checkpoint's vectors, and so did the run that was not stopped. Sampling by MIPS (MIPS-s, section 3).
+builds it of the checkpoint's vectors, and so did the run that was not stopped. With `refresh.rebuild_steps` the next
+one is built in a thread meanwhile, and used from a step on that does not depend on how long that took. Sampling by MIPS
+(MIPS-s, section 3).
 """
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,12 +34,14 @@ class OwnIndex:
     def __init__(self, recipe: Recipe) -> None:
         self._spec, self._every = recipe.refresh.index, recipe.refresh.every_steps
         self._width, self._seed = recipe.negatives.table_width, recipe.train.seed
+        self._lag = recipe.refresh.rebuild_steps
         self._built: tuple[Block, Effort] | None = None
-        self._age = 0
+        self._next: Future[tuple[Block, Effort]] | None = None
+        self._age = 0  # steps since the copy of the vectors that is in use was made
 
     def drop(self) -> None:
-        """Have it built anew at the next step."""
-        self._built = None
+        """Have it built anew at the next step; what is being built is of no use then."""
+        self._built = self._next = None
 
     def join(self, batch: Batch, x: torch.Tensor, classifier: Classifier, group: Group) -> Batch:
         """The global batch with `hard` [B, K]: of all ranks' labels the best for x [B, D] that are no positives."""
@@ -45,10 +50,7 @@ class OwnIndex:
         from search.exclusions import Exclusions, Ragged, search_negatives
 
         queries = x.cpu().numpy()
-        if self._built is None or self._age >= self._every:
-            self._built, self._age = self._build(classifier, queries), 0
-        self._age += 1
-        block, effort = self._built
+        block, effort = self._current(classifier, queries)
         nothing = Ragged(np.empty(0, np.int64), np.zeros(len(batch) + 1, np.int64))
         known = Exclusions(Ragged(batch.positives, batch.positive_offsets), nothing)
         queries = padded(queries, block.vectors.shape[1])
@@ -58,22 +60,38 @@ class OwnIndex:
         labels, _ = unpack(best(keys, self._width))
         return replace(batch, hard=labels)
 
-    def _build(self, classifier: Classifier, queries: np.ndarray) -> "tuple[Block, Effort]":
+    def _current(self, classifier: Classifier, queries: np.ndarray) -> "tuple[Block, Effort]":
+        """The index of this step."""
+        if self._built is None:
+            self._built, self._age = self._build(_copied(classifier), classifier.start, queries), 0
+        elif self._lag and self._age == self._every:
+            # A thread of its own each: one whose index was dropped may still be at work.
+            worker = ThreadPoolExecutor(1, thread_name_prefix="index")
+            self._next = worker.submit(self._build, _copied(classifier), classifier.start, queries)
+            worker.shutdown(wait=False)
+        elif self._age == self._every + self._lag:
+            made = self._next.result() if self._next else self._build(_copied(classifier), classifier.start, queries)
+            self._built, self._next, self._age = made, None, self._lag
+        self._age += 1
+        return self._built
+
+    def _build(self, vectors: np.ndarray, start: int, queries: np.ndarray) -> "tuple[Block, Effort]":
+        """Of `vectors` [n, D] float32, which nobody else changes, of the labels from `start` on."""
         from search.block import Block, padded
         from search.effort import Effort, apply, tune
         from search.factory import EXACT, Factory
         from search.index import build, set_up
 
         set_up(None)
-        rows = len(classifier.vectors)
+        rows = len(vectors)
         spec = self._spec
         if spec == MIPS:
             spec = f"IVF{max(1, int(rows**0.5))},Flat"
         elif spec == "auto":
             spec = EXACT if rows <= EXACT_LABELS else f"IVF{int(4 * rows**0.5)},Flat"
         factory = Factory.parse(spec)
-        vectors = padded(classifier.vectors.float().cpu().numpy(), factory.dimension(classifier.vectors.shape[1]))
-        block = Block(classifier.start, vectors.copy(), build(factory, vectors, self._seed))
+        vectors = padded(vectors, factory.dimension(vectors.shape[1]))
+        block = Block(start, vectors, build(factory, vectors, self._seed))
         wide = padded(queries, vectors.shape[1])
         if self._spec == MIPS:
             effort = Effort(nprobe=min(PROBED, factory.lists))
@@ -81,3 +99,8 @@ class OwnIndex:
             effort = tune(block, Effort(), factory.lossy, wide, self._width, TARGET_RECALL)
         apply(block.index, effort)
         return block, effort
+
+
+def _copied(classifier: Classifier) -> np.ndarray:
+    """The vectors as they are now, float32 [n, D]."""
+    return classifier.vectors.to("cpu", torch.float32, copy=True).numpy()

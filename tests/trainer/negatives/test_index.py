@@ -13,12 +13,12 @@ from trainer.negatives.index import OwnIndex
 L, D, B, K = 60, 6, 20, 4
 
 
-def setting(index: str = "auto", every: int = 3) -> tuple[OwnIndex, Classifier, Rows, torch.Tensor]:
+def setting(index: str = "auto", every: int = 3, lag: int = 0) -> tuple[OwnIndex, Classifier, Rows, torch.Tensor]:
     recipe = Recipe.model_validate(
         {
             "classifier": {"initial_scale": 1.0},
             "negatives": {"hard": K},
-            "refresh": {"source": "in-trainer", "start": 0, "every_steps": every, "index": index},
+            "refresh": {"source": "in-trainer", "start": 0, "every_steps": every, "index": index, "rebuild_steps": lag},
         }
     )
     draw = np.random.default_rng(0)
@@ -46,6 +46,26 @@ def test_the_best_of_stale_vectors() -> None:
     index.drop()
     fresh = classifier.vectors.numpy().copy()
     assert index.join(batch, x, classifier, ALONE).hard.tolist() == best(fresh, positives, x)
+
+
+def test_one_built_beside_the_training_is_used_so_many_steps_after_its_copy() -> None:
+    every, lag, dropped = 4, 2, 15
+    index, classifier, positives, x = setting(every=every, lag=lag)
+    batch = batch_of(positives)
+    draw = np.random.default_rng(1)
+    used = waiting = classifier.vectors.numpy().copy()
+    age = 0  # steps since the first index, or since the last that was built of the vectors of its own step
+    for step in range(30):
+        if step == dropped:  # between the copy and its use
+            index.drop()
+            used, age = classifier.vectors.numpy().copy(), 0
+        if age and age % every == 0:
+            waiting = classifier.vectors.numpy().copy()
+        if age > every and age % every == lag:
+            used = waiting
+        assert index.join(batch, x, classifier, ALONE).hard.tolist() == best(used, positives, x), step
+        classifier.vectors.copy_(torch.from_numpy(draw.standard_normal((L, D)).astype(np.float32)))
+        age += 1
 
 
 @pytest.mark.parametrize("spec", ["IVF4,Flat", "IVF4,PQ4x4", "mips"])
