@@ -55,6 +55,21 @@ class Count(click.ParamType):
         return int(number)
 
 
+class Depths(click.ParamType):
+    """Where rankings are cut: whole numbers with commas between, such as 20,100."""
+
+    name = "depths"
+    most = 1000
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in value.split(",")]
+        if not all(part.isdecimal() and 1 <= int(part) <= self.most for part in parts):
+            self.fail(f"{value!r}: expected numbers from 1 to {self.most} with commas between.", param, context)
+        return tuple(map(int, parts))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(code_version(), prog_name="extremis")
 def cli() -> None:
@@ -373,29 +388,54 @@ def embed(
 @click.option("--step", type=click.IntRange(0), help="The checkpoint's step. Default: the newest.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first queries.")
 @click.option("--no-filter", is_flag=True, help="Leave the filter's pairs among the predictions.")
+@click.option("--k", "ks", type=Depths(), default=(), metavar="K,...", help="Also at these k, e.g. 100; 1000 at most.")
+@click.option("--zero-shot", is_flag=True, help="Also report labels without a training point apart.")
+@click.option("--seen-only", is_flag=True, help="Rank only labels with a training point. Default: all labels.")
 @json_option
 def evaluate(
-    data: str, run: str, split: str, step: int | None, limit: int | None, no_filter: bool, as_json: bool
+    data: str,
+    run: str,
+    split: str,
+    step: int | None,
+    limit: int | None,
+    no_filter: bool,
+    ks: tuple[int, ...],
+    zero_shot: bool,
+    seen_only: bool,
+    as_json: bool,
 ) -> None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
     \b
-    Example:
+    Examples:
       extremis evaluate data/ runs/1 --split test --json
+      extremis evaluate data/ runs/1 --k 20,100 --zero-shot
       torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
     from extremis.evaluation import evaluate as evaluate_run
     from extremis.ranks import joined
 
     with joined() as group:
-        report = evaluate_run(data, run, split, step, limit, not no_filter, group)
+        report = evaluate_run(data, run, split, step, limit, not no_filter, group, ks, seen_only, zero_shot)
     if not group.first:
         return
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
+    if zero_shot:
+        _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
         say("no PSP: this data set does not state its propensity constants (extremis shard --propensity A,B)")
     if as_json:
         print_json({"data": data, "run": run, "split": split, **report})
+
+
+def _show_zero_shot(found: dict[str, Any]) -> None:
+    """Tables of `ZeroShot.report`."""
+    what = f"{found['labels']:,} zero-shot labels, {found['queries']:,} queries that have one"
+    if not found["queries"]:
+        say(f"no query of the split has one of the {found['labels']:,} labels without a training point")
+        return
+    metrics_table(f"{what}, ranked among themselves", found["alone"])
+    metrics_table(f"{what}, ranked among all labels", found["among_all"])
 
 
 @cli.command()

@@ -426,7 +426,7 @@ class Validation(Section):
     queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
     metric: str = Field(
         "P@1",
-        pattern=r"^(P|nDCG|R|PSP|PSnDCG)@(1|3|5|10)$",
+        pattern=r"^(P|nDCG|R|PSP|PSnDCG)@[1-9]\d{0,2}$",
         description="the checkpoint with the best value of it is kept beside the newest",
     )
 

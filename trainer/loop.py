@@ -326,7 +326,8 @@ class Trainer:
     def _validate(self) -> dict[str, float]:
         options = self.recipe.validation
         scorer = Scorer.open(self._data, self.model, options.split, self._group)
-        return self._group.broadcast(scorer.score(options.queries).metrics.result())
+        scores = scorer.score(options.queries, ks=[int(options.metric.partition("@")[2])])
+        return self._group.broadcast(scores.metrics.result())
 
     def _mark_best(self, metrics: dict[str, float]) -> None:
         """Remember the step with the best validation metric; its checkpoint outlives the newer ones."""

@@ -159,6 +159,11 @@ def test_evaluate(data: Path, run: Path) -> None:
     for family in families:
         assert family in done.out
     assert call("evaluate", data, run, "--split", "train", "--limit", "7", "--json").json["queries"] == 7
+    seen = call("evaluate", data, run, "--seen-only", "--k", "2,100", "--json").json["metrics"]
+    assert set(seen) - set(body["metrics"]) == {f"{family}@{k}" for family in families for k in (2, 100)}
+    assert {name: seen[name] for name in body["metrics"]} == body["metrics"]
+    refused(call("evaluate", data, run, "--zero-shot"), "every label has a training point", "--zero-shot")
+    refused(call("evaluate", data, run, "--k", "5,0"), "'5,0'", "from 1 to 1000")
 
 
 def test_embed(data: Path, run: Path, folder: Path) -> None:

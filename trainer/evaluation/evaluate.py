@@ -1,22 +1,24 @@
 """Scores a model on a split: exact search, filter applied, every metric with its interval and deciles."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.parquet import list_column
 from schemas.shards import iterate
 from trainer.config import Train
 from trainer.evaluation.deciles import Deciles
-from trainer.evaluation.intervals import bootstrap
+from trainer.evaluation.intervals import with_intervals
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
 from trainer.evaluation.search import filtered_top_k
+from trainer.evaluation.zero_shot import ZeroShot
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs
 from trainer.model import Model
@@ -74,17 +76,17 @@ class Scores:
     deciles: Deciles | None
     queries: int
     filtered: int  # predictions struck out by the filter's pairs, at most
+    zero_shot: ZeroShot | None = None
 
     def report(self, resamples: int = 1000) -> dict:
-        """Metrics x 100, their 95 % intervals, and the deciles' parts of P@k."""
-        contributions = self.metrics.contributions()
-        return {
+        """Metrics x 100, their 95 % intervals, the deciles' parts of P@k, and zero-shot labels where asked for."""
+        found = {
             "queries": self.queries,
             "filter_pairs": self.filtered,
-            "metrics": self.metrics.result(),
-            "intervals": {name: list(ends) for name, ends in bootstrap(contributions, resamples).items()},
+            **with_intervals(self.metrics, resamples),
             "deciles": None if self.deciles is None else self.deciles.result(),
         }
+        return found if self.zero_shot is None else {**found, "zero_shot": self.zero_shot.report(resamples)}
 
 
 class Scorer:
@@ -110,28 +112,48 @@ class Scorer:
         return self._queries.manifest.rows
 
     def score(
-        self, limit: int | None = None, on_rows: Callable[[int], None] | None = None, filter: bool = True
+        self,
+        limit: int | None = None,
+        on_rows: Callable[[int], None] | None = None,
+        filter: bool = True,
+        ks: Sequence[int] = (),
+        seen_only: bool = False,
+        zero_shot: bool = False,
     ) -> Scores:
-        """Metrics over the first `limit` queries (all by default); `filter=False` leaves predictions as they are."""
+        """Metrics over the first `limit` queries (all by default); `filter=False` leaves predictions as they are.
+
+        At KS, and at `ks` besides. `seen_only`: labels without a training point are no candidates. `zero_shot`: they
+        are reported apart. Raises InputError for both at once, and where every label has a training point.
+        """
         frequency = self._statistics.frequency
-        metrics = Metrics(KS, self._statistics.inverse_propensity)
-        deciles = Deciles(frequency, KS) if frequency.sum() else None
+        ks = sorted({*KS, *ks})
+        apart = ZeroShot(frequency, ks) if zero_shot else None
+        if zero_shot and seen_only:
+            raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
+        seen_labels = np.flatnonzero(frequency) if seen_only else None
+        metrics = Metrics(ks, self._statistics.inverse_propensity)
+        deciles = Deciles(frequency, ks) if frequency.sum() else None
         seen = filtered = 0
         for group in iterate(self._queries.url, self._queries.manifest, self._columns()):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
                 break
             strike = self._filter(rows) if filter else _nothing(rows.num_rows)
-            _, top = self._search(self._embed(rows), strike)
+            filtered += len(strike[0])
+            x = self._embed(rows)
+            top = self._search(x, strike, max(ks), seen_labels)
             positives = list_column(rows, "label_ids")
             metrics.update(top, *positives)
             if deciles is not None:
                 deciles.update(top, *positives)
+            if apart is not None:
+                having, *own = apart.positives(*positives)
+                strike = self._filter(rows.take(pa.array(having))) if filter else _nothing(len(having))
+                apart.update(self._search(x[having], strike, max(ks), apart.labels), top[having], *own)
             seen += rows.num_rows
-            filtered += len(strike[0])
             if on_rows is not None:
                 on_rows(seen)
-        return Scores(metrics, deciles, seen, filtered)
+        return Scores(metrics, deciles, seen, filtered, apart)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self._group
@@ -140,9 +162,15 @@ class Scorer:
         own = self._model.embed_table(rows.slice(start, stop - start))
         return group.gather(own, [stop - start for start, stop in parts])
 
-    def _search(self, x: torch.Tensor, strike: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _search(
+        self, x: torch.Tensor, strike: tuple[np.ndarray, np.ndarray], k: int, among: np.ndarray | None
+    ) -> np.ndarray:
+        """The best k labels [B, k] of all, or of `among` [C]."""
         classifier = self._model.classifier
-        return filtered_top_k(x, classifier.vectors, max(KS), *strike, group=self._group, first=classifier.start)
+        vectors, first = classifier.vectors, classifier.start
+        if among is not None:
+            among = among[(among >= first) & (among < first + len(vectors))] - first
+        return filtered_top_k(x, vectors, k, *strike, group=self._group, first=first, among=among)[1]
 
     def _columns(self) -> list[str]:
         return [*self._model.columns, "label_ids", *(["filter_label_ids"] if self._filtered else [])]

@@ -1,12 +1,12 @@
 """Confidence intervals of metrics by the percentile bootstrap over points (Efron, 1979)."""
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from schemas.errors import InputError
-from trainer.evaluation.metrics import Contributions
+from trainer.evaluation.metrics import Contributions, Metrics
 
 _WEIGHTS = 1 << 22  # entries of one chunk of weights [S, N], 32 MiB
 
@@ -16,6 +16,12 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
+    """Metrics x 100, and the two ends of the 95 % interval of each. Raises InputError where no point was counted."""
+    ends = bootstrap(metrics.contributions(), resamples)
+    return {"metrics": metrics.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
 
 
 def bootstrap(

@@ -1,6 +1,7 @@
 """Exact search for the best labels of queries, with predictions struck out before the cut at k."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,21 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: slice, /) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The rows `ids` [C] of `vectors`, which are gathered a block at a time."""
+
+    vectors: Any
+    ids: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        chosen: torch.Tensor = self.vectors[self.ids[rows]]
+        return chosen
 
 
 __all__ = ["BLOCK_ROWS", "filtered_top_k", "strike", "top_k"]
@@ -67,15 +83,21 @@ def filtered_top_k(
     block_rows: int = BLOCK_ROWS,
     group: Group = ALONE,
     first: int = 0,
+    among: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`top_k` without each query's filtered labels: scores [B, k], ids [B, k] int64, equal to striking before ranking.
 
     The filter is ragged rows of label ids, `filter_values` [V], `filter_offsets` [B + 1]. k + the longest row are
     fetched: a row of 51 filtered labels can empty a top-5 ten times over. Each rank of `group` has the same queries and
-    the vectors of its own labels, the first of which is `first`; all get the same answer.
+    the vectors of its own labels, the first of which is `first`; all get the same answer. `among` [C] int64, ascending:
+    the rows of `vectors`, a tensor, that are candidates; without, all are.
     """
     depth = k + longest(filter_offsets)
-    scores, ids = top_k(queries, vectors, depth, block_rows)
+    if among is None:
+        scores, ids = top_k(queries, vectors, depth, block_rows)
+    else:
+        scores, places = top_k(queries, _Chosen(vectors, torch.from_numpy(among)), depth, block_rows)
+        ids = torch.from_numpy(np.append(among, PAD)).to(places.device)[places]  # a pad, -1, takes the last
     if group.ranks > 1:
         scores, ids = _best_of(scores, torch.where(ids == PAD, PAD, ids + first), depth, group)
     struck, struck_scores = strike(ids.cpu().numpy(), scores.cpu().numpy(), filter_values, filter_offsets, k)

@@ -1,0 +1,127 @@
+"""Labels without a training point: ranked apart and left out, against sorting every score by hand; on several ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from schemas.errors import InputError
+from schemas.manifest import open_manifest, publish
+from schemas.parquet import list_array
+from schemas.shards import iterate, write_table
+from tests.builders import SmallData, build_data, ragged
+from tests.ranks import on_ranks
+from trainer.config import Recipe
+from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.metrics import Metrics
+from trainer.group import ALONE, Group
+from trainer.model import Model, open_texts
+
+LABELS = 40
+FILTERED = "filtered"  # the split with a filter: the greatest positive of every other query is struck
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    made = build_data(str(tmp_path_factory.mktemp("data")), rows={"train": 12, "test": 25}, labels=LABELS)
+    test = made.layout.queries("test")
+    rows = pa.concat_tables(list(iterate(test, open_manifest(test))))
+    filters = list_array(*ragged(struck(made.points["test"].positives), np.int32), pa.int32())
+    rows = rows.append_column(pa.field("filter_label_ids", filters.type, nullable=False), filters)
+    added = write_table(made.layout.queries(FILTERED), "queries", [rows], 10)
+    whole = open_manifest(made.layout.root, "data")
+    parents = {**whole.parents, f"queries/{FILTERED}": added.digest}
+    publish(made.layout.root, whole.model_copy(update={"parents": parents}))
+    return made
+
+
+def struck(positives: list[list[int]]) -> list[list[int]]:
+    return [row[-1:] if number % 2 else [] for number, row in enumerate(positives)]
+
+
+def recipe_of(head: str) -> Recipe:
+    pool = {"classifier": "shared", "label-encoder": "all"}[head]
+    classifier = {"initial_scale": 1.0}
+    sections: dict[str, Any] = {"head": {"kind": head}, "negatives": {"pool": pool}, "classifier": classifier}
+    return Recipe.model_validate({"encoder": {"dimension": 8, "buckets": 64}, **sections})
+
+
+def model_of(data: SmallData, head: str, group: Group = ALONE) -> Model:
+    recipe = recipe_of(head)
+    return Model.build(recipe, data.vocabulary, LABELS, 0, group, open_texts(data.layout, recipe))
+
+
+def scored(group: Group, data: SmallData, head: str, split: str, choices: dict[str, Any]) -> dict[str, Any]:
+    return Scorer.open(data.layout, model_of(data, head, group), split, group).score(**choices).report()
+
+
+def ranked(data: SmallData, head: str, split: str) -> np.ndarray:
+    """Every label of each test query by descending score; those of the filter last, as pads."""
+    model = model_of(data, head)
+    url = data.layout.queries(split)
+    x = model.embed_table(pa.concat_tables(list(iterate(url, open_manifest(url), model.columns))))
+    scores = (x @ model.classifier.vectors.T).numpy()
+    for row, labels in enumerate(struck(data.points["test"].positives) if split == FILTERED else []):
+        scores[row, labels] = -np.inf
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return np.where(np.isneginf(np.take_along_axis(scores, order, 1)), -1, order)
+
+
+def measured(ks: list[int], rankings: list[np.ndarray], positives: list[list[int]]) -> dict[str, float]:
+    metrics = Metrics(ks)
+    for ranking, own in zip(rankings, positives, strict=True):
+        metrics.update(ranking[None, :], *ragged([own]))
+    return metrics.result()
+
+
+@pytest.mark.parametrize("split", ["test", FILTERED])
+@pytest.mark.parametrize("head", ["classifier", "label-encoder"])
+def test_apart_is_what_sorting_all_scores_says(data: SmallData, head: str, split: str) -> None:
+    found = scored(ALONE, data, head, split, {"zero_shot": True, "ks": [20]})
+    unseen = set(np.flatnonzero(data.frequency() == 0).tolist())
+    own = [[label for label in row if label in unseen] for row in data.points["test"].positives]
+    having = [row for row, labels in enumerate(own) if labels]
+    apart = found["zero_shot"]
+    assert 0 < len(having) < len(own)
+    assert (apart["labels"], apart["queries"]) == (len(unseen), len(having))
+    order, kept = ranked(data, head, split), [own[row] for row in having]
+    ks = [1, 3, 5, 10, 20]
+    alone = [np.array([label for label in order[row].tolist() if label in unseen]) for row in having]
+    assert apart["alone"]["metrics"] == pytest.approx(measured(ks, alone, kept))
+    assert apart["among_all"]["metrics"] == pytest.approx(measured(ks, [order[row] for row in having], kept))
+    assert set(apart["alone"]["intervals"]) == set(apart["alone"]["metrics"])
+    # What is reported besides changes nothing.
+    plain = scored(ALONE, data, head, split, {})
+    assert {name: found["metrics"][name] for name in plain["metrics"]} == plain["metrics"]
+    assert "R@20" in found["metrics"]
+
+
+@pytest.mark.parametrize("head", ["classifier", "label-encoder"])
+def test_seen_only_ranks_labels_with_a_training_point(data: SmallData, head: str) -> None:
+    found = scored(ALONE, data, head, FILTERED, {"seen_only": True})
+    seen = data.frequency() > 0
+    order = [np.array([label for label in row if label >= 0 and seen[label]]) for row in ranked(data, head, FILTERED)]
+    expected = measured([1, 3, 5, 10], order, data.points["test"].positives)  # the unseen are still to be found
+    assert {name: found["metrics"][name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("choices", [{"zero_shot": True}, {"seen_only": True}])
+def test_two_ranks_find_what_one_finds(data: SmallData, choices: dict[str, bool]) -> None:
+    alone = scored(ALONE, data, "label-encoder", FILTERED, choices)
+    assert on_ranks(2, scored, data, "label-encoder", FILTERED, choices) == [alone, alone]
+
+
+def test_a_split_without_zero_shot_positives_says_so(data: SmallData) -> None:
+    found = scored(ALONE, data, "classifier", "train", {"zero_shot": True})["zero_shot"]
+    assert found == {"labels": int((data.frequency() == 0).sum()), "queries": 0}
+
+
+def test_bad_requests_are_named(data: SmallData, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="one of the two"):
+        scored(ALONE, data, "classifier", "test", {"zero_shot": True, "seen_only": True})
+    every = build_data(str(tmp_path), rows={"train": 200, "test": 5}, labels=5)
+    model = Model.build(recipe_of("classifier"), every.vocabulary, 5)
+    with pytest.raises(InputError, match="every label has a training point"):
+        Scorer.open(every.layout, model, "test").score(zero_shot=True)

@@ -1,0 +1,50 @@
+"""Labels without a training point, reported apart: zero-shot and generalised zero-shot (Gupta et al., KDD 2021)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import InputError
+from trainer.evaluation.intervals import with_intervals
+from trainer.evaluation.metrics import Metrics
+
+
+class ZeroShot:
+    """Metrics of zero-shot labels over the queries that have one of them, or more, among their positives.
+
+    These alone count as positives. Each query is ranked twice: against the zero-shot labels `labels` [Z] int64, and
+    against all labels. `frequency` [L] are the labels' training points. Raises InputError where every label has one.
+    """
+
+    def __init__(self, frequency: np.ndarray, ks: Sequence[int]) -> None:
+        self._unseen = frequency == 0
+        self.labels = np.flatnonzero(self._unseen)
+        if not len(self.labels):
+            raise InputError("there is no zero-shot label: every label has a training point. Leave --zero-shot out.")
+        self._alone, self._among_all = Metrics(ks), Metrics(ks)
+        self._queries = 0
+
+    def positives(self, values: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of ragged positives [V], [B + 1]: the rows [n] with a zero-shot one, and these of theirs [v], [n + 1]."""
+        values, offsets = values[offsets[0] : offsets[-1]], offsets - offsets[0]
+        inside = self._unseen[values]
+        counts = np.diff(np.concatenate([[0], np.cumsum(inside)])[offsets])
+        rows = np.flatnonzero(counts)
+        return rows, values[inside], np.concatenate([[0], np.cumsum(counts[rows])])
+
+    def update(self, alone: np.ndarray, among_all: np.ndarray, values: np.ndarray, offsets: np.ndarray) -> None:
+        """Count queries [n] by both rankings [n, K], best first; their zero-shot positives are ragged."""
+        self._queries += len(offsets) - 1
+        self._alone.update(alone, values, offsets)
+        self._among_all.update(among_all, values, offsets)
+
+    def report(self, resamples: int = 1000) -> dict[str, Any]:
+        """Metrics x 100 with their intervals, by both rankings; none where no query has such a positive."""
+        report: dict[str, Any] = {"labels": len(self.labels), "queries": self._queries}
+        if self._queries:
+            report |= {
+                "alone": with_intervals(self._alone, resamples),
+                "among_all": with_intervals(self._among_all, resamples),
+            }
+        return report
