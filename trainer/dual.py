@@ -7,12 +7,13 @@ import numpy as np
 import torch
 
 from schemas.tables import PAD
-from trainer.candidates import among
+from trainer.candidates import among, widened
 from trainer.config import Recipe
 from trainer.encoders.base import Encoder
 from trainer.gradcache import LABELS, QUERIES, CachedEmbeddings
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import Inputs
+from trainer.label_cache import LabelCache
 from trainer.losses import build_loss
 from trainer.stream.batch import Batch
 from trainer.texts import LabelTexts
@@ -29,7 +30,8 @@ class LabelEncoderHead:
     """Queries and labels through one encoder, or one each, and a loss over the labels of all ranks.
 
     With `negatives.pool = "all"` every step scores every label. With "batch" the pool is what the batch brings:
-    positives of all its queries, and `negatives.hard` a query drawn from its row of the table, B(1 + m) labels at most.
+    positives of all its queries, and `negatives.hard` a query drawn from its row of the table, B(1 + m) labels at most;
+    and, as negatives that pass no gradient on, what a cache of `negatives.cache` labels has besides.
     It stands where a classifier does, with `vectors` that are embeddings: a rank has those of [start, stop).
     """
 
@@ -50,6 +52,9 @@ class LabelEncoderHead:
         self.schedule: Callable[[int], float] = lambda step: 1.0  # as a classifier has one; nothing here asks for it
         self.labels = 0 if texts is None else len(texts)
         self.start, self.stop = label_range(self.labels, group.rank, group.ranks)
+        options = recipe.negatives
+        known = options.cache, options.cache_steps, self.labels, encoder.dimension, recipe.train.seed
+        self.cache = LabelCache(*known) if options.cache else None
 
     @property
     def encoders(self) -> dict[str, Encoder]:
@@ -104,6 +109,7 @@ class LabelEncoderHead:
         `everyone` has the hard negatives that count (`Planner.gather`); `weight` [L] weighs the positives; `clip` is of
         `Encoder.update`.
         """
+        self.refresh_cache(batch.epoch, batch.step)
         found = self.backward(batch, everyone, weight)
         for encoder in self.encoders.values():
             encoder.reduce(self._group)
@@ -116,13 +122,14 @@ class LabelEncoderHead:
         head, group, key = self._recipe.head, self._group, (batch.epoch, batch.step)
         ids = self.pool(everyone)
         start, stop = label_range(len(ids), group.rank, group.ranks)
-        candidates = among(everyone, np.asarray(ids[start:stop], np.int64), weight)
+        share = np.asarray(ids[start:stop], np.int64)
+        candidates = among(everyone, share, weight)
         sizes = group.sizes(len(batch))
         first = sum(sizes[: group.rank])
         queries = CachedEmbeddings(self._encoder, batch.inputs.slice, len(batch), head.query_batch, key, QUERIES, first)
         labels = CachedEmbeddings(
             self._label_encoder,
-            lambda low, high: self.texts.take(candidates.ids[low:high]),
+            lambda low, high: self.texts.take(share[low:high]),
             stop - start,
             head.label_batch,
             key,
@@ -131,13 +138,36 @@ class LabelEncoderHead:
         )
         own, z = queries.embed(), labels.embed()
         x = group.gather(own.detach(), sizes).requires_grad_()
-        part = self._loss(x, z, candidates, group) / len(x)
+        w = z
+        if self.cache is not None:
+            stale = self.cache.outside(ids)
+            low, high = label_range(len(stale.ids), group.rank, group.ranks)
+            candidates = widened(candidates, stale.ids[low:high], self._stale_weight(len(ids), len(stale.ids)))
+            w = torch.cat([z, stale.z[low:high]])
+        part = self._loss(x, w, candidates, group) / len(x)
         part.backward()
         assert x.grad is not None
         assert z.grad is not None
         queries.backward(group.sum(x.grad)[first : first + len(batch)])
         labels.backward(z.grad)
         return Embedded(float(group.sum(part.detach())), x.detach())
+
+    def refresh_cache(self, epoch: int, step: int) -> None:
+        """Bring the labels that this step draws into the cache, as the encoder sees them now, without dropout."""
+        if self.cache is None:
+            return
+        group, ids = self._group, self.cache.draw(epoch, step)
+        shares = [label_range(len(ids), rank, group.ranks) for rank in range(group.ranks)]
+        start, stop = shares[group.rank]
+        size, z = self._recipe.head.label_batch, torch.empty(stop - start, self._encoder.dimension)
+        for low in range(start, stop, size):
+            high = min(low + size, stop)
+            z[low - start : high - start] = self.embed(self.texts.take(ids[low:high]))
+        self.cache.add(ids, group.gather(z, [high - low for low, high in shares]))
+
+    def _stale_weight(self, pool: int, stale: int) -> float:
+        """What one of the cache's `stale` labels counts: a uniform sample of all that are not in the pool."""
+        return (self.labels - pool) / stale if stale and self._recipe.negatives.reweight else 1.0
 
     def pool(self, everyone: Batch) -> np.ndarray | range:
         """The labels of a step over all ranks, ascending and each once; a rank encodes its share of them."""

@@ -361,11 +361,7 @@ class Trainer:
         )
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        model = self.model
-        model.load_encoders(checkpoint)
-        for name, encoder in model.encoders.items():
-            encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
-        checkpoint.read_rows(model.rows(), model.classifier.start)
+        self.model.load_to_train(checkpoint)
         if self._found is not None and checkpoint.has(NEGATIVES):
             self._found.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
         self.progress = Progress(**checkpoint.state["progress"])

@@ -21,6 +21,8 @@ from trainer.losses import Loss, binary_cross_entropy, build_loss, is_binary
 from trainer.stream.batch import Candidates
 from trainer.texts import LabelTexts
 
+_CACHE = "label-cache"  # a part of a checkpoint
+
 
 @dataclass
 class Model:
@@ -105,7 +107,8 @@ class Model:
         found: dict[str, dict[str, torch.Tensor]] = {}
         for name, encoder in self.encoders.items():
             found |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
-        return found
+        cache = getattr(self.classifier, "cache", None)
+        return found if cache is None else {**found, _CACHE: cache.tensors()}
 
     def rows(self) -> dict[str, torch.Tensor]:
         """What there is of each of this rank's labels, with its optimizer's state: nothing where labels are encoded."""
@@ -118,6 +121,15 @@ class Model:
         self.load_encoders(checkpoint)
         if isinstance(self.classifier, Classifier):
             checkpoint.read_rows({"weight": self.classifier.rows.weight}, self.classifier.start)
+
+    def load_to_train(self, checkpoint: Checkpoint) -> None:
+        """Take all that training goes on from. Raises TableError."""
+        self.load_encoders(checkpoint)
+        for name, encoder in self.encoders.items():
+            encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
+        if isinstance(self.classifier, LabelEncoderHead) and self.classifier.cache is not None:
+            self.classifier.cache.load(checkpoint.tensors(_CACHE))
+        checkpoint.read_rows(self.rows(), self.classifier.start)
 
     def load_encoders(self, checkpoint: Checkpoint) -> None:
         """Take the encoders' parameters alone. Raises TableError."""

