@@ -391,6 +391,14 @@ def embed(
 @click.option("--k", "ks", type=Depths(), default=(), metavar="K,...", help="Also at these k, e.g. 100; 1000 at most.")
 @click.option("--zero-shot", is_flag=True, help="Also report labels without a training point apart.")
 @click.option("--seen-only", is_flag=True, help="Rank only labels with a training point. Default: all labels.")
+@click.option(
+    "--scores",
+    "by",
+    type=click.Choice(["classifier", "labels", "sum", "fused"]),
+    default="classifier",
+    show_default=True,
+    help="Rank by the run's vectors, by its embeddings of the labels' texts, by both added, or fused (extremis fuse).",
+)
 @json_option
 def evaluate(
     data: str,
@@ -402,6 +410,7 @@ def evaluate(
     ks: tuple[int, ...],
     zero_shot: bool,
     seen_only: bool,
+    by: Any,
     as_json: bool,
 ) -> None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
@@ -416,7 +425,7 @@ def evaluate(
     from extremis.ranks import joined
 
     with joined() as group:
-        report = evaluate_run(data, run, split, step, limit, not no_filter, group, ks, seen_only, zero_shot)
+        report = evaluate_run(data, run, split, step, limit, not no_filter, group, ks, seen_only, zero_shot, by)
     if not group.first:
         return
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
@@ -441,6 +450,35 @@ def _show_zero_shot(found: dict[str, Any]) -> None:
 @cli.command()
 @click.argument("data")
 @click.argument("run")
+@click.option("--split", default="val", show_default=True, help="Queries that the run was not trained on.")
+@click.option("--step", type=click.IntRange(0), help="The checkpoint's step. Default: the newest.")
+@click.option("--shortlist", type=click.IntRange(1), default=100, show_default=True, help="Best labels of a query.")
+@click.option("--queries", type=click.IntRange(1), default=10_000, show_default=True, help="The first of the split.")
+@json_option
+def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, queries: int, as_json: bool) -> None:
+    """Learn to fuse the scores of RUN's classifier with those of the labels' texts (NGAME's score fusion).
+
+    A regression tree of depth 7 on both scores and the label's frequency, kept in RUN/fusion. Needs the extra fusion.
+
+    \b
+    Example:
+      extremis fuse data/ runs/1
+      extremis evaluate data/ runs/1 --scores fused
+      extremis export data/ runs/1 exported/ --scores fused
+    """
+    from trainer.fusion.fit import fit_fusion
+
+    manifest = fit_fusion(data, run, split, step, shortlist, queries)
+    facts = manifest.parameters
+    pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
+    say(f"fitted on {facts['queries']:,} queries of {split}: {pairs}")
+    if as_json:
+        print_json({"data": data, "run": run, "digest": manifest.digest, **facts})
+
+
+@cli.command()
+@click.argument("data")
+@click.argument("run")
 @click.argument("out")
 @click.option("--step", type=click.IntRange(0), help="The checkpoint's step. Default: the newest.")
 @click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
@@ -453,6 +491,13 @@ def _show_zero_shot(found: dict[str, Any]) -> None:
 @click.option("--target-recall", type=float, default=0.98, show_default=True, help="What the index is tuned to.")
 @click.option("--precision", default="0.5,0.7,0.9", show_default=True, help="Precisions that get a threshold.")
 @click.option("--threshold-split", help="The split they are measured on, or none. Default: val where DATA has it.")
+@click.option(
+    "--scores",
+    type=click.Choice(["classifier", "fused"]),
+    default="classifier",
+    show_default=True,
+    help="fused: with the tree of `extremis fuse` and the embeddings of the labels' texts.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")
 @json_option
 def export(

@@ -7,9 +7,12 @@ from typing import Any
 from extremis.console import Bar
 from schemas import storage
 from schemas.layout import DataLayout, RunLayout
-from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.evaluate import Scorer, label_statistics
+from trainer.fusion.fit import open_fusion
+from trainer.fusion.fused import Fused
+from trainer.fusion.ranking import By, Ranking, texts_of
 from trainer.group import ALONE, Group
-from trainer.model import load_model
+from trainer.model import Model, load_model
 
 
 def evaluate(
@@ -23,18 +26,33 @@ def evaluate(
     ks: Sequence[int] = (),
     seen_only: bool = False,
     zero_shot: bool = False,
+    by: By = "classifier",
 ) -> dict[str, Any]:
     """Metrics, intervals and deciles of a run's checkpoint on a split, the same on every rank. Raises ExtremisError.
 
     `ks`, `seen_only` and `zero_shot` are of `Scorer.score`. Rank 0 keeps the report in the run, for `extremis report`,
-    where it is of all queries and candidates with the filter applied.
+    where it is of all queries and candidates, by the scores that it was trained with and with the filter applied.
     """
     _, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group)
-    scorer = Scorer.open(DataLayout(data), model, split, group)
+    ranking = _ranking(data, run, step, model, group, by)
+    scorer = Scorer.open(DataLayout(data), model, split, group, ranking)
     with Bar(f"evaluate {split}", scorer.rows, quiet=not group.first) as bar:
         scores = scorer.score(limit, bar.update, filter, ks, seen_only, zero_shot)
-    report = {"step": int(checkpoint.state["progress"]["global_step"]), **scores.report()}
-    if group.first and limit is None and filter and not seen_only:
+    report = {"step": int(checkpoint.state["progress"]["global_step"]), "scores": by, **scores.report()}
+    if group.first and limit is None and filter and not seen_only and by == "classifier":
         body = json.dumps({"split": split, **report}, sort_keys=True)
         storage.write_bytes(RunLayout(run).evaluation(split, report["step"]), body.encode())
     return report
+
+
+def _ranking(data: str, run: str, step: int | None, model: Model, group: Group, by: By) -> Ranking:
+    if by == "classifier":
+        return Ranking.of(model, group)
+    layout = DataLayout(data)
+    if by != "fused":
+        return Ranking.by_texts(model, layout, group, add=by == "sum")
+    tree, manifest = group.decide(lambda: open_fusion(data, run, step))
+    frequency = label_statistics(layout).frequency
+    shortlist = int(manifest.parameters["shortlist"])
+    fused = Fused(tree, texts_of(model, layout), frequency, shortlist, model.classifier.start, group)
+    return Ranking.of(model, group, fused)

@@ -117,6 +117,10 @@ class RunLayout:
         """What `extremis evaluate` found for the checkpoint of `step`, over all queries of `split`."""
         return join(self.evaluations, f"{folder(split)}-step-{step:08d}.json")
 
+    def fusion(self, step: int) -> str:
+        """The tree that `extremis fuse` learned for the checkpoint of `step`."""
+        return join(self.root, "fusion", f"step-{step:08d}")
+
     def dump(self, epoch: int) -> str:
         """The dump written during `epoch`: embeddings of each source, and the vectors at its end."""
         return join(self.dumps, f"epoch-{epoch:04d}")

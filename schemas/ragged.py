@@ -14,6 +14,14 @@ def longest(offsets: np.ndarray) -> int:
     return int(np.diff(offsets).max(initial=0))
 
 
+def padded(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Ragged rows as int64 [B, the longest], with pads behind each."""
+    sizes = np.diff(offsets)
+    rows = np.full((len(sizes), longest(offsets)), PAD, np.int64)
+    rows[np.arange(rows.shape[1]) < sizes[:, None]] = values[offsets[0] : offsets[-1]]
+    return rows
+
+
 def contains(values: np.ndarray, offsets: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Whether `ids[i, j]` is an entry of ragged row i: ids [B, K] integer -> bool [B, K]. Pads never are.
 

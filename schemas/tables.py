@@ -20,6 +20,7 @@ KINDS = (
     "rejects",
     "index",
     "export",
+    "fusion",
 )
 PAD = -1
 

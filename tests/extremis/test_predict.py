@@ -104,6 +104,42 @@ def test_a_split_gives_the_metrics_of_evaluate(data: Path, run: Path, exported: 
     assert again.read_bytes() == (tmp_path / "p.npz").read_bytes()
 
 
+class TestFused:
+    @pytest.fixture(scope="class")
+    def fused(self, data: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        refused(call("evaluate", data, run, "--scores", "fused"), "no tree is fitted", "extremis fuse")
+        refused(call("fuse", data, run), "no split 'val'", "--validation")
+        done = call("fuse", data, run, "--split", "test", "--shortlist", "30", "--json")
+        assert done.status == 0, done.err
+        assert done.json["queries"] == 200
+        out = tmp_path_factory.mktemp("fused") / "exported"
+        done = call("export", data, run, out, "--scores", "fused", "--index", "IVF16,Flat", "--target-recall", "1")
+        assert done.status == 0, done.err
+        return out
+
+    def test_each_way_to_score_is_one_of_its_own(self, data: Path, run: Path, fused: Path) -> None:
+        found = {
+            by: call("evaluate", data, run, "--scores", by, "--json").json
+            for by in ("classifier", "labels", "sum", "fused")
+        }
+        assert [one["scores"] for one in found.values()] == [*found]
+        values = {by: one["metrics"]["P@1"] for by, one in found.items()}
+        assert len({*values.values()}) == 4
+        assert values["fused"] > values["classifier"]  # it was fitted on these very queries
+
+    @pytest.mark.parametrize("indexed", [True, False])
+    def test_an_export_predicts_as_evaluate_scores(
+        self, data: Path, run: Path, fused: Path, tmp_path: Path, indexed: bool
+    ) -> None:
+        expected = call("evaluate", data, run, "--scores", "fused", "--json").json["metrics"]
+        exact = () if indexed else ("--exact",)
+        done = call("predict", fused, tmp_path / "p.parquet", "--data", data, "--k", "20", *exact)
+        assert done.status == 0, done.err
+        found = metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist()))
+        assert found == (pytest.approx(expected, abs=0.3) if indexed else expected)
+        verify(str(fused), open_manifest(str(fused), "export"))
+
+
 def label_keys(exported: Path) -> list[str]:
     found = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
     return found["key"].to_pylist()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.ragged import contains, longest, strike
+from schemas.ragged import contains, longest, padded, strike
 
 rows_of_ids = st.lists(st.lists(st.integers(0, 12), max_size=6), min_size=1, max_size=5)
 
@@ -56,3 +56,9 @@ def test_longest_row() -> None:
 def test_rows_that_do_not_match_are_refused() -> None:
     with pytest.raises(ValueError, match="one row a ragged row"):
         contains(np.array([1]), np.array([0, 1]), np.array([[1], [2]]))
+
+
+def test_ragged_rows_are_padded_behind() -> None:
+    rows = padded(np.array([0, 5, 6, 7, 9], np.int32), np.array([1, 3, 3, 4]))
+    np.testing.assert_array_equal(rows, [[5, 6], [-1, -1], [7, -1]])
+    assert rows.dtype == np.int64

@@ -17,8 +17,8 @@ from trainer.evaluation.deciles import Deciles
 from trainer.evaluation.intervals import with_intervals
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
-from trainer.evaluation.search import filtered_top_k
 from trainer.evaluation.zero_shot import ZeroShot
+from trainer.fusion.ranking import Ranking
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs
 from trainer.model import Model
@@ -95,16 +95,29 @@ class Scorer:
     Each rank of `group` embeds a part of the queries and scores all against its labels; all get the same scores.
     """
 
-    def __init__(self, model: Model, queries: Table, statistics: LabelStatistics, group: Group = ALONE) -> None:
+    def __init__(
+        self,
+        model: Model,
+        queries: Table,
+        statistics: LabelStatistics,
+        group: Group = ALONE,
+        ranking: Ranking | None = None,
+    ) -> None:
         self._model, self._queries, self._statistics, self._group = model, queries, statistics, group
+        self._ranking = ranking
         self._filtered = any(column.name == "filter_label_ids" for column in queries.manifest.columns)
 
     @classmethod
-    def open(cls, data: DataLayout, model: Model, split: str, group: Group = ALONE) -> "Scorer":
-        """Raises InputError where there is no such split, or not what the model reads; TableError when damaged."""
+    def open(
+        cls, data: DataLayout, model: Model, split: str, group: Group = ALONE, ranking: Ranking | None = None
+    ) -> "Scorer":
+        """`ranking`: by which scores, where not by those of the model's vectors.
+
+        Raises InputError where there is no such split, or not what the model reads; TableError when damaged.
+        """
         queries = open_queries(data, split)
         require_inputs(queries.url, queries.manifest, model.inputs)
-        return cls(model, queries, label_statistics(data), group)
+        return cls(model, queries, label_statistics(data), group, ranking)
 
     @property
     def rows(self) -> int:
@@ -132,6 +145,7 @@ class Scorer:
             raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
         seen_labels = np.flatnonzero(frequency) if seen_only else None
         metrics = Metrics(ks, self._statistics.inverse_propensity)
+        ranking = self._ranking or Ranking.of(self._model, self._group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         seen = filtered = 0
         for group in iterate(self._queries.url, self._queries.manifest, self._columns()):
@@ -141,7 +155,7 @@ class Scorer:
             strike = self._filter(rows) if filter else _nothing(rows.num_rows)
             filtered += len(strike[0])
             x = self._embed(rows)
-            top = self._search(x, strike, max(ks), seen_labels)
+            _, top = ranking.top_k(x, max(ks), strike, seen_labels)
             positives = list_column(rows, "label_ids")
             metrics.update(top, *positives)
             if deciles is not None:
@@ -149,7 +163,8 @@ class Scorer:
             if apart is not None:
                 having, *own = apart.positives(*positives)
                 strike = self._filter(rows.take(pa.array(having))) if filter else _nothing(len(having))
-                apart.update(self._search(x[having], strike, max(ks), apart.labels), top[having], *own)
+                _, theirs = ranking.top_k(x[having], max(ks), strike, apart.labels)
+                apart.update(theirs, top[having], *own)
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
@@ -161,16 +176,6 @@ class Scorer:
         start, stop = parts[group.rank]
         own = self._model.embed_table(rows.slice(start, stop - start))
         return group.gather(own, [stop - start for start, stop in parts])
-
-    def _search(
-        self, x: torch.Tensor, strike: tuple[np.ndarray, np.ndarray], k: int, among: np.ndarray | None
-    ) -> np.ndarray:
-        """The best k labels [B, k] of all, or of `among` [C]."""
-        classifier = self._model.classifier
-        vectors, first = classifier.vectors, classifier.start
-        if among is not None:
-            among = among[(among >= first) & (among < first + len(vectors))] - first
-        return filtered_top_k(x, vectors, k, *strike, group=self._group, first=first, among=among)[1]
 
     def _columns(self) -> list[str]:
         return [*self._model.columns, "label_ids", *(["filter_label_ids"] if self._filtered else [])]

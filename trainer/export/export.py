@@ -1,5 +1,6 @@
 """`extremis export`: a run's checkpoint as files that serve, published whole by a manifest written last."""
 
+import functools
 import json
 import shutil
 import tempfile
@@ -19,11 +20,26 @@ from schemas.shards import iterate, iterate_shard
 from schemas.storage import join
 from trainer.checkpoint import Checkpoint
 from trainer.config import Recipe
+from trainer.embedded import embed_texts
+from trainer.evaluation.evaluate import label_statistics
 from trainer.export.encoders import write_encoder
 from trainer.export.index import choose_index, write_indexes
-from trainer.export.opened import ENCODER, INDEX, KIND, LABELS, THRESHOLDS, VECTORS, Serving, iterate_ranked
+from trainer.export.opened import (
+    ENCODER,
+    INDEX,
+    KIND,
+    LABELS,
+    TEXTS,
+    THRESHOLDS,
+    TREE,
+    VECTORS,
+    Serving,
+    iterate_ranked,
+)
 from trainer.export.thresholds import Ranked
 from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
+from trainer.fusion.fit import open_fusion
+from trainer.fusion.fused import Fused
 from trainer.inputs import columns_of
 from trainer.model import DataFacts, Model, find_checkpoint, load_encoder
 from trainer.stream import open_queries
@@ -38,7 +54,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How a run is exported. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory."""
+    """How a run is exported. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory.
+
+    `scores`: "classifier", or "fused" by the run's tree, which goes along with embeddings of the labels' texts.
+    """
 
     step: int | None = None
     dtype: str = "float32"
@@ -46,6 +65,7 @@ class ExportOptions:
     target_recall: float = 0.98
     precisions: tuple[float, ...] = (0.5, 0.7, 0.9)
     split: str | None = None
+    scores: str = "classifier"
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -67,6 +87,10 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     split = _threshold_split(layout, options.split)
     wanted = {**_wanted(options), "threshold_split": split}
     parents = {"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
+    tree = fitted = None
+    if options.scores == "fused":
+        tree, fitted = open_fusion(data, run, options.step)
+        parents["fusion"] = fitted.digest
     there = _existing(out, parents, wanted, options.overwrite)
     if there is not None:
         say(f"{out}: exported already")
@@ -76,14 +100,21 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     tokens = _tokens(layout, facts.manifest, recipe, say)
     shards = [*_encoder(layout, model, recipe, tokens, out), *_labels(layout, out)]
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
-        written, vectors = _vectors(checkpoint, options.dtype, out, Path(scratch))
-        exact = Serving(model, vectors)
+        files = options.dtype, out, Path(scratch)
+        written, vectors = _vectors(VECTORS, checkpoint.labels, functools.partial(_rows, checkpoint), *files)
+        fused = None
+        if tree is not None and fitted is not None:
+            more, texts = _vectors(TEXTS, checkpoint.labels, functools.partial(_texts, model, layout), *files)
+            written += [*more, _write(out, TREE, tree.to_json())]
+            fused = Fused(tree, texts, label_statistics(layout).frequency, int(fitted.parameters["shortlist"]))
+        exact = Serving(model, vectors, fused=fused)
         built: list[Shard] = []
         index = None
         spec = choose_index(options.index, facts.labels)
         if spec is not None:
             queries = _some_queries(layout, exact, recipe)
-            built, index = write_indexes(spec, vectors, queries, DEPTH, options.target_recall, join(out, INDEX))
+            width = DEPTH if fused is None else fused.shortlist
+            built, index = write_indexes(spec, vectors, queries, width, options.target_recall, join(out, INDEX))
         thresholds = _thresholds(layout, exact, split, options.precisions, say)
     shards += [*written, *(_below(INDEX, shard) for shard in built)]
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
@@ -104,6 +135,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
             "bias": recipe.classifier.bias,
             "step": checkpoint.state["progress"]["global_step"],
             "index": index,
+            "shortlist": None if fused is None else fused.shortlist,
             "thresholds": thresholds,
         },
     )
@@ -112,7 +144,10 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
 
 def _wanted(options: ExportOptions) -> dict[str, Any]:
     body = asdict(options)
-    return {name: body[name] for name in ("dtype", "index", "target_recall")} | {"precisions": [*options.precisions]}
+    return {name: body[name] for name in ("dtype", "index", "target_recall")} | {
+        "precisions": [*options.precisions],
+        **({} if body["scores"] == "classifier" else {"scores": body["scores"]}),
+    }
 
 
 def _existing(out: str, parents: dict[str, str], wanted: dict[str, Any], overwrite: bool) -> Manifest | None:
@@ -185,23 +220,37 @@ def _labels(data: DataLayout, out: str) -> Iterator[Shard]:
         yield _below(LABELS, table.entry)
 
 
-def _vectors(checkpoint: Checkpoint, dtype: str, out: str, scratch: Path) -> tuple[list[Shard], Vectors]:
-    """The files of the vectors, a range held at a time; and the vectors, mapped where the files are on a local disk."""
+def _vectors(
+    folder: str, labels: int, rows_of: Callable[[int, int], torch.Tensor], dtype: str, out: str, scratch: Path
+) -> tuple[list[Shard], Vectors]:
+    """Files of rows [labels, D], and the rows, mapped where the files are on a local disk.
+
+    `rows_of(start, stop)` [stop - start, D]: a range of them, one held at a time.
+    """
     shards, mapped = [], []
-    starts = range(0, max(checkpoint.labels, 1), ROWS_A_FILE)
+    starts = range(0, max(labels, 1), ROWS_A_FILE)
     for number, start in enumerate(starts):
-        name = f"{VECTORS}/{shard_name(number, len(starts), 'safetensors')}"
-        found = checkpoint.rows(start, min(start + ROWS_A_FILE, checkpoint.labels))
-        rows = torch.cat([tensors["weight"] for _, tensors in found])
+        name = f"{folder}/{shard_name(number, len(starts), 'safetensors')}"
+        rows = rows_of(start, min(start + ROWS_A_FILE, labels))
+        copy = scratch / f"{folder}-{number}"
         with storage.writing(join(out, name)) as path:
             write_vectors(Path(path), rows, start, dtype)
             size, digest = Path(path).stat().st_size, storage.file_sha256(path)
             if not storage.is_local(out):
-                shutil.copyfile(path, scratch / str(number))
+                shutil.copyfile(path, copy)
         shards.append(Shard(path=name, rows=len(rows), bytes=size, sha256=digest))
-        local = storage.is_local(out)
-        mapped.append(map_vectors(Path(storage.filesystem(join(out, name))[1]) if local else scratch / str(number)))
+        mapped.append(map_vectors(Path(storage.filesystem(join(out, name))[1]) if storage.is_local(out) else copy))
     return shards, Vectors(mapped)
+
+
+def _rows(checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
+    """The classifier's vectors of labels [start, stop)."""
+    return torch.cat([tensors["weight"] for _, tensors in checkpoint.rows(start, stop)])
+
+
+def _texts(model: Model, data: DataLayout, start: int, stop: int) -> torch.Tensor:
+    """E(z) of labels [start, stop)."""
+    return torch.cat([rows for _, rows in embed_texts(model, data, start, stop)])
 
 
 def _some_queries(data: DataLayout, serving: Serving, recipe: Recipe) -> torch.Tensor:

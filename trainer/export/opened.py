@@ -2,8 +2,8 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,28 @@ from trainer.evaluation.search import filtered_top_k
 from trainer.export.encoders import load_encoder
 from trainer.export.index import Indexed, open_indexes, search_indexes
 from trainer.export.vectors import Vectors, map_vectors
+from trainer.fusion.fused import Fused
+from trainer.fusion.tree import Fusion
 from trainer.model import Model
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
+TEXTS, TREE = "label-texts", "fusion.json"  # where scores are fused
 _HASHED = 256 << 20  # of a larger file only the length is looked at; `extremis inspect --verify` reads everything
 _AT_ONCE = 1 << 20  # bytes of a copy held in memory
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A model's encoder, the vectors [L, D] it is scored against, and an index over each of their ranges, or none."""
+    """A model's encoder, the vectors [L, D] it is scored against, and an index over each of their ranges, or none.
+
+    With `fused` the best by these vectors are ranked anew.
+    """
 
     model: Model
     vectors: Vectors
     index: tuple[Indexed, ...] = ()
+    fused: Fused | None = None
 
     @property
     def labels(self) -> int:
@@ -55,6 +62,9 @@ class Serving:
         `struck`: label ids of each row, ragged, that are left out. By the index where there is one and not `exact`;
         what it finds is scored exactly.
         """
+        if self.fused is not None:
+            shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), struck, exact)
+            return self.fused.rank(x, *shortlisted, k)
         values, offsets = struck or (np.empty(0, np.int64), np.zeros(len(x) + 1, np.int64))
         if exact or not self.index:
             return filtered_top_k(x, self.vectors, k, values, offsets)
@@ -96,7 +106,12 @@ class Exported:
         if manifest.parameters["index"] and not exact:
             places = [str(folder / shard.path) for shard in shards_of(manifest, INDEX)]
             indexed = open_indexes(places, manifest.parameters["index"], vectors)
-        return cls(url, manifest, recipe, folder, Serving(model, vectors, indexed), scratch)
+        fused = None
+        if manifest.parameters.get("shortlist"):
+            texts = Vectors([map_vectors(folder / shard.path) for shard in shards_of(manifest, TEXTS)])
+            frequency = _label_table(folder, manifest, ("frequency",))["frequency"].to_numpy()
+            fused = Fused(Fusion.load(str(folder / TREE)), texts, frequency, manifest.parameters["shortlist"])
+        return cls(url, manifest, recipe, folder, Serving(model, vectors, indexed, fused), scratch)
 
     @property
     def tokens(self) -> int:
@@ -105,8 +120,7 @@ class Exported:
 
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
         """Columns of all labels, label 0 first. Raises TableError."""
-        parts = [pq.read_table(self.folder / s.path, columns=list(columns)) for s in shards_of(self.manifest, LABELS)]
-        return pa.concat_tables(parts).combine_chunks()
+        return _label_table(self.folder, self.manifest, columns)
 
     def threshold(self, precision: float) -> float:
         """The score from which on predictions had `precision` on the split that thresholds were made on.
@@ -137,6 +151,11 @@ def use_threads(threads: int | None, indexed: bool) -> None:
 def shards_of(manifest: Manifest, part: str) -> tuple[Shard, ...]:
     """The files of one part of an export, in order."""
     return tuple(shard for shard in manifest.shards if shard.path.startswith(f"{part}/"))
+
+
+def _label_table(folder: Path, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
+    parts = [pq.read_table(folder / shard.path, columns=[*columns]) for shard in shards_of(manifest, LABELS)]
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def _model(recipe: Recipe, facts: Mapping[str, Any], folder: Path) -> Model:

@@ -34,7 +34,10 @@ def map_vectors(path: Path) -> np.ndarray:
 
 
 class Vectors:
-    """[L, D] out of arrays of label ranges laid end to end; a slice is a tensor, a view where it is of one range."""
+    """[L, D] out of arrays of label ranges laid end to end.
+
+    A slice of it is a tensor, a view where it is of one range; so are rows by their ids, int64 [n].
+    """
 
     def __init__(self, ranges: Sequence[np.ndarray]) -> None:
         self.ranges = tuple(ranges)
@@ -47,7 +50,9 @@ class Vectors:
     def shape(self) -> tuple[int, int]:
         return len(self), self.ranges[0].shape[1]
 
-    def __getitem__(self, rows: slice) -> torch.Tensor:
+    def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
+        if isinstance(rows, torch.Tensor):
+            return self._taken(rows.numpy())
         start, stop, _ = rows.indices(len(self))
         parts = [torch.from_numpy(part) for part in self._parts(start, stop)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -55,6 +60,13 @@ class Vectors:
     def parts(self) -> Iterator[tuple[int, np.ndarray]]:
         """(first label, rows [n, D]) of every range."""
         return zip(self.starts.tolist(), self.ranges, strict=False)
+
+    def _taken(self, ids: np.ndarray) -> torch.Tensor:
+        rows = np.empty((len(ids), self.shape[1]), self.ranges[0].dtype)
+        for first, array in self.parts():
+            here = (ids >= first) & (ids < first + len(array))
+            rows[here] = array[ids[here] - first]
+        return torch.from_numpy(rows)
 
     def _parts(self, start: int, stop: int) -> Iterator[np.ndarray]:
         for first, array in self.parts():

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from schemas.ragged import longest
+from schemas.ragged import padded
 from schemas.tables import PAD
 from trainer.config import Negatives
-from trainer.negatives.lsh import LshSampler, Options, Ragged, Rows
+from trainer.negatives.lsh import LshSampler, Options, Rows
 from trainer.stream.batch import Batch
 
 State = dict[str, np.ndarray]
@@ -88,7 +88,7 @@ class Hashed:
 
     def find(self, batch: Batch, x: np.ndarray, rows: Rows) -> np.ndarray:
         positives = batch.positives, batch.positive_offsets
-        return padded(self._sampler.sample(x, *positives, epoch=batch.epoch, step=batch.step))
+        return padded(*self._sampler.sample(x, *positives, epoch=batch.epoch, step=batch.step))
 
     def start(self, rows: Rows) -> None:
         self._sampler.build(rows)
@@ -173,11 +173,3 @@ class Sources:
         for source in self._sources if state else ():
             prefix = f"{source.name}."
             source.load({name.removeprefix(prefix): a for name, a in state.items() if name.startswith(prefix)})
-
-
-def padded(ragged: Ragged) -> np.ndarray:
-    """Ragged rows (values [n], offsets [B + 1]) as int64 [B, the longest], -1 behind each."""
-    values, offsets = ragged
-    rows = np.full((len(offsets) - 1, longest(offsets)), PAD, np.int64)
-    rows[np.arange(rows.shape[1]) < np.diff(offsets)[:, None]] = values
-    return rows

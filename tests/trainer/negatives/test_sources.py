@@ -16,7 +16,7 @@ from trainer.candidates import joined
 from trainer.config import Negatives, load_recipe
 from trainer.group import Group
 from trainer.loop import Trainer
-from trainer.negatives.sources import InBatch, Sources, padded
+from trainer.negatives.sources import InBatch, Sources
 
 LABELS, DIMENSION = 60, 5
 POSITIVES = [[3, 9], [], [9, 30, 31], [0]]
@@ -56,11 +56,6 @@ def test_joined_labels_are_the_tables_and_the_found_each_once_without_positives(
         new = [label for label in both[query, width:].tolist() if label != PAD]
         assert len(new) == len(set(new))
         assert set(new) == set(found[query]) - set(own) - set(hard[query]) - {PAD}
-
-
-def test_ragged_rows_are_padded_behind() -> None:
-    rows = padded((np.array([5, 6, 7], np.int32), np.array([0, 2, 2, 3])))
-    np.testing.assert_array_equal(rows, [[5, 6], [PAD, PAD], [7, PAD]])
 
 
 def test_a_recipe_without_them_has_none() -> None:

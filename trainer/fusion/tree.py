@@ -1,7 +1,8 @@
 """Score fusion: a regression tree on both scores of a label and its frequency, added to the two scores (NGAME, C).
 
-The tree is learned by scikit-learn and kept as plain arrays in JSON, so that reading it takes neither scikit-learn nor
-pickle.
+The paper's scores are cosines, so that the tree's values in [0, 1] count beside them. Scores of any size are added in
+units of the largest that the tree was learned from. It is learned by scikit-learn and kept as plain arrays in JSON, so
+that reading it takes neither scikit-learn nor pickle.
 """
 
 import json
@@ -10,19 +11,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas import storage
-from schemas.errors import TableError
+from schemas.errors import InputError, TableError
 
 DEPTH = 7
-FORMAT = 1
+FORMAT = 2
 _LEAF = -1
-_NAMES = {"feature": np.int64, "threshold": np.float64, "left": np.int64, "right": np.int64, "value": np.float64}
+_NAMES = {
+    "feature": np.int64,
+    "threshold": np.float64,
+    "left": np.int64,
+    "right": np.int64,
+    "value": np.float64,
+    "units": np.float64,
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Fusion:
     """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] where d[feature] <= threshold, else `right`; 0 is the root.
 
-    A leaf has feature -1 and `value` [n]. Descriptors are float32, as scikit-learn compares them.
+    A leaf has feature -1 and `value` [n]. Descriptors are float32, as scikit-learn compares them. `units` [2]: what
+    both scores are divided by before they are added to T(d).
     """
 
     feature: np.ndarray
@@ -30,6 +39,7 @@ class Fusion:
     left: np.ndarray
     right: np.ndarray
     value: np.ndarray
+    units: np.ndarray
 
     @classmethod
     def fit(
@@ -43,9 +53,12 @@ class Fusion:
         """Learn to tell which pairs of a validation shortlist are `relevant` [n] bool.
 
         `label_scores` [n]: E(z).x of each pair (query, label); `scores` [n]: w.x; `frequency` [n]: training points of
-        the label. Needs scikit-learn. Raises ValueError for no pairs.
+        the label. Raises InputError without scikit-learn, ValueError for no pairs.
         """
-        from sklearn.tree import DecisionTreeRegressor
+        try:
+            from sklearn.tree import DecisionTreeRegressor
+        except ImportError:
+            raise InputError("score fusion is learned by scikit-learn: pip install 'extremis[fusion]'.") from None
 
         described = _described(label_scores, scores, frequency).reshape(-1, 3)
         tree = DecisionTreeRegressor(max_depth=depth, random_state=0).fit(described, relevant.reshape(-1)).tree_
@@ -56,6 +69,7 @@ class Fusion:
             left=tree.children_left.astype(np.int64),
             right=tree.children_right.astype(np.int64),
             value=tree.value[:, 0, 0].astype(np.float64),
+            units=np.array([_largest(label_scores), _largest(scores)]),
         )
 
     def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
@@ -72,13 +86,13 @@ class Fusion:
         return self.value[node].reshape(described.shape[:-1])
 
     def __call__(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-        """The fused score T(d) + E(z).x + w.x."""
-        return self.predict(label_scores, scores, frequency) + label_scores + scores
+        """The fused score T(d) + E(z).x + w.x, both in their units."""
+        both = label_scores / self.units[0] + scores / self.units[1]
+        return self.predict(label_scores, scores, frequency) + both
 
-    def save(self, url: str) -> None:
-        """Write the tree as JSON. Raises StorageError."""
-        arrays = {name: getattr(self, name).tolist() for name in _NAMES}
-        storage.write_bytes(url, json.dumps({"format": FORMAT, **arrays}).encode())
+    def to_json(self) -> bytes:
+        """The tree as a file."""
+        return json.dumps({"format": FORMAT, **{name: getattr(self, name).tolist() for name in _NAMES}}).encode()
 
     @classmethod
     def load(cls, url: str) -> "Fusion":
@@ -97,8 +111,14 @@ class Fusion:
     def _require_whole(self, url: str) -> None:
         """Every node has what it needs, and children come after it, so that every way ends."""
         nodes, inner = len(self.feature), np.flatnonzero(self.feature != _LEAF)
-        equal = all(getattr(self, name).shape == (nodes,) for name in _NAMES)
-        if equal and nodes and ((self.feature >= _LEAF) & (self.feature < 3)).all():
+        equal = all(getattr(self, name).shape == (nodes,) for name in _NAMES if name != "units")
+        if (
+            equal
+            and nodes
+            and self.units.shape == (2,)
+            and (self.units > 0).all()
+            and ((self.feature >= _LEAF) & (self.feature < 3)).all()
+        ):
             children = np.stack([self.left[inner], self.right[inner]])
             if ((children > inner) & (children < nodes)).all():
                 return
@@ -108,3 +128,7 @@ class Fusion:
 def _described(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
     """d [..., 3] float32."""
     return np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
+
+
+def _largest(scores: np.ndarray) -> float:
+    return float(np.abs(scores).max(initial=0.0)) or 1.0

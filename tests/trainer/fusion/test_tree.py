@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import TableError
-from trainer.evaluation.fusion import DEPTH, Fusion
+from trainer.fusion.tree import DEPTH, Fusion
 
 DRAW = np.random.default_rng(0)
 SHAPE = (60, 20)
@@ -37,7 +37,10 @@ def test_the_arrays_say_what_the_tree_of_scikit_learn_says(fusion: Fusion) -> No
 
 def test_the_tree_is_added_to_both_scores_and_ranks_better(fusion: Fusion) -> None:
     fused = fusion(LABEL_SCORES, SCORES, FREQUENCY)
-    np.testing.assert_allclose(fused, fusion.predict(LABEL_SCORES, SCORES, FREQUENCY) + LABEL_SCORES + SCORES)
+    both = LABEL_SCORES / np.abs(LABEL_SCORES).max() + SCORES / np.abs(SCORES).max()
+    np.testing.assert_allclose(fused, fusion.predict(LABEL_SCORES, SCORES, FREQUENCY) + both)
+    larger = Fusion.fit(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY, RELEVANT)
+    np.testing.assert_allclose(larger(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY), fused)
 
     def precision(scores: np.ndarray) -> float:
         return float(np.take_along_axis(RELEVANT, np.argsort(-scores, axis=1)[:, :3], 1).mean())
@@ -46,13 +49,14 @@ def test_the_tree_is_added_to_both_scores_and_ranks_better(fusion: Fusion) -> No
 
 
 def test_a_saved_tree_is_read_without_scikit_learn(fusion: Fusion, tmp_path: Path) -> None:
-    url = str(tmp_path / "fusion.json")
-    fusion.save(url)
+    path = tmp_path / "fusion.json"
+    path.write_bytes(fusion.to_json())
+    url = str(path)
     np.testing.assert_array_equal(
         Fusion.load(url).predict(LABEL_SCORES, SCORES, FREQUENCY), fusion.predict(LABEL_SCORES, SCORES, FREQUENCY)
     )
     code = (
-        "import sys; from trainer.evaluation.fusion import Fusion; import numpy as np\n"
+        "import sys; from trainer.fusion.tree import Fusion; import numpy as np\n"
         f"Fusion.load({url!r})(np.zeros(2), np.ones(2), np.ones(2)); print('sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
@@ -68,7 +72,9 @@ def test_a_single_leaf_is_a_constant(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": 1},
+        {"units": [1, 0]},
+        {"units": [1]},
         {"feature": [0, -1]},
         {"feature": [5, -1, -1]},
         {"left": [0, -1, -1]},
@@ -78,7 +84,8 @@ def test_a_single_leaf_is_a_constant(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_tree_is_refused(tmp_path: Path, change: dict) -> None:
-    tree = {"format": 1, "feature": [0, -1, -1], "threshold": [0.5, 0, 0], "left": [1, -1, -1], "right": [2, -1, -1]}
+    tree = {"feature": [0, -1, -1], "threshold": [0.5, 0, 0], "left": [1, -1, -1], "right": [2, -1, -1]}
+    tree |= {"format": 2, "units": [1, 2]}
     path = tmp_path / "fusion.json"
     path.write_text(json.dumps({**tree, "value": [0.0, 1.0, 2.0]}))
     np.testing.assert_array_equal(Fusion.load(str(path)).predict(np.array([0, 1]), np.zeros(2), np.zeros(2)), [1, 2])

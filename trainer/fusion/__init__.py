@@ -1,0 +1,1 @@
+"""Scores of labels' texts beside those of a classifier, and both fused (NGAME, appendix C)."""

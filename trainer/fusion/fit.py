@@ -1,0 +1,112 @@
+"""Learns a run's tree on a split that it was not trained on, and keeps it with the run (NGAME, appendix C)."""
+
+import numpy as np
+import pyarrow as pa
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.parquet import list_column
+from schemas.ragged import contains, padded
+from schemas.shards import iterate
+from schemas.storage import join
+from schemas.tables import PAD
+from trainer.evaluation.evaluate import label_statistics
+from trainer.fusion.fused import Rows, score_pairs
+from trainer.fusion.ranking import Ranking, texts_of
+from trainer.fusion.tree import DEPTH, Fusion
+from trainer.model import Model, find_checkpoint, load_model
+from trainer.stream import Table, open_queries
+
+KIND, TREE = "fusion", "tree.json"
+SHORTLIST, QUERIES = 100, 10_000
+
+
+def fit_fusion(
+    data: str, run: str, split: str = "val", step: int | None = None, shortlist: int = SHORTLIST, queries: int = QUERIES
+) -> Manifest:
+    """Fit the tree for a checkpoint on the first `queries` of `split`: each one's `shortlist` best labels, and its own.
+
+    What is there is replaced. Raises InputError: no such split, no texts, no classifier; TableError, StorageError.
+    """
+    layout = DataLayout(data)
+    table = _open(layout, split)
+    _, model, checkpoint = load_model(layout, RunLayout(run), step)
+    texts, frequency = texts_of(model, layout), label_statistics(layout).frequency
+    found, seen = [], 0
+    for group in iterate(table.url, table.manifest, _columns(model, table)):
+        rows = group.slice(0, queries - seen)
+        found.append(_pairs(model, texts, rows, shortlist))
+        seen += rows.num_rows
+        if seen >= queries:
+            break
+    label_scores, scores, ids, relevant = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    tree = Fusion.fit(label_scores, scores, frequency[ids], relevant)
+    url = RunLayout(run).fusion(int(checkpoint.state["progress"]["global_step"]))
+    if is_published(url):
+        unpublish(url)
+    body = tree.to_json()
+    storage.write_bytes(join(url, TREE), body)
+    return publish(
+        url,
+        Manifest(
+            kind=KIND,
+            shards=(Shard(path=TREE, rows=0, bytes=len(body), sha256=storage.sha256(body)),),
+            parents={"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
+            parameters={
+                "split": split,
+                "queries": seen,
+                "pairs": len(relevant),
+                "positive_pairs": int(relevant.sum()),
+                "shortlist": shortlist,
+                "depth": DEPTH,
+            },
+        ),
+    )
+
+
+def open_fusion(data: str, run: str, step: int | None = None) -> tuple[Fusion, Manifest]:
+    """The tree of a checkpoint (the newest by default). InputError where `extremis fuse` made none, TableError."""
+    _, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), step)
+    number = int(checkpoint.state["progress"]["global_step"])
+    url = RunLayout(run).fusion(number)
+    if not is_published(url):
+        raise InputError(f"{run}: no tree is fitted for step {number:,}. `extremis fuse {data} {run}` fits one.")
+    return Fusion.load(join(url, TREE)), open_manifest(url, KIND)
+
+
+def _open(data: DataLayout, split: str) -> Table:
+    try:
+        table = open_queries(data, split)
+    except InputError as error:
+        raise InputError(
+            f"{error} A tree is fitted on queries that the run was not trained on: `extremis shard --validation 0.05` "
+            "cuts some out of train as split val; --split names another."
+        ) from None
+    if not table.manifest.rows:
+        raise InputError(f"{table.url}: has no queries to fit a tree on. Name another split with --split.")
+    return table
+
+
+def _columns(model: Model, table: Table) -> list[str]:
+    present = {column.name for column in table.manifest.columns}
+    return [*model.columns, "label_ids", *({"filter_label_ids"} & present)]
+
+
+def _pairs(model: Model, texts: Rows, rows: pa.Table, shortlist: int) -> tuple[np.ndarray, ...]:
+    """(E(z).x, w.x, label, whether it is relevant), [n] each, of all pairs of some queries."""
+    x = model.embed_table(rows)
+    positives = list_column(rows, "label_ids")
+    nothing = np.empty(0, np.int64), np.zeros(len(x) + 1, np.int64)
+    struck = list_column(rows, "filter_label_ids") if "filter_label_ids" in rows.column_names else nothing
+    scores, ids = Ranking.of(model).top_k(x, shortlist, struck)
+    # Its own labels that the shortlist lacks, though nothing strikes them.
+    own = padded(*positives)
+    listed = contains(ids.reshape(-1), np.arange(len(x) + 1) * ids.shape[1], own)
+    own = np.where(listed | contains(struck[0], struck[1], own), PAD, own)
+    vectors = model.classifier.vectors
+    scores = np.concatenate([scores, score_pairs(x, vectors, own)], axis=1)
+    ids = np.concatenate([ids, own], axis=1)
+    pairs = score_pairs(x, texts, ids), scores, ids, contains(positives[0], positives[1], ids)
+    return tuple(part[ids != PAD] for part in pairs)
