@@ -736,10 +736,11 @@ def recipes(as_json: bool) -> None:
 @click.option(
     "--table",
     "number",
-    type=click.Choice(["5", "6", "7", "8"]),
+    type=click.Choice(["5", "6", "7", "8", "dexml-3", "dexml-4"]),
     default="5",
     show_default=True,
-    help="ASTRA's: 5 strategies, 6 hard and random negatives, 7 first epoch with a table, 8 epochs between tables.",
+    help="ASTRA's: 5 strategies, 6 hard and random negatives, 7 first epoch with a table, 8 epochs between tables. "
+    "DEXML's: dexml-3 mined negatives a query, dexml-4 losses.",
 )
 @click.option("--recipes", "names", help="These instead, with commas between. Default: the strategies of Table 5.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change every recipe.")
@@ -756,7 +757,7 @@ def ablate(
     retry: bool,
     as_json: bool,
 ) -> None:
-    """Train several recipes on DATA under OUT and compare them: ASTRA's Tables 5 to 8 as a command.
+    """Train several recipes on DATA under OUT and compare them: ASTRA's Tables 5 to 8, DEXML's 3 and 4 as a command.
 
     A recipe that is finished already is not trained again, and one that was cut off goes on. OUT gets ablation.json and
     ablation.md.
@@ -765,17 +766,21 @@ def ablate(
     Examples:
       extremis ablate data/ runs/ablation --set train.epochs=20
       extremis ablate data/ runs/ablation --table 8
+      extremis ablate data/ runs/losses --table dexml-4
       extremis ablate data/ runs/ablation --recipes astra,renee
     """
-    from extremis.ablation import STRATEGIES, grid, strategies
-    from extremis.ablation import ablate as ablate_variants
+    from extremis import ablation
 
-    if names is None and number != "5":
-        variants = grid(int(number), overrides)
+    shown = ablation.SHOWN
+    if names is not None or number == "5":
+        chosen = ablation.STRATEGIES if names is None else [name.strip() for name in names.split(",") if name.strip()]
+        variants = ablation.strategies(chosen, overrides)
+    elif number.startswith("dexml"):
+        shown = ablation.SHOWN_BY_DEXML
+        variants = {"dexml-3": ablation.mined_negatives, "dexml-4": ablation.losses}[number](overrides)
     else:
-        chosen = STRATEGIES if names is None else [name.strip() for name in names.split(",") if name.strip()]
-        variants = strategies(chosen, overrides)
-    report = ablate_variants(data, out, variants, split, retry)
+        variants = ablation.grid(int(number), overrides)
+    report = ablation.ablate(data, out, variants, split, retry, shown)
     if as_json:
         print_json(report)
 

@@ -248,6 +248,50 @@ def test_the_grids_of_the_paper() -> None:
     }
 
 
+def test_the_tables_of_dexml() -> None:
+    from extremis.ablation import losses, mined_negatives
+
+    overrides = ("train.epochs=7",)
+    found = {one.name: one.recipe for one in losses(overrides)}
+    assert [(r.loss.kind, r.loss.k) for r in found.values()] == [
+        ("bce", 5),
+        ("softmax", 5),
+        ("decoupled", 5),
+        ("softtopk", 5),
+        ("softtopk", 100),
+    ]
+    assert found["decoupled-softmax"] == load_recipe("dexml", overrides)
+    sampled = {one.name: one.recipe for one in mined_negatives(overrides)}
+    assert {name: recipe.negatives.hard for name, recipe in sampled.items() if recipe.negatives.pool == "batch"} == {
+        f"mined-{count}": count for count in (0, 1, 2, 5, 10)
+    }
+    assert sampled["all-labels"] == found["decoupled-softmax"]
+    assert sampled["mined-10"] == load_recipe("dexml-sampled", overrides)
+    assert {r.train.epochs for r in [*found.values(), *sampled.values()]} == {7}
+
+
+def test_ablate_shows_the_metrics_of_the_table(data: Path, folder: Path) -> None:
+    small = ("encoder.dimension=8", "encoder.buckets=64", "encoder.hidden=4", "order.batch=16", "train.epochs=1")
+    out = folder / "losses"
+    arguments = ["ablate", data, out, "--table", "dexml-4", *(word for one in small for word in ("--set", one))]
+    done = call(*arguments, "--json")
+    assert done.status == 0, done.err
+    assert list(done.json) == ["bce", "softmax", "decoupled-softmax", "softtop-5", "softtop-100"]
+    assert all("R@100" in one["metrics"] for one in done.json.values())
+    page = (out / "ablation.md").read_text()
+    assert "| recipe | P@1 | P@5 | R@10 | R@100 | train s |" in page
+    assert page.count("±") == 20
+    assert "training" not in call(*arguments).err
+    # What was finished without R@100 is scored again, and not trained.
+    kept = json.loads((out / "bce" / "ablation.json").read_text())
+    del kept["result"]["metrics"]["P@100"]
+    (out / "bce" / "ablation.json").write_text(json.dumps(kept))
+    again = call(*arguments, "--json")
+    assert again.json["bce"]["metrics"] == done.json["bce"]["metrics"]
+    assert "bce: finished before" not in again.err
+    assert "bce: training" not in again.err
+
+
 def _without_hard() -> list[str]:
     chosen = [word for word in sets("order.batch=16", "train.epochs=2", "classifier.bias=false") if word != "--set"]
     return [word for one in chosen if not one.startswith("negatives.") for word in ("--set", one)]
