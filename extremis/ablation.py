@@ -3,10 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from extremis.console import say, table
 from extremis.evaluation import evaluate
+from extremis.report.build import Options, build
 from extremis.training import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
@@ -40,6 +42,7 @@ DEXML_LOSSES: dict[str, dict[str, str | int]] = {  # of its Table 4
 }
 RESULT = "ablation.json"  # of one run in its RUN, of all of them in OUT
 PAGE = "ablation.md"
+CHARTS = "ablation.html"  # `extremis report` of all of them, where plotly is installed
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,12 @@ def ablate(
         _write(out, report, split, shown)
     rows = [[name, *_cells(one, shown)] for name, one in report.items()]
     table(f"{split}, %, with half of a 95 % interval", ["recipe", *shown, "train s"], rows)
-    say(f"{join(out, RESULT)}, {join(out, PAGE)}")
+    written = [RESULT, PAGE]
+    done = [one["run"] for one in report.values() if one["error"] is None]
+    if done and find_spec("plotly"):
+        build(done, join(out, CHARTS), Options(queries=0), say)
+        written.append(CHARTS)
+    say(", ".join(join(out, name) for name in written))
     return report
 
 

@@ -759,15 +759,15 @@ def ablate(
 ) -> None:
     """Train several recipes on DATA under OUT and compare them: ASTRA's Tables 5 to 8, DEXML's 3 and 4 as a command.
 
-    A recipe that is finished already is not trained again, and one that was cut off goes on. OUT gets ablation.json and
-    ablation.md.
+    A recipe that is finished already is not trained again, and one that was cut off goes on. OUT gets ablation.json,
+    ablation.md and, with the extra report, ablation.html: metrics against time where recipes have a validation split.
 
     \b
     Examples:
       extremis ablate data/ runs/ablation --set train.epochs=20
       extremis ablate data/ runs/ablation --table 8
       extremis ablate data/ runs/losses --table dexml-4
-      extremis ablate data/ runs/ablation --recipes astra,renee
+      extremis ablate data/ runs/ablation --recipes astra,renee,lns,mips-s --set validation.split=val
     """
     from extremis import ablation
 

@@ -80,6 +80,8 @@ def of_training(runs: Sequence[Run]) -> list[Chart]:
     if shown:
         found = {name: name for name in shown}
         charts.append(_curves("validation", "Validation", runs, "validation", found, "epoch", "%"))
+        against = [name for name in ("P@1", "PSP@5") if name in names]
+        charts += [_against_time(name, runs) for name in against]
     for number, run in enumerate(runs):
         charts.append(_breakdown(f"time-{number}", run, len(runs) > 1))
     return [one for one in charts if one["series"]]
@@ -97,6 +99,22 @@ def _curves(
             if len(values):
                 found.append({**series(" ".join(filter(None, (run.name, label))), number, steps, values), "dash": dash})
     return chart(name, title, "", "lines", over, unit, found, points=over == "epoch")
+
+
+def _against_time(name: str, runs: Sequence[Run]) -> Chart:
+    """A metric on the validation split over the seconds of training that it took (ASTRA, figure 1; NGAME, figure 2)."""
+    found = []
+    for number, run in enumerate(runs):
+        seconds = {row["epoch"]: row.get("seconds", 0.0) for row in run.records.get("epoch", [])}
+        rows = {row["epoch"]: row[name] for row in run.records.get("validation", []) if name in row}
+        epochs = sorted(rows.keys() & seconds.keys())
+        if epochs:
+            until = [sum(taken for epoch, taken in seconds.items() if epoch <= last) for last in epochs]
+            found.append(series(run.name, number, until, [rows[epoch] for epoch in epochs]))
+    note = "seconds of epochs: mining beside the training is in them where it takes the same cores"
+    title = f"Validation {name} against time"
+    place = f"time-to-{name.replace('@', '-')}"
+    return chart(place, title, note, "lines", "seconds of training", "%", found, points=True)
 
 
 def _epochs_of(run: Run, kind: str, field: str) -> np.ndarray:

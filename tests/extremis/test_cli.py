@@ -186,6 +186,7 @@ def test_recipes() -> None:
 def test_ablate_trains_once_and_compares(data: Path, folder: Path) -> None:
     out = folder / "ablation"
     arguments = ("ablate", data, out, "--recipes", "random,renee", *_without_hard(), "--json")
+    arguments += ("--set", "validation.split=test")
     first = call(*arguments)
     assert first.status == 0, first.err
     assert set(first.json) == {"random", "renee"}
@@ -202,6 +203,8 @@ def test_ablate_trains_once_and_compares(data: Path, folder: Path) -> None:
         "`random`",
         "`renee`",
     ]
+    charts = (out / "ablation.html").read_text()
+    assert "Validation PSP@5 against time" in charts
     refused(call(*arguments, "--set", "encoder.lr=0.3"), str(out / "random"), "other settings", "another OUT")
 
 

@@ -102,7 +102,7 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
     names = {name for name, _ in charts}
     assert {"chart-tail", "chart-loss", "chart-rates", "chart-throughput", "chart-time-0", "chart-recall"} <= names
     assert {"chart-age", "chart-overlap", "chart-scores-0-queries", "chart-funnel-0-queries"} <= names
-    assert {"chart-validation", "chart-metrics-test", "chart-deciles-test"} <= names
+    assert {"chart-validation", "chart-time-to-P-1", "chart-metrics-test", "chart-deciles-test"} <= names
     assert complaints(page) == []
     assert [url for url in requests(page) if not url.startswith("file://")] == []
 
