@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from extremis.comparisons import SHOWN, Variant
 from extremis.console import say, table
 from extremis.evaluation import evaluate
 from extremis.report.build import Options, build
@@ -15,87 +15,10 @@ from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from schemas.storage import join
-from trainer.config import Recipe, load_recipe
 
-SHOWN: tuple[str, ...] = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
-SHOWN_BY_DEXML = ("P@1", "P@5", "R@10", "R@100")
-STRATEGIES = (  # in the order of Table 5
-    "random",
-    "theta-hard",
-    "theta-curriculum",
-    "random+theta-hard",
-    "w-hard",
-    "curriculum",
-    "astra",
-)
-BASE = "astra"
-# Shares of the base recipe's k_h and k_r that Table 6 has of 50 and 400; and multiples of tau_s and tau_r in 7 and 8.
-_MIXTURES = ((1, 1), (1, 0.75), (1, 0.5), (1, 0.25), (0.6, 1), (0.6, 0.25), (0.4, 1), (0.4, 0.75))
-_MULTIPLES = (1, 2, 4)
-DEXML_MINED = (0, 1, 2, 5, 10)  # mined negatives a query in its Table 3
-DEXML_LOSSES: dict[str, dict[str, str | int]] = {  # of its Table 4
-    "bce": {"loss.kind": "bce"},
-    "softmax": {"loss.kind": "softmax"},
-    "decoupled-softmax": {"loss.kind": "decoupled"},
-    "softtop-5": {"loss.kind": "softtopk", "loss.k": 5},
-    "softtop-100": {"loss.kind": "softtopk", "loss.k": 100},
-}
 RESULT = "ablation.json"  # of one run in its RUN, of all of them in OUT
 PAGE = "ablation.md"
 CHARTS = "ablation.html"  # `extremis report` of all of them, where plotly is installed
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One line of the comparison, trained into OUT/<name>."""
-
-    name: str
-    recipe: Recipe
-
-
-def strategies(names: Sequence[str], overrides: Sequence[str]) -> list[Variant]:
-    """The recipes by name, or by the path of a file, which gives its name. Raises InputError."""
-    return [Variant(name.rsplit("/", 1)[-1].removesuffix(".toml"), load_recipe(name, overrides)) for name in names]
-
-
-def grid(number: int, overrides: Sequence[str]) -> list[Variant]:
-    """ASTRA's Table 6 (k_h : k_r), 7 (tau_s) or 8 (tau_r) around the recipe `astra`; its own values come first.
-
-    Values that leave no epoch to use a table in are left out. Raises InputError.
-    """
-    base = load_recipe(BASE, overrides)
-    if number == 6:
-        pairs = [(round(h * base.negatives.hard), round(r * base.negatives.random)) for h, r in _MIXTURES]
-        settings = [{"negatives.hard": max(1, hard), "negatives.random": random} for hard, random in pairs]
-        names = [f"k-{one['negatives.hard']}-{one['negatives.random']}" for one in settings]
-    else:
-        key = {7: "start", 8: "every"}[number]
-        first = getattr(base.refresh, key)
-        values = [first * times for times in _MULTIPLES if first * times < base.train.epochs]
-        settings = [{f"refresh.{key}": value} for value in values]
-        names = [f"{key}-{value}" for value in values]
-    variants = {}
-    for name, changes in zip(names, settings, strict=True):
-        changed = load_recipe(BASE, [*overrides, *(f"{key}={value}" for key, value in changes.items())])
-        variants[BASE if changed == base else name] = changed
-    return [Variant(name, recipe) for name, recipe in variants.items()]
-
-
-def mined_negatives(overrides: Sequence[str]) -> list[Variant]:
-    """DEXML's Table 3: the batch's labels with 0 to 10 mined negatives a query, and every label. Raises InputError."""
-    sampled = [
-        Variant(f"mined-{count}", load_recipe("dexml-sampled", [*overrides, f"negatives.hard={count}"]))
-        for count in DEXML_MINED
-    ]
-    return [*sampled, Variant("all-labels", load_recipe("dexml", overrides))]
-
-
-def losses(overrides: Sequence[str]) -> list[Variant]:
-    """DEXML's Table 4: its recipe with each loss over every label. Raises InputError."""
-    return [
-        Variant(name, load_recipe("dexml", [*overrides, *(f"{key}={value}" for key, value in changes.items())]))
-        for name, changes in DEXML_LOSSES.items()
-    ]
 
 
 def ablate(

@@ -736,11 +736,12 @@ def recipes(as_json: bool) -> None:
 @click.option(
     "--table",
     "number",
-    type=click.Choice(["5", "6", "7", "8", "dexml-3", "dexml-4"]),
+    type=click.Choice(["5", "6", "7", "8", "dexml-3", "dexml-4", "mips-1", "mips-2", "lns-4"]),
     default="5",
     show_default=True,
     help="ASTRA's: 5 strategies, 6 hard and random negatives, 7 first epoch with a table, 8 epochs between tables. "
-    "DEXML's: dexml-3 mined negatives a query, dexml-4 losses.",
+    "DEXML's: dexml-3 mined negatives a query, dexml-4 losses. Figures of MIPS-s: mips-1 the hardest negatives from "
+    "scratch, mips-2 how many of them from an index how old. Of LNS: lns-4 ways to choose a softmax's negatives.",
 )
 @click.option("--recipes", "names", help="These instead, with commas between. Default: the strategies of Table 5.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change every recipe.")
@@ -757,7 +758,7 @@ def ablate(
     retry: bool,
     as_json: bool,
 ) -> None:
-    """Train several recipes on DATA under OUT and compare them: ASTRA's Tables 5 to 8, DEXML's 3 and 4 as a command.
+    """Train several recipes on DATA under OUT and compare them: tables and figures of the papers as a command.
 
     A recipe that is finished already is not trained again, and one that was cut off goes on. OUT gets ablation.json,
     ablation.md and, with the extra report, ablation.html: metrics against time where recipes have a validation split.
@@ -769,18 +770,16 @@ def ablate(
       extremis ablate data/ runs/losses --table dexml-4
       extremis ablate data/ runs/ablation --recipes astra,renee,lns,mips-s --set validation.split=val
     """
-    from extremis import ablation
+    from extremis.ablation import ablate as ablate_variants
+    from extremis.comparisons import COMPARISONS, SHOWN, strategies
 
-    shown = ablation.SHOWN
-    if names is not None or number == "5":
-        chosen = ablation.STRATEGIES if names is None else [name.strip() for name in names.split(",") if name.strip()]
-        variants = ablation.strategies(chosen, overrides)
-    elif number.startswith("dexml"):
-        shown = ablation.SHOWN_BY_DEXML
-        variants = {"dexml-3": ablation.mined_negatives, "dexml-4": ablation.losses}[number](overrides)
+    if names is None:
+        comparison = COMPARISONS[number]
+        variants, shown = comparison.variants(data, overrides), comparison.shown
     else:
-        variants = ablation.grid(int(number), overrides)
-    report = ablation.ablate(data, out, variants, split, retry, shown)
+        variants = strategies([name.strip() for name in names.split(",") if name.strip()], overrides)
+        shown = SHOWN
+    report = ablate_variants(data, out, variants, split, retry, shown)
     if as_json:
         print_json(report)
 

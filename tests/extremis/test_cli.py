@@ -12,7 +12,7 @@ from extremis.cli import cli
 from schemas.manifest import open_manifest, verify
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
-from trainer.config import load_recipe, recipe_names
+from trainer.config import Recipe, load_recipe, recipe_names
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
 CHOICES = sets("order.batch=16", "train.epochs=4", "refresh.every=1")
@@ -225,12 +225,15 @@ def test_ablate_goes_on_after_a_strategy_that_failed(data: Path, folder: Path) -
     assert "wild: training" in call(*arguments, "--retry").err
 
 
-def test_the_grids_of_the_paper() -> None:
-    from extremis.ablation import STRATEGIES, grid, strategies
+def variants(number: str, *overrides: str, data: str = "") -> dict[str, Recipe]:
+    from extremis.comparisons import COMPARISONS
 
-    base = load_recipe("astra")
-    mixtures = {one.name: (one.recipe.negatives.hard, one.recipe.negatives.random) for one in grid(6, ())}
-    assert mixtures == {
+    return {one.name: one.recipe for one in COMPARISONS[number].variants(data, overrides)}
+
+
+def test_the_grids_of_astra() -> None:
+    found = variants("6")
+    assert {name: (one.negatives.hard, one.negatives.random) for name, one in found.items()} == {
         "astra": (40, 3200),
         "k-40-2400": (40, 2400),
         "k-40-1600": (40, 1600),
@@ -240,11 +243,10 @@ def test_the_grids_of_the_paper() -> None:
         "k-16-3200": (16, 3200),
         "k-16-2400": (16, 2400),
     }
-    assert [one.recipe.refresh.start for one in grid(7, ("train.epochs=20",))] == [3, 6, 12]
-    assert [one.recipe.refresh.every for one in grid(8, ())] == [3, 6]  # of nine epochs
-    assert grid(8, ())[0].recipe == base
-    recipes = {one.name: one.recipe for one in strategies(STRATEGIES, ())}
-    assert {name for name, recipe in recipes.items() if recipe.refresh.by == "labels"} == {
+    assert [one.refresh.start for one in variants("7", "train.epochs=20").values()] == [3, 6, 12]
+    assert [one.refresh.every for one in variants("8").values()] == [3, 6]  # of nine epochs
+    assert variants("8")["astra"] == load_recipe("astra")
+    assert {name for name, recipe in variants("5").items() if recipe.refresh.by == "labels"} == {
         "theta-hard",
         "random+theta-hard",
         "theta-curriculum",
@@ -252,10 +254,8 @@ def test_the_grids_of_the_paper() -> None:
 
 
 def test_the_tables_of_dexml() -> None:
-    from extremis.ablation import losses, mined_negatives
-
     overrides = ("train.epochs=7",)
-    found = {one.name: one.recipe for one in losses(overrides)}
+    found = variants("dexml-4", *overrides)
     assert [(r.loss.kind, r.loss.k) for r in found.values()] == [
         ("bce", 5),
         ("softmax", 5),
@@ -264,13 +264,48 @@ def test_the_tables_of_dexml() -> None:
         ("softtopk", 100),
     ]
     assert found["decoupled-softmax"] == load_recipe("dexml", overrides)
-    sampled = {one.name: one.recipe for one in mined_negatives(overrides)}
+    sampled = variants("dexml-3", *overrides)
     assert {name: recipe.negatives.hard for name, recipe in sampled.items() if recipe.negatives.pool == "batch"} == {
         f"mined-{count}": count for count in (0, 1, 2, 5, 10)
     }
     assert sampled["all-labels"] == found["decoupled-softmax"]
     assert sampled["mined-10"] == load_recipe("dexml-sampled", overrides)
     assert {r.train.epochs for r in [*found.values(), *sampled.values()]} == {7}
+
+
+def test_the_figures_of_mips_and_lns(data: Path) -> None:
+    steps = -(-(1500 + open_manifest(str(data / "labels")).rows) // 104)
+    found = variants("mips-2", "order.batch=104", data=str(data))
+    facts = {
+        name: (r.negatives.hard, r.negatives.random, r.refresh.every_steps, r.refresh.start)
+        for name, r in found.items()
+    }
+    assert facts == {
+        f"mips-{hard}-ppe-{times}": (hard, 100 - hard, -(-steps // times), 1) for times in (1, 8) for hard in (100, 15)
+    }
+    assert [(r.negatives.hard, r.train.positive_ratio) for r in variants("mips-1").values()] == [
+        (100, 1),
+        (100, 50),
+        (15, 1),
+    ]
+    sources = {
+        name: (r.negatives.lsh.hard, r.negatives.random, r.negatives.hard, r.negatives.pool)
+        for name, r in variants("lns-4").items()
+    }
+    assert sources["full-softmax"] == (0, 0, 0, "all")
+    assert all(sum(counts) == 200 for *counts, pool in sources.values() if pool != "all")
+    assert {r.loss.kind for r in variants("lns-4").values()} == {"softmax"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["mips-1", "mips-2", "lns-4"])
+def test_each_of_them_trains(data: Path, folder: Path, number: str) -> None:
+    small = ("encoder.dimension=8", "encoder.buckets=64", "encoder.hidden=4", "order.batch=64", "train.epochs=2")
+    done = call("ablate", data, folder / number, "--table", number, *sets(*small), "--json")
+    assert done.status == 0, done.err
+    assert all(one["error"] is None for one in done.json.values())
+    values = [one["metrics"]["P@5"] for one in done.json.values()]
+    assert len(set(values)) == len(values)
 
 
 def test_ablate_shows_the_metrics_of_the_table(data: Path, folder: Path) -> None:

@@ -1,0 +1,183 @@
+"""What the papers compare, as lists of recipes: ASTRA's Tables 5 to 8, DEXML's 3 and 4, figures of MIPS-s and LNS."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
+from trainer.config import Recipe, load_recipe
+
+SHOWN: tuple[str, ...] = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
+STRATEGIES = (  # in the order of ASTRA's Table 5
+    "random",
+    "theta-hard",
+    "theta-curriculum",
+    "random+theta-hard",
+    "w-hard",
+    "curriculum",
+    "astra",
+)
+BASE = "astra"
+# Shares of the base recipe's k_h and k_r that Table 6 has of 50 and 400; and multiples of tau_s and tau_r in 7 and 8.
+_MIXTURES = ((1, 1), (1, 0.75), (1, 0.5), (1, 0.25), (0.6, 1), (0.6, 0.25), (0.4, 1), (0.4, 0.75))
+_MULTIPLES = (1, 2, 4)
+_MINED = (0, 1, 2, 5, 10)  # mined negatives a query in DEXML's Table 3
+_LOSSES: dict[str, dict[str, str | int]] = {  # of its Table 4
+    "bce": {"loss.kind": "bce"},
+    "softmax": {"loss.kind": "softmax"},
+    "decoupled-softmax": {"loss.kind": "decoupled"},
+    "softtop-5": {"loss.kind": "softtopk", "loss.k": 5},
+    "softtop-100": {"loss.kind": "softtopk", "loss.k": 100},
+}
+# MIPS-s: 100 negatives a query that count as they are (its equation 9), vectors that begin at random.
+_MIPS = (
+    "refresh.index=exact",
+    "refresh.start=0",
+    "negatives.reweight=false",
+    "negatives.random=85",
+    "negatives.hard=15",
+    "classifier.bias=false",
+    "classifier.initial_bias=0",
+    "classifier.initial_scale=0.05",
+)
+_HARDEST = ("negatives.hard=100", "negatives.random=0")
+# LNS: a softmax over the positives and 200 negatives a query.
+_LNS = ("loss.kind=softmax", "negatives.random=0", "classifier.bias=false", "classifier.initial_scale=0.05")
+_SAMPLED = ("negatives.lsh.hard=0", "negatives.random=200")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of a comparison."""
+
+    name: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`variants(data, overrides)`: the lines of a table; `shown`: its metrics."""
+
+    what: str
+    variants: Callable[[str, Sequence[str]], list[Variant]]
+    shown: tuple[str, ...] = SHOWN
+
+
+def strategies(names: Sequence[str], overrides: Sequence[str]) -> list[Variant]:
+    """The recipes by name, or by the path of a file, which gives its name. Raises InputError."""
+    return [Variant(name.rsplit("/", 1)[-1].removesuffix(".toml"), load_recipe(name, overrides)) for name in names]
+
+
+def _changed(recipe: str, overrides: Sequence[str], changes: Mapping[str, Sequence[str]]) -> list[Variant]:
+    """`recipe` with the changes of each name; `overrides` have the last word."""
+    return [Variant(name, load_recipe(recipe, [*own, *overrides])) for name, own in changes.items()]
+
+
+def _set(changes: Mapping[str, object]) -> list[str]:
+    return [f"{key}={value}" for key, value in changes.items()]
+
+
+def _table_5(data: str, overrides: Sequence[str]) -> list[Variant]:
+    return strategies(STRATEGIES, overrides)
+
+
+def _grid(number: int, data: str, overrides: Sequence[str]) -> list[Variant]:
+    """ASTRA's Table 6 (k_h : k_r), 7 (tau_s) or 8 (tau_r) around the recipe `astra`; its own values come first.
+
+    Values that leave no epoch to use a table in are left out. Raises InputError.
+    """
+    base = load_recipe(BASE, overrides)
+    if number == 6:
+        pairs = [(round(h * base.negatives.hard), round(r * base.negatives.random)) for h, r in _MIXTURES]
+        settings = [{"negatives.hard": max(1, hard), "negatives.random": random} for hard, random in pairs]
+        names = [f"k-{one['negatives.hard']}-{one['negatives.random']}" for one in settings]
+    else:
+        key = {7: "start", 8: "every"}[number]
+        first = getattr(base.refresh, key)
+        values = [first * times for times in _MULTIPLES if first * times < base.train.epochs]
+        settings = [{f"refresh.{key}": value} for value in values]
+        names = [f"{key}-{value}" for value in values]
+    variants = {}
+    for name, changes in zip(names, settings, strict=True):
+        changed = load_recipe(BASE, [*overrides, *_set(changes)])
+        variants[BASE if changed == base else name] = changed
+    return [Variant(name, recipe) for name, recipe in variants.items()]
+
+
+def _dexml_3(data: str, overrides: Sequence[str]) -> list[Variant]:
+    """The batch's labels with 0 to 10 mined negatives a query, and every label. Raises InputError."""
+    sampled = [
+        Variant(f"mined-{count}", load_recipe("dexml-sampled", [*overrides, f"negatives.hard={count}"]))
+        for count in _MINED
+    ]
+    return [*sampled, Variant("all-labels", load_recipe("dexml", overrides))]
+
+
+def _dexml_4(data: str, overrides: Sequence[str]) -> list[Variant]:
+    """Its recipe with each loss over every label. Raises InputError."""
+    return [Variant(name, load_recipe("dexml", [*overrides, *_set(changes)])) for name, changes in _LOSSES.items()]
+
+
+def _mips_1(data: str, overrides: Sequence[str]) -> list[Variant]:
+    """From scratch with the exactly hardest of every step: alone, with heavier positives, among uniform ones."""
+    exact = (*_MIPS, "refresh.every_steps=1")
+    return _changed(
+        "mips-s",
+        overrides,
+        {
+            "nn-top": (*exact, *_HARDEST),
+            "nn-top-re": (*exact, *_HARDEST, "train.positive_ratio=50"),
+            "nn-top-uniform": exact,
+        },
+    )
+
+
+def _mips_2(data: str, overrides: Sequence[str]) -> list[Variant]:
+    """After an epoch of uniform negatives: 100 hard ones or 15, of an index that is made 1 or 8 times an epoch."""
+    layout, recipe = DataLayout(data), load_recipe("mips-s", overrides)
+    rows = open_manifest(layout.queries("train"), "queries").rows
+    rows += open_manifest(layout.labels, "labels").rows if recipe.data.label_texts else 0
+    steps = -(-rows // recipe.order.batch)
+    warm = (*_MIPS, "refresh.start=1", "negatives.warmup=100")
+    return _changed(
+        "mips-s",
+        overrides,
+        {
+            f"mips-{hard}-ppe-{times}": (*warm, *more, f"refresh.every_steps={-(-steps // times)}")
+            for times in (1, 8)
+            for hard, more in ((100, _HARDEST), (15, ()))
+        },
+    )
+
+
+def _lns_4(data: str, overrides: Sequence[str]) -> list[Variant]:
+    """Softmax over negatives from hash tables, by embedding and by label, against other ways to choose them."""
+    hashed = ("negatives.lsh.hard=200",)
+    in_trainer = ("refresh.source=in-trainer", "refresh.start=0", "refresh.every_steps=100")
+    return _changed(
+        "lns",
+        overrides,
+        {
+            "lsh-embedding": (*_LNS, *hashed),
+            "lsh-embedding-200": (*_LNS, *hashed, "negatives.lsh.tables=200"),
+            "lsh-label": (*_LNS, *hashed, "negatives.lsh.query=label"),
+            "sampled-softmax": (*_LNS, *_SAMPLED),
+            "frequency-based": (*_LNS, *_SAMPLED, "negatives.frequency_share=1"),
+            "top-k-softmax": (*_LNS, "negatives.lsh.hard=0", "negatives.hard=200", *in_trainer),
+            "full-softmax": (*_LNS, "negatives.lsh.hard=0", "negatives.pool=all"),
+        },
+    )
+
+
+COMPARISONS = {
+    "5": Comparison("ASTRA's strategies", _table_5),
+    "6": Comparison("hard and random negatives", functools.partial(_grid, 6)),
+    "7": Comparison("first epoch with a table", functools.partial(_grid, 7)),
+    "8": Comparison("epochs between tables", functools.partial(_grid, 8)),
+    "dexml-3": Comparison("mined negatives a query", _dexml_3, ("P@1", "P@5", "R@10", "R@100")),
+    "dexml-4": Comparison("losses", _dexml_4, ("P@1", "P@5", "R@10", "R@100")),
+    "mips-1": Comparison("the hardest negatives from scratch", _mips_1),
+    "mips-2": Comparison("how many of them, and of an index how old", _mips_2),
+    "lns-4": Comparison("ways to choose a softmax's negatives", _lns_4),
+}
