@@ -1,4 +1,4 @@
-"""The texts of labels as a model's encoder embeds them, on the unit sphere."""
+"""The texts of labels as a model's encoder embeds them."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,15 @@ from trainer.inputs import require_inputs
 from trainer.model import Model
 
 
-@torch.no_grad()
 def embed_texts(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """(l, E(z) float32 [n, D] of length 1 of labels [l, l + n)) for all of [start, stop), a row group at a time.
+    """As `embed_labels`, on the unit sphere: float32 [n, D], without the column of a bias."""
+    for first, z in embed_labels(model, data, start, stop):
+        yield first, normalize(z[:, : model.encoder.dimension].float())
+
+
+@torch.no_grad()
+def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """(l, z [n, D] of labels [l, l + n)) for all of [start, stop), a row group at a time.
 
     Raises InputError where labels have not what the encoder reads, TableError.
     """
@@ -24,6 +30,5 @@ def embed_texts(model: Model, data: DataLayout, start: int, stop: int) -> Iterat
     for rows in iterate(data.labels, manifest, model.columns):
         low, high = (min(max(end - first, 0), rows.num_rows) for end in (start, stop))
         if low < high:
-            x = model.embed_table(rows.slice(low, high - low), labels=True)[:, : model.encoder.dimension]
-            yield first + low, normalize(x.float())
+            yield first + low, model.embed_table(rows.slice(low, high - low), labels=True)
         first += rows.num_rows

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file
 from scipy.sparse import load_npz
 
 from schemas.layout import DataLayout
@@ -14,6 +15,7 @@ from schemas.manifest import open_manifest, verify
 from schemas.parquet import list_column
 from schemas.shards import iterate
 from schemas.storage import join
+from tests.bert import write_bert
 from tests.command import call, extremis, refused, sets
 from tests.pipelines.raw import read_lines
 from trainer.evaluation.evaluate import KS, label_statistics
@@ -312,3 +314,49 @@ def test_prediction_loads_no_beam(data: Path, exported: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     assert load_npz(tmp_path / "p.npz").shape[0] == 200
     assert extremis("predict", "--help").status == 0
+
+
+class TestDualEncoder:
+    """A head that encodes labels is exported as the embeddings of their texts."""
+
+    SMALL = ("order.batch=128", "train.epochs=1", "train.threads=1")
+
+    def exported(self, data: Path, folder: Path, *choices: str) -> Path:
+        changes = [word for one in (*self.SMALL, *choices) for word in ("--set", one)]
+        done = call("train", "dexml", data, folder / "run", *changes)
+        assert done.status == 0, done.err
+        done = call("export", data, folder / "run", folder / "out", "--threshold-split", "none")
+        assert done.status == 0, done.err
+        return folder / "out"
+
+    @pytest.mark.parametrize("shared", [True, False])
+    def test_predicts_what_evaluate_counts(self, data: Path, tmp_path: Path, shared: bool) -> None:
+        bag = ("encoder.dimension=8", "encoder.hidden=8", "encoder.buckets=512")
+        out = self.exported(data, tmp_path, *bag, f"head.shared={str(shared).lower()}")
+        assert (out / "label-encoder").exists() is not shared
+        expected = call("evaluate", data, tmp_path / "run", "--json").json["metrics"]
+        assert call("predict", out, tmp_path / "p.npz", "--data", data, "--k", "20").status == 0
+        assert metrics(data, ranked(load_npz(tmp_path / "p.npz"), 20)) == pytest.approx(
+            expected, abs=0.51
+        )  # a tie of 200
+
+    @pytest.mark.parametrize("shared", [True, False])
+    def test_sentence_transformers_encodes_labels_to_their_vectors(
+        self, data: Path, tmp_path: Path, shared: bool
+    ) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        vocabulary = open_manifest(DataLayout(str(data)).tokenizer, "tokenizer").parameters["vocabulary"]
+        bert = write_bert(tmp_path / "bert", vocabulary, layers=1)
+        transformer = ("encoder.kind=transformer", f"encoder.model={bert}", "encoder.dimension=16", "encoder.lr=0.01")
+        few = ("data.label_texts=false", "negatives.pool=batch", "encoder.max_tokens=8", "train.epochs=1")
+        choices = (*transformer, *few, f"head.shared={str(shared).lower()}")
+        out = self.exported(data, tmp_path, *choices)
+        labels = pq.read_table(out / "labels")["text"].to_pylist()[:50]
+        vectors = load_file(out / "vectors" / "part-00000-of-00001.safetensors")["weight"][:50]
+        place = out / ("encoder" if shared else "label-encoder")
+        z = SentenceTransformer(str(place), device="cpu").encode(labels)
+        np.testing.assert_allclose(z, vectors.numpy(), rtol=1e-3, atol=1e-5)
+        if not shared:
+            x = SentenceTransformer(str(out / "encoder"), device="cpu").encode(labels)
+            assert np.abs(x - z).max() > 1e-3  # queries have another

@@ -20,12 +20,12 @@ from schemas.shards import iterate, iterate_shard
 from schemas.storage import join
 from trainer.checkpoint import Checkpoint
 from trainer.config import Recipe
-from trainer.embedded import embed_texts
+from trainer.embedded import embed_labels, embed_texts
+from trainer.encoders import Encoder
 from trainer.evaluation.evaluate import label_statistics
 from trainer.export.encoders import write_encoder
 from trainer.export.index import choose_index, write_indexes
 from trainer.export.opened import (
-    ENCODER,
     INDEX,
     KIND,
     LABELS,
@@ -41,7 +41,7 @@ from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
 from trainer.fusion.fit import open_fusion
 from trainer.fusion.fused import Fused
 from trainer.inputs import columns_of
-from trainer.model import DataFacts, Model, find_checkpoint, load_encoder
+from trainer.model import DataFacts, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
 ROWS_A_FILE = 1 << 22  # vectors of a file, and of an index
@@ -50,6 +50,7 @@ _TUNING_QUERIES = 512
 _LABEL_COLUMNS = ("label_id", "key", "text", "frequency")
 
 Say = Callable[[str], None]
+Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,17 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     model = load_encoder(layout, RunLayout(run), options.step)
     facts = DataFacts.of(layout)
     tokens = _tokens(layout, facts.manifest, recipe, say)
-    shards = [*_encoder(layout, model, recipe, tokens, out), *_labels(layout, out)]
+    shards = [*_encoders(layout, model, recipe, tokens, out), *_labels(layout, out)]
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         files = options.dtype, out, Path(scratch)
-        written, vectors = _vectors(VECTORS, checkpoint.labels, functools.partial(_rows, checkpoint), *files)
+        rows_of = functools.partial(_rows, checkpoint)
+        if recipe.head.kind == "label-encoder":
+            rows_of = functools.partial(_embedded, embed_labels, model, layout)
+        written, vectors = _vectors(VECTORS, checkpoint.labels, rows_of, *files)
         fused = None
         if tree is not None and fitted is not None:
-            more, texts = _vectors(TEXTS, checkpoint.labels, functools.partial(_texts, model, layout), *files)
+            texts_of = functools.partial(_embedded, embed_texts, model, layout)
+            more, texts = _vectors(TEXTS, checkpoint.labels, texts_of, *files)
             written += [*more, _write(out, TREE, tree.to_json())]
             fused = Fused(tree, texts, label_statistics(layout).frequency, int(fitted.parameters["shortlist"]))
         exact = Serving(model, vectors, fused=fused)
@@ -132,7 +137,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
             "features": facts.features,
             "max_tokens": tokens,
             "dimension": vectors.shape[1],
-            "bias": recipe.classifier.bias,
+            "bias": has_bias(recipe),
             "step": checkpoint.state["progress"]["global_step"],
             "index": index,
             "shortlist": None if fused is None else fused.shortlist,
@@ -191,17 +196,22 @@ def _tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int
     return stored
 
 
-def _encoder(data: DataLayout, model: Model, recipe: Recipe, tokens: int, out: str) -> Iterator[Shard]:
-    """The encoder's directory, with the tokenizer's files."""
+def _encoders(data: DataLayout, model: Model, recipe: Recipe, tokens: int, out: str) -> Iterator[Shard]:
+    """The directory of the queries' encoder, and of the labels' where they have another, with the tokenizer's files."""
+    for name, encoder in model.encoders.items():
+        yield from _encoder(data, encoder, recipe, tokens, out, name)
+
+
+def _encoder(data: DataLayout, encoder: Encoder, recipe: Recipe, tokens: int, out: str, name: str) -> Iterator[Shard]:
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         folder = Path(scratch)
-        write_encoder(model.encoder, recipe.encoder, tokens, folder)
+        write_encoder(encoder, recipe.encoder, tokens, folder)
         if "tokenizer" in open_manifest(data.root, "data").parents:
             for shard in open_manifest(data.tokenizer, "tokenizer").shards:
                 (folder / shard.path).write_bytes(storage.read_bytes(join(data.tokenizer, shard.path)))
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                yield _write(out, f"{ENCODER}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+                yield _write(out, f"{name}/{path.relative_to(folder).as_posix()}", path.read_bytes())
 
 
 def _labels(data: DataLayout, out: str) -> Iterator[Shard]:
@@ -248,9 +258,9 @@ def _rows(checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
     return torch.cat([tensors["weight"] for _, tensors in checkpoint.rows(start, stop)])
 
 
-def _texts(model: Model, data: DataLayout, start: int, stop: int) -> torch.Tensor:
-    """E(z) of labels [start, stop)."""
-    return torch.cat([rows for _, rows in embed_texts(model, data, start, stop)])
+def _embedded(embed: Embed, model: Model, data: DataLayout, start: int, stop: int) -> torch.Tensor:
+    """The texts of labels [start, stop), as `embed` gives them."""
+    return torch.cat([rows for _, rows in embed(model, data, start, stop)])
 
 
 def _some_queries(data: DataLayout, serving: Serving, recipe: Recipe) -> torch.Tensor:
