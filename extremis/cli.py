@@ -324,9 +324,7 @@ def mine(
 
     options = MineOptions.of(**{name: value for name, value in chosen.items() if value is not None})
     if watch:
-        fixed = [f"--{name.replace('_', '-')}" for name in ("queries", "out", "for_epoch", "overwrite") if chosen[name]]
-        if fixed or epoch is not None:
-            raise InputError(f"--watch mines each dump into its place; {' '.join(fixed) or '--epoch'} names one.")
+        _require_watching(chosen, epoch, "mines")
         end_with_trainer()
         made = watch_run(data, run, options, beam_options, progress=say)
         if as_json:
@@ -707,6 +705,71 @@ def plan(
     show(report)
     if as_json:
         print_json(report)
+
+
+@cli.command()
+@click.argument("data")
+@click.argument("run")
+@click.option("--epoch", type=click.IntRange(0), help="The dump's epoch. Default: the newest.")
+@click.option("--watch", is_flag=True, help="Cluster every dump as it is completed, until the run is finished.")
+@click.option("--size", type=click.IntRange(2), help="C, queries of a cluster. Default: what the trainer asked for.")
+@click.option(
+    "--smallest",
+    type=click.IntRange(1),
+    help="Halves can be dealt down to so many. Default: what the trainer asked for.",
+)
+@click.option("--queries", metavar="URL", help="Embeddings by `extremis embed` instead of the dump's.")
+@click.option("--for-epoch", type=click.IntRange(0), help="First epoch that trains on the table. Default: the dump's.")
+@click.option("--out", metavar="URL", help="Publish at URL instead of in the run's clusters.")
+@click.option("--memory", metavar="SIZE", help="What one worker process may use, e.g. 8GiB. Default: 4GiB.")
+@click.option("--part-rows", type=click.IntRange(1), help="Queries clustered in one piece. Default: from --memory.")
+@click.option("--seed", type=click.IntRange(0), help="Of first lines and of the order of clusters. Default: 0.")
+@click.option("--overwrite", is_flag=True, default=None, help="Replace a table made with other options.")
+@json_option
+@beam_tail
+def cluster(
+    data: str,
+    run: str,
+    epoch: int | None,
+    watch: bool,
+    as_json: bool,
+    beam_options: tuple[str, ...],
+    **chosen: Any,
+) -> None:
+    """Publish queries in the order of balanced clusters of their embeddings, in which a stream deals whole clusters.
+
+    For recipes with order.cluster above 1, such as `ngame`. Everything after -- goes to Beam.
+
+    \b
+    Examples:
+      extremis cluster data/ runs/1                    the newest dump
+      extremis cluster data/ runs/1 --watch            beside a trainer, wherever it runs
+      extremis cluster data/ runs/2 --queries embeddings/ --size 64 --for-epoch 0
+      extremis cluster data/ runs/1 --memory 8GiB -- --direct_num_workers=8 --direct_running_mode=multi_processing
+    """
+    from pipelines.cluster import ClusterOptions
+    from pipelines.cluster import cluster as cluster_dump
+    from pipelines.cluster import watch as watch_run
+
+    options = ClusterOptions.of(**{name: value for name, value in chosen.items() if value is not None})
+    if watch:
+        _require_watching(chosen, epoch, "clusters")
+        end_with_trainer()
+        made = watch_run(data, run, options, beam_options, progress=say)
+        if as_json:
+            print_json({"run": run, "tables": made})
+        return
+    manifest = cluster_dump(data, run, epoch, options, beam_options, say)
+    if as_json:
+        facts = {"digest": manifest.digest, "rows": manifest.rows, "counters": manifest.counters}
+        print_json({**facts, "clusters": manifest.parameters["clusters"]})
+
+
+def _require_watching(chosen: dict[str, Any], epoch: int | None, verb: str) -> None:
+    """Raises InputError where options name one dump or place, with --watch."""
+    fixed = [f"--{name.replace('_', '-')}" for name in ("queries", "out", "for_epoch", "overwrite") if chosen[name]]
+    if fixed or epoch is not None:
+        raise InputError(f"--watch {verb} each dump into its place; {' '.join(fixed) or '--epoch'} names one.")
 
 
 @cli.command()

@@ -12,9 +12,9 @@ from schemas.errors import ExtremisError
 ATTACHED = "EXTREMIS_ATTACHED"  # set for a miner whose standard input a trainer holds open
 
 
-def start_miner(data: str, run: str, beam_options: Sequence[str]) -> subprocess.Popen:
-    """Start `extremis mine --watch` as a process of its own. Raises ExtremisError."""
-    command = [sys.executable, "-m", "extremis", "mine", data, run, "--watch"]
+def start_miner(data: str, run: str, beam_options: Sequence[str], verb: str = "mine") -> subprocess.Popen:
+    """Start `extremis mine --watch`, or `extremis cluster`, as a process of its own. Raises ExtremisError."""
+    command = [sys.executable, "-m", "extremis", verb, data, run, "--watch"]
     if beam_options:
         command += ["--", *beam_options]
     try:

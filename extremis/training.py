@@ -36,7 +36,7 @@ def train(
     trainer.on_record(live.record)
     miner = None
     if group.first and beam_options is not None and trainer.recipe.table_epochs():
-        miner = start_miner(data, run, beam_options)
+        miner = start_miner(data, run, beam_options, "cluster" if trainer.recipe.clusters else "mine")
     host, port = metrics
     try:
         with serving(live.exposition, port if group.first else None, host, say):
@@ -80,7 +80,8 @@ def _line(report: EpochReport, recipe: Recipe) -> str:
     elif recipe.indexes and report.epoch >= recipe.refresh.start:
         table = "own index"
     else:
-        table = "random only" if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
+        none = "random order" if recipe.clusters else "random only"
+        table = none if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
     scores = "".join(
         f"  {name} {report.metrics[name]:.2f}" for name in ("P@1", "P@5", "PSP@5") if name in report.metrics
     )

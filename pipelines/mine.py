@@ -14,7 +14,7 @@ from typing import Any
 import apache_beam as beam
 
 from pipelines.mining import steps
-from pipelines.mining.claim import ClaimedError, claimed
+from pipelines.mining.claim import claimed
 from pipelines.mining.existing import finished, mined
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept import Kept, existing_index, publish_index
@@ -25,9 +25,8 @@ from pipelines.mining.source import Source
 from pipelines.mining.spent import Spent, release
 from pipelines.runner import make_pipeline
 from pipelines.runner import run as run_pipeline
+from pipelines.watching import watch_dumps
 from schemas import storage
-from schemas.errors import ExtremisError, InputError
-from schemas.layout import RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
 from schemas.sizes import say_bytes
 from schemas.storage import join
@@ -37,8 +36,6 @@ __all__ = ["MineOptions", "mine", "watch"]
 Progress = Callable[[str], None]
 
 SPENT = "spent.json"  # beside the tables of a refresh
-RETRIES = 5  # of a dump whose mining fails; what is wrong with the input is not tried again
-_POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between looks for a dump
 
 # Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
 _ONE_AT_A_TIME = threading.Lock()
@@ -128,36 +125,15 @@ def watch(
     whose mining fails is tried again, RETRIES times in a row. Raises as `mine`.
     """
     say, options = progress or _silent, options or MineOptions()
-    pause = poll_seconds if poll_seconds is not None else _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
-    seen: dict[int, str] = {}
-    made = failures = 0
-    while True:
-        epoch, digest = None, ""
-        try:
-            if storage.exists(RunLayout(run).finished) or (until is not None and until()):
-                return made
-            new = [(epoch, digest) for epoch, digest in complete_dumps(run).items() if seen.get(epoch) != digest]
-            if new:
-                epoch, digest = new[0]
-                inputs = open_inputs(data, run, epoch, options)
-                if any(mined(inputs, source) is None for source in inputs.sources):
-                    mine(data, run, epoch, options, beam_options, say)
-                    made += 1
-                seen[epoch] = digest
-                failures = 0
-                continue
-        except ClaimedError:
-            pass
-        except InputError:
-            if epoch is None or complete_dumps(run).get(epoch) == digest:
-                raise
-        except ExtremisError as error:
-            failures += 1
-            if failures > RETRIES:
-                raise
-            say(f"{error} Trying again ({failures} of {RETRIES}).")
-            time.sleep(pause * 2**failures)
-        time.sleep(pause)
+
+    def make(epoch: int) -> bool:
+        inputs = open_inputs(data, run, epoch, options)
+        if all(mined(inputs, source) is not None for source in inputs.sources):
+            return False
+        mine(data, run, epoch, options, beam_options, say)
+        return True
+
+    return watch_dumps(run, lambda: complete_dumps(run), make, say, poll_seconds, until)
 
 
 class SearchBlock(beam.DoFn):

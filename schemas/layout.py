@@ -7,6 +7,9 @@ from schemas.errors import InputError
 from schemas.storage import join
 
 MANIFEST = "manifest.json"
+CLUSTERS = (
+    "clusters"  # what a queries table in cluster order has among its parameters, and where a run keeps such tables
+)
 _SHARD = re.compile(r"part-(\d{5,})-of-(\d{5,})\.(\w+)")
 _NUMBERED = re.compile(r"(epoch|step)-(\d+)")
 
@@ -91,6 +94,10 @@ class RunLayout:
         return join(self.root, "negatives")
 
     @property
+    def clusters_root(self) -> str:
+        return join(self.root, CLUSTERS)
+
+    @property
     def adoptions(self) -> str:
         return join(self.root, "adoptions")
 
@@ -138,6 +145,10 @@ class RunLayout:
     def negatives(self, epoch: int, source: str) -> str:
         """The table of `source` (`queries` or `labels`) made for training from `epoch` on."""
         return join(self.negatives_root, f"epoch-{epoch:04d}", folder(source))
+
+    def clusters(self, epoch: int, source: str) -> str:
+        """The rows of `source` in cluster order, made for training from `epoch` on."""
+        return join(self.clusters_root, f"epoch-{epoch:04d}", folder(source))
 
     def adoption(self, epoch: int) -> str:
         """Which table `epoch` trains on, decided once, before its first step."""

@@ -14,6 +14,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import code_version
 from schemas.sizes import parse_bytes
+from trainer.doubling import ROWS, Doubling
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -69,12 +70,36 @@ class Order(Section):
     window_groups: int = Field(4, ge=1, description="row groups that a stream permutes rows within")
     threads: int = Field(1, ge=0, description="threads that read and decode ahead; 0 reads in line")
     tail: Literal["keep", "drop"] = Field("keep", description="the last batch of an epoch: shorter, or left out")
+    cluster: int = Field(
+        1,
+        ge=1,
+        description="C, queries of a cluster (NGAME): a batch is batch / C random clusters of queries that lie near "
+        "each other, by tables of `extremis cluster`; divides batch / streams. 1: a batch is random queries",
+    )
+    cluster_doubles_every: int = Field(
+        0, ge=0, description="epochs after which C doubles, again and again up to batch / streams; 0: never"
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> "Order":
         if self.batch % self.streams:
             raise ValueError(f"order.streams = {self.streams} does not divide order.batch = {self.batch}")
+        if self.share % self.cluster:
+            raise ValueError(
+                f"order.cluster = {self.cluster} does not divide order.batch / order.streams = {self.share}, which is "
+                "what a stream gives to a batch: lower order.streams or order.cluster"
+            )
         return self
+
+    @property
+    def share(self) -> int:
+        """B/S, what a stream gives to a batch."""
+        return self.batch // self.streams
+
+    @property
+    def clusters(self) -> Doubling:
+        """C of every epoch."""
+        return Doubling(self.cluster, self.cluster_doubles_every)
 
 
 class Storage(Section):
@@ -497,6 +522,22 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _clustered(self) -> "Recipe":
+        if not self.clusters:
+            return self
+        if self.negatives.hard:
+            raise ValueError(
+                f"order.cluster makes in-batch negatives hard, and a table's rows are in another order: set "
+                f"negatives.hard = 0 (it is {self.negatives.hard}), or order.cluster = 1 and no doubling"
+            )
+        if self.data.mix or self.data.label_texts:
+            raise ValueError(
+                "order.cluster deals the clusters of one split: leave out data.mix and data.label_texts, or set "
+                "order.cluster = 1 and no doubling"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _dealt(self) -> "Recipe":
         thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
         if self.negatives.hard and thin:
@@ -512,17 +553,27 @@ class Recipe(Section):
         return self
 
     @property
+    def clusters(self) -> bool:
+        """Whether queries are dealt by clusters, for which tables are made and used as those of negatives are."""
+        return self.order.clusters != ROWS
+
+    @property
     def indexes(self) -> bool:
         """Whether hard negatives come from an index within the trainer."""
         return self.negatives.hard > 0 and self.refresh.source == "in-trainer"
 
     def uses_table(self, epoch: int) -> bool:
-        """Whether `epoch` trains on a table of hard negatives, as far as the schedule goes."""
+        """Whether `epoch` trains on a table of hard negatives, or of clusters, as far as the schedule goes.
+
+        Clusters may be there before: they can be made of any embeddings, and need no model of the run.
+        """
+        if self.clusters:
+            return True
         return self.negatives.hard > 0 and not self.indexes and epoch >= self.refresh.start
 
     def table_epochs(self) -> list[int]:
         """Epochs from which a new table is used: start, start + every, ... within the run."""
-        if not self.negatives.hard or self.indexes:
+        if not self.clusters and (not self.negatives.hard or self.indexes):
             return []
         return list(range(self.refresh.start, self.train.epochs, self.refresh.every))
 

@@ -84,10 +84,16 @@ class EmbeddingCollector:
                 part = pq.read_table(content, page_checksum_verification=True)
             self._take(part.column("query_id").to_numpy(), matrix_column(part, "vector"))
 
+    def publish_for_clusters(self, parameters: dict) -> None:
+        """Write the embeddings alone, aligned with each source: clusters are made of nothing else."""
+        for number in range(len(self._sources)):
+            self._publish_source(number, {**parameters, "epoch": self.epoch})
+        self._remove_parts()
+
     def publish(self, vectors: torch.Tensor, labels: int, parameters: dict) -> None:
         """Write each source's embeddings, aligned with it, and last the vectors [n, D] of this rank's of `labels`."""
         for number in range(len(self._sources)):
-            self._publish_source(number)
+            self._publish_source(number, {"epoch": self.epoch})
         publish_vectors(
             self._run.vectors(self.epoch),
             vectors,
@@ -95,8 +101,7 @@ class EmbeddingCollector:
             labels,
             self._group,
         )
-        if self._group.first:
-            storage.remove(self._run.parts(self.epoch), recursive=True)
+        self._remove_parts()
 
     def close(self) -> None:
         self._scratch.close()
@@ -108,7 +113,11 @@ class EmbeddingCollector:
         self._vectors[own - self._first] = x[inside]
         return own
 
-    def _publish_source(self, number: int) -> None:
+    def _remove_parts(self) -> None:
+        if self._group.first:
+            storage.remove(self._run.parts(self.epoch), recursive=True)
+
+    def _publish_source(self, number: int, parameters: dict) -> None:
         source = self._sources[number]
         url = self._run.embeddings(self.epoch, source.name)
         queries = source.table.manifest
@@ -134,7 +143,7 @@ class EmbeddingCollector:
                 row_group_rows=group_rows,
                 id_range=(0, queries.rows),
                 parents={"queries": queries.digest},
-                parameters={"epoch": self.epoch},
+                parameters=parameters,
             ),
         )
 
@@ -180,9 +189,12 @@ def publish_vectors(
     )
 
 
-def dump_is_published(run: RunLayout, epoch: int) -> bool:
-    """Whether the dump of `epoch` is whole: its vectors are published last."""
-    return is_published(run.vectors(epoch))
+def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
+    """Whether the dump of `epoch` is whole: its vectors are published last.
+
+    A dump `for_clusters` of the source of this name has embeddings alone.
+    """
+    return is_published(run.vectors(epoch) if for_clusters is None else run.embeddings(epoch, for_clusters))
 
 
 def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _Place]]:

@@ -12,7 +12,7 @@ import torch
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
-from schemas.layout import DataLayout, RunLayout
+from schemas.layout import CLUSTERS, DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from trainer.candidates import Planner
 from trainer.checkpoint import Checkpoint, latest_checkpoint
@@ -97,6 +97,7 @@ class Trainer:
         # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
         ahead = part is None and self._index is None and self._found is None and recipe.head.kind == "classifier"
         self.stream = self._open_stream(self._sources, self._planner if ahead else None)
+        self._steps_an_epoch = self.stream.steps
         self._tracker = Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker()
         self._writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
         self.progress = Progress()
@@ -141,7 +142,8 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        return self.stream.steps * self.recipe.train.epochs
+        """Of the run: clusters that are a row short may add one to an epoch, which the rates do not wait for."""
+        return self._steps_an_epoch * self.recipe.train.epochs
 
     def train(self, on_step: Callable[[int, int, float], None] | None = None) -> Iterator[EpochReport]:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
@@ -167,7 +169,7 @@ class Trainer:
         else:
             progress.loss_sum = 0.0
             self._tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
-        collector = self._collector()
+        collector = self._collector(sources)
         clock, rows, began = Clock(), 0, time.perf_counter()
         skipped = self.stream.skipped_rows
         try:
@@ -208,7 +210,8 @@ class Trainer:
         """How old the epoch's table is, in epochs and steps, what is new in it, and what its negatives still score."""
         if adoption.table_epoch is None:
             return
-        step, known = self.progress.global_step, measure(self.model, self._group, sources, batch)
+        step = self.progress.global_step
+        known = None if self.recipe.clusters else measure(self.model, self._group, sources, batch)
         facts = {
             "epoch": adoption.epoch,
             "table_epoch": adoption.table_epoch,
@@ -296,20 +299,27 @@ class Trainer:
         self._tracker.sync()
         return EpochReport(epoch, loss, seconds, rows, adoption, metrics)
 
-    def _collector(self) -> EmbeddingCollector | None:
+    def _collector(self, sources: list[Source]) -> EmbeddingCollector | None:
         """A collector when the current epoch's embeddings are wanted by a later epoch's table, restored on resume."""
         progress = self.progress
         if progress.epoch + LEAD not in self.recipe.table_epochs():
             return None
-        if self._group.decide(lambda: dump_is_published(self.run, progress.epoch)):
+        for_clusters = sources[0].name if self.recipe.clusters else None
+        if self._group.decide(lambda: dump_is_published(self.run, progress.epoch, for_clusters)):
             return None
-        collector = EmbeddingCollector(self.run, progress.epoch, self._sources, self.model.width, self._group)
+        collector = EmbeddingCollector(self.run, progress.epoch, sources, self.model.width, self._group)
         if progress.step:
             collector.restore(progress.step)
         return collector
 
     def _publish_dump(self, collector: EmbeddingCollector) -> None:
         recipe = self.recipe
+        if recipe.clusters:
+            order = recipe.order
+            clusters = {"size": order.clusters.at(recipe.train.epochs, order.share), "smallest": order.cluster}
+            facts = {"step": self.progress.global_step, "use_from": collector.epoch + LEAD, "split": recipe.data.split}
+            collector.publish_for_clusters({**facts, CLUSTERS: clusters, "bias": self.model.classifier.bias})
+            return
         collector.publish(
             self.model.classifier.vectors,
             self.labels,
@@ -393,6 +403,7 @@ class Trainer:
             batch=order.batch,
             streams=order.streams,
             window_groups=order.window_groups,
+            clusters=order.clusters,
             seed=self.recipe.train.seed,
             threads=order.threads,
             tail=order.tail,

@@ -1,7 +1,8 @@
-"""Hard negatives that are refreshed beside the training (ASTRA, section 3.2).
+"""Tables that are refreshed beside the training: hard negatives (ASTRA, section 3.2), or clusters (NGAME, section 3).
 
 To use a table in epoch e, the query embeddings of epoch e - 2 are kept (the training computes them anyway) and dumped
-with the classifier vectors at its end; the miner works during e - 1; e starts with one decision about what it found.
+at its end, with the classifier vectors for hard negatives; the miner works during e - 1; e starts with one decision
+about what it found.
 """
 
 import json
@@ -19,7 +20,7 @@ from trainer.stream import Source
 
 @dataclass(frozen=True)
 class Adoption:
-    """What an epoch trains on: the table made for `table_epoch` (None: random negatives only).
+    """What an epoch trains on: the table made for `table_epoch` (None: random negatives only, or random order).
 
     late: the table that was due was not there. stale: nor was one young enough, so that `refresh.stale` decided.
     dumped_at: after so many steps of the run the vectors were dumped. overlap: the mean share of a row's hard negatives
@@ -60,15 +61,19 @@ def adopt(
         storage.write_bytes(run.adoption(epoch), json.dumps(asdict(decision), sort_keys=True).encode())
     if decision.table_epoch is None:
         return decision, [source.with_negatives(None) for source in sources]
-    joined = [source.with_negatives(run.negatives(decision.table_epoch, source.name)) for source in sources]
-    for source in joined:
-        assert source.negatives is not None
-        if source.negatives.manifest.digest != decision.digests[source.name]:
+    joined = []
+    for source in sources:
+        url = _place(run, recipe, decision.table_epoch, source)
+        found = source.in_clusters(url) if recipe.clusters else source.with_negatives(url)
+        table = found.table if recipe.clusters else found.negatives
+        assert table is not None
+        if table.manifest.digest != decision.digests[source.name]:
             raise TableError(
-                f"{source.negatives.url}: epoch {epoch} was trained on another version of this table "
-                f"(digest {decision.digests[source.name][:12]}…, now {source.negatives.manifest.digest[:12]}…). "
+                f"{table.url}: epoch {epoch} was trained on another version of this table "
+                f"(digest {decision.digests[source.name][:12]}…, now {table.manifest.digest[:12]}…). "
                 "A resumed run needs the table it started with; start a new run instead."
             )
+        joined.append(found)
     return decision, joined
 
 
@@ -102,18 +107,21 @@ def _decide(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, s
     if not recipe.uses_table(epoch):
         return Adoption(epoch, None, {}, False)
     options = recipe.refresh
-    due = max(e for e in recipe.table_epochs() if e <= epoch)
+    due = max((e for e in recipe.table_epochs() if e <= epoch), default=0)
+    if epoch < options.start and _newest(run, recipe, sources, epoch) is None:  # clusters that nobody made before
+        return Adoption(epoch, None, {}, False)
     deadline = time.monotonic() + (options.wait_seconds if options.stale == "wait" else 0)
-    found = _newest(run, sources, epoch)
+    found = _newest(run, recipe, sources, epoch)
     while _is_stale(found, epoch, recipe) and time.monotonic() < deadline:
         time.sleep(0.1)
-        found = _newest(run, sources, epoch)
+        found = _newest(run, recipe, sources, epoch)
     late, stale = found is None or found < due, _is_stale(found, epoch, recipe)
     if late or stale:
         _tell(found, due, epoch, stale, recipe, say)
     if found is None or (stale and options.stale == "random-only"):
         return Adoption(epoch, None, {}, late, stale)
-    tables = {source.name: open_manifest(run.negatives(found, source.name), "negatives") for source in sources}
+    kind = "queries" if recipe.clusters else "negatives"
+    tables = {source.name: open_manifest(_place(run, recipe, found, source), kind) for source in sources}
     digests = {name: table.digest for name, table in tables.items()}
     step = next(iter(tables.values())).parameters.get("step")
     return Adoption(epoch, found, digests, late, stale, step, _overlap(list(tables.values())))
@@ -125,15 +133,20 @@ def _is_stale(found: int | None, epoch: int, recipe: Recipe) -> bool:
 
 def _tell(found: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, say: Callable[[str], None]) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
-    missing = f"epoch {epoch}: the hard-negative table due at epoch {due} is not there yet"
+    table, command, alone = (
+        ("table of clusters", "cluster", "random order")
+        if recipe.clusters
+        else ("hard-negative table", "mine", "random negatives only")
+    )
+    missing = f"epoch {epoch}: the {table} due at epoch {due} is not there yet"
     if stale and recipe.refresh.stale == "stop":
         there = "none is there" if found is None else f"that of epoch {found} is {epoch - found + LEAD} epochs old"
         raise ExtremisError(
             f"{missing}; {there}, and refresh.max_age allows {recipe.refresh.oldest}. Does the miner run "
-            "(extremis mine DATA RUN --watch)? Go on with --resume once the table is there."
+            f"(extremis {command} DATA RUN --watch)? Go on with --resume once the table is there."
         )
-    alone = found is None or (stale and recipe.refresh.stale == "random-only")
-    say(f"{missing}; going on with " + ("random negatives only" if alone else f"the table of epoch {found}"))
+    none = found is None or (stale and recipe.refresh.stale == "random-only")
+    say(f"{missing}; going on with " + (alone if none else f"the table of epoch {found}"))
 
 
 def _overlap(tables: list[Manifest]) -> float | None:
@@ -145,10 +158,16 @@ def _overlap(tables: list[Manifest]) -> float | None:
     return float(sum(share * count for share, count in known if share is not None) / rows)
 
 
-def _newest(run: RunLayout, sources: list[Source], epoch: int) -> int | None:
+def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -> int | None:
     """The newest epoch up to `epoch` with a finished table for every source."""
-    numbers = [parse_number(name) for name in storage.list_names(run.negatives_root)]
+    root = run.clusters_root if recipe.clusters else run.negatives_root
+    numbers = [parse_number(name) for name in storage.list_names(root)]
     for number in sorted((n for n in numbers if n is not None and n <= epoch), reverse=True):
-        if all(is_published(run.negatives(number, source.name)) for source in sources):
+        if all(is_published(_place(run, recipe, number, source)) for source in sources):
             return number
     return None
+
+
+def _place(run: RunLayout, recipe: Recipe, epoch: int, source: Source) -> str:
+    """Where the table of `source` made for `epoch` is."""
+    return run.clusters(epoch, source.name) if recipe.clusters else run.negatives(epoch, source.name)

@@ -16,8 +16,22 @@ def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int
     Clusters have floor(N / K) or ceil(N / K) points. Their numbers follow the tree: 2 i and its neighbours are near.
     A function of (vectors, size, seed) alone. Raises ValueError for a size below 1.
     """
-    if size < 1:
-        raise ValueError(f"clusters of {size} points; expected 1 or more")
+    order, starts = balanced_order(vectors, size, size, seed, rounds)
+    found = np.empty(len(vectors), np.int64)
+    found[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    return found
+
+
+def balanced_order(
+    vectors: np.ndarray, size: int, smallest: int, seed: int = 0, rounds: int = _ROUNDS
+) -> tuple[np.ndarray, np.ndarray]:
+    """Points cluster after cluster, int64 [N], and where each cluster starts, [K + 1]: as `balanced_clusters` has them.
+
+    Clusters of ceil(N / K) points come before those of one less. Within each, halves are laid out as the tree would
+    divide it further, down to `smallest` points: part i of m equal ones is [i n // m, (i + 1) n // m) of its n points.
+    """
+    if size < 1 or smallest < 1:
+        raise ValueError(f"clusters of {size} points, and parts of {smallest}; expected 1 or more")
     count = len(vectors)
     vectors = np.ascontiguousarray(vectors, np.float32)
     order = np.arange(count)  # points, part after part
@@ -26,15 +40,21 @@ def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int
     while clusters.max(initial=0) > 1:
         left = (clusters + 1) // 2
         sizes = _left_sizes(np.diff(starts), clusters, left)
-        order = order[_halved(vectors[order], starts, sizes, clusters > 1, seed, rounds)]
+        order = order[_halved(vectors[order], starts, sizes, clusters > 1, seed, rounds)[0]]
         middle = starts[:-1] + sizes
         halves = np.stack([middle, starts[1:]], axis=1).reshape(-1)
         counts = np.stack([left, clusters - left], axis=1).reshape(-1)
         kept = counts > 0  # a part that is one cluster already has no right half
         starts, clusters = np.concatenate([[0], halves[kept]]), counts[kept]
-    found = np.empty(count, np.int64)
-    found[order] = np.repeat(np.arange(len(clusters)), np.diff(starts))
-    return found
+    parts, edges = 2, starts
+    while parts * smallest <= size and count:
+        points = np.diff(starts)[:, None]
+        inner = starts[:-1, None] + np.arange(parts) * points // parts
+        finer = np.append(inner.reshape(-1), count)
+        sizes = np.diff(finer)[0::2]
+        order = order[_halved(vectors[order], edges, sizes, np.diff(edges) > 1, seed, rounds)[0]]
+        parts, edges = 2 * parts, finer
+    return order, starts
 
 
 def _left_sizes(points: np.ndarray, clusters: np.ndarray, left: np.ndarray) -> np.ndarray:
@@ -45,11 +65,12 @@ def _left_sizes(points: np.ndarray, clusters: np.ndarray, left: np.ndarray) -> n
 
 def _halved(
     vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int, rounds: int
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     """The order [N] that lays each part's left half before its right one: balanced 2-means within every part.
 
     `vectors` [N, D] part after part. A point's rank along the line through both centroids decides, which is the best
     assignment with these sizes: the sum of squared distances to c1 or c2 is least where x.(c1 - c2) is largest.
+    Also these lines [P, D].
     """
     sizes = np.diff(starts)
     part = np.repeat(np.arange(len(sizes)), sizes)
@@ -58,9 +79,10 @@ def _halved(
     # Two of a part's points, drawn: their difference is the first line.
     draw = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), len(sizes)]))
     two = starts[:-1, None] + (draw.random((len(sizes), 2)) * sizes[:, None]).astype(np.int64)
+    two = np.minimum(two, max(0, len(part) - 1))  # of a part without points
     lines = vectors[two[:, 0]] - vectors[two[:, 1]]
     order = np.arange(len(part))
-    for _ in range(rounds):
+    for last in range(rounds - 1, -1, -1):
         scores = _along(vectors, lines, part)
         # Ties stay in their order, and so does all of a part that is not divided.
         scores[~divided[part]] = 0
@@ -70,10 +92,10 @@ def _halved(
         before = np.zeros(len(part), bool)
         before[order[goes_left]] = True
         order = new
-        if np.array_equal(moved, before):
+        if not last or np.array_equal(moved, before):
             break
         lines = _means(vectors, order, starts, left)
-    return order
+    return order, lines
 
 
 def _along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:

@@ -46,8 +46,8 @@ def finished(plan: Plan, run: str) -> dict[str, Manifest]:
                 f"{url}: holds a table made with other options ({differs}). Give the same options, another place with "
                 "--out, or --overwrite to replace it."
             )
-        else:
-            _require_unused(url, manifest, plan, run)
+        elif plan.options.overwrite:
+            require_unused(url, manifest, run)
     return found
 
 
@@ -74,15 +74,15 @@ def _is_stale(manifest: Manifest, plan: Plan) -> bool:
     return from_dump and not same and old.get("epoch") == inputs.epoch and old.get("by", inputs.by) == inputs.by
 
 
-def _require_unused(url: str, manifest: Manifest, plan: Plan, run: str) -> None:
+def require_unused(url: str, manifest: Manifest, run: str) -> None:
     """A trainer reads an adopted table until the next, and a resumed one needs it again. Raises InputError."""
     layout = RunLayout(run)
-    if not plan.options.overwrite or storage.exists(layout.finished):
+    if storage.exists(layout.finished):
         return
     for name in storage.list_names(layout.adoptions):
         record = json.loads(storage.read_bytes(join(layout.adoptions, name)))
         if manifest.digest in record["digests"].values():
             raise InputError(
                 f"{url}: epoch {record['epoch']} of this run trains on this table, and the run is not finished, so it "
-                "is not replaced. Publish the new one elsewhere with --out, or mine a newer dump."
+                "is not replaced. Publish the new one elsewhere with --out, or take a newer dump."
             )

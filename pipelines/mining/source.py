@@ -1,6 +1,6 @@
 """Points that get negatives, and their embeddings, read side by side in batches of a fixed number of rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,7 +47,8 @@ class Source:
         """
         first = sum(entry.rows for entry in self.queries.shards[:shard])
         within = 0
-        for table in rechunk(self._aligned(shard), rows):
+        wanted = [self.id_column, "label_ids", "filter_label_ids"]
+        for table in rechunk(self.aligned(shard, wanted), rows):
             queries = matrix_column(table, "vector")
             require_finite(queries, first + within, self.embeddings_url)
             yield Batch(within, padded(queries, dimension), Exclusions.of(table))
@@ -59,10 +60,10 @@ class Source:
         for table in rechunk(tables, rows):
             yield table.column(self.id_column).combine_chunks()
 
-    def some_queries(self, rows: int, seed: int, dimension: int) -> np.ndarray:
+    def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
         """About `rows` embeddings float32 [S, D] from a few row groups: the same for the same seed."""
         shard, group, first = row_groups_of(self.embeddings)
-        picked = sample_rows(len(shard), _GROUPS, seed)
+        picked = sample_rows(len(shard), groups, seed)
         each = -(-rows // len(picked)) if len(picked) else 0
         parts = [np.empty((0, dimension), np.float32)]
         for m in picked:
@@ -75,9 +76,13 @@ class Source:
             parts.append(padded(queries, dimension))
         return np.concatenate(parts)
 
-    def _aligned(self, shard: int) -> Iterator[pa.Table]:
-        wanted = [self.id_column, "label_ids", "filter_label_ids"]
-        columns = [column.name for column in self.queries.columns if column.name in wanted]
+    def aligned(self, shard: int, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Row groups of shard `shard` with a column `vector`, and those that are `wanted` of the points', or all.
+
+        Raises TableError: damaged, or embeddings that are not those of these rows.
+        """
+        names = [column.name for column in self.queries.columns]
+        columns = names if wanted is None else [name for name in names if name in wanted]
         entry = self.embeddings.shards[shard]
         points = iterate_shard(self.queries_url, self.queries.shards[shard], columns)
         for point, embedding in zip(points, iterate_shard(self.embeddings_url, entry), strict=True):
@@ -87,9 +92,6 @@ class Source:
                     f"{join(self.queries_url, self.queries.shards[shard].path)}. Make the embeddings again."
                 )
             yield point.append_column("vector", embedding.column("vector"))
-
-
-_GROUPS = 8
 
 
 def open_source(name: str, queries_url: str, kind: str, url: str, embeddings: Manifest) -> Source:

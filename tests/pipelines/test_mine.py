@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipelines.mine import RETRIES, MineOptions, mine, watch
+from pipelines.mine import MineOptions, mine, watch
 from pipelines.mining import claim
 from pipelines.mining.claim import ClaimedError, claimed
+from pipelines.watching import RETRIES
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout

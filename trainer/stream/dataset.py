@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,11 @@ from torch.utils.data import IterableDataset
 
 from schemas import tables
 from schemas.errors import InputError, TableError
+from trainer.doubling import ROWS, Doubling
 from trainer.inputs import Kind
 from trainer.stream.ahead import by_threads, in_line
 from trainer.stream.batch import Batch, Candidates
+from trainer.stream.clusters import cluster_sizes, dealt_clusters
 from trainer.stream.decode import Damaged, Decoding, decodings
 from trainer.stream.order import EpochOrder, streams_of_rank
 from trainer.stream.source import Reading, RowGroups, Source
@@ -34,9 +37,10 @@ class JoinedStream(IterableDataset):
     `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `inputs`: what the encoder reads.
     `threads` read, decode, gather and run `plan`, which gives each batch its candidates, ahead; 0 does all of it in
     line. `damaged`: whether a row group that does not decode stops the stream (TableError), or is left out and
-    counted in `skipped_rows`. `reading`: how storage is read. Iterating yields the rest of the current epoch as
-    `Batch`es; call `set_epoch` for the next. `state_dict` is small and the same on every rank; `load_state_dict` is
-    O(1): it reads nothing before the step to resume at.
+    counted in `skipped_rows`. `reading`: how storage is read. `clusters`: where all tables are in cluster order, whole
+    clusters are dealt, of these sizes. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch`
+    for the next. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before
+    the step to resume at.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class JoinedStream(IterableDataset):
         batch: int,
         streams: int,
         window_groups: int = 4,
+        clusters: Doubling = ROWS,
         seed: int = 0,
         threads: int = 1,
         tail: str = "keep",
@@ -71,7 +76,7 @@ class JoinedStream(IterableDataset):
         self._groups = RowGroups(sources, self._label_type, inputs, reading)
         self._batch, self._streams_total, self._window_groups = batch, streams, window_groups
         self._seed, self._threads, self._tail = seed, threads, tail
-        self._plan, self._damaged = plan, damaged
+        self._clusters, self._plan, self._damaged = clusters, plan, damaged
         self._epoch, self._step = 0, 0
         self._lane: Lane | None = None  # whose steps `_step` is one of; None: of all
         self._process = os.getpid()
@@ -100,6 +105,7 @@ class JoinedStream(IterableDataset):
     @property
     def order(self) -> EpochOrder:
         """The order of the current epoch."""
+        cluster, clusters = self._dealt
         return EpochOrder(
             self._groups.group_rows,
             self._batch,
@@ -109,7 +115,27 @@ class JoinedStream(IterableDataset):
             self._epoch,
             self._tail,
             self._groups.mix,
+            cluster,
+            clusters,
         )
+
+    @property
+    def cluster(self) -> int:
+        """Rows of a cluster that the current epoch deals as one; 1 where rows are dealt on their own."""
+        return self._dealt[0]
+
+    @functools.cached_property
+    def _dealt(self) -> tuple[int, np.ndarray | None]:
+        """`cluster` and, where it is above 1, how many of them each row group has."""
+        if self._clusters == ROWS:
+            return 1, None
+        if self._groups.mix:
+            raise InputError("sources with weights are dealt row by row: leave out data.mix, or set order.cluster = 1.")
+        tables = [(source.table.url, source.table.manifest) for source in self._sources]
+        share = self._batch // self._streams_total
+        size = self._clusters.at(self._epoch, math.gcd(share, *cluster_sizes(tables)))
+        clusters = dealt_clusters(tables, size) if size > 1 else None
+        return (1, None) if clusters is None else (size, clusters)
 
     @property
     def steps(self) -> int:
@@ -126,7 +152,8 @@ class JoinedStream(IterableDataset):
         """
         if sources is not None:
             self._take(sources)
-        self._epoch, self._step, self._lane = epoch, 0, None
+        self._go_to(epoch)
+        self._step, self._lane = 0, None
         self._tell()
 
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
@@ -157,7 +184,8 @@ class JoinedStream(IterableDataset):
                 f"cannot resume the stream: the state is that of worker {state['worker']} of {state['workers']}. "
                 "Resume with as many DataLoader workers, or save state_dict(after=batch), which suits any number."
             )
-        self._epoch, self._step = state["epoch"], state["step"]
+        self._go_to(state["epoch"])
+        self._step = state["step"]
         self._tell()
 
     @functools.cached_property
@@ -172,14 +200,20 @@ class JoinedStream(IterableDataset):
             "window_groups": self._window_groups,
             "tail": self._tail,
             "mix": [[source.name, source.weight] for source in self._sources],
+            **({} if self._clusters == ROWS else {"clusters": [*self._clusters]}),
             "tables": {s.name: s.table.manifest.digest for s in self._sources},
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }
+
+    def _go_to(self, epoch: int) -> None:
+        self._epoch = epoch
+        self.__dict__.pop("_dealt", None)
 
     def _take(self, sources: list[Source]) -> None:
         self._sources = sources
         self._groups = RowGroups(sources, self._label_type, self._inputs, self._reading)
         self.__dict__.pop("_identity", None)
+        self.__dict__.pop("_dealt", None)
 
     def _tell(self) -> None:
         """Let copies in workers know where this stream is now."""
@@ -211,7 +245,8 @@ class JoinedStream(IterableDataset):
             if told["negatives"] != self._identity["negatives"]:
                 urls = ", ".join(filter(None, told["urls"].values()))
                 raise TableError(f"{urls}: a table changed after it was adopted. Start a new run.")
-        self._epoch, self._step, self._lane = told["epoch"], told["step"], None
+        self._go_to(told["epoch"])
+        self._step, self._lane = told["step"], None
 
     def __iter__(self) -> Iterator[Batch]:
         self._settle()

@@ -33,14 +33,8 @@ class Decoding:
 
     def _arrange(self) -> None:
         """Which rows the batches take, batch by batch, and where each batch ends."""
-        order, window = self._order, self._window
-        shuffles = [order.shuffle(stream, window) for stream in self._streams]
-        sizes = [len(shuffle) for shuffle in shuffles]
-        starts = np.cumsum([0, *sizes])
-        batches = min(order.steps_per_window, order.steps - window * order.steps_per_window)
-        dealt, self._offsets = deal(sizes, order.share, batches)
-        places = [shuffle + start for shuffle, start in zip(shuffles, starts, strict=False)]
-        self._taken = np.concatenate(places)[dealt]
+        taken = [self._order.take(stream, self._window) for stream in self._streams]
+        self._taken, self._offsets = deal(taken)
         first_row = self._groups.first_row
         ids = [np.arange(s.start, s.stop) + first_row[s.group] for s in self._segments]
         self._rows = np.concatenate([np.empty(0, np.int64), *ids])[self._taken]

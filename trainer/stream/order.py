@@ -4,10 +4,15 @@ Row groups (all of them once, or as `mixing` weighs their sources) are permuted 
 of N rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row
 groups. Global batch t takes B/S rows from every stream at cursor t * B/S, so the order does not depend on ranks or
 threads, and any step is reached without reading others.
+
+Of rows in cluster order (NGAME) whole clusters are dealt in place of rows: what is permuted, cut and taken are clusters
+of consecutive rows, so that a batch is B / C of them, and rows of one cluster come in one batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +29,13 @@ class Segment:
     stop: int
 
 
+class Take(NamedTuple):
+    """How one stream's window is dealt: batch b takes `rows[ends[b] : ends[b + 1]]` of its segments laid end to end."""
+
+    rows: np.ndarray  # [n] int64, a permutation
+    ends: np.ndarray  # [batches + 1]
+
+
 @dataclass(frozen=True, eq=False)
 class EpochOrder:
     """The order of one epoch.
@@ -31,6 +43,8 @@ class EpochOrder:
     `group_rows` [M]: rows of each row group in storage order. `batch` B and `streams` S with S | B.
     `window_groups`: row groups a window spans, about. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out
     steps that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
+    `clusters` [M]: of each row group, how many clusters of equal size within one its rows are, in order; C = `cluster`
+    is the most rows of any, and divides B / S. None: every row is dealt on its own.
     """
 
     group_rows: np.ndarray
@@ -41,6 +55,8 @@ class EpochOrder:
     epoch: int
     tail: str = "keep"
     mix: tuple[Share, ...] = ()
+    cluster: int = 1
+    clusters: np.ndarray | None = None
 
     @cached_property
     def pieces(self) -> np.ndarray:
@@ -50,60 +66,72 @@ class EpochOrder:
 
     @cached_property
     def _starts(self) -> np.ndarray:
-        """Position at which each piece starts, and N at the end, [E + 1]."""
-        return np.concatenate([[0], np.cumsum(self.pieces[:, 2] - self.pieces[:, 1])]).astype(np.int64)
+        """Position at which each piece starts, and the number of all that is dealt at the end, [E + 1]."""
+        counts = self.pieces[:, 2] - self.pieces[:, 1] if self.clusters is None else self.clusters[self.pieces[:, 0]]
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
     @cached_property
     def rows(self) -> int:
         """N, the rows of every epoch; asked for at every step, so it does not wait for the permutation."""
         return count_rows(self.group_rows, self.mix)
 
+    @cached_property
+    def units(self) -> int:
+        """What is dealt in an epoch: clusters, or N rows where there are none. Positions and cursors count these."""
+        return self.rows if self.clusters is None else int(self.clusters.sum())
+
     @property
     def share(self) -> int:
-        """Rows a stream gives to a batch, B/S."""
-        return self.batch // self.streams
+        """Units that a stream gives to a batch: B/S rows, or B/S/C clusters."""
+        return self.batch // self.streams // self.cluster
 
     @cached_property
-    def window_rows(self) -> int:
-        """Rows of a window: about `window_groups` row groups, a multiple of B/S so that no batch straddles windows."""
-        typical = int(self.group_rows.max(initial=1)) * self.window_groups
-        longest = -(-self.rows // self.streams)
+    def window_units(self) -> int:
+        """Units of a window: about `window_groups` row groups, a multiple of `share`: no batch straddles windows."""
+        per_group = self.group_rows if self.clusters is None else self.clusters
+        typical = int(per_group.max(initial=1)) * self.window_groups
+        longest = -(-self.units // self.streams)
         return max(1, -(-min(typical, longest) // self.share)) * self.share
 
     @property
     def steps(self) -> int:
         """Global batches in the epoch, the same on every rank."""
-        shortest, longest = self.rows // self.streams, -(-self.rows // self.streams)
+        shortest, longest = self.units // self.streams, -(-self.units // self.streams)
         return shortest // self.share if self.tail == "drop" else -(-longest // self.share)
 
     @property
     def windows(self) -> int:
         """Windows in the epoch."""
-        return -(-self.steps * self.share // self.window_rows)
+        return -(-self.steps * self.share // self.window_units)
 
     @property
     def steps_per_window(self) -> int:
-        return self.window_rows // self.share
+        return self.window_units // self.share
+
+    def steps_of(self, window: int) -> int:
+        """Batches of `window`: the last one has fewer."""
+        return min(self.steps_per_window, self.steps - window * self.steps_per_window)
 
     def segments(self, stream: int, window: int) -> list[Segment]:
         """What to read for one stream's window, in the epoch's order."""
-        start, stop = self._window_range(stream, window)
-        segments: list[Segment] = []
-        at = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while start < stop:
-            upto = min(stop, int(self._starts[at + 1]))
-            if upto > start:
-                group, first_row, _ = self.pieces[at].tolist()
-                base = int(self._starts[at]) - first_row
-                segments.append(Segment(group, start - base, upto - base))
-            start = upto
-            at += 1
-        return segments
+        return [
+            Segment(group, int(bounds[0]), int(bounds[-1]))
+            for group, bounds in self._bounds(stream, window)
+            if bounds[0] < bounds[-1]
+        ]
 
-    def shuffle(self, stream: int, window: int) -> np.ndarray:
-        """The permutation of one stream's window: its segments, laid end to end, are dealt in this order, [n]."""
+    def take(self, stream: int, window: int) -> Take:
+        """The permutation of one stream's window, and what each of its batches takes of it."""
         start, stop = self._window_range(stream, window)
-        return generator(self.seed, "window", self.epoch, stream, window).permutation(stop - start)
+        permuted = generator(self.seed, "window", self.epoch, stream, window).permutation(stop - start)
+        ends = np.minimum(np.arange(self.steps_of(window) + 1) * self.share, stop - start)
+        if self.clusters is None:
+            return Take(permuted, ends)
+        sizes = np.concatenate([np.diff(bounds) for _, bounds in self._bounds(stream, window)] or [ends[:0]])
+        starts = np.concatenate([[0], np.cumsum(sizes)])[:-1][permuted]
+        until = np.concatenate([[0], np.cumsum(sizes[permuted])])
+        rows = np.repeat(starts - until[:-1], sizes[permuted]) + np.arange(until[-1])
+        return Take(rows, until[ends])
 
     def goes_on(self, last: Segment) -> bool:
         """Whether the row group of a window's last segment has rows after it."""
@@ -121,18 +149,41 @@ class EpochOrder:
             ids = np.concatenate(
                 [np.arange(s.start, s.stop) + first_row[s.group] for s in segments] or [np.empty(0, np.int64)]
             )
-            parts.append(ids[self.shuffle(stream, window)][within * self.share : (within + 1) * self.share])
+            rows, ends = self.take(stream, window)
+            parts.append(ids[rows[ends[within] : ends[within + 1]]])
         return np.concatenate(parts)
+
+    def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
+        """Of each row group in one stream's window: where its units begin and end there, rows within it [u + 1].
+
+        Of rows that are dealt on their own, only where the first begins and the last ends.
+        """
+        start, stop = self._window_range(stream, window)
+        found: list[tuple[int, np.ndarray]] = []
+        at = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < stop:
+            upto = min(stop, int(self._starts[at + 1]))
+            if upto > start:
+                group, first_row, _ = self.pieces[at].tolist()
+                first, last = start - int(self._starts[at]), upto - int(self._starts[at])
+                if self.clusters is None:
+                    found.append((group, np.array([first_row + first, first_row + last])))
+                else:
+                    rows, count = int(self.group_rows[group]), int(self.clusters[group])
+                    found.append((group, np.arange(first, last + 1) * rows // count))
+            start = upto
+            at += 1
+        return found
 
     def _window_range(self, stream: int, window: int) -> tuple[int, int]:
         """Positions [start, stop) of one stream's window in the permuted sequence."""
         first, last = self._range(stream)
-        start = min(first + window * self.window_rows, last)
-        return start, min(start + self.window_rows, last)
+        start = min(first + window * self.window_units, last)
+        return start, min(start + self.window_units, last)
 
     def _range(self, stream: int) -> tuple[int, int]:
         """Positions [first, last) of a stream in the permuted sequence."""
-        return stream * self.rows // self.streams, (stream + 1) * self.rows // self.streams
+        return stream * self.units // self.streams, (stream + 1) * self.units // self.streams
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
@@ -146,17 +197,17 @@ def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
     return range(rank * each, (rank + 1) * each)
 
 
-def deal(sizes: list[int], share: int, batches: int) -> tuple[np.ndarray, np.ndarray]:
-    """How rows of several streams' windows, laid end to end, become `batches` batches.
+def deal(taken: Sequence[Take]) -> tuple[np.ndarray, np.ndarray]:
+    """How rows of several streams' windows, laid end to end, become batches.
 
-    `sizes` [s]: rows of each stream's window. Returns the gather order (batch by batch, stream by stream within) and
-    the batches' offsets into it [batches + 1]; rows beyond the last batch are left out, missing ones leave it shorter.
+    `taken` [s]: of each stream's window, with as many batches. Returns the gather order (batch by batch, stream by
+    stream within) and the batches' offsets into it [batches + 1]; rows beyond the last batch are left out.
     """
-    each = batches * share
-    if sizes and set(sizes) == {each}:  # every stream fills every batch: no sorting
-        order = np.arange(len(sizes) * each).reshape(len(sizes), batches, share).swapaxes(0, 1)
-        return order.reshape(-1), np.arange(batches + 1) * (len(sizes) * share)
-    number = np.concatenate([np.arange(size) // share for size in sizes] or [np.empty(0, np.int64)])
-    counts = np.bincount(number, minlength=batches)[:batches]
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return np.argsort(number, kind="stable")[: offsets[-1]], offsets
+    starts = np.concatenate([[0], np.cumsum([len(one.rows) for one in taken])]).astype(np.int64)
+    rows = np.concatenate([one.rows[: one.ends[-1]] + at for one, at in zip(taken, starts, strict=False)])
+    counts = np.stack([np.diff(one.ends) for one in taken])  # [s, batches]
+    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=0))]).astype(np.int64)
+    if counts.size and (counts == counts[0, 0]).all():  # every stream fills every batch: no sorting
+        return rows.reshape(*counts.shape, -1).swapaxes(0, 1).reshape(-1), offsets
+    number = np.repeat(np.tile(np.arange(counts.shape[1]), len(taken)), counts.reshape(-1))
+    return rows[np.argsort(number, kind="stable")], offsets

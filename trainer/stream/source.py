@@ -14,7 +14,7 @@ import pyarrow as pa
 from schemas import storage, tables
 from schemas.cache import LocalCache
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout
+from schemas.layout import CLUSTERS, DataLayout
 from schemas.manifest import Manifest, Shard, open_manifest, require_parent
 from schemas.parquet import list_array, row_groups_of
 from schemas.ranges import Access, Pieces, naming_damage
@@ -74,6 +74,16 @@ class Source:
         if not same or negatives.manifest.row_group_rows != self.table.manifest.row_group_rows:
             raise TableError(f"{url}: its shards or row groups do not line up with {self.table.url}. Mine it again.")
         return replace(self, negatives=negatives)
+
+    def in_clusters(self, url: str) -> "Source":
+        """The same rows in the order of the clustered table at `url`. Raises TableError when it has other rows."""
+        table = Table.open(url, "queries")
+        require_parent(url, table.manifest, "queries", self.table.manifest.digest, self.table.url)
+        if CLUSTERS not in table.manifest.parameters or table.manifest.rows != self.rows:
+            raise TableError(
+                f"{url}: not the rows of {self.table.url} in cluster order. Make it with extremis cluster."
+            )
+        return replace(self, table=table, negatives=None)
 
 
 def open_queries(data: DataLayout, split: str) -> Table:

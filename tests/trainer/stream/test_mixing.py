@@ -72,7 +72,7 @@ def slowly(order: EpochOrder) -> list[list[int]]:
     total, taken = len(sequence), []
     for stream in range(order.streams):
         own = sequence[stream * total // order.streams : (stream + 1) * total // order.streams]
-        windows = [own[at : at + order.window_rows] for at in range(0, len(own), order.window_rows)]
+        windows = [own[at : at + order.window_units] for at in range(0, len(own), order.window_units)]
         shuffled = [
             [window[i] for i in generator(order.seed, "window", order.epoch, stream, w).permutation(len(window))]
             for w, window in enumerate(windows)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws import assert_every_row_once
-from trainer.stream.order import EpochOrder, deal, streams_of_rank
+from trainer.stream.clusters import clusters_of
+from trainer.stream.order import EpochOrder, Take, deal, streams_of_rank
 
 
 @st.composite
@@ -66,11 +67,11 @@ def test_ranks_have_equal_steps_and_end_to_end_their_batches_are_the_global_one(
 
 @given(orders())
 def test_windows_cover_the_streams_without_a_gap(order: EpochOrder) -> None:
-    assert order.window_rows % order.share == 0
+    assert order.window_units % order.share == 0
     for stream in range(order.streams):
         read = [
             (segment.group, row)
-            for window in range(-(-order.rows // order.window_rows))
+            for window in range(-(-order.rows // order.window_units))
             for segment in order.segments(stream, window)
             for row in range(segment.start, segment.stop)
         ]
@@ -95,7 +96,93 @@ def test_a_batch_mixes_rows_from_far_apart() -> None:
     assert len(np.unique(batch // 16)) > 8
 
 
-@given(st.lists(st.integers(0, 20), max_size=5), st.integers(1, 6), st.integers(0, 8))
+# Rows in cluster order
+
+
+@st.composite
+def clustered_orders(draw: st.DrawFn) -> EpochOrder:
+    """Row groups of clusters that are equal within one, as `pipelines.clustering` lays them, at any halving of them."""
+    size, halvings = draw(st.integers(2, 9)), draw(st.integers(0, 2))
+    most = draw(st.integers(1, 5))
+    full = draw(st.lists(st.integers(1, most), min_size=1, max_size=12))
+    short = draw(st.lists(st.integers(1, size - 1), max_size=2))
+    rows = np.asarray([n * size for n in full] + [n * (size - 1) for n in short], np.int64)
+    clusters = clusters_of(rows, size, halvings)
+    largest = -(-size // 2**halvings)
+    streams = draw(st.sampled_from([1, 2, 4]))
+    share = draw(st.integers(1, 4)) * largest
+    rest = draw(st.integers(1, 4)), draw(st.integers(0, 99)), draw(st.integers(0, 9))
+    tail = draw(st.sampled_from(["keep", "drop"]))
+    return EpochOrder(rows, share * streams, streams, *rest, tail, (), largest, clusters)
+
+
+def numbered(order: EpochOrder) -> np.ndarray:
+    """The cluster of each row, in storage order, by the definition: equal within one in every row group."""
+    assert order.clusters is not None
+    sizes = [
+        np.diff(np.arange(count + 1) * rows // count)
+        for rows, count in zip(order.group_rows.tolist(), order.clusters.tolist(), strict=True)
+    ]
+    assert all(np.ptp(some) <= 1 for some in sizes)
+    return np.repeat(np.arange(order.clusters.sum()), np.concatenate(sizes))
+
+
+@given(clustered_orders())
+def test_a_batch_is_whole_clusters_as_many_as_fill_it(order: EpochOrder) -> None:
+    batches, cluster = epoch(order), numbered(order)
+    sizes = np.bincount(cluster)
+    for batch in batches:
+        found, counts = np.unique(cluster[batch], return_counts=True)
+        np.testing.assert_array_equal(counts, sizes[found])
+        assert len(found) <= order.batch // order.cluster
+        # And a cluster's rows are next to each other.
+        assert np.count_nonzero(np.diff(cluster[batch])) == max(0, len(found) - 1)
+    if order.tail == "keep":
+        assert_every_row_once(batches, order.rows)
+        assert all(len(np.unique(cluster[batch])) == order.batch // order.cluster for batch in batches[:-1])
+    else:
+        assert all(len(np.unique(cluster[batch])) == order.batch // order.cluster for batch in batches)
+
+
+@given(clustered_orders(), st.sampled_from([1, 2, 4]))
+def test_ranks_deal_clusters_as_one_does(order: EpochOrder, ranks: int) -> None:
+    ranks = min(ranks, order.streams)
+    parts = [epoch(order, streams_of_rank(order.streams, rank, ranks)) for rank in range(ranks)]
+    assert {len(part) for part in parts} == {order.steps}
+    for step, batch in enumerate(epoch(order)):
+        np.testing.assert_array_equal(np.concatenate([part[step] for part in parts]), batch)
+
+
+def test_smaller_clusters_are_halves_of_larger_ones() -> None:
+    rows, whole = np.array([44, 11, 20, 10]), 11
+    for halvings in range(3):
+        larger, smaller = (
+            numbered(EpochOrder(rows, 88, 1, 1, 0, 0, clusters=clusters_of(rows, whole, n)))
+            for n in (halvings, halvings + 1)
+        )
+        assert len(np.unique(larger)) == sum((4, 1, 2, 1)) << halvings
+        assert all(len(np.unique(smaller[larger == one])) == 2 for one in np.unique(larger))
+
+
+def test_which_clusters_meet_changes_with_the_epoch() -> None:
+    rows = np.full(16, 64)
+
+    def met(number: int) -> set[frozenset[int]]:
+        order = EpochOrder(rows, 32, 2, 4, 0, number, "keep", (), 8, clusters_of(rows, 8, 0))
+        return {frozenset((batch // 8).tolist()) for batch in epoch(order)}
+
+    assert len(met(0)) == 32
+    assert len(met(0) & met(1)) <= 3
+
+
+def test_a_cluster_of_one_row_is_the_order_of_rows() -> None:
+    rows = np.array([5, 7, 7, 2])
+    plain, ones = EpochOrder(rows, 4, 2, 2, 1, 3), EpochOrder(rows, 4, 2, 2, 1, 3, "keep", (), 1, rows)
+    for one, other in zip(epoch(plain), epoch(ones), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(1, 6), st.integers(0, 8))
 def test_deal_is_taking_a_share_of_each_stream_in_turn(sizes: list[int], share: int, batches: int) -> None:
     starts = np.cumsum([0, *sizes])
     expected = [
@@ -106,7 +193,8 @@ def test_deal_is_taking_a_share_of_each_stream_in_turn(sizes: list[int], share: 
         ]
         for number in range(batches)
     ]
-    order, offsets = deal(sizes, share, batches)
+    ends = [np.minimum(np.arange(batches + 1) * share, size) for size in sizes]
+    order, offsets = deal([Take(np.arange(size), own) for size, own in zip(sizes, ends, strict=True)])
     assert [order[low:high].tolist() for low, high in itertools.pairwise(offsets)] == expected
 
 

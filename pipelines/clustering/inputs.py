@@ -1,0 +1,129 @@
+"""What one clustering reads: query embeddings, and the queries that they embed, in whatever order these are."""
+
+from dataclasses import dataclass
+
+from pipelines.mining.source import Source, open_source
+from schemas import storage
+from schemas.errors import InputError, TableError
+from schemas.layout import CLUSTERS, DataLayout, RunLayout, parse_number
+from schemas.manifest import Manifest, is_published, open_manifest
+
+SOURCE = "queries"  # of a run: one split, which is what clusters are made of
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """`source`: the rows to be reordered and their embeddings. `origin`: the digest of DATA's own table of them.
+
+    `epoch` is the dump's, None without one; `out` is where the table goes.
+    """
+
+    source: Source
+    origin: str
+    epoch: int | None
+    use_from: int | None
+    out: str
+
+    @property
+    def name(self) -> str:
+        return f"epoch {self.epoch}" if self.epoch is not None else "embeddings"
+
+    @property
+    def wishes(self) -> dict[str, int]:
+        """What the trainer asked for: `size` and `smallest`."""
+        found: dict[str, int] = self.source.embeddings.parameters.get(CLUSTERS, {})
+        return found
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """By digest; `order` is the table in another cluster order whose rows these are, where there is one."""
+        own, embeddings = self.source.queries.digest, self.source.embeddings.digest
+        return {SOURCE: self.origin, "embeddings": embeddings, **({} if own == self.origin else {"order": own})}
+
+
+def open_clustering(
+    data: str, run: str, epoch: int | None, queries: str | None, for_epoch: int | None, out: str | None
+) -> Inputs:
+    """The dump of `epoch` (the newest by default), or the embeddings at `queries`, with the rows that they embed.
+
+    Raises InputError: no dump where one is needed, or nowhere to publish; TableError: unfinished, damaged, made from
+    other data, or not aligned with its queries.
+    """
+    layout = RunLayout(run)
+    if queries is not None and epoch is not None:
+        raise InputError(f"--epoch {epoch}: with --queries nothing is read from a dump. Leave one out.")
+    at = None
+    if queries is None:
+        at = _newest(run) if epoch is None else epoch
+        queries = layout.embeddings(at, SOURCE)
+    embeddings = open_manifest(queries, "embeddings")
+    url, origin = _rows_of(data, layout, embeddings, queries)
+    use_from = for_epoch
+    if use_from is None and at is not None:
+        use_from = int(embeddings.parameters.get("use_from", at + 2))
+    if out is None and use_from is None:
+        raise InputError("--queries: say where the table goes, with --for-epoch E or --out URL.")
+    out = out or layout.clusters(use_from or 0, SOURCE)
+    return Inputs(open_source(SOURCE, url, "queries", queries, embeddings), origin, at, use_from, out)
+
+
+def dumps_for_clusters(run: str) -> dict[int, str]:
+    """Epoch to digest of the embeddings, for every dump of `run` that clusters were asked of, oldest first."""
+    layout = RunLayout(run)
+    found: dict[int, str] = {}
+    for epoch in _epochs(run):
+        embeddings = _open_if_published(layout.embeddings(epoch, SOURCE))
+        if embeddings is not None and CLUSTERS in embeddings.parameters:
+            found[epoch] = embeddings.digest
+    return found
+
+
+def _newest(run: str) -> int:
+    layout = RunLayout(run)
+    epochs = [epoch for epoch in _epochs(run) if is_published(layout.embeddings(epoch, SOURCE))]
+    if not epochs:
+        raise InputError(
+            f"{layout.dumps}: no embeddings of queries to cluster. A run with order.cluster > 1 writes the first at "
+            "the end of the epoch two before refresh.start; is the path of the run right? Or give --queries URL, by "
+            "`extremis embed DATA RUN URL --split train`."
+        )
+    return epochs[-1]
+
+
+def _epochs(run: str) -> list[int]:
+    numbers = (parse_number(name) for name in storage.list_names(RunLayout(run).dumps))
+    return sorted(number for number in numbers if number is not None)
+
+
+def _rows_of(data: str, layout: RunLayout, embeddings: Manifest, url: str) -> tuple[str, str]:
+    """Where the rows are that `embeddings` embed, DATA's or the run's in cluster order; the digest of DATA's.
+
+    Raises TableError where they are neither.
+    """
+    place = DataLayout(data).queries(str(embeddings.parameters.get("split", "train")))
+    own = open_manifest(place, "queries")
+    wanted = embeddings.parents.get("queries")
+    if wanted == own.digest:
+        return place, own.digest
+    for name in sorted(storage.list_names(layout.clusters_root), reverse=True):
+        number = parse_number(name)
+        table = None if number is None else layout.clusters(number, SOURCE)
+        found = None if table is None else _open_if_published(table, "queries")
+        if table is not None and found is not None and found.digest == wanted:
+            if found.parents.get("queries") != own.digest:
+                break
+            return table, own.digest
+    raise TableError(
+        f"{url}: embeddings of other queries (digest {str(wanted)[:12]}…) than {place} (digest {own.digest[:12]}…) or "
+        f"any table under {layout.clusters_root}. Point at the data and the run that they were made from."
+    )
+
+
+def _open_if_published(url: str, kind: str = "embeddings") -> Manifest | None:
+    """The trainer may take a dump back between two looks: it resumed from an earlier checkpoint."""
+    try:
+        return open_manifest(url, kind) if is_published(url) else None
+    except TableError:
+        if is_published(url):
+            raise
+        return None

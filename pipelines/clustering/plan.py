@@ -1,0 +1,120 @@
+"""Every choice of one clustering, made once in the launching process, so that all workers agree."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.clustering.inputs import Inputs
+from pipelines.clustering.layout import Layout
+from pipelines.clustering.options import ClusterOptions
+from pipelines.clustering.top import TopTree, grow
+from pipelines.mining.inputs import dimension_of
+from schemas.errors import InputError
+from schemas.layout import CLUSTERS, staging
+from schemas.manifest import Manifest
+from schemas.sizes import say_bytes
+from schemas.storage import join
+
+ROW, VECTOR = "row", "vector"
+_PROCESS = 280 << 20  # Python, Beam and Arrow, loaded and at work
+_UNPACKED = 8  # bytes of a row in memory and on its way, to one of its bytes in the shard
+_SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
+_FEW = 8  # queries: smaller clusters are worth no halving, unless they are asked for
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to cluster, in how many parts, and where to put it."""
+
+    inputs: Inputs
+    size: int
+    smallest: int
+    seed: int
+    tree: TopTree
+    part_rows: int
+
+    @property
+    def dimension(self) -> int:
+        return dimension_of(self.inputs.source.embeddings)
+
+    @property
+    def queries(self) -> Manifest:
+        return self.inputs.source.queries
+
+    @property
+    def summary(self) -> str:
+        return join(staging(self.inputs.out), "summary.json")
+
+    def first_row(self, shard: int) -> int:
+        """Number of the first row of source shard `shard`."""
+        return sum(entry.rows for entry in self.queries.shards[:shard])
+
+    def parameters(self) -> dict[str, Any]:
+        """Of the table, but for what is known when it is made."""
+        embeddings = self.inputs.source.embeddings.parameters
+        kept = {name: value for name, value in self.queries.parameters.items() if name != CLUSTERS}
+        made = {
+            "size": self.size,
+            "smallest": self.smallest,
+            "parts": self.tree.parts,
+            "seed": self.seed,
+            "epoch": self.inputs.epoch,
+        }
+        return {**kept, CLUSTERS: made, "step": embeddings.get("step")}
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A plan whose parts have been counted: where every cluster goes, and the columns of its rows."""
+
+    plan: Plan
+    layout: Layout
+    schema: pa.Schema
+
+
+def make_plan(inputs: Inputs, options: ClusterOptions) -> Plan:
+    """Raises InputError: no size, sizes that cannot be, or a memory that is too small; TableError."""
+    size = options.size or inputs.wishes.get("size")
+    if size is None:
+        raise InputError(
+            f"{inputs.source.embeddings_url}: no trainer asked for clusters of a size here. Give --size C."
+        )
+    smallest = options.smallest or (inputs.wishes.get("smallest") if options.size is None else None) or _halved(size)
+    if smallest > size or size % smallest or (size // smallest) & (size // smallest - 1):
+        raise InputError(
+            f"--smallest {smallest}: clusters of {size} are halved, so expected {size} divided by a power of two."
+        )
+    rows, part_rows = inputs.source.queries.rows, options.part_rows or _fit(inputs, options.memory)
+    if not rows:
+        raise InputError(f"{inputs.source.queries_url}: no queries to cluster.")
+    parts = 1
+    while parts * part_rows < rows:
+        parts *= 2
+    dimension = dimension_of(inputs.source.embeddings)
+    sample = np.empty((0, dimension), np.float32)
+    if parts > 1:
+        sample = inputs.source.some_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
+    return Plan(inputs, size, smallest, options.seed, grow(sample, parts, options.seed), part_rows)
+
+
+def _halved(size: int) -> int:
+    while size % 2 == 0 and size // 2 >= _FEW:
+        size //= 2
+    return size
+
+
+def _fit(inputs: Inputs, memory: int) -> int:
+    """Queries of a part that fit into `memory`, with a quarter to spare: parts are not quite equal."""
+    queries = inputs.source.queries
+    stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
+    # The vectors as they are read, in the order of the tree, and in float64 for their means.
+    each = 20 * dimension_of(inputs.source.embeddings) + _UNPACKED * stored + 64
+    found = int((memory - _PROCESS) / each / 1.25)
+    if found < 1 << 10:
+        raise InputError(
+            f"--memory {say_bytes(memory)}: a worker takes {say_bytes(_PROCESS)} and {each:,.0f} bytes a query. "
+            f"Give --memory {say_bytes(_PROCESS + int(each * (1 << 20))).replace(' ', '')}."
+        )
+    return found

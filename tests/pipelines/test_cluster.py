@@ -1,0 +1,355 @@
+"""Queries in cluster order: the same rows, clusters equal within one, the same whatever makes it and however often."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.cluster import ClusterOptions, cluster, watch
+from pipelines.clustering import steps
+from pipelines.clustering.balanced import balanced_clusters, balanced_order
+from pipelines.clustering.inputs import open_clustering
+from pipelines.clustering.layout import make_layout
+from pipelines.clustering.plan import _SAMPLE_GROUPS, _SAMPLE_ROWS
+from pipelines.clustering.top import grow, parts_of
+from schemas import storage, tables
+from schemas.errors import InputError, StorageError, TableError
+from schemas.layout import RunLayout
+from schemas.manifest import Manifest, open_manifest, verify
+from schemas.parquet import matrix_array
+from schemas.shards import iterate, write_table
+from tests.builders import SmallData, build_data
+from trainer.stream.clusters import clusters_of
+
+D, ROWS, SIZE = 6, 1203, 16
+
+
+def embed_queries(data: SmallData, url: str, seed: int = 0, **fields: object) -> Manifest:
+    """Publish embeddings [N, D] of the training queries, in groups, aligned with the table whose digest they name."""
+    return write_embeddings(data.layout.queries("train"), url, seed, **fields)
+
+
+def write_embeddings(queries_url: str, url: str, seed: int = 0, **fields: object) -> Manifest:
+    queries = open_manifest(queries_url, "queries")
+    draw = np.random.default_rng(seed)
+    centres = draw.standard_normal((40, D))
+    x = centres[draw.integers(0, 40, queries.rows)] + 0.3 * draw.standard_normal((queries.rows, D))
+    x[:20] = x[0]  # some that are all the same
+    schema = tables.embeddings(D)
+    shards, first = [], 0
+    for shard in queries.shards:
+        ids = pa.array(np.arange(first, first + shard.rows))
+        vectors = matrix_array(x[first : first + shard.rows].astype(np.float16), pa.float16())
+        shards.append(pa.Table.from_arrays([ids, vectors], schema=schema))
+        first += shard.rows
+    given = {"parents": {"queries": queries.digest}, "id_range": (0, queries.rows), **fields}
+    return write_table(url, "embeddings", shards, queries.row_group_rows or 1, **given)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(
+        str(tmp_path_factory.mktemp("cluster") / "data"), rows={"train": ROWS, "test": 20}, row_group_rows=64
+    )
+
+
+@pytest.fixture(scope="module")
+def run(data: SmallData) -> str:
+    """With a dump as a trainer leaves it."""
+    run = RunLayout(str(Path(data.layout.root).parent / "run"))
+    asked = {"epoch": 3, "use_from": 5, "step": 9, "clusters": {"size": SIZE, "smallest": 4}}
+    embed_queries(data, run.embeddings(3, "queries"), parameters=asked)
+    return run.root
+
+
+def read(url: str) -> pa.Table:
+    manifest = open_manifest(url, "queries")
+    verify(url, manifest)
+    return pa.concat_tables(iterate(url, manifest))
+
+
+def cluster_ids(manifest: Manifest) -> np.ndarray:
+    """The cluster of each row, by what the manifest says alone."""
+    rows = manifest.parameters["clusters"]["rows"]
+    found, number = [], 0
+    for shard in manifest.shards:
+        for start in range(0, shard.rows, manifest.row_group_rows or 1):
+            length = min(manifest.row_group_rows or 1, shard.rows - start)
+            count = int(clusters_of(np.array([length]), rows, 0)[0])
+            found.append(number + np.arange(length) * count // length)
+            number += count
+    return np.concatenate(found)
+
+
+def vectors_of(url: str) -> np.ndarray:
+    parts = [
+        np.stack(group.column("vector").to_numpy(zero_copy_only=False)) for group in iterate(url, open_manifest(url))
+    ]
+    return np.concatenate(parts).astype(np.float32)
+
+
+@pytest.mark.parametrize("part_rows", [None, 400])
+def test_the_table_is_the_queries_in_clusters_equal_within_one(
+    data: SmallData, run: str, tmp_path: Path, part_rows: int | None
+) -> None:
+    out = str(tmp_path / "out")
+    manifest = cluster(data.layout.root, run, options=ClusterOptions(out=out, part_rows=part_rows))
+    source = open_manifest(data.layout.queries("train"))
+    before, after = read(data.layout.queries("train")), read(out)
+    assert after.schema == before.schema
+    np.testing.assert_array_equal(after["query_id"], np.arange(ROWS))
+    order = np.array([int(key.split()[1]) for key in after["key"].to_pylist()])
+    assert sorted(order) == list(range(ROWS))
+    kept = [name for name in before.column_names if name != "query_id"]
+    assert after.select(kept).equals(before.take(pa.array(order)).select(kept))
+    found = cluster_ids(manifest)
+    sizes = np.bincount(found)
+    assert sizes.max() == SIZE
+    assert sizes.min() >= SIZE - 1
+    assert len(sizes) == manifest.parameters["clusters"]["count"] == manifest.counters["clusters"]
+    assert manifest.rows == ROWS
+    assert manifest.parents["queries"] == source.digest
+    # Row groups hold whole clusters.
+    edges = np.flatnonzero(np.diff(found)) + 1
+    starts = np.cumsum([0] + [shard.rows for shard in manifest.shards])[1:-1]
+    assert set(starts) <= set(edges)
+    # And clusters are of points near each other.
+    x = vectors_of(RunLayout(run).embeddings(3, "queries"))[order]
+    within = np.mean([x[found == one].var(0).sum() for one in np.unique(found)])
+    assert within < 0.35 * x.var(0).sum()
+
+
+@pytest.mark.parametrize("part_rows", [5000, 700, 400])
+def test_split_by_the_top_of_the_tree_it_is_what_it_is_in_memory(
+    data: SmallData, run: str, tmp_path: Path, part_rows: int
+) -> None:
+    options = ClusterOptions(out=str(tmp_path / "out"), part_rows=part_rows, seed=2)
+    cluster(data.layout.root, run, options=options)
+    keys = read(str(tmp_path / "out"))["key"].to_pylist()
+    x = vectors_of(RunLayout(run).embeddings(3, "queries"))
+    parts = {5000: 1, 700: 2, 400: 4}[part_rows]
+    inputs = open_clustering(data.layout.root, run, None, None, None, options.out)
+    sample = inputs.source.some_queries(_SAMPLE_ROWS, 2, D, _SAMPLE_GROUPS)
+    part = parts_of(grow(sample, parts, 2), x, 0)
+    rows = [np.flatnonzero(part == one) for one in range(parts)]
+    source = open_manifest(data.layout.queries("train"))
+    layout = make_layout([len(some) for some in rows], SIZE, source.row_group_rows or 1, ROWS // len(source.shards), 2)
+    expected = np.empty(ROWS, np.int64)
+    for one, some in enumerate(rows):
+        order, _ = balanced_order(x[some], SIZE, 4, 2)
+        shard, place = layout.places(one)
+        expected[np.array([layout.first_row(s) for s in shard]) + place] = some[order]
+    assert keys == [f"query {row}" for row in expected]
+
+
+@pytest.fixture(scope="module")
+def parted(data: SmallData, run: str, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Made in several parts, in this process."""
+    out = str(tmp_path_factory.mktemp("parted"))
+    return cluster(data.layout.root, run, options=ClusterOptions(out=out, part_rows=400, seed=1))
+
+
+@pytest.mark.parametrize(
+    "flags", ["in process", pytest.param("two processes", marks=pytest.mark.slow), "dask"], indirect=True
+)
+def test_the_bytes_are_the_same_on_every_runner(
+    data: SmallData, run: str, tmp_path: Path, flags: tuple[str, ...], parted: Manifest
+) -> None:
+    out, threads = str(tmp_path / "out"), ("--direct_num_workers=2", "--direct_running_mode=multi_threading")
+    options = ClusterOptions(out=out, part_rows=400, seed=1)
+    assert cluster(data.layout.root, run, options=options, beam_options=flags or threads) == parted
+    assert storage.list_names(out) == ["manifest.json", *(shard.path for shard in parted.shards)]
+
+
+def test_a_table_made_before_is_left_and_another_is_not_replaced(data: SmallData, run: str) -> None:
+    place = RunLayout(run).clusters(5, "queries")
+    first = cluster(data.layout.root, run)
+    assert open_manifest(place) == first
+    said: list[str] = []
+    assert cluster(data.layout.root, run, progress=said.append) == first
+    assert said == ["epoch 3: already clustered, for use from epoch 5"]
+    with pytest.raises(InputError, match=r"size 16, now 32.*--overwrite"):
+        cluster(data.layout.root, run, options=ClusterOptions(size=32))
+    record = b'{"epoch": 5, "digests": {"queries": "%s"}}' % first.digest.encode()
+    storage.write_bytes(RunLayout(run).adoption(5), record)
+    with pytest.raises(InputError, match="epoch 5 of this run trains on this table"):
+        cluster(data.layout.root, run, options=ClusterOptions(size=32, overwrite=True))
+    storage.remove(RunLayout(run).adoption(5))
+    assert cluster(data.layout.root, run, options=ClusterOptions(size=32, overwrite=True)) != first
+    storage.remove(RunLayout(run).clusters_root, recursive=True)
+
+
+def test_embeddings_of_a_table_in_cluster_order_are_clustered_again(data: SmallData, run: str) -> None:
+    layout = RunLayout(run)
+    first = cluster(data.layout.root, run)
+    asked = {"epoch": 8, "use_from": 10, "step": 30, "clusters": {"size": 32, "smallest": 4}}
+    write_embeddings(layout.clusters(5, "queries"), layout.embeddings(8, "queries"), seed=1, parameters=asked)
+    second = cluster(data.layout.root, run)
+    assert second.parents["queries"] == first.parents["queries"] == open_manifest(data.layout.queries("train")).digest
+    assert second.parents["order"] == first.digest
+    assert second.parameters["clusters"]["size"] == 32
+    keys = read(layout.clusters(10, "queries"))["key"].to_pylist()
+    assert sorted(keys) == sorted(f"query {row}" for row in range(ROWS))
+    storage.remove(layout.dump(8), recursive=True)
+    storage.remove(layout.clusters_root, recursive=True)
+
+
+def test_what_was_cut_off_is_invisible_and_made_again(
+    data: SmallData, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, write = str(tmp_path / "out"), steps.write_laid
+    whole = cluster(data.layout.root, run, options=ClusterOptions(out=out))
+    storage.remove(out, recursive=True)
+    for step in (0, len(whole.shards) - 1):
+
+        def failing(laid: steps.Laid, shard: int, packets: object, fail: int = step) -> object:
+            if shard == fail:
+                raise StorageError("the disk is full")
+            return write(laid, shard, packets)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(steps, "write_laid", failing)
+        with pytest.raises(StorageError, match="the disk is full"):
+            cluster(data.layout.root, run, options=ClusterOptions(out=out))
+        with pytest.raises(TableError, match=r"no table here|unfinished"):
+            open_manifest(out)
+    monkeypatch.undo()
+    assert cluster(data.layout.root, run, options=ClusterOptions(out=out)) == whole
+
+
+def test_watching_makes_what_is_asked_for_once(data: SmallData, run: str) -> None:
+    looks: Iterator[bool] = iter([False, False, True])
+    assert watch(data.layout.root, run, poll_seconds=0.01, until=lambda: next(looks)) == 1
+    looks = iter([False, False, True])
+    assert watch(data.layout.root, run, poll_seconds=0.01, until=lambda: next(looks)) == 0
+    storage.remove(RunLayout(run).clusters_root, recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queries": "PLAIN"}, r"--queries: say where the table goes, with --for-epoch E or --out URL"),
+        ({"queries": "PLAIN", "for_epoch": 0}, r"no trainer asked for clusters of a size here. Give --size C"),
+        ({"size": 24, "smallest": 16}, r"--smallest 16: clusters of 24 are halved"),
+        ({"memory": 100 << 20}, r"--memory 100.0 MiB.*Give --memory"),
+        ({"queries": "OTHER", "for_epoch": 0, "size": 8}, r"embeddings of other queries .* than .*queries/train"),
+        ({"queries": "SPOILT", "for_epoch": 0, "size": 8}, r"vector of row 7 is not finite"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    data: SmallData, run: str, tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    makers: dict[str, Callable[[str], object]] = {
+        "PLAIN": lambda url: embed_queries(data, url),
+        "OTHER": lambda url: embed_queries(data, url, parents={"queries": "0" * 64}),
+        "SPOILT": lambda url: spoilt(data, url),
+    }
+    if options.get("queries") in makers:
+        url = str(tmp_path / "embeddings")
+        makers[str(options["queries"])](url)
+        options = {**options, "queries": url}
+    with pytest.raises(InputError, match=message):
+        cluster(data.layout.root, run, options=ClusterOptions.of(**options))
+
+
+def spoilt(data: SmallData, url: str) -> None:
+    queries = open_manifest(data.layout.queries("train"))
+    x = np.ones((queries.rows, D), np.float16)
+    x[7, 2] = np.nan
+    edges = np.cumsum([0] + [shard.rows for shard in queries.shards])
+    shards = [
+        pa.Table.from_arrays(
+            [pa.array(np.arange(low, high)), matrix_array(x[low:high], pa.float16())], schema=tables.embeddings(D)
+        )
+        for low, high in itertools.pairwise(edges)
+    ]
+    write_table(url, "embeddings", shards, queries.row_group_rows or 1, parents={"queries": queries.digest})
+
+
+def test_parts_too_small_for_equal_clusters_are_refused() -> None:
+    assert make_layout([128, 63], 64, 64, 64, 0).full == (2, 0)
+    with pytest.raises(InputError, match="--size 64: a part of 37 queries is too small for clusters of 50 and 49"):
+        make_layout([100, 37], 64, 64, 64, 0)
+
+
+def test_a_run_without_a_dump_is_told_so(data: SmallData, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no embeddings of queries to cluster. A run with order.cluster > 1"):
+        cluster(data.layout.root, str(tmp_path))
+
+
+# The pure parts
+
+
+@given(st.integers(1, 300), st.integers(1, 4), st.integers(0, 3), st.integers(0, 4))
+def test_every_part_of_the_tree_takes_its_share_of_the_sample(
+    count: int, dimension: int, seed: int, levels: int
+) -> None:
+    sample = np.random.default_rng(seed).standard_normal((count, dimension)).astype(np.float32)
+    part = parts_of(grow(sample, 1 << levels, seed), sample, 0)
+    sizes = np.bincount(part, minlength=1 << levels)
+    assert sizes.sum() == count
+    if levels == 1:
+        assert sizes.max() - sizes.min() <= 1
+    # A point finds its part alone.
+    for at in range(0, count, 50):
+        assert parts_of(grow(sample, 1 << levels, seed), sample[at : at + 1], at) == part[at]
+
+
+def test_points_that_are_all_the_same_spread_over_the_parts() -> None:
+    same = np.ones((800, 3), np.float32)
+    sizes = np.bincount(parts_of(grow(same[:100], 8, 0), same, 0), minlength=8)
+    np.testing.assert_array_equal(sizes, np.full(8, 100))
+
+
+@given(st.integers(1, 400), st.integers(2, 20), st.integers(1, 40), st.integers(1, 100))
+def test_a_layout_has_a_place_for_every_row_and_tells_where_clusters_are(
+    count: int, size: int, group: int, shard: int
+) -> None:
+    layout = make_layout([count], size, group, shard, 0)
+    shards, places = layout.places(0)
+    rows = np.array([layout.first_row(one) for one in range(layout.shards)])[shards] + places
+    assert sorted(rows) == list(range(count))
+    assert [layout.rows_of(one) for one in range(layout.shards)] == np.bincount(shards).tolist()
+    assert layout.clusters == -(-count // size)
+    starts = np.concatenate([np.arange(n) * layout.rows for n in [layout.full[0]]])
+    tail = layout.full[0] * layout.rows + np.arange(layout.short[0]) * (layout.rows - 1)
+    expected = {
+        frozenset(rows[a : a + n].tolist()) for at, n in ((starts, layout.rows), (tail, layout.rows - 1)) for a in at
+    }
+    found, first = set(), 0
+    for one in range(layout.shards):
+        for low in range(0, layout.rows_of(one), layout.row_group_rows):
+            length = min(layout.row_group_rows, layout.rows_of(one) - low)
+            number = int(clusters_of(np.array([length]), layout.rows, 0)[0])
+            edges = first + low + np.arange(number + 1) * length // number
+            found |= {frozenset(range(a, b)) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)}
+        first += layout.rows_of(one)
+    assert found == expected
+
+
+@given(st.integers(0, 150), st.integers(1, 16), st.integers(0, 4), st.integers(0, 2))
+def test_the_order_has_the_clusters_and_their_halves_gather_near_points(
+    count: int, size: int, halvings: int, seed: int
+) -> None:
+    x = np.random.default_rng(seed).integers(0, 4, (count, 3)).astype(np.float32)
+    smallest = max(1, size >> halvings)
+    order, starts = balanced_order(x, size, smallest, seed)
+    assert sorted(order) == list(range(count))
+    clusters = balanced_clusters(x, size, seed)
+    for number in range(len(starts) - 1):
+        assert set(order[starts[number] : starts[number + 1]]) == set(np.flatnonzero(clusters == number))
+
+
+def test_halves_of_a_cluster_are_nearer_than_its_rows_at_random() -> None:
+    draw = np.random.default_rng(0)
+    x = (draw.standard_normal((64, 8))[draw.integers(0, 64, 2048)] + 0.2 * draw.standard_normal((2048, 8))).astype(
+        np.float32
+    )
+    order, _ = balanced_order(x, 128, 16)
+    coarse, _ = balanced_order(x, 128, 128)
+    spread = [float(x[some].reshape(-1, 16, 8).var(1).sum(1).mean()) for some in (order, coarse)]
+    assert spread[0] < 0.5 * spread[1]

@@ -1,0 +1,44 @@
+"""Tables in cluster order: how large the clusters are that an epoch deals, and where they lie (NGAME, section 3)."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from schemas.errors import InputError
+from schemas.layout import CLUSTERS
+from schemas.manifest import Manifest
+from schemas.parquet import row_groups_of
+
+
+def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
+    """Clusters of each row group [M], where one of `rows` rows at most is dealt as 2**halvings parts.
+
+    A row group holds either clusters of `rows` rows, or fewer than `rows` clusters of one row less, so its rows tell.
+    """
+    return np.minimum(group_rows, -(-group_rows // rows) << halvings)
+
+
+def cluster_sizes(tables: Sequence[tuple[str, Manifest]]) -> list[int]:
+    """The sizes that those of `tables` which are in cluster order were made with."""
+    return [manifest.parameters[CLUSTERS]["size"] for _, manifest in tables if CLUSTERS in manifest.parameters]
+
+
+def dealt_clusters(tables: Sequence[tuple[str, Manifest]], size: int) -> np.ndarray | None:
+    """Clusters of about `size` rows in each row group of `tables` (url, manifest), [M]; None where not all have any.
+
+    Raises InputError where a table's clusters are no whole number of halves.
+    """
+    found = []
+    for url, manifest in tables:
+        known: Mapping[str, int] | None = manifest.parameters.get(CLUSTERS)
+        if known is None:
+            return None
+        halvings = (known["size"] // size).bit_length() - 1
+        if size << max(halvings, 0) != known["size"] or size < known["smallest"]:
+            raise InputError(
+                f"{url}: its clusters of {known['size']} rows are made to be halved down to {known['smallest']}, which "
+                f"gives none of {size}. Make it again with `extremis cluster --size N --smallest {size}`, N being "
+                f"{size} times a power of two, or set order.cluster to one of its sizes."
+            )
+        found.append(clusters_of(np.diff(row_groups_of(manifest)[2]), known["rows"], halvings))
+    return np.concatenate(found) if found else None
