@@ -133,12 +133,10 @@ def _is_stale(found: int | None, epoch: int, recipe: Recipe) -> bool:
 
 def _tell(found: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, say: Callable[[str], None]) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
-    table, command, alone = (
-        ("table of clusters", "cluster", "random order")
-        if recipe.clusters
-        else ("hard-negative table", "mine", "random negatives only")
-    )
-    missing = f"epoch {epoch}: the {table} due at epoch {due} is not there yet"
+    command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
+    missing = f"epoch {epoch}: the hard-negative table due at epoch {due} is not there yet"
+    if recipe.clusters:
+        missing = missing.replace("hard-negative table", "table of clusters")
     if stale and recipe.refresh.stale == "stop":
         there = "none is there" if found is None else f"that of epoch {found} is {epoch - found + LEAD} epochs old"
         raise ExtremisError(
