@@ -491,10 +491,10 @@ def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, quer
 @click.option("--threshold-split", help="The split they are measured on, or none. Default: val where DATA has it.")
 @click.option(
     "--scores",
-    type=click.Choice(["classifier", "fused"]),
+    type=click.Choice(["classifier", "sum", "fused"]),
     default="classifier",
     show_default=True,
-    help="fused: with the tree of `extremis fuse` and the embeddings of the labels' texts.",
+    help="sum: with the embeddings of the labels' texts added to the vectors; fused: beside them, with the run's tree.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")
 @json_option

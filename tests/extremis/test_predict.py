@@ -129,6 +129,14 @@ class TestFused:
         assert len({*values.values()}) == 4
         assert values["fused"] > values["classifier"]  # it was fitted on these very queries
 
+    def test_both_added_are_one_vector_a_label(self, data: Path, run: Path, tmp_path: Path) -> None:
+        expected = call("evaluate", data, run, "--scores", "sum", "--json").json["metrics"]
+        assert call("export", data, run, tmp_path / "summed", "--scores", "sum").status == 0
+        assert call("predict", tmp_path / "summed", tmp_path / "p.parquet", "--data", data, "--k", "20").status == 0
+        found = metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist()))
+        assert found == pytest.approx(expected, abs=0.5)  # the last bit of a sum may decide between two labels
+        assert not (tmp_path / "summed" / "label-texts").exists()
+
     @pytest.mark.parametrize("indexed", [True, False])
     def test_an_export_predicts_as_evaluate_scores(
         self, data: Path, run: Path, fused: Path, tmp_path: Path, indexed: bool

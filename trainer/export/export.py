@@ -51,13 +51,15 @@ _LABEL_COLUMNS = ("label_id", "key", "text", "frequency")
 
 Say = Callable[[str], None]
 Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor]]]
+RowsOf = Callable[[int, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class ExportOptions:
     """How a run is exported. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory.
 
-    `scores`: "classifier", or "fused" by the run's tree, which goes along with embeddings of the labels' texts.
+    `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a label; or "fused" by the run's
+    tree, which goes along with these embeddings.
     """
 
     step: int | None = None
@@ -88,6 +90,8 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     split = _threshold_split(layout, options.split)
     wanted = {**_wanted(options), "threshold_split": split}
     parents = {"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
+    if options.scores != "classifier" and recipe.head.kind == "label-encoder":
+        raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
     tree = fitted = None
     if options.scores == "fused":
         tree, fitted = open_fusion(data, run, options.step)
@@ -103,12 +107,14 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         files = options.dtype, out, Path(scratch)
         rows_of = functools.partial(_rows, checkpoint)
+        texts_of = functools.partial(_embedded, embed_texts, model, layout)
         if recipe.head.kind == "label-encoder":
             rows_of = functools.partial(_embedded, embed_labels, model, layout)
+        elif options.scores == "sum":
+            rows_of = functools.partial(_added, rows_of, texts_of)
         written, vectors = _vectors(VECTORS, checkpoint.labels, rows_of, *files)
         fused = None
         if tree is not None and fitted is not None:
-            texts_of = functools.partial(_embedded, embed_texts, model, layout)
             more, texts = _vectors(TEXTS, checkpoint.labels, texts_of, *files)
             written += [*more, _write(out, TREE, tree.to_json())]
             fused = Fused(tree, texts, label_statistics(layout).frequency, int(fitted.parameters["shortlist"]))
@@ -231,7 +237,7 @@ def _labels(data: DataLayout, out: str) -> Iterator[Shard]:
 
 
 def _vectors(
-    folder: str, labels: int, rows_of: Callable[[int, int], torch.Tensor], dtype: str, out: str, scratch: Path
+    folder: str, labels: int, rows_of: RowsOf, dtype: str, out: str, scratch: Path
 ) -> tuple[list[Shard], Vectors]:
     """Files of rows [labels, D], and the rows, mapped where the files are on a local disk.
 
@@ -256,6 +262,12 @@ def _vectors(
 def _rows(checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
     """The classifier's vectors of labels [start, stop)."""
     return torch.cat([tensors["weight"] for _, tensors in checkpoint.rows(start, stop)])
+
+
+def _added(rows_of: RowsOf, texts_of: RowsOf, start: int, stop: int) -> torch.Tensor:
+    """Both of labels [start, stop) added; a bias stays."""
+    rows, texts = rows_of(start, stop).float(), texts_of(start, stop)
+    return rows + torch.nn.functional.pad(texts, (0, rows.shape[1] - texts.shape[1]))
 
 
 def _embedded(embed: Embed, model: Model, data: DataLayout, start: int, stop: int) -> torch.Tensor:
