@@ -1,0 +1,128 @@
+"""`python -m benchmarks.page [--quick]`: seconds, memory and bytes of `extremis report` about a run on 10M queries.
+
+10,485,760 synthetic queries with a table of 10 negatives each, 1,048,576 labels with texts, and a run of 40 steps with
+its checkpoint; what a trainer records in 20 epochs is written behind those steps' own records. The page is built as a
+user builds it, with 300 queries, their negatives and predictions over all labels.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from benchmarks.processes import measure
+from benchmarks.report import report
+from benchmarks.rows import LABELS, VOCABULARY, World
+from schemas import storage, tables
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
+from schemas.parquet import ShardFile, list_array, list_column
+from schemas.shards import iterate
+from trainer.config import load_recipe
+from trainer.loop import Trainer
+
+ROWS = {False: 10 << 20, True: 1 << 20}
+WIDTH, GROUP, WORDS, STEPS, EPOCHS, EVERY = 10, 8192, 4, 40, 20, 20
+RECIPE = ("encoder.dimension=64", "encoder.hidden=0", "encoder.residual=false", "encoder.buckets=65536")
+SECONDS, MEGABYTES = 60.0, 5.0
+
+
+class _Enough(Exception):
+    pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="1,048,576 queries")
+    rows = ROWS[parser.parse_args().quick]
+    with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
+        world = World(str(Path(folder) / "data"), rows, WIDTH, GROUP)
+        run = str(Path(world.negatives).parents[2])
+        _train(world, run)
+        out = str(Path(folder) / "report.html")
+        command = [sys.executable, "-m", "extremis", "report", world.root, run, "--out", out]
+        done = measure(command)
+        if done.status:
+            sys.exit(f"{' '.join(command)}: status {done.status}")
+        size = Path(out).stat().st_size / 1e6
+        report(
+            f"the page of a run on {rows:,} queries is small, and there within a minute",
+            {"rows": rows, "labels": LABELS, "peak_gib": round(done.peak_bytes / 2**30, 2)},
+            {"seconds": done.seconds, "megabytes": size},
+            {"seconds": f"<{SECONDS}", "megabytes": f"<{MEGABYTES}"},
+        )
+
+
+def _train(world: World, run: str) -> None:
+    """DATA, a few steps of a run on it, and the records of many."""
+    world.write()
+    queries = open_manifest(world.queries, "queries")
+    data = DataLayout(world.root)
+    parents = {"queries/train": queries.digest, "labels": _labels(world).digest, "tokenizer": _tokenizer(data).digest}
+    publish(data.root, Manifest(kind="data", parents=parents, parameters={"propensity": {"a": 0.55, "b": 1.5}}))
+    recipe = load_recipe("random", [*RECIPE, f"train.epochs={EPOCHS}", f"checkpoint.every_steps={STEPS // 2}"])
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        if step == STEPS:
+            raise _Enough
+
+    epochs = Trainer.start(data.root, run, recipe, lambda line: None).train(on_step)
+    with contextlib.suppress(_Enough):
+        next(epochs)
+    epochs.close()
+    url = RunLayout(run).metrics
+    lines = [json.loads(line) for line in storage.read_bytes(url).splitlines()]
+    last = next(line for line in reversed(lines) if line["kind"] == "train")
+    per_epoch = -(-world.rows // recipe.order.batch)
+    lines += [{**last, "step": step} for step in range(STEPS + EVERY, EPOCHS * per_epoch, EVERY)]
+    storage.write_bytes(url, "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def _tokenizer(data: DataLayout) -> Manifest:
+    model = Tokenizer(WordLevel({"[UNK]": 0, **{f"w{n}": n for n in range(1, VOCABULARY)}}, "[UNK]"))
+    model.pre_tokenizer = Whitespace()
+    body = model.to_str().encode()
+    storage.write_bytes(storage.join(data.tokenizer, "tokenizer.json"), body)
+    entry = Shard(path="tokenizer.json", rows=0, bytes=len(body), sha256=storage.sha256(body))
+    return publish(data.tokenizer, Manifest(kind="tokenizer", shards=(entry,), parameters={"vocabulary": VOCABULARY}))
+
+
+def _labels(world: World) -> Manifest:
+    """Labels with four words each, and how many queries have them."""
+    queries = open_manifest(world.queries, "queries")
+    frequency = np.zeros(LABELS, np.int64)
+    for group in iterate(world.queries, queries, ["label_ids"]):
+        frequency += np.bincount(list_column(group, "label_ids")[0], minlength=LABELS)
+    schema = tables.labels(tables.token_type(VOCABULARY))
+    draw = np.random.default_rng(1)
+    url = DataLayout(world.root).labels
+    with ShardFile(url, 0, 1, schema, GROUP) as shard:
+        for low in range(0, LABELS, GROUP):
+            ids = np.arange(low, min(low + GROUP, LABELS))
+            words = draw.integers(1, VOCABULARY, (len(ids), WORDS)).astype(np.uint16)
+            texts = [" ".join(f"w{word}" for word in row) for row in words.tolist()]
+            tokens = list_array(words.reshape(-1), np.arange(len(ids) + 1) * WORDS, pa.uint16())
+            columns = [pa.array(ids), pa.array(np.char.mod("l%d", ids)), pa.array(texts), tokens]
+            shard.write(pa.Table.from_arrays([*columns, pa.array(frequency[ids])], schema=schema))
+    manifest = Manifest(
+        kind="labels",
+        columns=columns_of(schema),
+        shards=(shard.entry,),
+        rows=LABELS,
+        row_group_rows=GROUP,
+        id_range=(0, LABELS),
+        parameters={"training_points": world.rows},
+    )
+    return publish(url, manifest)
+
+
+if __name__ == "__main__":
+    main()
