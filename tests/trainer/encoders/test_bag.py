@@ -6,10 +6,12 @@ import torch
 
 from schemas.errors import TableError
 from tests.builders import ragged, random_features, random_tokens, tokens_of
+from tests.ranks import on_ranks
 from trainer.config import Encoder as EncoderConfig
-from trainer.encoders import build_encoder
+from trainer.encoders import bags, build_encoder
 from trainer.encoders.bag import BagEncoder
 from trainer.encoders.features import bag_of_ngrams
+from trainer.group import ALONE, Group
 from trainer.inputs import Features, Inputs, Tokens
 
 VOCABULARY, D = 30, 6
@@ -263,3 +265,61 @@ def test_features_are_trained_where_they_occur_and_beyond_the_manifest_s_number_
         row = Features(np.array([wrong], np.int32), np.ones(1, np.float32), np.array([0, 1]))
         with pytest.raises(TableError, match=f"feature {wrong}, but the data's manifest states 20 features"):
             encoder.prepare(Inputs(features=row))
+
+
+def trained_in_parts(group: Group, piece: int, clip: float = 0.0) -> list[np.ndarray]:
+    """The table after each of three steps over 27 rows in parts of 3, `piece` bags at a time; ranks share the parts."""
+    bags.PIECE = piece
+    encoder = build(dropout=0.0)
+    found = []
+    for step in range(3):
+        parts = [tokens_of(batch(3, seed=10 * step + number)) for number in range(9)]
+        # Of two ranks the last has one part only: it has fewer pieces to send.
+        own = parts if group.ranks == 1 else [parts[:8], parts[8:]][group.rank]
+        for inputs in own:
+            x = encoder.encode(encoder.prepare(inputs, KEY), KEY)
+            x.backward(x.detach() + 1)
+        encoder.reduce(group)
+        encoder.update(1.0, clip)
+        found.append(encoder.tensors()["embedding"].numpy().copy())
+    return found
+
+
+def test_gradients_are_the_same_in_whatever_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bags, "PIECE", bags.PIECE)  # put back afterwards
+    for clip in (0.0, 0.3):
+        whole = trained_in_parts(ALONE, 1000, clip)
+        assert not np.allclose(whole[0], whole[1])
+        for piece in (1, 4, 26):
+            np.testing.assert_allclose(trained_in_parts(ALONE, piece, clip), whole, rtol=1e-5, atol=1e-6)
+    for piece in (1000, 7):
+        both = on_ranks(2, trained_in_parts, piece, 0.3)
+        np.testing.assert_array_equal(*both)
+        np.testing.assert_allclose(both[0], whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rank_holds_one_piece_of_the_others_bags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is gathered at a time does not grow with the bags; of what has come back the sums' leaves are gone."""
+    monkeypatch.setattr(bags, "PIECE", 6)
+    gathered = []
+
+    class Twice(Group):
+        """Two ranks that have the same."""
+
+        ranks = 2
+
+        def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
+            gathered.append(2 * len(tensor))
+            return torch.cat([tensor, tensor])
+
+        def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
+            return [np.concatenate([array, array]) for array in arrays]
+
+    encoder = build()
+    for seed in range(20):
+        x = encoder.encode(encoder.prepare(tokens_of(batch(3, seed)), KEY), KEY)
+        x.backward(torch.ones_like(x))
+        assert sum(one.v is not None for one in encoder._touched._waiting) == 1
+    encoder.reduce(Twice())
+    assert gathered == [12] * 10
+    assert not encoder._touched._waiting
