@@ -215,20 +215,38 @@ def own_pool(
     )
 
 
-def among(batch: Batch, ids: np.ndarray, positive_weight: np.ndarray | None = None) -> Candidates:
-    """The labels `ids` [C] int64, ascending, for every query, counted once; positives are struck from the negatives."""
+def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
+    """Which positives the step learns, [sum P] bool: `count` of each query's, drawn each step; None for all (0)."""
+    if not count:
+        return None
+    offsets = batch.positive_offsets
+    query = np.repeat(np.arange(len(batch)), np.diff(offsets))
+    order = np.lexsort((generator(seed, "positives", batch.epoch, batch.step).random(len(query)), query))
+    drawn = np.empty(len(query), bool)
+    drawn[order] = np.arange(len(query)) - offsets[query] < count
+    return drawn
+
+
+def among(
+    batch: Batch, ids: np.ndarray, positive_weight: np.ndarray | None = None, drawn: np.ndarray | None = None
+) -> Candidates:
+    """The labels `ids` [C] int64, ascending, for every query, counted once; positives are struck from the negatives.
+
+    Of the batch's positives those that are `drawn` [sum P] are learnt, all where it is None.
+    """
     query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))
     place = np.searchsorted(ids, batch.positives)
     inside = place < len(ids)
     inside[inside] = ids[place[inside]] == batch.positives[inside]
     query, place = query[inside], place[inside].astype(np.int64)
-    positive = np.ones(len(place), bool)
+    learnt = slice(None) if drawn is None else drawn[inside]
+    positive = np.ones(len(place[learnt]), bool)
     return Candidates(
         ids=ids,
-        pair_query=query,
-        pair_label=place,
+        pair_query=query[learnt],
+        pair_label=place[learnt],
         pair_positive=positive,
-        pair_weight=_weights(ids[place], positive, positive_weight),
+        pair_weight=_weights(ids[place[learnt]], positive, positive_weight),
         pool_weight=np.ones(len(ids), np.float32),
         struck_query=query,
         struck_pool=place,

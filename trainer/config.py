@@ -232,6 +232,12 @@ class Head(Section):
         1024, ge=1, description="eta: labels encoded at a time; more of them in a step are encoded twice"
     )
     query_batch: int = Field(0, ge=0, description="queries encoded at a time; 0: those of a rank at once")
+    positives: int = Field(
+        0,
+        ge=0,
+        description="of label-encoder: positives a query, drawn anew each step, that it learns and brings to the pool; "
+        "0: all",
+    )
 
 
 class Hashing(Section):
@@ -340,6 +346,12 @@ class Loss(Section):
     k: float = Field(5.0, gt=0, description="of softtopk: how many labels are to be ranked first")
     alpha: float = Field(2.0, gt=0, description="of softtopk: the steepness of its sigmoid")
     margin: float = Field(0.3, ge=0, description="of triplet: how far a positive is to be above every negative")
+    radius: float = Field(
+        0.0,
+        ge=0,
+        le=2,
+        description="of triplet over unit vectors: negatives farther than this from the query count nothing; 0: all do",
+    )
     chunk: int = Field(
         0,
         ge=0,
@@ -518,6 +530,23 @@ class Recipe(Section):
             raise ValueError(
                 f"train.positive_ratio = {self.train.positive_ratio:g} weighs the positive part of loss.kind = 'bce': "
                 f"leave it out for {self.loss.kind!r}, whose positives and negatives are in one term"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _drawn(self) -> "Recipe":
+        encodes, encoder = self.head.kind == "label-encoder", self.encoder
+        if self.head.positives and not encodes:
+            raise ValueError("head.positives saves encoding labels: leave it out, or set head.kind = 'label-encoder'")
+        if self.head.positives and self.negatives.cache:
+            raise ValueError(
+                "negatives.cache would take positives that are not drawn for negatives: set one of them to 0"
+            )
+        unit = encodes and encoder.normalize and encoder.scale == 1 and self.loss.temperature == 1
+        if self.loss.radius and not (self.loss.kind == "triplet" and unit):
+            raise ValueError(
+                f"loss.radius = {self.loss.radius:g} is a distance of unit vectors: it needs loss.kind = 'triplet', "
+                "loss.temperature = 1, head.kind = 'label-encoder', encoder.normalize = true and encoder.scale = 1"
             )
         return self
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from schemas.tables import PAD
-from trainer.candidates import among, widened
+from trainer.candidates import among, draw_positives, widened
 from trainer.config import Recipe
 from trainer.encoders.base import Encoder
 from trainer.gradcache import LABELS, QUERIES, CachedEmbeddings
@@ -120,10 +120,11 @@ class LabelEncoderHead:
     def backward(self, batch: Batch, everyone: Batch, weight: np.ndarray | None = None) -> Embedded:
         """As `step`, up to the encoders' own gradients, which are still to be summed over ranks."""
         head, group, key = self._recipe.head, self._group, (batch.epoch, batch.step)
-        ids = self.pool(everyone)
+        drawn = draw_positives(everyone, head.positives, self._recipe.train.seed)
+        ids = self.pool(everyone, drawn)
         start, stop = label_range(len(ids), group.rank, group.ranks)
         share = np.asarray(ids[start:stop], np.int64)
-        candidates = among(everyone, share, weight)
+        candidates = among(everyone, share, weight, drawn)
         sizes = group.sizes(len(batch))
         first = sum(sizes[: group.rank])
         queries = CachedEmbeddings(self._encoder, batch.inputs.slice, len(batch), head.query_batch, key, QUERIES, first)
@@ -169,10 +170,14 @@ class LabelEncoderHead:
         """What one of the cache's `stale` labels counts: a uniform sample of all that are not in the pool."""
         return (self.labels - pool) / stale if stale and self._recipe.negatives.reweight else 1.0
 
-    def pool(self, everyone: Batch) -> np.ndarray | range:
-        """The labels of a step over all ranks, ascending and each once; a rank encodes its share of them."""
+    def pool(self, everyone: Batch, drawn: np.ndarray | None = None) -> np.ndarray | range:
+        """The labels of a step over all ranks, ascending and each once; a rank encodes its share of them.
+
+        Of the positives those that are `drawn` [sum P], all where it is None.
+        """
         if self._recipe.negatives.pool == "all":
             return range(self.labels)
         hard = np.empty(0, np.int64) if everyone.hard is None else everyone.hard.ravel()
-        ids = np.unique(np.concatenate([everyone.positives.astype(np.int64), hard]))
+        own = everyone.positives if drawn is None else everyone.positives[drawn]
+        ids = np.unique(np.concatenate([own.astype(np.int64), hard]))
         return ids[ids != PAD]

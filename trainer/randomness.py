@@ -17,6 +17,7 @@ PURPOSES = (
     "hash functions",
     "hash tables",
     "rounding",
+    "positives",
 )
 
 

@@ -43,3 +43,32 @@ def test_a_strategy_from_end_to_end(data: Path, tmp_path: Path, recipe: str, by:
     assert [record["age"] for record in stale] == [2, 2]
     assert [record["overlap"] is not None for record in stale] == [False, True]
     assert all(("score_drop" in record) == (by == "classifier") for record in stale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["ngame", "tas"])
+def test_clusters_from_end_to_end(data: Path, tmp_path: Path, recipe: str) -> None:
+    """NGAME's module M1 with clustering beside it: every refresh is used, and the model is one to be evaluated."""
+    run = tmp_path / "run"
+    tiny = (
+        "encoder.dimension=16",
+        "encoder.buckets=512",
+        "order.batch=64",
+        "order.cluster=4",
+        "order.cluster_doubles_every=2",
+        "refresh.stale=wait",
+        "train.epochs=5",
+        "train.threads=1",
+        "logging.tensorboard=false",
+        *(() if recipe == "tas" else ("refresh.every=2",)),
+    )
+    found = extremis("run", recipe, data, run, *(word for one in tiny for word in ("--set", one)), "--json").json
+    assert found["epochs"][1]["loss"] < found["epochs"][0]["loss"]
+    last = 2 if recipe == "tas" else 4
+    assert found["table_versions"] == {"0": None, "1": None, "2": 2, "3": 2, "4": last}
+    table = open_manifest(str(run / "clusters" / f"epoch-{last:04d}" / "queries"), "queries")
+    assert table.parents["queries"] == open_manifest(str(data / "queries" / "train")).digest
+    assert table.parameters["clusters"]["size"] == 16
+    assert ("order" in table.parents) == (recipe != "tas")  # made of what was in cluster order already
+    assert extremis("evaluate", data, run, "--json").json["metrics"]["P@1"] > 0
+    assert "already clustered" in extremis("cluster", data, run).err

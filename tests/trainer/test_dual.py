@@ -1,5 +1,6 @@
 """The label-encoder head: which labels a step scores, on which rank, and what it learns."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from schemas.tables import PAD
 from tests.builders import SmallData, batch_of, build_data
 from tests.ranks import on_ranks
 from tests.trainer.test_gradcache import LABELS, VOCABULARY, head_of, part_of
-from trainer.candidates import Planner
+from trainer.candidates import Planner, draw_positives
 from trainer.config import Recipe
 from trainer.dual import among
 from trainer.group import ALONE, Group, label_range
@@ -73,6 +74,35 @@ def test_m_of_the_table_are_drawn_anew_each_step(data: SmallData) -> None:
     pools = [tuple(head.pool(planner.drawn(batch(step)))) for step in range(20)]
     assert len(set(pools)) > 1
     assert pools == [tuple(head.pool(planner.drawn(batch(step)))) for step in range(20)]
+
+
+def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
+    recipe = recipe_of("batch")
+    taken = set()
+    for step in range(20):
+        given = batch(step)
+        drawn = draw_positives(given, 1, recipe.train.seed)
+        assert drawn is not None
+        np.testing.assert_array_equal(drawn, draw_positives(batch(step), 1, recipe.train.seed))
+        own = [given.positives[low:high][drawn[low:high]] for low, high in itertools.pairwise(given.positive_offsets)]
+        assert [len(one) for one in own] == [1] * 8
+        taken.add(tuple(int(one[0]) for one in own))
+        ids = head_of(recipe, data).pool(replace(given, hard=None), drawn)
+        assert list(ids) == sorted({int(one[0]) for one in own})
+        candidates = among(given, np.asarray(ids), None, drawn)
+        # It learns what it drew; others of its positives are no negatives of it, whoever brought them.
+        assert candidates.ids[candidates.pair_label].tolist() == [int(one[0]) for one in own]
+        struck = set(
+            zip(candidates.struck_query.tolist(), candidates.ids[candidates.struck_pool].tolist(), strict=True)
+        )
+        rows = np.repeat(np.arange(8), np.diff(given.positive_offsets))
+        owned = zip(rows.tolist(), given.positives.tolist(), strict=True)
+        assert struck == {(row, label) for row, label in owned if label in ids}
+    assert len(taken) > 4
+    assert draw_positives(batch(), 0, 0) is None
+    many = draw_positives(batch(), 9, 0)
+    assert many is not None
+    assert many.all()
 
 
 @pytest.mark.parametrize("share", [(0, 4), (4, 9), (9, 9)])

@@ -1,5 +1,6 @@
 """The losses by the name that a recipe gives them."""
 
+import math
 from collections.abc import Callable
 
 from trainer.config import Loss as LossConfig
@@ -15,7 +16,7 @@ LOSSES: dict[str, Callable[[LossConfig], Loss]] = {
     "infonce": lambda c: InfoNCE(c.temperature, c.chunk),
     "decoupled": lambda c: DecoupledSoftmax(c.temperature, c.chunk),
     "softtopk": lambda c: SoftTopK(c.temperature, c.chunk, c.k, c.alpha),
-    "triplet": lambda c: Triplet(c.temperature, c.chunk, c.margin),
+    "triplet": lambda c: Triplet(c.temperature, c.chunk, c.margin, 1 - c.radius**2 / 2 if c.radius else -math.inf),
 }
 
 

@@ -1,5 +1,6 @@
 """Triplet loss with a margin, of every positive against every negative (NGAME, section 3)."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,15 +11,19 @@ from trainer.losses.scores import Scores
 
 @dataclass(frozen=True)
 class Triplet(Loss):
-    """sum_P sum_N v weight * max(0, s_n - s_j + margin)."""
+    """sum_P sum_N v weight * max(0, s_n - s_j + margin), over the negatives with s_n >= least.
+
+    Of unit vectors, those within r of the query have s_n >= 1 - r**2 / 2 (NGAME, algorithm 1, step 8).
+    """
 
     margin: float = 0.3
+    least: float = -math.inf
 
     def weigh(self, scores: Scores) -> Weighed:
-        ladder = _Ladder(scores, self.margin)
+        ladder = _Ladder(scores, self.margin, self.least)
         negative = ~scores.positive
         query, s, weight = scores.query[negative].long(), scores.pair[negative], scores.weight[negative]
-        steps = ladder.steps_of(query, s + self.margin)
+        steps = torch.where(s >= self.least, ladder.steps_of(query, s + self.margin), 0)
         value = ladder.loss(query, s, steps) @ weight
         reached = torch.zeros_like(ladder.weight).view(-1)
         reached.index_add_(0, query * ladder.weight.shape[1] + steps, weight)
@@ -48,8 +53,8 @@ class _Ladder:
     `weight` [B, P + 1]: the sum of the weights v of the i lowest positives; `moment` the same of v s.
     """
 
-    def __init__(self, scores: Scores, margin: float) -> None:
-        self._margin = margin
+    def __init__(self, scores: Scores, margin: float, least: float) -> None:
+        self._margin, self._least = margin, least
         positive = scores.positive
         query, s, v = scores.query[positive].long(), scores.pair[positive], scores.weight[positive]
         counts = torch.bincount(query, minlength=scores.queries)
@@ -64,8 +69,8 @@ class _Ladder:
         self.moment = torch.nn.functional.pad(moment.cumsum(1), (1, 0))
 
     def steps(self, s: torch.Tensor) -> torch.Tensor:
-        """How many positives are below s + margin, for s [B, c]."""
-        return torch.searchsorted(self._score, s + self._margin)
+        """How many positives are below s + margin, for s [B, c]; none where s is below `least`."""
+        return torch.where(s >= self._least, torch.searchsorted(self._score, s + self._margin), 0)
 
     def steps_of(self, query: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         """How many positives of `query` [n] are below s [n]."""

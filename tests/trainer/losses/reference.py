@@ -99,8 +99,9 @@ def softtopk(row: Row, k: float = 5.0, alpha: float = 2.0) -> torch.Tensor:
     return -(row.value * torch.sigmoid(alpha * (row.positive + t)).log()).sum()
 
 
-def triplet(row: Row, margin: float = 0.3) -> torch.Tensor:
+def triplet(row: Row, margin: float = 0.3, least: float = -torch.inf) -> torch.Tensor:
     excess = (row.negative[:, None] - row.positive[None, :] + margin).clamp(min=0)
+    excess = excess * (row.negative[:, None] >= least)
     return (row.weight[:, None] * row.value[None, :] * excess).sum()
 
 

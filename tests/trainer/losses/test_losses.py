@@ -78,6 +78,20 @@ def test_any_candidates_give_the_sum_over_queries(
     same(got, expected, 1e-6 if name == "softtopk" else 1e-7)
 
 
+@given(problems, st.sampled_from(FORMS), st.integers(0, 10**6), st.sampled_from([0, 3]), st.floats(0.1, 2))
+def test_only_negatives_within_the_radius_count(
+    given: Problem, form: str, seed: int, chunk: int, radius: float
+) -> None:
+    candidates = candidates_of(given, form, seed)
+    x, w = (torch.nn.functional.normalize(one, dim=1) for one in (given.x, given.w[candidates.ids]))
+    far = torch.cdist(x, w) > radius
+    least = 1 - radius**2 / 2
+    assert ((x @ w.T < least) | (torch.cdist(x, w) < radius + 1e-6)).all()
+    assert torch.equal(far, x @ w.T < least) or (torch.cdist(x, w) - radius).abs().min() < 1e-6
+    got = gradients(make("triplet", chunk=chunk, radius=radius), x, w, candidates)
+    same(got, reference("triplet", x, w, candidates, margin=0.4, least=least), 1e-7)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_those_of_finite_differences(name: str, form: str) -> None:
