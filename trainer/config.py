@@ -452,6 +452,12 @@ class Train(Section):
     )
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's own choice")
     clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
+    encoder_from: str = Field(
+        "", description="a run on the same data whose encoder, as its newest checkpoint has it, this one begins with"
+    )
+    freeze_encoder: bool = Field(
+        False, description="the encoder stays as it begins, and encodes without dropout; only the classifier learns"
+    )
     accumulate: int = Field(
         1,
         ge=1,
@@ -536,6 +542,10 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _drawn(self) -> "Recipe":
         encodes, encoder = self.head.kind == "label-encoder", self.encoder
+        if self.train.freeze_encoder and encodes:
+            raise ValueError(
+                "train.freeze_encoder leaves head.kind = 'label-encoder' nothing to learn: set head.kind = 'classifier'"
+            )
         if self.head.positives and not encodes:
             raise ValueError("head.positives saves encoding labels: leave it out, or set head.kind = 'label-encoder'")
         if self.head.positives and self.negatives.cache:

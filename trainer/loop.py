@@ -23,7 +23,7 @@ from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.evaluation.evaluate import Scorer, label_statistics, positive_weights
 from trainer.group import ALONE, SILENCE_SECONDS, Group, label_range
 from trainer.hardness import measure
-from trainer.initial import begin_at_texts
+from trainer.initial import begin_at_texts, begin_with_encoder
 from trainer.losses import is_binary
 from trainer.model import DataFacts, Model, open_texts, require_same_data
 from trainer.negatives.index import OwnIndex
@@ -316,7 +316,7 @@ class Trainer:
         recipe = self.recipe
         if recipe.clusters:
             order = recipe.order
-            clusters = {"size": order.clusters.at(recipe.train.epochs, order.share), "smallest": order.cluster}
+            clusters = {"size": order.clusters.at(recipe.train.epochs - 1, order.share), "smallest": order.cluster}
             facts = {"step": self.progress.global_step, "use_from": collector.epoch + LEAD, "split": recipe.data.split}
             collector.publish_for_clusters({**facts, CLUSTERS: clusters, "bias": self.model.classifier.bias})
             return
@@ -420,10 +420,11 @@ class Trainer:
         )
 
     def _prepare(self) -> None:
-        """What the model takes from the data before its first step."""
-        for encoder in self.model.encoders.values():
+        """What the model takes from the data, and from another run, before its first step."""
+        began = begin_with_encoder(self.model, self._data, self.recipe)
+        for name, encoder in self.model.encoders.items():
             fit = getattr(encoder, "fit_idf", None)
-            if fit is not None:
+            if fit is not None and not (began and name == "encoder"):
                 queries = (batch.inputs for batch in self._open_stream(self._sources, plan=None))
                 fit(itertools.chain(queries, self.model.label_inputs()), self._group)
         if self.recipe.classifier.initial == "labels":

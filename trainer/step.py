@@ -68,6 +68,7 @@ def take_step(
     """
     key = (batch.epoch, batch.step)
     accumulate, clip = (options.accumulate, options.clip) if options else (1, 0.0)
+    frozen = options is not None and options.freeze_encoder
     everyone = planner.gather(batch, group)
     clock.lap("gather")
     if isinstance(model.classifier, LabelEncoderHead):
@@ -77,7 +78,9 @@ def take_step(
     sizes = group.sizes(len(batch))
     first = sum(sizes[: group.rank])
     cached: CachedEmbeddings | None = None
-    if accumulate > 1:
+    if frozen:
+        encoded = model.encoder.encode(model.encoder.prepare(batch.inputs))
+    elif accumulate > 1:
         size = -(-len(batch) // accumulate)
         cached = CachedEmbeddings(model.encoder, batch.inputs.slice, len(batch), size, key, first=first)
         encoded = cached.embed()
@@ -103,6 +106,8 @@ def take_step(
             found.touch(candidates.ids)
     clock.lap("classify")
     total = group.sum(torch.tensor(total, dtype=torch.float64)).item()
+    if frozen:
+        return Taken(batch.step, total, everyone.rows, every_x)
     grad = group.sum(on_x)[first : first + len(batch)]
     clock.lap("gather")
     x.backward(grad)

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from extremis.planning import sample
 from extremis.planning.workload import Workload
+from pipelines.clustering.plan import worker_bytes
 from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import Blocks, settle, sizes_of
 from pipelines.sharding import assign
@@ -54,6 +55,8 @@ def measure(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions
         tables |= dump_tables(workload, tables)
         blocks = mining_blocks(workload, tables)
         tables |= negative_tables(workload, tables)
+    if workload.clusterings:
+        tables |= cluster_tables(workload, tables)
     parameters, optimizer = parameter_bytes(workload.recipe, workload.vocabulary, workload.labels)
     kept = workload.recipe.checkpoint.keep
     files = 2 + len(row_ranges(0, workload.labels, sum(label_bytes(workload.recipe))))
@@ -61,6 +64,9 @@ def measure(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions
     memory = {"shard": shard_memory(workload, rows, tables)}
     if blocks is not None:
         memory["mine"] = blocks.estimate.total
+    if workload.clusterings:
+        queries = tables["queries"]
+        memory["cluster"] = worker_bytes(queries.rows, workload.columns, queries.bytes / queries.rows, workload.memory)
     memory["train"] = train_memory(workload, rows, parameters + optimizer)
     return Sizes(tables, memory, blocks)
 
@@ -101,6 +107,16 @@ def negative_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str,
     return {
         f"negatives of {name}": TableSize(count, int(each * count), data[name].shards, workload.refreshes)
         for name, count in workload.sources.items()
+    }
+
+
+def cluster_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
+    """Embeddings of the queries (float16), and the queries themselves in cluster order, of every clustering."""
+    each = row_bytes(sample.embeddings(workload, "float16"), assign.default_row_group_rows(workload.queries))
+    queries, times = data["queries"], workload.clusterings
+    return {
+        "embeddings of queries": TableSize(queries.rows, int(each * queries.rows), queries.shards, times),
+        "queries in cluster order": TableSize(queries.rows, queries.bytes, queries.shards, times),
     }
 
 

@@ -61,4 +61,9 @@ class Workload:
     @property
     def refreshes(self) -> int:
         """Dumps, and tables mined from them, of the whole run."""
-        return len(self.recipe.table_epochs())
+        return 0 if self.recipe.clusters else len(self.recipe.table_epochs())
+
+    @property
+    def clusterings(self) -> int:
+        """Dumps, and tables in cluster order made of them, of the whole run."""
+        return len(self.recipe.table_epochs()) if self.recipe.clusters else 0

@@ -20,6 +20,7 @@ from schemas.storage import join
 ROW, VECTOR = "row", "vector"
 _PROCESS = 280 << 20  # Python, Beam and Arrow, loaded and at work
 _UNPACKED = 8  # bytes of a row in memory and on its way, to one of its bytes in the shard
+_SPARE = 1.25  # parts are not quite equal
 _SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
 _FEW = 8  # queries: smaller clusters are worth no halving, unless they are asked for
 
@@ -99,6 +100,16 @@ def make_plan(inputs: Inputs, options: ClusterOptions) -> Plan:
     return Plan(inputs, size, smallest, options.seed, grow(sample, parts, options.seed), part_rows)
 
 
+def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:
+    """What a worker takes of `memory` for so many queries of `stored` bytes each on storage, in parts if need be."""
+    return min(memory, _PROCESS + int(_SPARE * _bytes_a_query(dimension, stored) * queries))
+
+
+def _bytes_a_query(dimension: int, stored: float) -> float:
+    """The vectors as they are read, in the order of the tree, and in float64 for their means; the rows themselves."""
+    return 20 * dimension + _UNPACKED * stored + 64
+
+
 def _halved(size: int) -> int:
     while size % 2 == 0 and size // 2 >= _FEW:
         size //= 2
@@ -106,12 +117,11 @@ def _halved(size: int) -> int:
 
 
 def _fit(inputs: Inputs, memory: int) -> int:
-    """Queries of a part that fit into `memory`, with a quarter to spare: parts are not quite equal."""
+    """Queries of a part that fit into `memory`."""
     queries = inputs.source.queries
     stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
-    # The vectors as they are read, in the order of the tree, and in float64 for their means.
-    each = 20 * dimension_of(inputs.source.embeddings) + _UNPACKED * stored + 64
-    found = int((memory - _PROCESS) / each / 1.25)
+    each = _bytes_a_query(dimension_of(inputs.source.embeddings), stored)
+    found = int((memory - _PROCESS) / each / _SPARE)
     if found < 1 << 10:
         raise InputError(
             f"--memory {say_bytes(memory)}: a worker takes {say_bytes(_PROCESS)} and {each:,.0f} bytes a query. "

@@ -140,3 +140,14 @@ def test_times_come_with_calibration() -> None:
 )
 def test_wrong_numbers_are_refused(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     refused(call("plan", *arguments, "--no-calibrate"), *words)
+
+
+def test_a_recipe_with_clusters_plans_their_tables_and_no_mining() -> None:
+    given = ("--queries", "1e6", "--labels", "1e5", "--no-calibrate", "--json")
+    found = call("plan", "--recipe", "ngame", *given).json
+    assert {"embeddings of queries", "queries in cluster order"} < set(found["tables"])
+    assert found["tables"]["queries in cluster order"]["times"] == 6
+    assert found["tables"]["queries in cluster order"]["bytes"] == found["tables"]["queries"]["bytes"]
+    assert "vectors" not in found["tables"]
+    assert found["mining"] is None
+    assert found["memory"]["cluster"] > found["memory"]["shard"]

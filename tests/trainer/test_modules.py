@@ -1,0 +1,123 @@
+"""NGAME in two modules: an encoder that another run trained, frozen, and vectors that begin at its labels' texts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.errors import InputError
+from schemas.layout import RunLayout
+from tests.builders import SmallData, build_data
+from tests.training import Killed, silent, train, with_sections
+from trainer.config import Recipe, load_recipe
+from trainer.loop import Trainer
+from trainer.model import load_model
+
+FIRST: dict[str, Any] = {
+    "order": {"batch": 16, "streams": 4, "window_groups": 2, "threads": 1},
+    "encoder": {"dimension": 8, "buckets": 64, "feature_dropout": 0.2, "normalize": True, "lr": 0.02},
+    "head": {"kind": "label-encoder", "positives": 1},
+    "negatives": {"pool": "batch"},
+    "loss": {"kind": "triplet", "radius": 1.9},
+    "train": {"epochs": 2, "threads": 1},
+    "checkpoint": {"every_steps": 3},
+    "logging": {"every_steps": 1, "tensorboard": False},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(str(tmp_path_factory.mktemp("modules") / "data"))
+
+
+@pytest.fixture(scope="module")
+def first(data: SmallData) -> str:
+    """Module M1."""
+    run = str(Path(data.layout.root).parent / "first")
+    losses = train(Trainer.start(data.layout.root, run, with_sections(FIRST, {}), silent))
+    assert losses[-1] < losses[0]
+    return run
+
+
+def second(first: str, **sections: dict[str, Any]) -> Recipe:
+    """Module M2, of the encoder of the run `first`."""
+    changed = {
+        "head": {"kind": "classifier", "positives": 0},
+        "negatives": {"pool": "shared", "random": 0, "in_batch": 5},
+        "loss": {"radius": 0.0},
+        "classifier": {"optimizer": "adam", "lr": 0.01, "initial": "labels", "initial_scale": 1.0},
+        "train": {"epochs": 3, "encoder_from": first, "freeze_encoder": True},
+    }
+    return with_sections(FIRST, {n: {**changed.get(n, {}), **sections.get(n, {})} for n in {*changed, *sections}})
+
+
+def test_vectors_begin_at_the_trained_texts_and_the_encoder_stays(data: SmallData, first: str, tmp_path: Path) -> None:
+    trained = load_model(data.layout, RunLayout(first))[1]
+    trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), second(first), silent)
+    before = trainer.model.classifier.vectors.clone()
+    torch.testing.assert_close(before, trained.classifier.vectors)
+    losses = train(trainer)
+    assert sum(losses[-4:]) < sum(losses[:4])
+    assert not torch.equal(trainer.model.classifier.vectors, before)
+    for name, value in trained.encoder.tensors().items():
+        assert torch.equal(trainer.model.encoder.tensors()[name], value), name
+
+
+def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(data: SmallData, first: str, tmp_path: Path) -> None:
+    root, chosen = data.layout.root, second(first)
+    straight = train(Trainer.start(root, str(tmp_path / "straight"), chosen, silent))
+    with pytest.raises(Killed):
+        train(Trainer.start(root, str(tmp_path / "killed"), chosen, silent), stop_after=5)
+    resumed = train(Trainer.resume(root, str(tmp_path / "killed"), chosen, silent))
+    assert resumed == straight[-len(resumed) :]
+
+
+def test_an_encoder_goes_on_learning_where_it_is_not_frozen(data: SmallData, first: str, tmp_path: Path) -> None:
+    chosen = second(first, train={"freeze_encoder": False, "epochs": 1})
+    trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), chosen, silent)
+    trained = load_model(data.layout, RunLayout(first))[1].encoder.tensors()
+    assert torch.equal(trainer.model.encoder.tensors()["embedding"], trained["embedding"])
+    train(trainer)
+    assert not torch.equal(trainer.model.encoder.tensors()["embedding"], trained["embedding"])
+
+
+def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str, tmp_path: Path) -> None:
+    def start(recipe: Recipe) -> None:
+        Trainer.start(data.layout.root, str(tmp_path / "run"), recipe, silent)
+
+    with pytest.raises(InputError, match=r"say whose encoder it is, with --set train\.encoder_from=RUN"):
+        start(second(""))
+    with pytest.raises(InputError, match="no run here"):
+        start(second(str(tmp_path / "nowhere")))
+    with pytest.raises(InputError, match=r"encoder\.ngrams is 2 there, 1 here"):
+        start(second(first, encoder={"ngrams": 1}))
+    other = build_data(str(tmp_path / "data"), seed=1)
+    with pytest.raises(InputError, match="made from other data"):
+        Trainer.start(other.layout.root, str(tmp_path / "run"), second(first), silent)
+    with pytest.raises(ValueError, match="nothing to learn"):
+        second(first, head={"kind": "label-encoder"}, negatives={"pool": "batch", "in_batch": 0})
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_the_recipes_say_so() -> None:
+    one, two = load_recipe("ngame"), load_recipe("ngame-m2")
+    assert (one.head.kind, one.head.positives, one.loss.kind, one.negatives.pool) == (
+        "label-encoder",
+        1,
+        "triplet",
+        "batch",
+    )
+    assert (two.head.kind, two.train.freeze_encoder, two.classifier.initial) == ("classifier", True, "labels")
+    assert one.encoder == two.encoder
+    assert (one.loss.margin, one.loss.temperature) == (two.loss.margin, two.loss.temperature)
+    for name in ("dpr", "ance"):
+        baseline = load_recipe(name)
+        assert not baseline.clusters
+        assert (baseline.head, baseline.loss, baseline.encoder, baseline.train) == (
+            one.head,
+            one.loss,
+            one.encoder,
+            one.train,
+        )
+    assert load_recipe("tas").table_epochs() == [2]
