@@ -12,6 +12,7 @@ from schemas.manifest import open_manifest, publish
 from schemas.parquet import list_array
 from schemas.shards import iterate, write_table
 from tests.builders import SmallData, build_data, ragged
+from tests.command import call, sets
 from tests.ranks import on_ranks
 from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
@@ -125,3 +126,15 @@ def test_bad_requests_are_named(data: SmallData, tmp_path: Path) -> None:
     model = Model.build(recipe_of("classifier"), every.vocabulary, 5)
     with pytest.raises(InputError, match="every label has a training point"):
         Scorer.open(every.layout, model, "test").score(zero_shot=True)
+
+
+def test_the_command_shows_both_rankings(data: SmallData, tmp_path: Path) -> None:
+    root, run = data.layout.root, tmp_path / "run"
+    done = call("train", "random", root, run, *sets("order.batch=4", "train.epochs=1"))
+    assert done.status == 0, done.err
+    shown = call("evaluate", root, run, "--zero-shot", "--k", "20", "--json")
+    apart = shown.json["zero_shot"]
+    assert f"{apart['labels']} zero-shot labels, {apart['queries']} queries that have one" in shown.out
+    assert "ranked among themselves" in shown.out
+    assert "ranked among all labels" in shown.out
+    assert "no query of the split has one" in call("evaluate", root, run, "--zero-shot", "--split", "train").err
