@@ -353,3 +353,11 @@ def test_halves_of_a_cluster_are_nearer_than_its_rows_at_random() -> None:
     coarse, _ = balanced_order(x, 128, 128)
     spread = [float(x[some].reshape(-1, 16, 8).var(1).sum(1).mean()) for some in (order, coarse)]
     assert spread[0] < 0.5 * spread[1]
+
+
+def test_row_groups_of_short_clusters_tell_how_many_they_hold() -> None:
+    layout = make_layout([10 * 16 * 16 + 1] * 6, 16, 64, 4096, 0)  # 15 short ones of each part
+    for one in range(layout.full_shards, layout.shards):
+        rows = layout.rows_of(one)
+        assert rows <= layout.row_group_rows
+        assert clusters_of(np.array([rows]), 16, 0)[0] * 15 == rows
