@@ -1,5 +1,6 @@
 """Several recipes on the same data: ASTRA's Tables 5 to 8, and DEXML's Tables 3 and 4, as a command."""
 
+import gc
 import json
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -72,6 +73,7 @@ def _one(data: str, run: str, variant: Variant, split: str, retry: bool, shown: 
         if not storage.exists(RunLayout(run).finished):
             say(f"{variant.name}: training into {run}")
             outcome = train(data, run, variant.recipe, resume=True, beam_options=())
+            gc.collect()  # a trainer is a cycle: the next would be beside its rows in memory
             result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
             result["table_versions"] = {str(epoch): made for epoch, made in outcome["table_versions"].items()}
         result |= evaluate(data, run, split, ks=ks)
