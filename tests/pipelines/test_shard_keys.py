@@ -126,7 +126,9 @@ def test_every_dropped_row_and_label_is_in_the_rejects(raw: Raw, data: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "flags", ["in process", pytest.param("two processes", marks=pytest.mark.slow), "dask"], indirect=True
+    "flags",
+    ["in process", *(pytest.param(name, marks=pytest.mark.slow) for name in ("two processes", "dask"))],
+    indirect=True,
 )
 def test_shuffled_lines_and_more_files_give_the_same_shards_on_every_runner(
     raw: Raw, data: Path, flags: tuple[str, ...], tmp_path: Path
@@ -156,7 +158,7 @@ def test_too_many_unknown_labels_fail_the_run_and_leave_nothing(raw: Raw, tmp_pa
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("exchange", ["files", "shuffle"])
+@pytest.mark.parametrize("exchange", ["files", pytest.param("shuffle", marks=pytest.mark.slow)])
 def test_pairs_join_as_labels_do(raw: Raw, data: Path, tmp_path: Path, exchange: str) -> None:
     """Points without labels and a file of pairs are the same data, whichever way bulk data goes."""
     source = tmp_path / "raw"

@@ -122,7 +122,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     assert [r["loss"] for r in read_metrics(resumed) if r["kind"] == "train"] == losses
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_narrow_vectors_in_a_file_with_lazy_decay_are_resumed_to_the_same_bits(
     dtype: str, data: SmallData, runs: Iterator[RunLayout], tmp_path: Path
 ) -> None:
@@ -155,7 +155,7 @@ def outcome(run: RunLayout) -> dict[str, object]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"negatives": {"hard": 3, "curriculum": True}},
+        pytest.param({"negatives": {"hard": 3, "curriculum": True}}, marks=pytest.mark.slow),
         {"refresh": {"source": "in-trainer", "start": 1, "every": 1, "every_steps": 3, "rebuild_steps": 2}},
         pytest.param(
             {"refresh": {"source": "in-trainer", "start": 0, "every": 1, "every_steps": 100, "index": "IVF4,Flat"}},

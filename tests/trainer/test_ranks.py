@@ -181,8 +181,7 @@ def untimed(run: str) -> list[dict[str, Any]]:
     ("form", "ranks"),
     [
         ("shared", 2),
-        ("own", 2),
-        *(pytest.param(form, 2, marks=pytest.mark.slow) for form in FORMS if form not in ("shared", "own")),
+        *(pytest.param(form, 2, marks=pytest.mark.slow) for form in FORMS if form != "shared"),
         *(pytest.param(form, 4, marks=pytest.mark.slow) for form in FORMS),
     ],
 )
@@ -210,9 +209,11 @@ def test_several_ranks_train_the_model_of_one(
 @pytest.mark.parametrize(
     ("before", "after", "stop"),
     [
-        pytest.param(2, 2, 17, marks=pytest.mark.slow),
-        (1, 2, 30),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 2, 41), (2, 1, 9), (4, 2, 29), (4, 4, 33))),
+        (2, 1, 9),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((2, 2, 17), (1, 2, 30), (2, 2, 41), (4, 2, 29), (4, 4, 33))
+        ),
     ],
 )
 def test_a_run_goes_on_on_another_number_of_ranks(

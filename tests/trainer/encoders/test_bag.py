@@ -292,10 +292,9 @@ def test_gradients_are_the_same_in_whatever_pieces(monkeypatch: pytest.MonkeyPat
         assert not np.allclose(whole[0], whole[1])
         for piece in (1, 4, 26):
             np.testing.assert_allclose(trained_in_parts(ALONE, piece, clip), whole, rtol=1e-5, atol=1e-6)
-    for piece in (1000, 7):
-        both = on_ranks(2, trained_in_parts, piece, 0.3)
-        np.testing.assert_array_equal(*both)
-        np.testing.assert_allclose(both[0], whole, rtol=1e-5, atol=1e-6)
+    both = on_ranks(2, trained_in_parts, 7, 0.3)
+    np.testing.assert_array_equal(*both)
+    np.testing.assert_allclose(both[0], whole, rtol=1e-5, atol=1e-6)
 
 
 def test_a_rank_holds_one_piece_of_the_others_bags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_seen_only_ranks_labels_with_a_training_point(data: SmallData, head: str
     assert {name: found["metrics"][name] for name in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("choices", [{"zero_shot": True}, {"seen_only": True}])
+@pytest.mark.parametrize("choices", [{"zero_shot": True}, pytest.param({"seen_only": True}, marks=pytest.mark.slow)])
 def test_two_ranks_find_what_one_finds(data: SmallData, choices: dict[str, bool]) -> None:
     alone = scored(ALONE, data, "label-encoder", FILTERED, choices)
     assert on_ranks(2, scored, data, "label-encoder", FILTERED, choices) == [alone, alone]
