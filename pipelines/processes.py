@@ -14,6 +14,7 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from schemas.errors import ExtremisError
 
 _AGAIN_SECONDS = 0.1
+_STOP_SECONDS = 20.0  # for a worker to end by itself
 
 
 def make_runner() -> FnApiRunner:
@@ -33,7 +34,7 @@ class WatchedWorker(SubprocessSdkWorkerHandler):
         self.worker = SubprocessSdkWorker(
             self._worker_command_line, self.control_address, self.provision_info, self.worker_id
         )
-        self.worker_thread = threading.Thread(target=self._watch, name="run_worker")
+        self.worker_thread = threading.Thread(target=self._watch, name="run_worker", daemon=True)
         self.worker_thread.start()
 
     def _watch(self) -> None:
@@ -51,3 +52,7 @@ class WatchedWorker(SubprocessSdkWorkerHandler):
     def close(self) -> None:
         self._closed = True
         super().close()
+
+    def stop_worker(self) -> None:
+        """One that had not connected yet when another died is never told to stop: it ends with this process."""
+        self.worker_thread.join(_STOP_SECONDS)
