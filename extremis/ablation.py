@@ -1,4 +1,4 @@
-"""Several recipes on the same data: ASTRA's Tables 5 to 8, and DEXML's Tables 3 and 4, as a command."""
+"""Several recipes on the same data, trained one after the other and compared."""
 
 import gc
 import json

@@ -59,7 +59,6 @@ class Variant:
 class Comparison:
     """`variants(data, overrides)`: the lines of a table; `shown`: its metrics."""
 
-    what: str
     variants: Callable[[str, Sequence[str]], list[Variant]]
     shown: tuple[str, ...] = SHOWN
 
@@ -171,13 +170,13 @@ def _lns_4(data: str, overrides: Sequence[str]) -> list[Variant]:
 
 
 COMPARISONS = {
-    "5": Comparison("ASTRA's strategies", _table_5),
-    "6": Comparison("hard and random negatives", functools.partial(_grid, 6)),
-    "7": Comparison("first epoch with a table", functools.partial(_grid, 7)),
-    "8": Comparison("epochs between tables", functools.partial(_grid, 8)),
-    "dexml-3": Comparison("mined negatives a query", _dexml_3, ("P@1", "P@5", "R@10", "R@100")),
-    "dexml-4": Comparison("losses", _dexml_4, ("P@1", "P@5", "R@10", "R@100")),
-    "mips-1": Comparison("the hardest negatives from scratch", _mips_1),
-    "mips-2": Comparison("how many of them, and of an index how old", _mips_2),
-    "lns-4": Comparison("ways to choose a softmax's negatives", _lns_4),
+    "5": Comparison(_table_5),
+    "6": Comparison(functools.partial(_grid, 6)),
+    "7": Comparison(functools.partial(_grid, 7)),
+    "8": Comparison(functools.partial(_grid, 8)),
+    "dexml-3": Comparison(_dexml_3, ("P@1", "P@5", "R@10", "R@100")),
+    "dexml-4": Comparison(_dexml_4, ("P@1", "P@5", "R@10", "R@100")),
+    "mips-1": Comparison(_mips_1),
+    "mips-2": Comparison(_mips_2),
+    "lns-4": Comparison(_lns_4),
 }

@@ -34,18 +34,18 @@ def evaluate(
     where it is of all queries and candidates, by the scores that it was trained with and with the filter applied.
     """
     _, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group)
-    ranking = _ranking(data, run, step, model, group, by)
+    ranking = _ranking(data, run, checkpoint.step, model, group, by)
     scorer = Scorer.open(DataLayout(data), model, split, group, ranking)
     with Bar(f"evaluate {split}", scorer.rows, quiet=not group.first) as bar:
         scores = scorer.score(limit, bar.update, filter, ks, seen_only, zero_shot)
-    report = {"step": int(checkpoint.state["progress"]["global_step"]), "scores": by, **scores.report()}
+    report = {"step": checkpoint.step, "scores": by, **scores.report()}
     if group.first and limit is None and filter and not seen_only and by == "classifier":
         body = json.dumps({"split": split, **report}, sort_keys=True)
         storage.write_bytes(RunLayout(run).evaluation(split, report["step"]), body.encode())
     return report
 
 
-def _ranking(data: str, run: str, step: int | None, model: Model, group: Group, by: By) -> Ranking:
+def _ranking(data: str, run: str, step: int, model: Model, group: Group, by: By) -> Ranking:
     if by == "classifier":
         return Ranking.of(model, group)
     layout = DataLayout(data)

@@ -97,7 +97,7 @@ def embed(
     pipeline = make_pipeline(local_workers(beam_options, [*files, out]))
     recipe, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), step)
     require_inputs(source.url, source.manifest, recipe.encoder.inputs)
-    at = int(checkpoint.state["progress"]["global_step"])
+    at = checkpoint.step
     parents = {what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
     parameters = {"what": what, "step": at, "dtype": dtype, "batch": batch, "bias": has_bias(recipe)}
     if what == "queries":

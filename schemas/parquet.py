@@ -15,6 +15,7 @@ from schemas import checksums, ranges, storage
 from schemas.checksums import crc32
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard
+from schemas.ragged import no_entries
 from schemas.ranges import VERIFIED, Access, Mapped, Pieces, PiecesFile, Range, Source
 from schemas.storage import join
 
@@ -285,6 +286,12 @@ def list_column(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
     offsets = column.offsets.to_numpy().astype(np.int64)
     values = column.values.to_numpy(zero_copy_only=False)
     return values[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def filters_of(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """As `list_column`, the label ids that queries' predictions are struck of; none where there is no such column."""
+    name = "filter_label_ids"
+    return list_column(table, name) if name in table.column_names else no_entries(table.num_rows)
 
 
 def matrix_column(table: pa.Table, name: str) -> np.ndarray:

@@ -14,6 +14,11 @@ def longest(offsets: np.ndarray) -> int:
     return int(np.diff(offsets).max(initial=0))
 
 
+def no_entries(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """`rows` empty ragged rows: values [0] int64, offsets [rows + 1]."""
+    return np.empty(0, np.int64), np.zeros(rows + 1, np.int64)
+
+
 def padded(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Ragged rows as int64 [B, the longest], with pads behind each."""
     sizes = np.diff(offsets)

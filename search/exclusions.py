@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from schemas.parquet import list_column
+from schemas.parquet import filters_of, list_column
 from schemas.ragged import contains
 from search.block import Block, score, search
 from search.candidates import EMPTY, best, unpack
@@ -48,15 +48,11 @@ class Exclusions:
     @classmethod
     def of(cls, table: pa.Table) -> "Exclusions":
         """From rows of a queries table, or of a labels table: a label's only positive is itself."""
-        rows = table.num_rows
-        nothing = Ragged(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
-        if "label_ids" not in table.column_names:
-            own = Ragged(table.column("label_id").to_numpy(), np.arange(rows + 1))
-            return cls(own, nothing)
-        filtered = (
-            Ragged(*list_column(table, "filter_label_ids")) if "filter_label_ids" in table.column_names else nothing
-        )
-        return cls(Ragged(*list_column(table, "label_ids")), filtered)
+        if "label_ids" in table.column_names:
+            positives = Ragged(*list_column(table, "label_ids"))
+        else:
+            positives = Ragged(table.column("label_id").to_numpy(), np.arange(table.num_rows + 1))
+        return cls(positives, Ragged(*filters_of(table)))
 
     def take(self, rows: np.ndarray) -> "Exclusions":
         return Exclusions(self.positives.take(rows), self.filtered.take(rows))

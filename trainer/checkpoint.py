@@ -33,6 +33,11 @@ class Checkpoint:
         return self.manifest.parameters
 
     @property
+    def step(self) -> int:
+        """Steps of the run before it."""
+        return int(self.state["progress"]["global_step"])
+
+    @property
     def labels(self) -> int:
         """L."""
         return self.manifest.rows

@@ -78,6 +78,12 @@ def columns_of(kind: Kind) -> list[str]:
     return [*(_TOKENS if kind != "features" else ()), *(_FEATURES if kind != "tokens" else ())]
 
 
+def scored_columns(queries: Manifest, columns: list[str]) -> list[str]:
+    """What scoring reads of `queries`: an encoder's `columns`, the positives, and the filter where there is one."""
+    present = {column.name for column in queries.columns}
+    return [*columns, "label_ids", *({"filter_label_ids"} & present)]
+
+
 def require_inputs(url: str, manifest: Manifest, kind: Kind) -> None:
     """Refuse a table without the columns that `kind` reads. Raises InputError that says what it has."""
     names = [column.name for column in manifest.columns]

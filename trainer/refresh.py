@@ -108,10 +108,10 @@ def _decide(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, s
         return Adoption(epoch, None, {}, False)
     options = recipe.refresh
     due = max((e for e in recipe.table_epochs() if e <= epoch), default=0)
-    if epoch < options.start and _newest(run, recipe, sources, epoch) is None:  # clusters that nobody made before
-        return Adoption(epoch, None, {}, False)
     deadline = time.monotonic() + (options.wait_seconds if options.stale == "wait" else 0)
     found = _newest(run, recipe, sources, epoch)
+    if found is None and epoch < options.start:  # clusters that nobody made before
+        return Adoption(epoch, None, {}, False)
     while _is_stale(found, epoch, recipe) and time.monotonic() < deadline:
         time.sleep(0.1)
         found = _newest(run, recipe, sources, epoch)
@@ -133,10 +133,10 @@ def _is_stale(found: int | None, epoch: int, recipe: Recipe) -> bool:
 
 def _tell(found: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, say: Callable[[str], None]) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
-    command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
-    missing = f"epoch {epoch}: the hard-negative table due at epoch {due} is not there yet"
+    table, command, alone = "hard-negative table", "mine", "random negatives only"
     if recipe.clusters:
-        missing = missing.replace("hard-negative table", "table of clusters")
+        table, command, alone = "table of clusters", "cluster", "random order"
+    missing = f"epoch {epoch}: the {table} due at epoch {due} is not there yet"
     if stale and recipe.refresh.stale == "stop":
         there = "none is there" if found is None else f"that of epoch {found} is {epoch - found + LEAD} epochs old"
         raise ExtremisError(

@@ -10,7 +10,8 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.parquet import list_column
+from schemas.parquet import filters_of, list_column
+from schemas.ragged import no_entries
 from schemas.shards import iterate
 from trainer.config import Train
 from trainer.evaluation.deciles import Deciles
@@ -20,7 +21,7 @@ from trainer.evaluation.propensity import inverse_propensity
 from trainer.evaluation.zero_shot import ZeroShot
 from trainer.fusion.ranking import Ranking
 from trainer.group import ALONE, Group, label_range
-from trainer.inputs import require_inputs
+from trainer.inputs import require_inputs, scored_columns
 from trainer.model import Model
 from trainer.stream import Table, open_queries
 
@@ -105,7 +106,6 @@ class Scorer:
     ) -> None:
         self._model, self._queries, self._statistics, self._group = model, queries, statistics, group
         self._ranking = ranking
-        self._filtered = any(column.name == "filter_label_ids" for column in queries.manifest.columns)
 
     @classmethod
     def open(
@@ -148,11 +148,13 @@ class Scorer:
         ranking = self._ranking or Ranking.of(self._model, self._group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         seen = filtered = 0
-        for group in iterate(self._queries.url, self._queries.manifest, self._columns()):
+        for group in iterate(
+            self._queries.url, self._queries.manifest, scored_columns(self._queries.manifest, self._model.columns)
+        ):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
                 break
-            strike = self._filter(rows) if filter else _nothing(rows.num_rows)
+            strike = filters_of(rows) if filter else no_entries(rows.num_rows)
             filtered += len(strike[0])
             x = self._embed(rows)
             _, top = ranking.top_k(x, max(ks), strike, seen_labels)
@@ -162,7 +164,7 @@ class Scorer:
                 deciles.update(top, *positives)
             if apart is not None:
                 having, *own = apart.positives(*positives)
-                strike = self._filter(rows.take(pa.array(having))) if filter else _nothing(len(having))
+                strike = filters_of(rows.take(pa.array(having))) if filter else no_entries(len(having))
                 _, theirs = ranking.top_k(x[having], max(ks), strike, apart.labels)
                 apart.update(theirs, top[having], *own)
             seen += rows.num_rows
@@ -176,13 +178,3 @@ class Scorer:
         start, stop = parts[group.rank]
         own = self._model.embed_table(rows.slice(start, stop - start))
         return group.gather(own, [stop - start for start, stop in parts])
-
-    def _columns(self) -> list[str]:
-        return [*self._model.columns, "label_ids", *(["filter_label_ids"] if self._filtered else [])]
-
-    def _filter(self, rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-        return list_column(rows, "filter_label_ids") if self._filtered else _nothing(rows.num_rows)
-
-
-def _nothing(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.empty(0, np.int64), np.zeros(rows + 1, np.int64)

@@ -40,7 +40,7 @@ from trainer.export.thresholds import Ranked
 from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
 from trainer.fusion.fit import open_fusion
 from trainer.fusion.fused import Fused
-from trainer.inputs import columns_of
+from trainer.inputs import columns_of, scored_columns
 from trainer.model import DataFacts, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
@@ -92,10 +92,9 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     parents = {"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
     if options.scores != "classifier" and recipe.head.kind == "label-encoder":
         raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
-    tree = fitted = None
-    if options.scores == "fused":
-        tree, fitted = open_fusion(data, run, options.step)
-        parents["fusion"] = fitted.digest
+    fusion = open_fusion(data, run, checkpoint.step) if options.scores == "fused" else None
+    if fusion is not None:
+        parents["fusion"] = fusion[1].digest
     there = _existing(out, parents, wanted, options.overwrite)
     if there is not None:
         say(f"{out}: exported already")
@@ -114,7 +113,8 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
             rows_of = functools.partial(_added, rows_of, texts_of)
         written, vectors = _vectors(VECTORS, checkpoint.labels, rows_of, *files)
         fused = None
-        if tree is not None and fitted is not None:
+        if fusion is not None:
+            tree, fitted = fusion
             more, texts = _vectors(TEXTS, checkpoint.labels, texts_of, *files)
             written += [*more, _write(out, TREE, tree.to_json())]
             fused = Fused(tree, texts, label_statistics(layout).frequency, int(fitted.parameters["shortlist"]))
@@ -144,7 +144,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
             "max_tokens": tokens,
             "dimension": vectors.shape[1],
             "bias": has_bias(recipe),
-            "step": checkpoint.state["progress"]["global_step"],
+            "step": checkpoint.step,
             "index": index,
             "shortlist": None if fused is None else fused.shortlist,
             "thresholds": thresholds,
@@ -295,8 +295,7 @@ def _thresholds(
         )
         return None
     table = open_queries(data, split)
-    present = {column.name for column in table.manifest.columns}
-    wanted = [*serving.model.columns, "label_ids", *({"filter_label_ids"} & present)]
+    wanted = scored_columns(table.manifest, serving.model.columns)
     ranked = Ranked()
     for rows, scores, ids in iterate_ranked(serving, iterate(table.url, table.manifest, wanted), DEPTH):
         ranked.add(ids, scores, *list_column(rows, "label_ids"))

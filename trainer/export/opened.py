@@ -16,7 +16,7 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_manifest
 from schemas.parquet import list_column
-from schemas.ragged import longest, strike
+from schemas.ragged import longest, no_entries, strike
 from schemas.storage import join
 from trainer.config import Recipe, validate
 from trainer.evaluation.search import filtered_top_k
@@ -65,7 +65,7 @@ class Serving:
         if self.fused is not None:
             shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), struck, exact)
             return self.fused.rank(x, *shortlisted, k)
-        values, offsets = struck or (np.empty(0, np.int64), np.zeros(len(x) + 1, np.int64))
+        values, offsets = struck or no_entries(len(x))
         if exact or not self.index:
             return filtered_top_k(x, self.vectors, k, values, offsets)
         ids, scores = search_indexes(self.index, x.numpy(), k + longest(offsets))

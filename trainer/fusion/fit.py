@@ -7,7 +7,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
-from schemas.parquet import list_column
+from schemas.parquet import filters_of, list_column
 from schemas.ragged import contains, padded
 from schemas.shards import iterate
 from schemas.storage import join
@@ -16,7 +16,8 @@ from trainer.evaluation.evaluate import label_statistics
 from trainer.fusion.fused import Rows, score_pairs
 from trainer.fusion.ranking import Ranking, texts_of
 from trainer.fusion.tree import DEPTH, Fusion
-from trainer.model import Model, find_checkpoint, load_model
+from trainer.inputs import scored_columns
+from trainer.model import Model, load_model
 from trainer.stream import Table, open_queries
 
 KIND, TREE = "fusion", "tree.json"
@@ -35,7 +36,7 @@ def fit_fusion(
     _, model, checkpoint = load_model(layout, RunLayout(run), step)
     texts, frequency = texts_of(model, layout), label_statistics(layout).frequency
     found, seen = [], 0
-    for group in iterate(table.url, table.manifest, _columns(model, table)):
+    for group in iterate(table.url, table.manifest, scored_columns(table.manifest, model.columns)):
         rows = group.slice(0, queries - seen)
         found.append(_pairs(model, texts, rows, shortlist))
         seen += rows.num_rows
@@ -43,7 +44,7 @@ def fit_fusion(
             break
     label_scores, scores, ids, relevant = (np.concatenate(parts) for parts in zip(*found, strict=True))
     tree = Fusion.fit(label_scores, scores, frequency[ids], relevant)
-    url = RunLayout(run).fusion(int(checkpoint.state["progress"]["global_step"]))
+    url = RunLayout(run).fusion(checkpoint.step)
     if is_published(url):
         unpublish(url)
     body = tree.to_json()
@@ -66,13 +67,11 @@ def fit_fusion(
     )
 
 
-def open_fusion(data: str, run: str, step: int | None = None) -> tuple[Fusion, Manifest]:
-    """The tree of a checkpoint (the newest by default). InputError where `extremis fuse` made none, TableError."""
-    _, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), step)
-    number = int(checkpoint.state["progress"]["global_step"])
-    url = RunLayout(run).fusion(number)
+def open_fusion(data: str, run: str, step: int) -> tuple[Fusion, Manifest]:
+    """The tree of the checkpoint of `step`. InputError where `extremis fuse` made none, TableError."""
+    url = RunLayout(run).fusion(step)
     if not is_published(url):
-        raise InputError(f"{run}: no tree is fitted for step {number:,}. `extremis fuse {data} {run}` fits one.")
+        raise InputError(f"{run}: no tree is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
     return Fusion.load(join(url, TREE)), open_manifest(url, KIND)
 
 
@@ -89,17 +88,11 @@ def _open(data: DataLayout, split: str) -> Table:
     return table
 
 
-def _columns(model: Model, table: Table) -> list[str]:
-    present = {column.name for column in table.manifest.columns}
-    return [*model.columns, "label_ids", *({"filter_label_ids"} & present)]
-
-
 def _pairs(model: Model, texts: Rows, rows: pa.Table, shortlist: int) -> tuple[np.ndarray, ...]:
     """(E(z).x, w.x, label, whether it is relevant), [n] each, of all pairs of some queries."""
     x = model.embed_table(rows)
     positives = list_column(rows, "label_ids")
-    nothing = np.empty(0, np.int64), np.zeros(len(x) + 1, np.int64)
-    struck = list_column(rows, "filter_label_ids") if "filter_label_ids" in rows.column_names else nothing
+    struck = filters_of(rows)
     scores, ids = Ranking.of(model).top_k(x, shortlist, struck)
     # Its own labels that the shortlist lacks, though nothing strikes them.
     own = padded(*positives)

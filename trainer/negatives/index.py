@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from schemas.ragged import no_entries
 from trainer.classifier import Classifier
 from trainer.config import Recipe
 from trainer.group import Group
@@ -51,7 +52,7 @@ class OwnIndex:
 
         queries = x.cpu().numpy()
         block, effort = self._current(classifier, queries)
-        nothing = Ragged(np.empty(0, np.int64), np.zeros(len(batch) + 1, np.int64))
+        nothing = Ragged(*no_entries(len(batch)))
         known = Exclusions(Ragged(batch.positives, batch.positive_offsets), nothing)
         queries = padded(queries, block.vectors.shape[1])
         own = search_negatives(block, queries, known, self._width, refine=effort.factor)

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from schemas.errors import InputError
 from schemas.parquet import list_column
-from schemas.ragged import contains
+from schemas.ragged import contains, no_entries
 from schemas.shards import iterate
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.ranks import on_ranks
@@ -57,10 +57,6 @@ def brute_force(data: SmallData, model: Model, x: torch.Tensor) -> tuple[np.ndar
     return (x[:, :D] @ z.T).numpy(), (x @ model.classifier.vectors.T).numpy()
 
 
-def nothing(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.empty(0, np.int64), np.zeros(rows + 1, np.int64)
-
-
 def tree() -> Fusion:
     draw = np.random.default_rng(3)
     some = draw.standard_normal((2, 500))
@@ -76,7 +72,7 @@ def test_by_texts_and_by_both_added(data: SmallData) -> None:
         (Ranking.by_texts(model, data.layout), of_texts),
         (Ranking.by_texts(model, data.layout, add=True), of_texts + own),
     ):
-        scores, ids = ranking.top_k(x, 5, nothing(len(x)))
+        scores, ids = ranking.top_k(x, 5, no_entries(len(x)))
         np.testing.assert_allclose(scores, -np.sort(-expected, axis=1)[:, :5], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(np.take_along_axis(expected, ids, 1), scores, rtol=1e-4, atol=1e-5)
 
@@ -104,7 +100,7 @@ def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     first, frequency = model.classifier.start, label_statistics(data.layout).frequency
     fused = Fused(tree(), texts_of(model, data.layout), frequency, 8, first, group)
     x = queries(data, model)
-    return Ranking.of(model, group, fused).top_k(x, 5, nothing(len(x)))
+    return Ranking.of(model, group, fused).top_k(x, 5, no_entries(len(x)))
 
 
 def test_two_ranks_fuse_as_one(data: SmallData) -> None:
@@ -136,7 +132,7 @@ class TestFit:
 
         monkeypatch.setattr(fit.Fusion, "fit", fitted)
         manifest = fit.fit_fusion(data.layout.root, run, shortlist=4)
-        _, model, _ = load_model(data.layout, fit.RunLayout(run))
+        _, model, checkpoint = load_model(data.layout, fit.RunLayout(run))
         x = queries(data, model, "val")
         of_texts, own = brute_force(data, model, x)
         table = open_queries(data.layout, "val")
@@ -151,7 +147,7 @@ class TestFit:
         assert len(given) == len(expected) == manifest.parameters["pairs"]
         order, wanted = np.lexsort(given.T.round(3)), np.array(expected, np.float64)
         np.testing.assert_allclose(given[order], wanted[np.lexsort(wanted.T.round(3))], rtol=1e-3, atol=1e-4)
-        tree, opened = fit.open_fusion(data.layout.root, run)
+        tree, opened = fit.open_fusion(data.layout.root, run, checkpoint.step)
         assert opened.digest == manifest.digest
         scorer = Scorer.open(
             data.layout,
