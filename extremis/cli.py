@@ -325,10 +325,7 @@ def mine(
     options = MineOptions.of(**{name: value for name, value in chosen.items() if value is not None})
     if watch:
         _require_watching(chosen, epoch, "mines")
-        end_with_trainer()
-        made = watch_run(data, run, options, beam_options, progress=say)
-        if as_json:
-            print_json({"run": run, "tables": made})
+        _watch(watch_run, data, run, options, beam_options, as_json)
         return
     tables = mine_dump(data, run, epoch, options, beam_options, say)
     for name, manifest in tables.items():
@@ -423,7 +420,19 @@ def evaluate(
     from extremis.ranks import joined
 
     with joined() as group:
-        report = evaluate_run(data, run, split, step, limit, not no_filter, group, ks, seen_only, zero_shot, by)
+        report = evaluate_run(
+            data,
+            run,
+            split,
+            step=step,
+            limit=limit,
+            filter=not no_filter,
+            group=group,
+            ks=ks,
+            seen_only=seen_only,
+            zero_shot=zero_shot,
+            by=by,
+        )
     if not group.first:
         return
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
@@ -754,10 +763,7 @@ def cluster(
     options = ClusterOptions.of(**{name: value for name, value in chosen.items() if value is not None})
     if watch:
         _require_watching(chosen, epoch, "clusters")
-        end_with_trainer()
-        made = watch_run(data, run, options, beam_options, progress=say)
-        if as_json:
-            print_json({"run": run, "tables": made})
+        _watch(watch_run, data, run, options, beam_options, as_json)
         return
     manifest = cluster_dump(data, run, epoch, options, beam_options, say)
     if as_json:
@@ -770,6 +776,15 @@ def _require_watching(chosen: dict[str, Any], epoch: int | None, verb: str) -> N
     fixed = [f"--{name.replace('_', '-')}" for name in ("queries", "out", "for_epoch", "overwrite") if chosen[name]]
     if fixed or epoch is not None:
         raise InputError(f"--watch {verb} each dump into its place; {' '.join(fixed) or '--epoch'} names one.")
+
+
+def _watch(
+    watch_run: Callable[..., int], data: str, run: str, options: Any, beam: Sequence[str], as_json: bool
+) -> None:
+    end_with_trainer()
+    made = watch_run(data, run, options, beam, progress=say)
+    if as_json:
+        print_json({"run": run, "tables": made})
 
 
 @cli.command()

@@ -7,6 +7,7 @@ from typing import Any
 from extremis.console import Bar
 from schemas import storage
 from schemas.layout import DataLayout, RunLayout
+from trainer.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import Scorer, label_statistics
 from trainer.fusion.fit import open_fusion
 from trainer.fusion.fused import Fused
@@ -34,7 +35,7 @@ def evaluate(
     where it is of all queries and candidates, by the scores that it was trained with and with the filter applied.
     """
     _, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group)
-    ranking = _ranking(data, run, checkpoint.step, model, group, by)
+    ranking = _ranking(data, run, checkpoint, model, group, by)
     scorer = Scorer.open(DataLayout(data), model, split, group, ranking)
     with Bar(f"evaluate {split}", scorer.rows, quiet=not group.first) as bar:
         scores = scorer.score(limit, bar.update, filter, ks, seen_only, zero_shot)
@@ -45,13 +46,13 @@ def evaluate(
     return report
 
 
-def _ranking(data: str, run: str, step: int, model: Model, group: Group, by: By) -> Ranking:
+def _ranking(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, by: By) -> Ranking:
     if by == "classifier":
         return Ranking.of(model, group)
     layout = DataLayout(data)
     if by != "fused":
         return Ranking.by_texts(model, layout, group, add=by == "sum")
-    tree, manifest = group.decide(lambda: open_fusion(data, run, step))
+    tree, manifest = group.decide(lambda: open_fusion(data, run, checkpoint))
     frequency = label_statistics(layout).frequency
     shortlist = int(manifest.parameters["shortlist"])
     fused = Fused(tree, texts_of(model, layout), frequency, shortlist, model.classifier.start, group)

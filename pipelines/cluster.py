@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import apache_beam as beam
 
 from pipelines.clustering import steps
-from pipelines.clustering.inputs import Inputs, dumps_for_clusters, open_clustering
+from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.layout import make_layout
 from pipelines.clustering.options import ClusterOptions
 from pipelines.clustering.plan import Laid, Plan, make_plan
+from pipelines.dumps import say_use
 from pipelines.exchange import Exchange, Packet, choose
 from pipelines.mining.claim import claimed
 from pipelines.mining.existing import require_unused
+from pipelines.progress import Progress, silent
 from pipelines.runner import make_pipeline
 from pipelines.runner import run as run_pipeline
 from pipelines.sharding.summary import MergeSummaries, Summary, WriteSummary
@@ -30,8 +32,6 @@ from schemas.manifest import Manifest, columns_of, is_published, open_manifest, 
 from schemas.shards import open_shard
 
 __all__ = ["ClusterOptions", "cluster", "watch"]
-
-Progress = Callable[[str], None]
 
 _PARTS, _TABLE = "parts", "queries"  # of a Summary
 
@@ -50,12 +50,12 @@ def cluster(
     `progress` gets a line a step. Raises InputError (no dump, wrong options, a table made with other options, one in
     use), TableError (a dump that is unfinished, damaged, or of other data), StorageError.
     """
-    say, options = progress or _silent, options or ClusterOptions()
+    say, options = progress or silent, options or ClusterOptions()
     inputs = open_clustering(data, run, epoch, options.queries, options.for_epoch, options.out)
     plan = make_plan(inputs, options)
     made = _finished(plan, options, run)
     if made is not None:
-        say(f"{inputs.name}: already clustered{_use(inputs)}")
+        say(f"{inputs.name}: already clustered{say_use(inputs.use_from)}")
         return made
     with claimed(inputs.out):
         made = _finished(plan, options, run)  # whoever held the claim before may have made it
@@ -72,7 +72,7 @@ def watch(
     progress: Progress | None = None,
 ) -> int:
     """Cluster every dump that asks for it and has no table, until the run is finished: as `pipelines.mine.watch`."""
-    say, options = progress or _silent, options or ClusterOptions()
+    say, options = progress or silent, options or ClusterOptions()
 
     def make(epoch: int) -> bool:
         inputs = open_clustering(data, run, epoch, None, None, None)
@@ -142,7 +142,7 @@ def _make(plan: Plan, beam_options: Sequence[str], say: Progress) -> Manifest:
     finally:
         storage.remove(staging(out), recursive=True)
     manifest = _publish(laid, summary)
-    say(f"{plan.inputs.name}: clustered{_use(plan.inputs)}")
+    say(f"{plan.inputs.name}: clustered{say_use(plan.inputs.use_from)}")
     return manifest
 
 
@@ -232,11 +232,3 @@ def _finished(plan: Plan, options: ClusterOptions, run: str) -> Manifest | None:
         )
     require_unused(out, found, run)
     return None
-
-
-def _use(inputs: Inputs) -> str:
-    return "" if inputs.use_from is None else f", for use from epoch {inputs.use_from}"
-
-
-def _silent(line: str) -> None:
-    pass

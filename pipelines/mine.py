@@ -13,6 +13,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from pipelines.dumps import say_use
 from pipelines.mining import steps
 from pipelines.mining.claim import claimed
 from pipelines.mining.existing import finished, mined
@@ -23,6 +24,7 @@ from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
 from pipelines.mining.source import Source
 from pipelines.mining.spent import Spent, release
+from pipelines.progress import Progress, silent
 from pipelines.runner import make_pipeline
 from pipelines.runner import run as run_pipeline
 from pipelines.watching import watch_dumps
@@ -32,8 +34,6 @@ from schemas.sizes import say_bytes
 from schemas.storage import join
 
 __all__ = ["MineOptions", "mine", "watch"]
-
-Progress = Callable[[str], None]
 
 SPENT = "spent.json"  # beside the tables of a refresh
 
@@ -56,7 +56,7 @@ def mine(
     does not fit into the memory, a table made with other options), TableError (a dump that is unfinished, damaged, or
     of other data), StorageError.
     """
-    say, options = progress or _silent, options or MineOptions()
+    say, options = progress or silent, options or MineOptions()
     inputs = open_inputs(data, run, epoch, options)
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
@@ -66,7 +66,7 @@ def mine(
     if index_url is not None and existing_index(plan, index_url, options.overwrite) is not None:
         index_url = None
     if not missing and index_url is None:
-        say(f"{inputs.name}: already mined{_use(inputs.use_from)}")
+        say(f"{inputs.name}: already mined{say_use(inputs.use_from)}")
         return made
     with claimed(inputs.root):
         made = finished(plan, run)  # whoever held the claim before may have made some
@@ -104,7 +104,7 @@ def _make(plan: Plan, index_url: str | None, beam_options: Sequence[str], say: P
     storage.remove(inputs.scratch, recursive=True)
     peak = max((one["peak_bytes"] for one in spent.values()), default=0)
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""
-    say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{_use(inputs.use_from)}")
+    say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{say_use(inputs.use_from)}")
     return made
 
 
@@ -124,7 +124,7 @@ def watch(
     that a dump has already are left as they are, whatever their options. Storage that fails is waited for, and a dump
     whose mining fails is tried again, RETRIES times in a row. Raises as `mine`.
     """
-    say, options = progress or _silent, options or MineOptions()
+    say, options = progress or silent, options or MineOptions()
 
     def make(epoch: int) -> bool:
         inputs = open_inputs(data, run, epoch, options)
@@ -220,11 +220,3 @@ def _summary(plan: Plan, source: Source) -> dict[str, Any]:
 def _kept(plan: Plan, block: int) -> Kept:
     note = json.loads(storage.read_bytes(plan.kept(block)))
     return Kept(Shard(**note["entry"]), note["effort"])
-
-
-def _use(epoch: int | None) -> str:
-    return "" if epoch is None else f", for use from epoch {epoch}"
-
-
-def _silent(line: str) -> None:
-    pass

@@ -44,9 +44,12 @@ def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
         direct.direct_running_mode = "in_memory"  # else Beam starts workers of its own
         runner = processes.make_runner()
     try:
-        return beam.Pipeline(runner=runner, options=chosen)
+        pipeline = beam.Pipeline(runner=runner, options=chosen)
     except ValueError as error:  # a runner's own checks: a bucket or project that is none
         raise InputError(f"Beam options {flags}: {str(error).strip()}") from None
+    # For transforms in other languages, of which there are none; Beam would leave it behind.
+    os.rmdir(pipeline.local_tempdir)
+    return pipeline
 
 
 def local_workers(beam_options: Sequence[str], urls: Sequence[str]) -> list[str]:

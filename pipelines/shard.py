@@ -8,6 +8,7 @@ import apache_beam as beam
 
 from pipelines import exchange
 from pipelines.exchange import Exchange, Files
+from pipelines.progress import silent
 from pipelines.runner import local_workers, make_pipeline, run
 from pipelines.sharding import dataset, formats, identity, planning, read, sampling, tokenizer, wordpiece
 from pipelines.sharding.formats.base import LABELS, PAIRS, Context, Format, Inputs
@@ -43,7 +44,7 @@ def shard(
     `overwrite` removes a finished one first, whatever it was made from. `progress` is told each step in a line.
     Raises InputError (bad input, or `data` holds something else) and StorageError; nothing half-written stays.
     """
-    tell = progress or _silent
+    tell = progress or silent
     make_pipeline(beam_options)  # refuses wrong options before anything is read
     form = formats.choose(source, options.format, options.fields)
     inputs = form.find(source)
@@ -222,7 +223,3 @@ def _named(
     if any(block.mentions for block in blocks):
         return Named(numbered, numbered | f"Resolve {table}" >> ResolveLabels(ordered, shards, bulk))
     return Named(numbered, pipeline | f"No ids {table}" >> beam.Create([], reshuffle=False))
-
-
-def _silent(message: str) -> None:
-    pass

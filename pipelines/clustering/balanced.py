@@ -40,7 +40,7 @@ def balanced_order(
     while clusters.max(initial=0) > 1:
         left = (clusters + 1) // 2
         sizes = _left_sizes(np.diff(starts), clusters, left)
-        order = order[_halved(vectors[order], starts, sizes, clusters > 1, seed, rounds)[0]]
+        order = order[halved(vectors[order], starts, sizes, clusters > 1, seed, rounds)[0]]
         middle = starts[:-1] + sizes
         halves = np.stack([middle, starts[1:]], axis=1).reshape(-1)
         counts = np.stack([left, clusters - left], axis=1).reshape(-1)
@@ -52,7 +52,7 @@ def balanced_order(
         inner = starts[:-1, None] + np.arange(parts) * points // parts
         finer = np.append(inner.reshape(-1), count)
         sizes = np.diff(finer)[0::2]
-        order = order[_halved(vectors[order], edges, sizes, np.diff(edges) > 1, seed, rounds)[0]]
+        order = order[halved(vectors[order], edges, sizes, np.diff(edges) > 1, seed, rounds)[0]]
         parts, edges = 2 * parts, finer
     return order, starts
 
@@ -63,7 +63,7 @@ def _left_sizes(points: np.ndarray, clusters: np.ndarray, left: np.ndarray) -> n
     return base * left + np.minimum(larger, left)
 
 
-def _halved(
+def halved(
     vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int, rounds: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The order [N] that lays each part's left half before its right one: balanced 2-means within every part.
@@ -83,7 +83,7 @@ def _halved(
     lines = vectors[two[:, 0]] - vectors[two[:, 1]]
     order = np.arange(len(part))
     for last in range(rounds - 1, -1, -1):
-        scores = _along(vectors, lines, part)
+        scores = along(vectors, lines, part)
         # Ties stay in their order, and so does all of a part that is not divided.
         scores[~divided[part]] = 0
         new = np.lexsort((-scores, part))
@@ -98,7 +98,7 @@ def _halved(
     return order, lines
 
 
-def _along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
+def along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
     """x . lines[part of x] for every point, float32 [N]."""
     scores = np.empty(len(vectors), np.float32)
     for start in range(0, len(vectors), _ROWS):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pipelines.dumps import dump_epochs, open_if_published
 from pipelines.mining.source import Source, open_source
 from schemas import storage
 from schemas.errors import InputError, TableError
@@ -71,8 +72,8 @@ def dumps_for_clusters(run: str) -> dict[int, str]:
     """Epoch to digest of the embeddings, for every dump of `run` that clusters were asked of, oldest first."""
     layout = RunLayout(run)
     found: dict[int, str] = {}
-    for epoch in _epochs(run):
-        embeddings = _open_if_published(layout.embeddings(epoch, SOURCE))
+    for epoch in dump_epochs(run):
+        embeddings = open_if_published(layout.embeddings(epoch, SOURCE), "embeddings")
         if embeddings is not None and CLUSTERS in embeddings.parameters:
             found[epoch] = embeddings.digest
     return found
@@ -80,7 +81,7 @@ def dumps_for_clusters(run: str) -> dict[int, str]:
 
 def _newest(run: str) -> int:
     layout = RunLayout(run)
-    epochs = [epoch for epoch in _epochs(run) if is_published(layout.embeddings(epoch, SOURCE))]
+    epochs = [epoch for epoch in dump_epochs(run) if is_published(layout.embeddings(epoch, SOURCE))]
     if not epochs:
         raise InputError(
             f"{layout.dumps}: no embeddings of queries to cluster. A run with order.cluster > 1 writes the first at "
@@ -88,11 +89,6 @@ def _newest(run: str) -> int:
             "`extremis embed DATA RUN URL --split train`."
         )
     return epochs[-1]
-
-
-def _epochs(run: str) -> list[int]:
-    numbers = (parse_number(name) for name in storage.list_names(RunLayout(run).dumps))
-    return sorted(number for number in numbers if number is not None)
 
 
 def _rows_of(data: str, layout: RunLayout, embeddings: Manifest, url: str) -> tuple[str, str]:
@@ -108,7 +104,7 @@ def _rows_of(data: str, layout: RunLayout, embeddings: Manifest, url: str) -> tu
     for name in sorted(storage.list_names(layout.clusters_root), reverse=True):
         number = parse_number(name)
         table = None if number is None else layout.clusters(number, SOURCE)
-        found = None if table is None else _open_if_published(table, "queries")
+        found = None if table is None else open_if_published(table, "queries")
         if table is not None and found is not None and found.digest == wanted:
             if found.parents.get("queries") != own.digest:
                 break
@@ -117,13 +113,3 @@ def _rows_of(data: str, layout: RunLayout, embeddings: Manifest, url: str) -> tu
         f"{url}: embeddings of other queries (digest {str(wanted)[:12]}…) than {place} (digest {own.digest[:12]}…) or "
         f"any table under {layout.clusters_root}. Point at the data and the run that they were made from."
     )
-
-
-def _open_if_published(url: str, kind: str = "embeddings") -> Manifest | None:
-    """The trainer may take a dump back between two looks: it resumed from an earlier checkpoint."""
-    try:
-        return open_manifest(url, kind) if is_published(url) else None
-    except TableError:
-        if is_published(url):
-            raise
-        return None

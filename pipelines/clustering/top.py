@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.clustering.balanced import _along, _halved
+from pipelines.clustering.balanced import along, halved
 
 _ROUNDS = 8
 
@@ -44,9 +44,9 @@ def grow(sample: np.ndarray, parts: int, seed: int) -> TopTree:
     while len(starts) <= parts:
         sizes = np.diff(starts)
         left = (sizes + 1) // 2
-        order, across = _halved(vectors, starts, left, sizes > 1, seed, _ROUNDS)
+        order, across = halved(vectors, starts, left, sizes > 1, seed, _ROUNDS)
         vectors = vectors[order]
-        scores = _along(vectors, across, np.repeat(np.arange(len(sizes)), sizes))
+        scores = along(vectors, across, np.repeat(np.arange(len(sizes)), sizes))
         middle = starts[:-1] + left
         last, first = (np.clip(at, 0, max(0, len(scores) - 1)) for at in (middle - 1, middle))
         between = (scores[last] + scores[first]) / 2 if len(scores) else np.zeros(len(sizes))
@@ -66,7 +66,7 @@ def parts_of(tree: TopTree, vectors: np.ndarray, first: int) -> np.ndarray:
     number = np.arange(first, first + len(vectors))
     level = 0
     while (1 << level) < tree.parts:
-        above = _along(vectors, tree.lines, node) - tree.thresholds[node]
+        above = along(vectors, tree.lines, node) - tree.thresholds[node]
         right = (above < 0) | ((above == 0) & ((number >> level) & 1 == 1))
         node = 2 * node + 1 + right
         level += 1

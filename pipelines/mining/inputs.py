@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from pipelines.dumps import dump_epochs, open_if_published
 from pipelines.mining.options import MineOptions
 from pipelines.mining.source import Source, open_source
-from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout, parse_number
+from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, is_published, open_manifest
 from schemas.storage import join
 
@@ -93,10 +93,9 @@ def complete_dumps(run: str) -> dict[int, str]:
     A dump is complete when its vectors, which are written last, and every source that they name are published.
     """
     layout = RunLayout(run)
-    numbers = (parse_number(name) for name in storage.list_names(layout.dumps))
     found: dict[int, str] = {}
-    for epoch in sorted(number for number in numbers if number is not None):
-        vectors = _open_if_published(layout.vectors(epoch))
+    for epoch in dump_epochs(run):
+        vectors = open_if_published(layout.vectors(epoch), "vectors")
         if vectors and all(is_published(layout.embeddings(epoch, name)) for name in _source_names(vectors)):
             found[epoch] = vectors.digest
     return found
@@ -206,16 +205,6 @@ def _require_one_training(source: Source, url: str, vectors: Manifest, dump: Man
             f"{one} is of step {step}, {other} of step {its} or of another run: vectors of two models do not compare. "
             "Embed both with one checkpoint (extremis embed --step)."
         )
-
-
-def _open_if_published(url: str) -> Manifest | None:
-    """The trainer may take a dump back between two looks: it resumed from an earlier checkpoint."""
-    try:
-        return open_manifest(url, "vectors") if is_published(url) else None
-    except TableError:
-        if is_published(url):
-            raise
-        return None
 
 
 def _source_names(vectors: Manifest) -> list[str]:

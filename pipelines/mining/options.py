@@ -1,27 +1,20 @@
 """What a user may set about mining; everything else follows from the dump."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field
 
-from schemas.errors import InputError
-from schemas.sizes import parse_bytes
+from pipelines.options import DumpOptions
 
 AUTO = "auto"
-DEFAULT_MEMORY = 4 << 30
 
 
-class MineOptions(BaseModel):
+class MineOptions(DumpOptions):
     """How a negative table is made. None: as the trainer asked in the dump, or from the sizes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     # What is searched.
     by: Literal["classifier", "labels"] | None = Field(
         default=None, description="score by w_l or by label embeddings; None: as the trainer asked, or by w_l"
-    )
-    queries: str | None = Field(
-        default=None, description="a table of `extremis embed` instead of the dump's embeddings"
     )
     vectors: str | None = Field(default=None, description="a table of vectors instead of the dump's")
     # What a row gets.
@@ -37,30 +30,10 @@ class MineOptions(BaseModel):
     ef_search: int | None = Field(default=None, ge=1, description="breadth of a graph's search; None: tuned")
     refine: int | None = Field(default=None, ge=1, description="fetch K times this and score exactly; None: tuned")
     target_recall: float = Field(default=0.95, gt=0, le=1, description="what nprobe, ef_search and refine are tuned to")
-    memory: int = Field(default=DEFAULT_MEMORY, ge=1, description="bytes that one worker process may use")
     block_rows: int | None = Field(default=None, ge=1, description="most vectors in one Faiss index; None: from memory")
     query_batch: int | None = Field(default=None, ge=1, description="queries searched at a time; None: from memory")
     tasks_per_block: int = Field(default=1, ge=1, description="work items a block; each builds its index")
     threads: int | None = Field(default=None, ge=1, description="Faiss threads a worker")
     audit_queries: int | None = Field(default=None, ge=0, description="rows also searched exactly; None: 200 to 1000")
-    seed: int = Field(default=0, ge=0, description="of index training and of the audited rows")
     # Where it goes.
-    for_epoch: int | None = Field(default=None, ge=0, description="the first epoch that trains on the table")
-    out: str | None = Field(default=None, description="publish under this prefix instead of the run's negatives")
     keep_index: str | None = Field(default=None, description="keep every block's index under this prefix")
-    overwrite: bool = Field(default=False, description="replace a table made with other options")
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> Any:
-        return parse_bytes(value) if isinstance(value, str) else value
-
-    @classmethod
-    def of(cls, **chosen: Any) -> "MineOptions":
-        """Options by name. Raises InputError that names the first that is wrong."""
-        try:
-            return cls(**chosen)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
-            raise InputError(f"{name}: {first['msg']}; got {first['input']!r}.") from None

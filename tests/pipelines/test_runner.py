@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -268,6 +269,15 @@ def test_a_scheduler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(dask_runner, "_CONNECT_SECONDS", 1)
     with pytest.raises(ExtremisError, match=r"the Dask scheduler tcp://127\.0\.0\.1:9 cannot be used"):
         run_on(["--runner=DaskRunner", "--dask_client_address=tcp://127.0.0.1:9"], Fail())
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(StorageError):
+        run_on(flags, Fail())
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("beam")]
 
 
 def test_a_size_of_dask_partitions_is_refused() -> None:

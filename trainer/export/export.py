@@ -92,7 +92,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     parents = {"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
     if options.scores != "classifier" and recipe.head.kind == "label-encoder":
         raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
-    fusion = open_fusion(data, run, checkpoint.step) if options.scores == "fused" else None
+    fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion[1].digest
     there = _existing(out, parents, wanted, options.overwrite)

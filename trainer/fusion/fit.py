@@ -12,6 +12,7 @@ from schemas.ragged import contains, padded
 from schemas.shards import iterate
 from schemas.storage import join
 from schemas.tables import PAD
+from trainer.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import label_statistics
 from trainer.fusion.fused import Rows, score_pairs
 from trainer.fusion.ranking import Ranking, texts_of
@@ -67,12 +68,18 @@ def fit_fusion(
     )
 
 
-def open_fusion(data: str, run: str, step: int) -> tuple[Fusion, Manifest]:
-    """The tree of the checkpoint of `step`. InputError where `extremis fuse` made none, TableError."""
-    url = RunLayout(run).fusion(step)
+def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> tuple[Fusion, Manifest]:
+    """The tree of `checkpoint`. InputError where `extremis fuse` made none, TableError."""
+    url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
     if not is_published(url):
         raise InputError(f"{run}: no tree is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
-    return Fusion.load(join(url, TREE)), open_manifest(url, KIND)
+    manifest = open_manifest(url, KIND)
+    if manifest.parents["checkpoint"] != checkpoint.manifest.digest:
+        raise InputError(
+            f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "
+            f"`extremis fuse {data} {run}` fits one anew."
+        )
+    return Fusion.load(join(url, TREE)), manifest
 
 
 def _open(data: DataLayout, split: str) -> Table:

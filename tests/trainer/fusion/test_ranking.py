@@ -1,6 +1,7 @@
 """Rankings by labels' texts, by both scores and fused, against brute force over all pairs; and on two ranks."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -147,8 +148,11 @@ class TestFit:
         assert len(given) == len(expected) == manifest.parameters["pairs"]
         order, wanted = np.lexsort(given.T.round(3)), np.array(expected, np.float64)
         np.testing.assert_allclose(given[order], wanted[np.lexsort(wanted.T.round(3))], rtol=1e-3, atol=1e-4)
-        tree, opened = fit.open_fusion(data.layout.root, run, checkpoint.step)
+        tree, opened = fit.open_fusion(data.layout.root, run, checkpoint)
         assert opened.digest == manifest.digest
+        other = replace(checkpoint, manifest=checkpoint.manifest.model_copy(update={"rows": 1}))
+        with pytest.raises(InputError, match="fitted to another checkpoint"):
+            fit.open_fusion(data.layout.root, run, other)
         scorer = Scorer.open(
             data.layout,
             model,
