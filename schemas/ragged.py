@@ -19,6 +19,13 @@ def no_entries(rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.empty(0, np.int64), np.zeros(rows + 1, np.int64)
 
 
+def taken(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(places [V'] in the values, offsets [B' + 1]) of the ragged rows `rows` [B'], in that order."""
+    lengths = np.diff(offsets)[rows]
+    found = np.concatenate([[0], np.cumsum(lengths)])
+    return np.arange(found[-1]) + np.repeat(offsets[rows] - found[:-1], lengths), found
+
+
 def padded(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Ragged rows as int64 [B, the longest], with pads behind each."""
     sizes = np.diff(offsets)

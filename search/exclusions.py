@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.parquet import filters_of, list_column
-from schemas.ragged import contains
+from schemas.ragged import contains, taken
 from search.block import Block, score, search
 from search.candidates import EMPTY, best, unpack
 
@@ -21,10 +21,8 @@ class Ragged(NamedTuple):
 
     def take(self, rows: np.ndarray) -> "Ragged":
         """Rows `rows` [B'] in that order."""
-        lengths = np.diff(self.offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        picked = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
-        return Ragged(self.values[picked], offsets)
+        places, offsets = taken(self.offsets, rows)
+        return Ragged(self.values[places], offsets)
 
     def stack(self, other: "Ragged") -> "Ragged":
         """These rows, then those of `other`."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 from schemas.errors import InputError
 from schemas.manifest import Manifest
 from schemas.parquet import list_column
+from schemas.ragged import taken
 
 Kind = Literal["tokens", "features", "both"]
 _TOKENS = ("input_ids",)
@@ -26,6 +27,10 @@ class Tokens(NamedTuple):
         ids, offsets = cut(self.ids, self.offsets, start, stop)
         return Tokens(ids, offsets)
 
+    def take(self, rows: np.ndarray) -> "Tokens":
+        places, offsets = taken(self.offsets, rows)
+        return Tokens(self.ids[places], offsets)
+
 
 class Features(NamedTuple):
     """Sparse features of B rows: `ids` [V] int32, sorted and unique within a row, `values` [V] float32, `offsets`."""
@@ -37,6 +42,10 @@ class Features(NamedTuple):
     def slice(self, start: int, stop: int) -> "Features":
         ids, offsets = cut(self.ids, self.offsets, start, stop)
         return Features(ids, self.values[self.offsets[start] : self.offsets[stop]], offsets)
+
+    def take(self, rows: np.ndarray) -> "Features":
+        places, offsets = taken(self.offsets, rows)
+        return Features(self.ids[places], self.values[places], offsets)
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,13 @@ class Inputs:
         return Inputs(
             None if self.tokens is None else self.tokens.slice(start, stop),
             None if self.features is None else self.features.slice(start, stop),
+        )
+
+    def take(self, rows: np.ndarray) -> "Inputs":
+        """Rows `rows` [B'] in that order."""
+        return Inputs(
+            None if self.tokens is None else self.tokens.take(rows),
+            None if self.features is None else self.features.take(rows),
         )
 
 

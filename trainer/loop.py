@@ -21,6 +21,7 @@ from trainer.config import Recipe, dump_config, load_config, validate
 from trainer.curriculum import mixtures
 from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.evaluation.evaluate import Scorer, label_statistics, positive_weights
+from trainer.frozen import FrozenEmbeddings
 from trainer.group import ALONE, SILENCE_SECONDS, Group, label_range
 from trainer.hardness import measure
 from trainer.initial import begin_at_texts, begin_with_encoder
@@ -94,6 +95,7 @@ class Trainer:
         self.model.classifier.schedule = self._rate_factor
         self._index = OwnIndex(recipe) if recipe.indexes else None
         self._found = self._open_found()
+        self._frozen = FrozenEmbeddings(self.model.encoder) if recipe.train.freeze_encoder else None
         # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
         ahead = part is None and self._index is None and self._found is None and recipe.head.kind == "classifier"
         self.stream = self._open_stream(self._sources, self._planner if ahead else None)
@@ -164,6 +166,8 @@ class Trainer:
         progress = self.progress
         adoption, sources = self._adopt()
         self.stream.set_epoch(progress.epoch, sources)
+        if self._frozen is not None:
+            self._frozen.begin(sources)
         if progress.step:
             self.stream.load_state_dict({**self.stream.state_dict(), "step": progress.step})
         else:
@@ -226,9 +230,21 @@ class Trainer:
 
     def _take_step(self, batch: Batch, clock: Clock) -> Taken:
         index = self._index if batch.epoch >= self.recipe.refresh.start else None
-        step, known = self.progress.global_step, (self.model, self._planner, self._group)
-        options = index, self._found, self.recipe.train
-        return take_step(*known, batch, step, self._rate_factor(step), clock, self._writer, *options)
+        step = self.progress.global_step
+        return take_step(
+            self.model,
+            self._planner,
+            self._group,
+            batch,
+            step,
+            self._rate_factor(step),
+            clock,
+            self._writer,
+            index,
+            self._found,
+            self.recipe.train,
+            self._frozen,
+        )
 
     def _settle(self) -> None:
         """All rows as they are to be read, which lazy decay owes them at the end of an epoch."""

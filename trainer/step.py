@@ -15,6 +15,7 @@ import torch
 from trainer.candidates import Planner
 from trainer.config import Train
 from trainer.dual import LabelEncoderHead
+from trainer.frozen import FrozenEmbeddings
 from trainer.gradcache import CachedEmbeddings
 from trainer.group import Group
 from trainer.model import Model
@@ -59,16 +60,17 @@ def take_step(
     index: OwnIndex | None = None,
     found: Sources | None = None,
     options: Train | None = None,
+    frozen: FrozenEmbeddings | None = None,
 ) -> Taken:
     """Train on the global batch of which `batch` is this rank's part, at global `step`; `factor` scales every rate.
 
     `writer` hears of rows before they change. Hard negatives are those of `index` where there is one, and what `found`
     finds with the model as it is now. `options`: in how many parts the encoder takes the batch, and how long its
-    gradient may be. Raises RankLostError; StorageError of a checkpoint being written.
+    gradient may be. `frozen` has x where the encoder does not learn. Raises RankLostError; StorageError of a checkpoint
+    being written.
     """
     key = (batch.epoch, batch.step)
     accumulate, clip = (options.accumulate, options.clip) if options else (1, 0.0)
-    frozen = options is not None and options.freeze_encoder
     everyone = planner.gather(batch, group)
     clock.lap("gather")
     if isinstance(model.classifier, LabelEncoderHead):
@@ -78,8 +80,8 @@ def take_step(
     sizes = group.sizes(len(batch))
     first = sum(sizes[: group.rank])
     cached: CachedEmbeddings | None = None
-    if frozen:
-        encoded = model.encoder.encode(model.encoder.prepare(batch.inputs))
+    if frozen is not None:
+        encoded = frozen.of(batch)
     elif accumulate > 1:
         size = -(-len(batch) // accumulate)
         cached = CachedEmbeddings(model.encoder, batch.inputs.slice, len(batch), size, key, first=first)
@@ -106,7 +108,7 @@ def take_step(
             found.touch(candidates.ids)
     clock.lap("classify")
     total = group.sum(torch.tensor(total, dtype=torch.float64)).item()
-    if frozen:
+    if frozen is not None:
         return Taken(batch.step, total, everyone.rows, every_x)
     grad = group.sum(on_x)[first : first + len(batch)]
     clock.lap("gather")

@@ -3,16 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from schemas.errors import InputError
 from schemas.layout import RunLayout
+from schemas.ragged import no_entries
 from tests.builders import SmallData, build_data
 from tests.training import Killed, silent, train, with_sections
 from trainer.config import Recipe, load_recipe
+from trainer.frozen import FrozenEmbeddings
 from trainer.loop import Trainer
 from trainer.model import load_model
+from trainer.stream import Batch, open_sources
 
 FIRST: dict[str, Any] = {
     "order": {"batch": 16, "streams": 4, "window_groups": 2, "threads": 1},
@@ -71,6 +75,48 @@ def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(data: SmallDat
         train(Trainer.start(root, str(tmp_path / "killed"), chosen, silent), stop_after=5)
     resumed = train(Trainer.resume(root, str(tmp_path / "killed"), chosen, silent))
     assert resumed == straight[-len(resumed) :]
+
+
+def test_a_frozen_encoder_encodes_each_query_once(
+    data: SmallData, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), second(first), silent)
+    encoder, encoded = trainer.model.encoder, []
+    seen: dict[int, torch.Tensor] = {}
+    real = FrozenEmbeddings.of
+
+    def of(self: FrozenEmbeddings, batch: Batch) -> torch.Tensor:
+        x = real(self, batch)
+        again = torch.stack([seen.setdefault(row, one) for row, one in zip(batch.rows.tolist(), x, strict=True)])
+        assert torch.equal(again, x)
+        whole = encoder.encode(encoder.prepare(batch.inputs))
+        encoded.pop()
+        torch.testing.assert_close(x, whole, rtol=1e-3, atol=1e-3)
+        return x
+
+    def encode(inputs: Any, key: tuple[int, ...] | None = None) -> torch.Tensor:
+        encoded.append(len(found := type(encoder).encode(encoder, inputs, key)))
+        return found
+
+    monkeypatch.setattr(FrozenEmbeddings, "of", of)
+    monkeypatch.setattr(encoder, "encode", encode)
+    train(trainer)
+    assert sum(encoded) == len(seen) == len(data.points["train"].positives)
+
+
+def test_embeddings_of_other_tables_are_forgotten(data: SmallData, first: str, tmp_path: Path) -> None:
+    trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), second(first), silent)
+    kept = FrozenEmbeddings(trainer.model.encoder)
+    train_split, test_split = (open_sources(data.layout, split, False) for split in ("train", "test"))
+    kept.begin(train_split)
+    batch = next(iter(trainer.stream))
+    x = kept.of(batch)
+    kept.begin(train_split)
+    assert torch.equal(kept.of(Batch(0, 0, batch.rows, batch.inputs.slice(0, 0), *no_entries(0))), x)
+    kept.begin(test_split)
+    few = batch.inputs.slice(1, 3)
+    of_others = kept.of(Batch(0, 0, np.array([0, 1]), few, *no_entries(2)))
+    torch.testing.assert_close(of_others, x[1:3])
 
 
 def test_an_encoder_goes_on_learning_where_it_is_not_frozen(data: SmallData, first: str, tmp_path: Path) -> None:
