@@ -133,10 +133,10 @@ def _is_stale(found: int | None, epoch: int, recipe: Recipe) -> bool:
 
 def _tell(found: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, say: Callable[[str], None]) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
-    table, command, alone = "hard-negative table", "mine", "random negatives only"
+    table, command, alone = f"the hard-negative table due at epoch {due}", "mine", "random negatives only"
     if recipe.clusters:
-        table, command, alone = "table of clusters", "cluster", "random order"
-    missing = f"epoch {epoch}: the {table} due at epoch {due} is not there yet"
+        table, command, alone = f"the table of clusters due at epoch {due}", "cluster", "random order"
+    missing = f"epoch {epoch}: {table} is not there yet"
     if stale and recipe.refresh.stale == "stop":
         there = "none is there" if found is None else f"that of epoch {found} is {epoch - found + LEAD} epochs old"
         raise ExtremisError(
