@@ -44,15 +44,20 @@ class Service:
         return subprocess.Popen(self._command, env=environment(), **QUIET)
 
 
-def disturbed(data: Path, run: Path, choices: list[str], seed: int, kills: int, watchers: int) -> tuple[int, int]:
-    """Train and mine as services of their own, kill one of them now and then: (kills of the trainer, of miners)."""
+def disturbed(
+    data: Path, run: Path, choices: list[str], seed: int, kills: int, watchers: int, seconds: float
+) -> tuple[int, int]:
+    """Train and mine as services of their own, kill one of them now and then: (kills of the trainer, of miners).
+
+    `seconds`: what a run takes that nobody disturbs.
+    """
     draw = random.Random(seed)
     trainer = Service("train", "astra", data, run, *choices, "--resume")
     miners = [Service("mine", data, run, "--watch") for _ in range(watchers)]
     try:
         for number in range(kills):
             # A process takes seconds to start: most moments are within its work, some before.
-            until = time.monotonic() + draw.uniform(3, 9)
+            until = time.monotonic() + draw.uniform(0.2, 0.5) * seconds
             while time.monotonic() < until and trainer.process.poll() is None:
                 time.sleep(0.05)
             (trainer if number % 3 == 1 else draw.choice(miners)).kill()
@@ -73,15 +78,15 @@ def check_equal(run: Path, other: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "kills", "watchers"),
-    [(1, 2, 1), (2, 9, 2), (3, 9, 1)],
+    [(1, 1, 1), (2, 9, 2), (3, 9, 1)],
 )
 def test_miner_and_trainer_killed_apart(data: Path, tmp_path: Path, seed: int, kills: int, watchers: int) -> None:
     choices = CHOICES if kills > 2 else [*CHOICES, "--set", "train.epochs=3"]
     whole, run = tmp_path / "whole", tmp_path / "run"
+    began = time.monotonic()
     extremis("run", "astra", data, whole, *choices)
-    of_trainer, of_miners = disturbed(data, run, choices, seed, kills, watchers)
-    assert of_trainer + of_miners >= kills - 2
-    assert of_trainer or of_miners
+    of_trainer, of_miners = disturbed(data, run, choices, seed, kills, watchers, time.monotonic() - began)
+    assert of_trainer + of_miners >= min(kills, 3)
     check_equal(run, whole)
     assert not list(run.rglob(".c*")), "claims and candidates are gone"
 
@@ -91,7 +96,7 @@ def test_the_same_decisions_give_the_same_model(data: Path, tmp_path: Path) -> N
     """Nobody waits for a late table here, so what is adopted depends on the kills; a run that is told is equal."""
     choices = [word.replace("refresh.stale=wait", "refresh.stale=warn") for word in CHOICES]
     run, told = tmp_path / "run", tmp_path / "told"
-    disturbed(data, run, choices, 5, 6, 1)
+    disturbed(data, run, choices, 5, 6, 1, seconds=12)
     for part in (RunLayout("").adoptions, RunLayout("").negatives_root):
         shutil.copytree(run / part, told / part)
     extremis("train", "astra", data, told, *choices)
