@@ -4,27 +4,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from extremis.mined import Mined, mined
 from extremis.rows import Rows
 from extremis.words import Words, clean, input_columns
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout, parse_number
-from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest, open_manifest
 from schemas.parquet import matrix_column
-from schemas.storage import join
 from schemas.tables import PAD
 
 LONGEST_QUERY = 600
 LONGEST_LABEL = 160
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A negatives table of a run: made for training from `epoch` on, aligned with a queries table."""
-
-    epoch: int
-    url: str
-    manifest: Manifest
 
 
 @dataclass
@@ -52,22 +43,13 @@ def splits_of(data: DataLayout) -> list[str]:
     return sorted(names, key=lambda name: (name != "train", name))
 
 
-def newest_joined(run: RunLayout, queries: Manifest) -> Joined | None:
+def newest_joined(run: RunLayout, queries: Manifest) -> Mined | None:
     """The newest finished table of the run that is aligned with `queries`; None where there is none."""
-    numbers = [parse_number(name) for name in storage.list_names(run.negatives_root)]
-    for epoch in sorted((number for number in numbers if number is not None), reverse=True):
-        folder = join(run.negatives_root, f"epoch-{epoch:04d}")
-        for source in storage.list_names(folder):
-            url = run.negatives(epoch, source)
-            if is_published(url):
-                manifest = open_manifest(url, "negatives")
-                if manifest.parents.get("queries") == queries.digest:
-                    return Joined(epoch, url, manifest)
-    return None
+    return next((one for one in mined(run) if one.manifest.parents.get("queries") == queries.digest), None)
 
 
 def read_examples(
-    data: DataLayout, split: str, rows: np.ndarray, words: Words, joined: Joined | None = None
+    data: DataLayout, split: str, rows: np.ndarray, words: Words, joined: Mined | None = None
 ) -> list[Example]:
     """Rows of a split in ascending order, with the negatives of `joined` where given. Raises TableError."""
     queries = Rows(data.queries(split), open_manifest(data.queries(split), "queries"))

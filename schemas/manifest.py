@@ -193,6 +193,19 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     return manifest
 
 
+def open_if_published(url: str, kind: str) -> Manifest | None:
+    """The manifest at `url`; None where no finished table is there. Raises TableError as `open_manifest` does.
+
+    Whoever makes a table may take it back between two looks: a trainer resumed from an earlier checkpoint.
+    """
+    try:
+        return open_manifest(url, kind) if is_published(url) else None
+    except TableError:
+        if is_published(url):
+            raise
+        return None
+
+
 def verify(url: str, manifest: Manifest, on_bytes: Callable[[int], None] | None = None) -> None:
     """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece.
 

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from extremis.mined import Mined
 from extremis.report.data import Facts, Split
-from extremis.report.runs import NegativesTable, Run
+from extremis.report.runs import Run
 
 Chart: TypeAlias = dict[str, Any]
 
@@ -191,7 +192,7 @@ def _age(runs: Sequence[Run]) -> Chart:
     return chart("age", "Age of the table trained on", "", "lines", "epoch", "epochs", found, points=True)
 
 
-def _boxes(name: str, title: str, tables: Sequence[NegativesTable]) -> Chart:
+def _boxes(name: str, title: str, tables: Sequence[Mined]) -> Chart:
     found = []
     for number, (field, label) in enumerate(
         (("positive_score_quantiles", "positives"), ("score_quantiles", "hard negatives"))
@@ -209,7 +210,7 @@ def _boxes(name: str, title: str, tables: Sequence[NegativesTable]) -> Chart:
     return chart(name, title, note, "boxes", "made for epoch", "score", found)
 
 
-def _funnel(name: str, title: str, tables: Sequence[NegativesTable]) -> Chart:
+def _funnel(name: str, title: str, tables: Sequence[Mined]) -> Chart:
     """Candidates a row by their fate."""
     epochs = [one.epoch for one in tables]
     found = []

@@ -8,24 +8,15 @@ from typing import Any
 import numpy as np
 
 from extremis.examples import require_run
+from extremis.mined import Mined, mined
 from schemas import storage
-from schemas.layout import RunLayout, parse_number
-from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.layout import RunLayout
 from schemas.secrets import redact
 from schemas.storage import join
 from trainer.config import load_config
 from trainer.tracking import read_metrics
 
 POINTS = 1000  # of a curve: more are averaged
-
-
-@dataclass(frozen=True)
-class NegativesTable:
-    """One table of hard negatives: made for training from `epoch` on."""
-
-    epoch: int
-    source: str
-    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class Run:
     layout: RunLayout
     config: dict[str, Any]
     records: dict[str, list[dict[str, Any]]]  # by kind
-    tables: list[NegativesTable]
+    tables: list[Mined]  # by source, oldest first
     evaluations: dict[str, dict[str, Any]]  # the newest of each split
     finished: bool
 
@@ -58,7 +49,7 @@ def open_run(url: str, name: str) -> Run:
         layout,
         load_config(layout.config),
         records,
-        list(_tables(layout)),
+        sorted(mined(layout), key=lambda one: (one.source, one.epoch)),
         _evaluations(layout),
         storage.exists(layout.finished),
     )
@@ -88,17 +79,6 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
         return steps, values
     edges = np.linspace(0, len(values), most + 1).astype(int)
     return steps[edges[1:] - 1], np.add.reduceat(values, edges[:-1]) / np.diff(edges)
-
-
-def _tables(layout: RunLayout) -> list[NegativesTable]:
-    found = []
-    for name in storage.list_names(layout.negatives_root):
-        epoch = parse_number(name)
-        for source in storage.list_names(join(layout.negatives_root, name)) if epoch is not None else []:
-            url = layout.negatives(epoch or 0, source)
-            if is_published(url):
-                found.append(NegativesTable(epoch or 0, source, open_manifest(url, "negatives")))
-    return sorted(found, key=lambda one: (one.source, one.epoch))
 
 
 def _evaluations(layout: RunLayout) -> dict[str, dict[str, Any]]:

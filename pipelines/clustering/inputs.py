@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from pipelines.dumps import dump_epochs, open_if_published
+from pipelines.dumps import dump_epochs
 from pipelines.mining.source import Source, open_source
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout, parse_number
-from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
 
 SOURCE = "queries"  # of a run: one split, which is what clusters are made of
 

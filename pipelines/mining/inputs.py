@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from pipelines.dumps import dump_epochs, open_if_published
+from pipelines.dumps import dump_epochs
 from pipelines.mining.options import MineOptions
 from pipelines.mining.source import Source, open_source
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
 from schemas.storage import join
 
 

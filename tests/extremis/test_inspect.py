@@ -123,6 +123,19 @@ def test_a_query_of_another_split_has_no_negatives_and_says_so(data: Path, run: 
     assert "no table" in done.out
 
 
+def test_a_miner_cut_off_at_its_work_hides_no_table(data: Path, run: Path, tmp_path: Path) -> None:
+    """Whoever kills a miner leaves its claim and candidates beside, or in the place of, tables."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    for epoch in ("epoch-0002", "epoch-0003"):
+        (copy / "negatives" / epoch / ".candidates").mkdir(parents=True)
+        (copy / "negatives" / epoch / ".claim.json").write_text("{}")
+    told = [call("inspect", data, "--run", one, "--json").json["queries"] for one in (run, copy)]
+    assert told[0] == told[1]
+    assert told[0][0]["negatives"]
+    done = call("report", data, copy, "--queries", "5", "--no-predictions", "--out", tmp_path / "page.html")
+    assert done.status == 0, done.err
+
+
 def test_wrong_use_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
     refused(call("inspect", data, "--key", "no such key"), "no such key", "rejects")
     refused(call("inspect", data, "--key", "x", "--split", "nosuch"), "nosuch", "train")

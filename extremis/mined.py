@@ -1,0 +1,31 @@
+"""The finished tables of hard negatives that a run holds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schemas import storage
+from schemas.layout import RunLayout, parse_number
+from schemas.manifest import Manifest, open_if_published
+from schemas.storage import join
+
+
+@dataclass(frozen=True)
+class Mined:
+    """A table of the source `queries` or `labels`, made for training from `epoch` on."""
+
+    epoch: int
+    source: str
+    url: str
+    manifest: Manifest
+
+
+def mined(run: RunLayout) -> Iterator[Mined]:
+    """The run's finished tables, newest first. Raises TableError, StorageError."""
+    numbers = (parse_number(name) for name in storage.list_names(run.negatives_root))
+    for epoch in sorted((number for number in numbers if number is not None), reverse=True):
+        for name in storage.list_names(join(run.negatives_root, f"epoch-{epoch:04d}")):
+            if name.startswith("."):  # a miner at work, or one that was killed, leaves its claim and candidates here
+                continue
+            url = run.negatives(epoch, name)
+            if (manifest := open_if_published(url, "negatives")) is not None:
+                yield Mined(epoch, name, url, manifest)
