@@ -17,10 +17,15 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.report import report
+
+if TYPE_CHECKING:
+    from trainer.inputs import Inputs
+    from trainer.stream.batch import Batch
 
 DIMENSION, TOKENS, VOCABULARY = 64, 8, 5_000
 CHUNK = 8_192  # labels scored at a time in the mode without [B, L]
@@ -145,11 +150,11 @@ class RandomTexts:
     def __len__(self) -> int:
         return self._labels
 
-    def take(self, ids: np.ndarray) -> "object":
+    def take(self, ids: np.ndarray) -> "Inputs":
         return inputs_of(np.asarray(ids, np.int64))
 
 
-def random_batch(queries: int, labels: int) -> "object":
+def random_batch(queries: int, labels: int) -> "Batch":
     """Queries of two positives each."""
     from trainer.stream.batch import Batch
 
@@ -159,7 +164,7 @@ def random_batch(queries: int, labels: int) -> "object":
     return Batch(0, 0, np.arange(queries), inputs_of(np.arange(queries) + labels), positives.ravel(), offsets)
 
 
-def inputs_of(ids: np.ndarray) -> "object":
+def inputs_of(ids: np.ndarray) -> "Inputs":
     from trainer.inputs import Inputs, Tokens
 
     mixed = (ids[:, None] * 2_654_435_761 + np.arange(TOKENS) * 40_503) >> 7

@@ -79,7 +79,11 @@ def main() -> None:
         samplers[name], build[name] = built(options, labels)
         sys.stderr.write(f"built {name}: {build[name]:.1f} us a row\n")
     gc.disable()
-    work = {"embedding": partial(sample, "embedding"), "label": partial(sample, "label"), "update": update}
+    work: dict[str, Callable[..., float]] = {
+        "embedding": partial(sample, "embedding"),
+        "label": partial(sample, "label"),
+        "update": update,
+    }
     costs = {}
     for kind, one in work.items():
         sides = {name: partial(one, sampler, {}) for name, sampler in samplers.items()}

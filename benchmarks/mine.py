@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -171,8 +172,9 @@ def bare(setting: Setting, root: str) -> dict:
     index.train(vectors[rows])
     index.add(vectors)
     built = time.perf_counter()
-    faiss.extract_index_ivf(faiss.downcast_index(index.base_index)).nprobe = setting.nprobe
-    index.k_factor = setting.refine
+    refined: Any = faiss.downcast_index(index)
+    faiss.extract_index_ivf(faiss.downcast_index(refined.base_index)).nprobe = setting.nprobe
+    refined.k_factor = setting.refine
     found = [index.search(batch, K)[1] for batch in batches]
     done, spent = time.perf_counter(), time.process_time() - cpu
     _, exact = faiss.knn(queries[:500], vectors, K, metric=faiss.METRIC_INNER_PRODUCT)

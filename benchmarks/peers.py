@@ -212,17 +212,17 @@ def _of_bytes(rows: list[int], records: list[bytes]) -> Ready:
 
 
 def _of_arrays(rows: list[int], tokens: list[np.ndarray], positives: list[np.ndarray], hard: list[np.ndarray]) -> Ready:
-    pairs = [(np.concatenate(some), _offsets([len(one) for one in some])) for some in (tokens, positives)]
-    return assemble(np.array(rows), *pairs, np.stack(hard))
+    one, other = ((np.concatenate(some), _offsets([len(row) for row in some])) for some in (tokens, positives))
+    return assemble(np.array(rows), one, other, np.stack(hard))
 
 
 def _of_lists(rows: list[int], tokens: list[list[int]], positives: list[list[int]], hard: list[list[int]]) -> Ready:
     flat = itertools.chain.from_iterable
-    pairs = [
-        (np.fromiter(flat(some), kind), _offsets([len(one) for one in some]))
+    one, other = (
+        (np.fromiter(flat(some), kind), _offsets([len(row) for row in some]))
         for some, kind in ((tokens, np.uint16), (positives, np.int32))
-    ]
-    return assemble(np.array(rows), *pairs, np.array(hard, np.int32))
+    )
+    return assemble(np.array(rows), one, other, np.array(hard, np.int32))
 
 
 def _joined(pieces: list[bytes], kind: type[np.generic]) -> tuple[np.ndarray, np.ndarray]:

@@ -141,7 +141,7 @@ class Theirs:
 
     def gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
         loss = self._backward()
-        return loss, taken(self._model[0].auto_model)
+        return loss, taken(self._model[0].get_submodule("auto_model"))
 
     def step(self) -> None:
         self._backward()

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import boto3
 import fsspec
@@ -42,7 +43,13 @@ from trainer.stream import Ranks
 
 ROOT = Path(__file__).parents[1]
 BUCKET = "soak"
-SHAPE = {"rows": {"train": 6000}, "labels": 400, "shards": 6, "row_group_rows": 128, "label_group_rows": 64}
+SHAPE: dict[str, Any] = {
+    "rows": {"train": 6000},
+    "labels": 400,
+    "shards": 6,
+    "row_group_rows": 128,
+    "label_group_rows": 64,
+}
 WIDTH = 8
 FAULT_SHARE = 0.02
 START_SECONDS = 120  # until ranks that were started have read a batch

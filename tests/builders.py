@@ -175,7 +175,7 @@ def value_of(row: list[int]) -> list[float]:
 
 def random_labels(draw: np.random.Generator, labels: int, least: int, most: int) -> list[int]:
     """Distinct sorted label ids, from `least` to `most` of them."""
-    return sorted(draw.choice(labels, min(labels, draw.integers(least, most + 1)), replace=False).tolist())
+    return sorted(draw.choice(labels, min(labels, int(draw.integers(least, most + 1))), replace=False).tolist())
 
 
 def cut(table: pa.Table, shards: int) -> list[pa.Table]:
@@ -221,4 +221,5 @@ def _inputs(points: Points, schema: pa.Schema) -> dict[str, pa.Array]:
 def batch_of(positives: Rows, hard: np.ndarray | None = None, tokens: Rows | None = None) -> Batch:
     """A batch of rows 0, 1, ... with these positives, table rows `hard` [B, K] and token ids."""
     rows = np.arange(len(positives))
-    return Batch(0, 0, rows, tokens_of(ragged(tokens or [[] for _ in rows])), *ragged(positives), hard)
+    none: Rows = [[] for _ in rows]
+    return Batch(0, 0, rows, tokens_of(ragged(tokens or none)), *ragged(positives), hard)

@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -147,7 +147,7 @@ class Trainer:
         """Of the run: clusters that are a row short may add one to an epoch, which the rates do not wait for."""
         return self._steps_an_epoch * self.recipe.train.epochs
 
-    def train(self, on_step: Callable[[int, int, float], None] | None = None) -> Iterator[EpochReport]:
+    def train(self, on_step: Callable[[int, int, float], None] | None = None) -> Generator[EpochReport]:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
         try:
             while self.progress.epoch < self.recipe.train.epochs:
