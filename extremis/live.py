@@ -75,15 +75,12 @@ class Live:
 
 
 def _table_of(values: Mapping[str, Any]) -> str:
-    """The table and how old it is: its dump lies some epochs back, as does, where it is late, its turn."""
-    made_for = values.get("table_epoch")
+    """The table in use, by the epoch that it was made for; how far back that lies where the next one is late."""
+    made_for, late = values.get("table_epoch"), values.get("late")
     if made_for is None:
-        return "no table yet: late" if values.get("late") else ""
-    behind = values["epoch"] - made_for
-    overdue = f", {behind} epoch(s) past its turn" if behind else ""
-    return (
-        f"table {made_for}{overdue}{', late' if values.get('late') else ''}{', stale' if values.get('stale') else ''}"
-    )
+        return "no table yet: late" if late else ""
+    overdue = f", {values['epoch'] - made_for} epoch(s) back, late" if late else ""
+    return f"table {made_for}{overdue}{', stale' if values.get('stale') else ''}"
 
 
 def _number(value: float) -> str:

@@ -39,7 +39,9 @@ def test_a_figure_that_is_unknown_now_is_gone() -> None:
     live = Live(batch=1)
     live.record("adoption", 1, {"epoch": 4, "table_epoch": 3, "late": True})
     assert "extremis_adoption_table_epoch 3" in live.exposition()
-    assert live.note() == "table 3, 1 epoch(s) past its turn, late"
+    assert live.note() == "table 3, 1 epoch(s) back, late"
+    live.record("adoption", 1, {"epoch": 4, "table_epoch": 3, "late": False})
+    assert live.note() == "table 3"
     live.record("adoption", 2, {"epoch": 5, "table_epoch": None, "late": False})
     assert "table_epoch" not in live.exposition()
     assert live.note() == ""
