@@ -1,13 +1,14 @@
 """Balanced hierarchical k-means: points halved again and again, into clusters of equal size (NGAME, appendix C).
 
 All parts of one level are halved together: a pass over the points for each of a few rounds, and log2(N / C) levels, so
-O(N D log(N / C)). Nothing of a part is a Python loop, and no sum depends on threads.
+O(N D log(N / C)). No sum depends on threads.
 """
+
+import itertools
 
 import numpy as np
 
 _ROUNDS = 8  # of 2-means a level; most parts settle in fewer
-_ROWS = 1 << 15  # points whose scores are computed at a time
 
 
 def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int = _ROUNDS) -> np.ndarray:
@@ -81,9 +82,10 @@ def halved(
     two = starts[:-1, None] + (draw.random((len(sizes), 2)) * sizes[:, None]).astype(np.int64)
     two = np.minimum(two, max(0, len(part) - 1))  # of a part without points
     lines = vectors[two[:, 0]] - vectors[two[:, 1]]
-    order = np.arange(len(part))
+    order, scores = np.arange(len(part)), np.empty(len(part), np.float32)
     for last in range(rounds - 1, -1, -1):
-        scores = along(vectors, lines, part)
+        for one, (low, high) in enumerate(itertools.pairwise(starts.tolist())):
+            np.einsum("nd,d->n", vectors[low:high], lines[one], out=scores[low:high])
         # Ties stay in their order, and so does all of a part that is not divided.
         scores[~divided[part]] = 0
         new = np.lexsort((-scores, part))
@@ -98,23 +100,12 @@ def halved(
     return order, lines
 
 
-def along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """x . lines[part of x] for every point, float32 [N]."""
-    scores = np.empty(len(vectors), np.float32)
-    for start in range(0, len(vectors), _ROWS):
-        rows = slice(start, start + _ROWS)
-        scores[rows] = np.einsum("nd,nd->n", vectors[rows], lines[part[rows]])
-    return scores
-
-
 def _means(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
     """c1 - c2 of each part's halves in `order`, float32 [P, D]."""
-    middle = starts[:-1] + left
-    bounds = np.stack([starts[:-1], middle], axis=1).reshape(-1)
-    counts = np.diff(np.append(bounds, starts[-1]))
-    sums = np.zeros((len(bounds), vectors.shape[1]))
-    some = np.flatnonzero(counts)
-    if len(some):
-        sums[some] = np.add.reduceat(vectors[order], bounds[some], axis=0, dtype=np.float64)
-    means = sums / np.maximum(counts, 1)[:, None]
+    edges = np.append(np.stack([starts[:-1], starts[:-1] + left], axis=1).reshape(-1), starts[-1])
+    means = np.zeros((len(edges) - 1, vectors.shape[1]))
+    for half, (low, high) in enumerate(itertools.pairwise(edges.tolist())):
+        if high > low:  # `np.add.reduceat` over all halves takes ten times as long
+            np.add.reduce(vectors[order[low:high]], axis=0, dtype=np.float64, out=means[half])
+            means[half] /= high - low
     return (means[0::2] - means[1::2]).astype(np.float32)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.clustering.balanced import along, halved
+from pipelines.clustering.balanced import halved
 
 _ROUNDS = 8
+_ROWS = 1 << 15  # points whose scores are computed at a time
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def grow(sample: np.ndarray, parts: int, seed: int) -> TopTree:
         left = (sizes + 1) // 2
         order, across = halved(vectors, starts, left, sizes > 1, seed, _ROUNDS)
         vectors = vectors[order]
-        scores = along(vectors, across, np.repeat(np.arange(len(sizes)), sizes))
+        scores = _along(vectors, across, np.repeat(np.arange(len(sizes)), sizes))
         middle = starts[:-1] + left
         last, first = (np.clip(at, 0, max(0, len(scores) - 1)) for at in (middle - 1, middle))
         between = (scores[last] + scores[first]) / 2 if len(scores) else np.zeros(len(sizes))
@@ -66,8 +67,17 @@ def parts_of(tree: TopTree, vectors: np.ndarray, first: int) -> np.ndarray:
     number = np.arange(first, first + len(vectors))
     level = 0
     while (1 << level) < tree.parts:
-        above = along(vectors, tree.lines, node) - tree.thresholds[node]
+        above = _along(vectors, tree.lines, node) - tree.thresholds[node]
         right = (above < 0) | ((above == 0) & ((number >> level) & 1 == 1))
         node = 2 * node + 1 + right
         level += 1
     return node - (tree.parts - 1)
+
+
+def _along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """x . lines[part of x] for every point, float32 [N]."""
+    scores = np.empty(len(vectors), np.float32)
+    for start in range(0, len(vectors), _ROWS):
+        rows = slice(start, start + _ROWS)
+        scores[rows] = np.einsum("nd,nd->n", vectors[rows], lines[part[rows]])
+    return scores
