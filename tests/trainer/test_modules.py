@@ -157,6 +157,10 @@ def test_the_recipes_say_so() -> None:
     assert (two.head.kind, two.train.freeze_encoder, two.classifier.initial) == ("classifier", True, "labels")
     assert one.encoder == two.encoder
     assert (one.loss.margin, one.loss.temperature) == (two.loss.margin, two.loss.temperature)
+    other, decoupled = load_recipe("decoupled-m2"), load_recipe("decoupled")
+    assert (other.encoder, other.head, other.train.freeze_encoder) == (one.encoder, two.head, True)
+    assert (other.negatives, other.loss.kind) == (decoupled.negatives, decoupled.loss.kind)
+    assert not other.clusters
     for name in ("dpr", "ance"):
         baseline = load_recipe(name)
         assert not baseline.clusters
