@@ -18,6 +18,7 @@ COPY pipelines pipelines
 COPY trainer trainer
 COPY extremis extremis
 COPY recipes recipes
+COPY examples/tate examples/tate
 
 # A worker image for Beam's portable runners (Flink, Spark, Dataflow); docs/runners.md says how each is told of it.
 # `extremis embed` loads a model: build its workers with --build-arg EXTRAS=pipelines,trainer,s3

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
 HELPERS := $(addprefix benchmarks.,__init__ report inputs processes rows batches peers serving)
 PINNED := setup.cfg pyproject.toml constraints.txt
 
@@ -13,7 +14,7 @@ help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/\t/' | expand -t 12
 
 demo: $(VENV)/.demo  ## the whole loop on real data: shard, train, mine, join, evaluate (results in demo/)
-	$(BIN)/extremis demo demo
+	$(BIN)/extremis demo demo $(DEMO)
 
 test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
@@ -44,7 +45,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.python $(PINNED)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[pipelines,trainer]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[pipelines,trainer,report]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python $(PINNED)

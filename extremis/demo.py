@@ -70,10 +70,11 @@ def _clear(run: str) -> None:
 
 
 def _example() -> str:
-    folder = Path(__file__).resolve().parent.parent / "examples" / "tate"
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: the Tate data set is not here. Run the demo from a checkout of the project; "
-            "for data of your own use extremis shard, run and evaluate."
-        )
-    return str(folder)
+    package = Path(__file__).resolve().parent
+    for folder in (package / "tate", package.parent / "examples" / "tate"):  # in an installation, in a checkout
+        if folder.is_dir():
+            return str(folder)
+    raise InputError(
+        f"{folder}: the Tate data set is not here. Install the project again, or run the demo from a checkout; "
+        "for data of your own use extremis shard, run and evaluate."
+    )

@@ -12,20 +12,13 @@ import pytest
 import yaml
 
 from extremis.cli import cli
-from tests.command import ROOT, extremis, sets
+from tests.command import ROOT
+from tests.pages import DOCS, FENCE, blocks, commands
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-ALL = [*PAGES, *sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = sorted(DOCS.glob("*.md"))
+ALL = [*PAGES, *sorted((DOCS / "decisions").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 LINK = re.compile(r"(?<!\!)\[[^\]]+\]\(([^)\s]+)\)")
 NEW = ("index", "quickstart", "your-data", "concepts", "recipes", "looking", "sizing", "cluster", "troubleshooting")
-
-
-def commands(page: Path) -> list[str]:
-    """`extremis` command lines of the page's code blocks."""
-    blocks = [body for _, body in FENCE.findall(page.read_text())]
-    lines = [line.strip().removeprefix("$ ").partition("  ")[0] for body in blocks for line in body.splitlines()]
-    return [line.partition("extremis ")[2] for line in lines if re.match(r"(\.venv/bin/)?extremis ", line)]
 
 
 def anchors(page: Path) -> set[str]:
@@ -47,7 +40,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("name", NEW)
 def test_command_lines_parse(name: str) -> None:
-    for line in commands(ROOT / "docs" / f"{name}.md"):
+    for line in commands(DOCS / f"{name}.md"):
         command, *arguments = shlex.split(line, comments=True)
         cli.commands[command].make_context(command, arguments)
 
@@ -62,7 +55,7 @@ def test_blocks_of_json_and_yaml_are_that() -> None:
 
 
 def test_jobs_of_kubernetes_run_commands_that_parse() -> None:
-    ((_, body),) = [block for block in FENCE.findall((ROOT / "docs" / "cluster.md").read_text()) if block[0] == "yaml"]
+    (body,) = blocks(DOCS / "cluster.md", "yaml")
     for job in yaml.safe_load_all(body):
         for container in job["spec"]["template"]["spec"]["containers"]:
             command, *arguments = container["args"]
@@ -81,7 +74,7 @@ def test_every_page_can_be_found() -> None:
 
 def test_messages_that_are_explained_are_said() -> None:
     """What troubleshooting.md quotes stands in the code."""
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (DOCS / "troubleshooting.md").read_text()
     code = "".join(
         path.read_text()
         for package in ("schemas", "search", "pipelines", "trainer", "extremis")
@@ -91,33 +84,6 @@ def test_messages_that_are_explained_are_said() -> None:
     for quoted in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE):
         for part in re.split(r" … ?| \d+ ", quoted):
             assert part.strip("…: ") in joined, quoted
-
-
-@pytest.mark.slow
-def test_the_first_hour(tmp_path: Path) -> None:
-    """The commands of your-data.md, on data in the form that it shows."""
-    labels, queries = [
-        body for language, body in FENCE.findall((ROOT / "docs" / "your-data.md").read_text()) if language == "json"
-    ]
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "labels.jsonl").write_text(labels)
-    point = json.loads(queries)
-    lines = [
-        {**point, "key": f"N{i:03d}", "text": f"{point['text']} {i}", "labels": point["labels"][: 1 + i % 2]}
-        for i in range(80)
-    ]
-    for name, rows in (("train", lines[:60]), ("test", lines[60:])):
-        (mine / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for line in commands(ROOT / "docs" / "your-data.md"):
-        command, *arguments = shlex.split(line)
-        places = [str(tmp_path / one) if re.search(r"/|[.]jsonl$", one) else one for one in arguments]
-        if command == "shard":
-            places += ["--tokenizer", "train:300"]
-        if command == "run":
-            places += sets("order.batch=16", "train.epochs=3", "negatives.random=1", "negatives.hard=1")
-        extremis(command, *places)
-    assert (tmp_path / "runs" / "1" / "report.html").exists()
 
 
 @pytest.mark.slow

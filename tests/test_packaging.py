@@ -1,7 +1,9 @@
 """What an installation brings: one version, hints, recipes, the page's files, and no more than an extra asks for."""
 
 import configparser
+import json
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -11,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from schemas.manifest import code_version
-
-ROOT = Path(__file__).parents[1]
+from tests.command import ROOT, environment
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def test_the_version_is_said_in_one_place(setup: configparser.ConfigParser) -> N
 
 
 def test_every_package_is_named_and_ships_its_hints(setup: configparser.ConfigParser) -> None:
-    named = set(setup["options"]["packages"].split())
+    named = set(setup["options"]["packages"].split()) - set(setup["options"]["package_dir"].split()[::3])
     roots = {name.split(".")[0] for name in named}
     found = {
         ".".join(path.parent.relative_to(ROOT).parts) for root in roots for path in (ROOT / root).rglob("__init__.py")
@@ -61,34 +62,70 @@ def test_extras_keep_the_sides_apart(setup: configparser.ConfigParser) -> None:
     assert {"jinja2", "plotly"} <= names["report"]
 
 
+@pytest.fixture(scope="module")
+def wheel(setup: configparser.ConfigParser, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built in a folder of its own from what an installation needs: no leftovers of an earlier build."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    packages = {name.split(".")[0] for name in setup["options"]["packages"].split()}
+    for name in (*packages, *setup["options"]["package_dir"].split()[2::3]):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, source]
+    subprocess.run(build, check=True, timeout=300)
+    (made,) = out.glob("*.whl")
+    return made
+
+
+def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 @pytest.mark.slow
+def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: Path, tmp_path: Path) -> None:
+    inside = zipfile.ZipFile(wheel).namelist()
+    recipes = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.toml")}
+    example = {f"extremis/tate/{path.name}" for path in (ROOT / "examples" / "tate").iterdir()}
+    assert recipes | example | {"extremis/report/page.html", "trainer/py.typed"} <= set(inside)
+    assert not [name for name in inside if name.startswith(("tests/", "benchmarks/", "examples/"))]
+    site = tmp_path / "site"
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel, cwd=tmp_path)
+    quick = ("encoder.dimension=16", "encoder.hidden=0", "encoder.residual=false", "negatives.hard=0", "train.epochs=1")
+    words = [word for one in quick for word in ("--set", one)]
+    demo = run(
+        *(sys.executable, "-m", "extremis", "demo", "out", "--json", *words, "--set", "negatives.random=50"),
+        cwd=tmp_path,
+        env=environment({"PYTHONPATH": str(site)}),
+    )
+    assert "P@1" in json.loads(demo.stdout.splitlines()[-1])["metrics"]
+    assert f"1/3 shard {site / 'extremis' / 'tate'} " in demo.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("extra", "absent", "works"),
     [
-        ("trainer", "apache_beam", "import trainer.loop, trainer.stream, extremis.cli"),
-        ("pipelines", "torch", "import pipelines.shard, pipelines.mine, extremis.cli"),
+        ("", ("apache_beam", "torch"), "schemas.manifest, extremis.cli"),
+        ("[s3,gcs,dask,fusion]", ("apache_beam", "torch"), "s3fs, gcsfs, distributed, sklearn"),
+        ("[pipelines]", ("torch", "transformers"), "pipelines.shard, pipelines.mine"),
+        ("[trainer]", ("apache_beam", "plotly"), "trainer.loop, trainer.stream"),
+        ("[report]", ("apache_beam",), "extremis.report.build, jinja2, plotly"),
+        ("[docs]", ("apache_beam", "torch"), "mkdocs, mkdocstrings"),
     ],
 )
-def test_a_clean_environment_gets_its_side_alone(extra: str, absent: str, works: str, tmp_path: Path) -> None:
-    """A wheel, installed with one extra into an environment of its own; recipes are in it."""
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT]
-    subprocess.run(build, check=True, timeout=300)
-    (wheel,) = tmp_path.glob("*.whl")
-    inside = zipfile.ZipFile(wheel).namelist()
-    assert {"recipes/astra.toml", "extremis/report/page.html", "trainer/py.typed"} <= set(inside)
-    assert not [name for name in inside if name.startswith(("tests/", "benchmarks/"))]
+def test_a_clean_environment_gets_its_side_alone(
+    wheel: Path, extra: str, absent: tuple[str, ...], works: str, tmp_path: Path
+) -> None:
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[{extra}]"]
+    install = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}{extra}"]
     if subprocess.run(install, timeout=1500, check=False).returncode:
         pytest.skip("the packages cannot be had here")
-    code = (
-        f"import importlib.util as u; assert u.find_spec({absent!r}) is None; {works}; "
-        "from trainer.config import load_recipe; print(load_recipe('astra').method)"
-    )
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
-    assert done.stdout.strip() == "astra", done.stderr
-    said = subprocess.run(
-        [python, "-m", "extremis", "--version"], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
-    assert code_version() in said.stdout
+    code = f"import importlib.util as u; print(*[name for name in {absent} if u.find_spec(name)]); import {works}"
+    assert not run(python, "-c", code, cwd=tmp_path).stdout.strip()
+    assert code_version() in run(python, "-m", "extremis", "--version", cwd=tmp_path).stdout
+    assert "astra" in run(python, "-m", "extremis", "recipes", cwd=tmp_path).stdout
+    shutil.rmtree(tmp_path / "env")  # gigabytes, with torch

@@ -65,4 +65,7 @@ def test_images_and_installs_name_extras_and_folders_that_there_are(setup: confi
     named = re.findall(r"EXTRAS=([\w,]+)", PAGE + DOCKERFILE) + re.findall(r"extremis\[([\w,]+)\]", PAGE)
     assert {extra for some in named for extra in some.split(",")} <= extras
     packages = {name.split(".")[0] for name in setup["options"]["packages"].split()}
-    assert packages == set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.MULTILINE))
+    elsewhere = setup["options"]["package_dir"].split()[2::3]
+    assert packages | set(elsewhere) == set(re.findall(r"^COPY ([\w/]+) \1$", DOCKERFILE, re.MULTILINE))
+    ignored = set((ROOT / ".dockerignore").read_text().split())
+    assert not ignored & {folder.split("/")[0] for folder in (*packages, *elsewhere)}

@@ -1,0 +1,29 @@
+"""What the pages of docs/ show: their blocks of code, and the command lines in these."""
+
+import re
+from pathlib import Path
+
+from tests.command import ROOT
+
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Bodies of the page's code blocks in `language`."""
+    return [body for name, body in FENCE.findall(page.read_text()) if name == language]
+
+
+def typed(page: Path) -> list[str]:
+    """The lines that a reader of the page types, in order: those behind `$ `, without what explains them."""
+    lines = (line for body in blocks(page, "console") for line in body.splitlines())
+    return [line[2:].partition("  ")[0] for line in lines if line.startswith("$ ")]
+
+
+def commands(page: Path) -> list[str]:
+    """Arguments of the `extremis` command lines in the page's code blocks."""
+    lines = [
+        line.strip().removeprefix("$ ") for _, body in FENCE.findall(page.read_text()) for line in body.splitlines()
+    ]
+    found = (re.match(r"(?:\.venv/bin/)?extremis (.*)", line.partition("  ")[0]) for line in lines)
+    return [line[1] for line in found if line]
