@@ -7,6 +7,7 @@ from tests.command import ROOT
 
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(?:\$ |    )?(?:torchrun .*-m |[.]venv/bin/)?extremis (\S.*?)(?:  .*)?")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -21,9 +22,6 @@ def typed(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """Arguments of the `extremis` command lines in the page's code blocks."""
-    lines = [
-        line.strip().removeprefix("$ ") for _, body in FENCE.findall(page.read_text()) for line in body.splitlines()
-    ]
-    found = (re.match(r"(?:\.venv/bin/)?extremis (.*)", line.partition("  ")[0]) for line in lines)
-    return [line[1] for line in found if line]
+    """Arguments of the `extremis` command lines in the page's blocks, fenced or indented."""
+    lines = page.read_text().replace("\\\n", " ").splitlines()
+    return [found[1] for line in lines if (found := COMMAND.fullmatch(line))]

@@ -14,11 +14,12 @@ import yaml
 from extremis.cli import cli
 from tests.command import ROOT
 from tests.pages import DOCS, FENCE, blocks, commands
+from trainer.config import recipe_names
 
 PAGES = sorted(DOCS.glob("*.md"))
 ALL = [*PAGES, *sorted((DOCS / "decisions").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 LINK = re.compile(r"(?<!\!)\[[^\]]+\]\(([^)\s]+)\)")
-NEW = ("index", "quickstart", "your-data", "concepts", "recipes", "looking", "sizing", "cluster", "troubleshooting")
+FOREIGN = ("cluster", "runners")  # pages with options of other programs
 
 
 def anchors(page: Path) -> set[str]:
@@ -38,11 +39,27 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target), f"{page.name}: {link}"
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_command_lines_parse(name: str) -> None:
-    for line in commands(DOCS / f"{name}.md"):
+@pytest.mark.parametrize("page", [page for page in ALL if page.stem != "results"], ids=lambda page: page.name)
+def test_command_lines_parse(page: Path) -> None:
+    for line in commands(page):
         command, *arguments = shlex.split(line, comments=True)
         cli.commands[command].make_context(command, arguments)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in FOREIGN], ids=lambda page: page.name)
+def test_options_in_the_text_are_those_of_a_command(page: Path) -> None:
+    options = [one for command in cli.commands.values() for one in command.params]
+    known = {name for one in options for name in (*one.opts, *one.secondary_opts)} | {"--help", "--quick"}
+    prose = [line for line in FENCE.sub("", page.read_text()).splitlines() if not line.startswith("    ")]
+    spans = [span.partition(" -- ")[0] for line in prose for span in re.findall(r"`([^`]+)`", line)]
+    named = {option for span in spans for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)}
+    assert named <= known
+
+
+def test_every_recipe_is_on_the_page_of_recipes_and_in_the_readme() -> None:
+    for page in (DOCS / "recipes.md", ROOT / "README.md"):
+        text = page.read_text()
+        assert [name for name in recipe_names() if f"`{name}`" not in text] == []
 
 
 def test_blocks_of_json_and_yaml_are_that() -> None:

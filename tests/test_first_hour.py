@@ -24,7 +24,7 @@ QUICK = " ".join(
         "train.epochs=3",
         "refresh.start=2",
         "refresh.every=1",
-        "refresh.late=wait",
+        "refresh.stale=wait",
     )
 )
 

@@ -19,7 +19,7 @@ from schemas.parquet import matrix_array
 from schemas.shards import write_table
 from tests.command import Done, call, extremis, refused, sets
 
-SMALL = sets("train.epochs=3", "refresh.every=1", "refresh.late=wait", "negatives.hard=5", "data.label_texts=false")
+SMALL = sets("train.epochs=3", "refresh.every=1", "refresh.stale=wait", "negatives.hard=5", "data.label_texts=false")
 
 
 @pytest.fixture(scope="module")

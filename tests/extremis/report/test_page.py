@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(raw / "trn.json.gz", points)
     options = ("--tokenizer", "train:300", "--row-group-rows", "8", "--propensity", "0.55,1.5", "--keep-text")
     assert call("shard", raw, folder / "data", *options).status == 0
-    extremis("run", "astra", folder / "data", folder / "<b>run", *CHOICES, "--set", "refresh.late=wait")
+    extremis("run", "astra", folder / "data", folder / "<b>run", *CHOICES, "--set", "refresh.stale=wait")
     assert call("evaluate", folder / "data", folder / "<b>run").status == 0
     alone = sets("order.batch=16", "train.epochs=2", "negatives.hard=0")
     assert call("train", "random", folder / "data", folder / "alone", *alone).status == 0
