@@ -468,7 +468,7 @@ def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, quer
     A regression tree of depth 7 on both scores and the label's frequency, kept in RUN/fusion. Needs the extra fusion.
 
     \b
-    Example:
+    Examples:
       extremis fuse data/ runs/1
       extremis evaluate data/ runs/1 --scores fused
       extremis export data/ runs/1 exported/ --scores fused
@@ -800,10 +800,10 @@ def recipes(as_json: bool) -> None:
 
     found = {name: load_recipe(name) for name in recipe_names()}
     rows = [
-        [name, r.method, r.encoder.kind, str(r.train.epochs), str(r.negatives.hard), _random_of(r)]
+        [name, r.head.kind, r.loss.kind, str(r.negatives.hard), _random_of(r), str(r.train.epochs)]
         for name, r in found.items()
     ]
-    table("recipes", ["name", "method", "encoder", "epochs", "hard", "random"], rows)
+    table("recipes", ["name", "head", "loss", "hard", "random", "epochs"], rows)
     if as_json:
         print_json({name: recipe.model_dump(mode="json") for name, recipe in found.items()})
 

@@ -56,6 +56,11 @@ def test_options_in_the_text_are_those_of_a_command(page: Path) -> None:
     assert named <= known
 
 
+def test_every_command_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in cli.commands if f"`extremis {name}" not in text and f"make {name}" not in text] == []
+
+
 def test_every_recipe_is_on_the_page_of_recipes_and_in_the_readme() -> None:
     for page in (DOCS / "recipes.md", ROOT / "README.md"):
         text = page.read_text()
