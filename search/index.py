@@ -53,13 +53,21 @@ def cost(factory: Factory, rows: int, blocks: int, queries: int, width: int, npr
         return float(blocks * queries * rows)
     lists = factory.lists
     train = _KMEANS_ROUNDS * min(rows, factory.training_rows()) * lists
-    scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
-    if factory.lossy:
-        search = lists + _SCAN_CODES * scanned + _FETCHED * _REFINE * width
-    else:
-        search = lists + _SCAN * scanned + _FETCHED * width
+    search = _a_query(factory, rows, width, nprobe, _REFINE)
     # Half of exact search at most: below that it is not worth what is missed.
-    return _MOMENT + 2 * blocks * (train + rows * lists + queries * (_QUERY + search))
+    return _MOMENT + 2 * blocks * (train + rows * lists + queries * search)
+
+
+def pays(factory: Factory, rows: int, width: int, nprobe: int, refine: int) -> bool:
+    """Whether a query of `nprobe` of an index's lists over `rows` vectors costs less than scoring every vector."""
+    return _a_query(factory, rows, width, nprobe, refine) < rows
+
+
+def _a_query(factory: Factory, rows: int, width: int, nprobe: int | None, refine: int) -> float:
+    lists = factory.lists
+    scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
+    scan, fetched = (_SCAN_CODES, refine * width) if factory.lossy else (_SCAN, width)
+    return _QUERY + lists + scan * scanned + _FETCHED * fetched
 
 
 def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from search.block import Block
     from search.effort import Effort
 
+AUTO = "auto"
 EXACT_LABELS = 1 << 15  # up to so many, 'auto' scores every label
 TARGET_RECALL = 0.9
 MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 are searched (MIPS-s, sections 4 and 5.1)
@@ -81,14 +82,14 @@ class OwnIndex:
         from search.block import Block, padded
         from search.effort import Effort, apply, tune
         from search.factory import EXACT, Factory
-        from search.index import build, set_up
+        from search.index import build, pays, set_up
 
         set_up(None)
         rows = len(vectors)
         spec = self._spec
         if spec == MIPS:
             spec = f"IVF{max(1, int(rows**0.5))},Flat"
-        elif spec == "auto":
+        elif spec == AUTO:
             spec = EXACT if rows <= EXACT_LABELS else f"IVF{int(4 * rows**0.5)},Flat"
         factory = Factory.parse(spec)
         vectors = padded(vectors, factory.dimension(vectors.shape[1]))
@@ -98,6 +99,9 @@ class OwnIndex:
             effort = Effort(nprobe=min(PROBED, factory.lists))
         else:
             effort = tune(block, Effort(), factory.lossy, wide, self._width, TARGET_RECALL)
+        # Vectors that are hardly trained lie in no clusters: most lists would be read, which is dearer than a product.
+        if self._spec == AUTO and effort.nprobe and not pays(factory, rows, self._width, effort.nprobe, effort.factor):
+            return Block(start, vectors, None), Effort()
         apply(block.index, effort)
         return block, effort
 

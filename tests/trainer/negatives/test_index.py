@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import trainer.negatives.index
 from tests.builders import Rows, batch_of, random_labels
 from trainer.classifier import Classifier
 from trainer.config import Recipe
@@ -75,6 +76,29 @@ def test_a_faiss_index(spec: str) -> None:
     wanted = best(classifier.vectors.numpy(), positives, x)
     assert np.mean([len({*a} & {*b}) / K for a, b in zip(found.tolist(), wanted, strict=True)]) > 0.85
     assert not any({*row} & {*own} for row, own in zip(found.tolist(), positives, strict=True))
+
+
+@pytest.mark.parametrize("clustered", [True, False])
+def test_an_index_is_given_up_where_scoring_every_label_is_cheaper(
+    clustered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.negatives.index, "EXACT_LABELS", 100)
+    recipe = Recipe.model_validate(
+        {"negatives": {"hard": K}, "refresh": {"source": "in-trainer", "start": 0, "every_steps": 9, "index": "auto"}}
+    )
+    labels, width = 6_000, 64
+    draw = np.random.default_rng(0)
+    classifier = Classifier(recipe.classifier, labels, width, seed=1)
+    near = 100 * draw.standard_normal((60, width))[np.arange(labels) % 60] if clustered else 0
+    vectors = near + draw.standard_normal((labels, width))
+    classifier.vectors.copy_(torch.from_numpy(vectors.astype(np.float32)))
+    x = torch.from_numpy((near + draw.standard_normal((labels, width)))[:B].astype(np.float32))
+    index = OwnIndex(recipe)
+    found = index.join(batch_of([[] for _ in range(B)]), x, classifier, ALONE).hard
+    block, _ = index._built or pytest.fail("nothing was built")
+    assert (block.index is not None) == clustered
+    if not clustered:
+        assert found.tolist() == best(classifier.vectors.numpy(), [[] for _ in range(B)], x)
 
 
 def test_rows_without_enough_labels_are_padded() -> None:
