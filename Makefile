@@ -33,7 +33,7 @@ bench: $(VENV)/.bench .venvs/mosaicml/.done  ## every measured claim, one JSON o
 		echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
 
 docs: $(VENV)/.dev  ## the documentation as a site, in build/site
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]' && $(BIN)/python -m mkdocs build -q
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]' && $(BIN)/python -m mkdocs build -q --strict
 
 audit: $(VENV)/.dev  ## known vulnerabilities and licences of what is pinned (asks a database over the network)
 	$(BIN)/python -m pip install -q pip-audit pip-licenses

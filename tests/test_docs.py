@@ -112,7 +112,7 @@ def test_messages_that_are_explained_are_said() -> None:
 def test_the_site_is_built(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("mkdocstrings") is None:
         pytest.skip("the extra docs is not installed")
-    build = [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(tmp_path / "site")]
+    build = [sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "-d", str(tmp_path / "site")]
     done = subprocess.run(build, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "reference" / "index.html").exists()
