@@ -52,12 +52,12 @@ def of_data(facts: Facts) -> list[Chart]:
 
 
 def _lengths(name: str, title: str, splits: Sequence[Split], counted: Sequence[Any]) -> Chart:
-    """Shares of rows, so that splits of different sizes compare."""
+    """Shares of rows a value, so that splits of different sizes and with bins of different widths compare."""
     found = [
-        series(split.name, number, values, 100 * rows / max(1, rows.sum()))
+        series(split.name, number, values, 100 * rows / max(1, rows.sum()) / np.diff(values).max(initial=1))
         for number, (split, (values, rows)) in enumerate(zip(splits, counted, strict=True))
     ]
-    return chart(name, title, "", "lines", title.lower(), "% of points", found)
+    return chart(name, title, "", "lines", title.lower(), "% of points, a value", found)
 
 
 def of_training(runs: Sequence[Run]) -> list[Chart]:

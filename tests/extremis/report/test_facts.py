@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from extremis.report.charts import FATES, series
-from extremis.report.data import frequencies, histogram, tail_of
+from extremis.report.charts import FATES, of_data, series
+from extremis.report.data import Facts, Split, frequencies, histogram, tail_of
 from extremis.report.page import _inert
 from extremis.report.queries import sample_rows
 from extremis.report.runs import differing, names_of, thin
 from pipelines.mining.steps import _counters
 from schemas.layout import DataLayout
+from schemas.manifest import Manifest
 from tests.builders import build_data
 
 
@@ -25,6 +26,20 @@ def test_a_histogram_holds_every_row_in_the_bin_of_its_value(counts: list[int], 
     ends = [*values[1:].tolist(), np.inf][: len(values)]
     for low, high, held in zip(values.tolist(), ends, rows.tolist(), strict=True):
         assert held == sum(low <= count < high for count in counts)
+
+
+def test_splits_of_one_distribution_have_one_curve_whatever_their_bins() -> None:
+    low = np.arange(1, 41).repeat(10)
+    splits = [
+        Split(name, Manifest(kind="queries"), len(counts), None, histogram(counts))
+        for name, counts in (("test", low), ("train", np.append(low.repeat(10), 120)))  # bins of 1 and of 2
+    ]
+    tail = tail_of((np.array([1]), np.array([5])))
+    test, train = of_data(Facts("data", Manifest(kind="data"), splits, tail, 0))[1]["series"]
+    assert len(test["x"]) == 40
+    assert len(train["x"]) == 60
+    assert test["y"] == pytest.approx([2.5] * 40)
+    assert train["y"][:20] == pytest.approx([2.5] * 20, rel=1e-3)
 
 
 @given(some.lists(some.integers(0, 40), min_size=1, max_size=300))
