@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schemas import storage
-from schemas.layout import RunLayout, parse_number
+from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, open_if_published
 from schemas.storage import join
 
@@ -21,8 +21,7 @@ class Mined:
 
 def mined(run: RunLayout) -> Iterator[Mined]:
     """The run's finished tables, newest first. Raises TableError, StorageError."""
-    numbers = (parse_number(name) for name in storage.list_names(run.negatives_root))
-    for epoch in sorted((number for number in numbers if number is not None), reverse=True):
+    for epoch in reversed(numbered(run.negatives_root)):
         for name in storage.list_names(join(run.negatives_root, f"epoch-{epoch:04d}")):
             if name.startswith("."):  # a miner at work, or one that was killed, leaves its claim and candidates here
                 continue

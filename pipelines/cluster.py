@@ -16,11 +16,10 @@ from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.layout import make_layout
 from pipelines.clustering.options import ClusterOptions
 from pipelines.clustering.plan import Laid, Plan, make_plan
-from pipelines.dumps import say_use
 from pipelines.exchange import Exchange, Packet, choose
 from pipelines.mining.claim import claimed
 from pipelines.mining.existing import require_unused
-from pipelines.progress import Progress, silent
+from pipelines.progress import Progress, say_use, silent
 from pipelines.runner import make_pipeline
 from pipelines.runner import run as run_pipeline
 from pipelines.sharding.summary import MergeSummaries, Summary, WriteSummary

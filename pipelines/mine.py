@@ -13,7 +13,6 @@ from typing import Any
 
 import apache_beam as beam
 
-from pipelines.dumps import say_use
 from pipelines.mining import steps
 from pipelines.mining.claim import claimed
 from pipelines.mining.existing import finished, mined
@@ -24,7 +23,7 @@ from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
 from pipelines.mining.source import Source
 from pipelines.mining.spent import Spent, release
-from pipelines.progress import Progress, silent
+from pipelines.progress import Progress, say_use, silent
 from pipelines.runner import make_pipeline
 from pipelines.runner import run as run_pipeline
 from pipelines.watching import watch_dumps

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
@@ -36,6 +37,12 @@ def parse_number(name: str) -> int | None:
     """The epoch or step of a folder name (`epoch-0008` is 8); None for any other name."""
     match = _NUMBERED.fullmatch(name)
     return int(match[2]) if match else None
+
+
+def numbered(root: str) -> list[int]:
+    """The epochs or steps that have a folder under `root`, ascending. Raises StorageError."""
+    numbers = (parse_number(name) for name in storage.list_names(root))
+    return sorted(number for number in numbers if number is not None)
 
 
 def folder(name: str) -> str:

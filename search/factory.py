@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+AUTO = "auto"  # whatever is cheapest
 EXACT = "exact"  # searches the matrix itself
 
 # Inverted lists grow by doubling, so up to half of what they hold is room; measured: 1.3 to 1.6 times their content.

@@ -53,20 +53,20 @@ def cost(factory: Factory, rows: int, blocks: int, queries: int, width: int, npr
         return float(blocks * queries * rows)
     lists = factory.lists
     train = _KMEANS_ROUNDS * min(rows, factory.training_rows()) * lists
-    search = _a_query(factory, rows, width, nprobe, _REFINE)
+    search = _a_query(factory, rows, width, nprobe)
     # Half of exact search at most: below that it is not worth what is missed.
     return _MOMENT + 2 * blocks * (train + rows * lists + queries * search)
 
 
-def pays(factory: Factory, rows: int, width: int, nprobe: int, refine: int) -> bool:
+def pays(factory: Factory, rows: int, width: int, nprobe: int) -> bool:
     """Whether a query of `nprobe` of an index's lists over `rows` vectors costs less than scoring every vector."""
-    return _a_query(factory, rows, width, nprobe, refine) < rows
+    return _a_query(factory, rows, width, nprobe) < rows
 
 
-def _a_query(factory: Factory, rows: int, width: int, nprobe: int | None, refine: int) -> float:
+def _a_query(factory: Factory, rows: int, width: int, nprobe: int | None) -> float:
     lists = factory.lists
     scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
-    scan, fetched = (_SCAN_CODES, refine * width) if factory.lossy else (_SCAN, width)
+    scan, fetched = (_SCAN_CODES, _REFINE * width) if factory.lossy else (_SCAN, width)
     return _QUERY + lists + scan * scanned + _FETCHED * fetched
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
-from schemas.layout import RunLayout, parse_number
+from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest
 from trainer.config import LEAD, Recipe
 from trainer.stream import Source
@@ -159,9 +159,8 @@ def _overlap(tables: list[Manifest]) -> float | None:
 def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -> int | None:
     """The newest epoch up to `epoch` with a finished table for every source."""
     root = run.clusters_root if recipe.clusters else run.negatives_root
-    numbers = [parse_number(name) for name in storage.list_names(root)]
-    for number in sorted((n for n in numbers if n is not None and n <= epoch), reverse=True):
-        if all(is_published(_place(run, recipe, number, source)) for source in sources):
+    for number in reversed(numbered(root)):
+        if number <= epoch and all(is_published(_place(run, recipe, number, source)) for source in sources):
             return number
     return None
 

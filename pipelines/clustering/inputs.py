@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-from pipelines.dumps import dump_epochs
 from pipelines.mining.source import Source, open_source
-from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import CLUSTERS, DataLayout, RunLayout, parse_number
+from schemas.layout import CLUSTERS, DataLayout, RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
 
 SOURCE = "queries"  # of a run: one split, which is what clusters are made of
@@ -72,7 +70,7 @@ def dumps_for_clusters(run: str) -> dict[int, str]:
     """Epoch to digest of the embeddings, for every dump of `run` that clusters were asked of, oldest first."""
     layout = RunLayout(run)
     found: dict[int, str] = {}
-    for epoch in dump_epochs(run):
+    for epoch in numbered(layout.dumps):
         embeddings = open_if_published(layout.embeddings(epoch, SOURCE), "embeddings")
         if embeddings is not None and CLUSTERS in embeddings.parameters:
             found[epoch] = embeddings.digest
@@ -81,7 +79,7 @@ def dumps_for_clusters(run: str) -> dict[int, str]:
 
 def _newest(run: str) -> int:
     layout = RunLayout(run)
-    epochs = [epoch for epoch in dump_epochs(run) if is_published(layout.embeddings(epoch, SOURCE))]
+    epochs = [epoch for epoch in numbered(layout.dumps) if is_published(layout.embeddings(epoch, SOURCE))]
     if not epochs:
         raise InputError(
             f"{layout.dumps}: no embeddings of queries to cluster. A run with order.cluster > 1 writes the first at "
@@ -101,11 +99,10 @@ def _rows_of(data: str, layout: RunLayout, embeddings: Manifest, url: str) -> tu
     wanted = embeddings.parents.get("queries")
     if wanted == own.digest:
         return place, own.digest
-    for name in sorted(storage.list_names(layout.clusters_root), reverse=True):
-        number = parse_number(name)
-        table = None if number is None else layout.clusters(number, SOURCE)
-        found = None if table is None else open_if_published(table, "queries")
-        if table is not None and found is not None and found.digest == wanted:
+    for number in reversed(numbered(layout.clusters_root)):
+        table = layout.clusters(number, SOURCE)
+        found = open_if_published(table, "queries")
+        if found is not None and found.digest == wanted:
             if found.parents.get("queries") != own.digest:
                 break
             return table, own.digest

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from pipelines.dumps import dump_epochs
 from pipelines.mining.options import MineOptions
 from pipelines.mining.source import Source, open_source
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout
+from schemas.layout import DataLayout, RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
 from schemas.storage import join
 
@@ -94,7 +93,7 @@ def complete_dumps(run: str) -> dict[int, str]:
     """
     layout = RunLayout(run)
     found: dict[int, str] = {}
-    for epoch in dump_epochs(run):
+    for epoch in numbered(layout.dumps):
         vectors = open_if_published(layout.vectors(epoch), "vectors")
         if vectors and all(is_published(layout.embeddings(epoch, name)) for name in _source_names(vectors)):
             found[epoch] = vectors.digest

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from pipelines.options import DumpOptions
 
-AUTO = "auto"
-
 
 class MineOptions(DumpOptions):
     """How a negative table is made. None: as the trainer asked in the dump, or from the sizes."""

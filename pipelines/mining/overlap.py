@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.mining.source import Source
-from schemas import storage
 from schemas.errors import ExtremisError
-from schemas.layout import RunLayout, parse_number
+from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest
 from schemas.parquet import matrix_column, open_shard
 from schemas.ragged import contains
@@ -27,9 +26,9 @@ class Previous:
 def find_previous(run: str, source: Source, use_from: int | None) -> Previous | None:
     """The newest table of `source` in the run made for an epoch before `use_from`; None where there is none."""
     layout = RunLayout(run)
-    numbers = (parse_number(name) for name in storage.list_names(layout.negatives_root))
-    earlier = (n for n in numbers if n is not None and (use_from is None or n < use_from))
-    for epoch in sorted(earlier, reverse=True):
+    for epoch in reversed(numbered(layout.negatives_root)):
+        if use_from is not None and epoch >= use_from:
+            continue
         url = layout.negatives(epoch, source.name)
         if is_published(url):
             manifest = open_manifest(url, "negatives")

@@ -11,7 +11,7 @@ from pipelines.mining.blocks import block_bounds, equal_ranges
 from pipelines.mining.filters import Filters
 from pipelines.mining.inputs import Inputs
 from pipelines.mining.memory import Estimate, Sizes
-from pipelines.mining.options import AUTO, MineOptions
+from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import Previous
 from pipelines.mining.source import Source
 from schemas import tables
@@ -23,7 +23,7 @@ from schemas.storage import join
 from search import effort, index
 from search.candidates import MOST_LABELS
 from search.effort import Effort
-from search.factory import Factory
+from search.factory import AUTO, Factory
 
 _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from search.block import Block
     from search.effort import Effort
 
-AUTO = "auto"
 EXACT_LABELS = 1 << 15  # up to so many, 'auto' scores every label
 TARGET_RECALL = 0.9
 MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 are searched (MIPS-s, sections 4 and 5.1)
@@ -81,7 +80,7 @@ class OwnIndex:
         """Of `vectors` [n, D] float32, which nobody else changes, of the labels from `start` on."""
         from search.block import Block, padded
         from search.effort import Effort, apply, tune
-        from search.factory import EXACT, Factory
+        from search.factory import AUTO, EXACT, Factory
         from search.index import build, pays, set_up
 
         set_up(None)
@@ -100,7 +99,7 @@ class OwnIndex:
         else:
             effort = tune(block, Effort(), factory.lossy, wide, self._width, TARGET_RECALL)
         # Vectors that are hardly trained lie in no clusters: most lists would be read, which is dearer than a product.
-        if self._spec == AUTO and effort.nprobe and not pays(factory, rows, self._width, effort.nprobe, effort.factor):
+        if self._spec == AUTO and effort.nprobe and not pays(factory, rows, self._width, effort.nprobe):
             return Block(start, vectors, None), Effort()
         apply(block.index, effort)
         return block, effort
