@@ -57,7 +57,7 @@ def disturbed(
     try:
         for number in range(kills):
             # A process takes seconds to start: most moments are within its work, some before.
-            until = time.monotonic() + draw.uniform(0.2, 0.5) * seconds
+            until = time.monotonic() + draw.uniform(0.1, 0.3) * seconds
             while time.monotonic() < until and trainer.process.poll() is None:
                 time.sleep(0.05)
             (trainer if number % 3 == 1 else draw.choice(miners)).kill()
@@ -78,7 +78,7 @@ def check_equal(run: Path, other: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "kills", "watchers"),
-    [(1, 1, 1), (2, 9, 2), (3, 9, 1)],
+    [(1, 2, 1), (2, 9, 2), (3, 9, 1)],
 )
 def test_miner_and_trainer_killed_apart(data: Path, tmp_path: Path, seed: int, kills: int, watchers: int) -> None:
     choices = CHOICES if kills > 2 else [*CHOICES, "--set", "train.epochs=3"]
@@ -86,7 +86,8 @@ def test_miner_and_trainer_killed_apart(data: Path, tmp_path: Path, seed: int, k
     began = time.monotonic()
     extremis("run", "astra", data, whole, *choices)
     of_trainer, of_miners = disturbed(data, run, choices, seed, kills, watchers, time.monotonic() - began)
-    assert of_trainer + of_miners >= min(kills, 3)
+    assert of_trainer + of_miners >= kills - 2
+    assert of_trainer or of_miners
     check_equal(run, whole)
     assert not list(run.rglob(".c*")), "claims and candidates are gone"
 
