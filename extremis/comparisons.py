@@ -41,6 +41,7 @@ _MIPS = (
     "classifier.initial_bias=0",
     "classifier.initial_scale=0.05",
 )
+_UNIFORM = ("negatives.hard=0", "negatives.random=100")
 _HARDEST = ("negatives.hard=100", "negatives.random=0")
 # LNS: a softmax over the positives and 200 negatives a query.
 _LNS = ("loss.kind=softmax", "negatives.random=0", "classifier.bias=false", "classifier.initial_scale=0.05")
@@ -133,16 +134,21 @@ def _mips_1(data: str, overrides: Sequence[str]) -> list[Variant]:
 
 
 def _mips_2(data: str, overrides: Sequence[str]) -> list[Variant]:
-    """After an epoch of uniform negatives: 100 hard ones or 15, of an index that is made 1 or 8 times an epoch."""
+    """After an epoch of uniform negatives: 100 hard ones or 15, of an index that is made 1 or 8 times an epoch.
+
+    And uniform ones throughout, as in its Table 2. Raises InputError.
+    """
     layout, recipe = DataLayout(data), load_recipe("mips-s", overrides)
     rows = open_manifest(layout.queries("train"), "queries").rows
     rows += open_manifest(layout.labels, "labels").rows if recipe.data.label_texts else 0
     steps = -(-rows // recipe.order.batch)
     warm = (*_MIPS, "refresh.start=1", "negatives.warmup=100")
+    uniform = {"uniform": (*_MIPS, *_UNIFORM)}
     return _changed(
         "mips-s",
         overrides,
-        {
+        uniform
+        | {
             f"mips-{hard}-ppe-{times}": (*warm, *more, f"refresh.every_steps={-(-steps // times)}")
             for times in (1, 8)
             for hard, more in ((100, _HARDEST), (15, ()))

@@ -57,9 +57,7 @@ class Planner:
         weight = self._draws.weight(size) if options.reweight and size else 1.0
         draws = size if options.pool == "shared" else size * len(batch)
         pool = self._draws.pool(draws, seed=self.seed, epoch=batch.epoch, step=batch.step)
-        batch = self._own(batch, hard)
-        if find is not None:
-            batch = replace(batch, hard=joined(batch, find(batch)))
+        batch = self._with_hard(batch, hard, find)
         if options.pool == "shared":
             return shared_pool(batch, batch.hard, self._own_draws(pool), weight, self._weights)
         return own_pool(batch, batch.hard, self._own_draws(pool, PAD).reshape(len(batch), size), weight, self._weights)
@@ -89,6 +87,15 @@ class Planner:
     def drawn(self, batch: Batch) -> Batch:
         """The batch with those of its hard negatives that this step counts."""
         return replace(batch, hard=self._hard(batch))
+
+    def hard(self, batch: Batch, find: Find | None = None) -> np.ndarray | None:
+        """The hard negatives [B, k] that a step with the batch counts, this rank's, from its first label; -1 pads."""
+        return self._with_hard(batch, self._hard(batch), find).hard
+
+    def _with_hard(self, batch: Batch, hard: np.ndarray | None, find: Find | None) -> Batch:
+        """This rank's part of the batch, with `hard` of a table or an index and what `find` gives."""
+        batch = self._own(batch, hard)
+        return batch if find is None else replace(batch, hard=joined(batch, find(batch)))
 
     def _hard(self, batch: Batch) -> np.ndarray | None:
         if batch.hard is None:

@@ -488,6 +488,12 @@ class Validation(Section):
 
 class Logging(Section):
     every_steps: int = Field(20, ge=1)
+    ranks_every: int = Field(
+        0,
+        ge=0,
+        description="steps between looks at the ranks that a step's hard negatives have among all labels by the model "
+        "as it is; 0: none",
+    )
     tensorboard: bool = True
 
 
@@ -522,6 +528,11 @@ class Recipe(Section):
             raise ValueError(
                 "refresh.source = 'in-trainer', negatives.in_batch and negatives.lsh look at a classifier's vectors: "
                 "leave them out for head.kind = 'label-encoder', whose hard negatives come from a table"
+            )
+        if head == "label-encoder" and self.logging.ranks_every:
+            raise ValueError(
+                f"logging.ranks_every = {self.logging.ranks_every} ranks labels by a classifier's vectors: leave it "
+                "out for head.kind = 'label-encoder', which encodes those of the step alone"
             )
         if head == "label-encoder" and self.train.accumulate > 1:
             raise ValueError(

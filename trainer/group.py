@@ -146,14 +146,16 @@ class _Joined(Group):
         self._store, self._backend, self._of = store, backend, of
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        with _naming_loss(self):
-            dist.all_reduce(tensor, dist.ReduceOp.SUM, self._of)
-        return tensor
+        return self._reduced(tensor, dist.ReduceOp.SUM)
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._reduced(tensor, dist.ReduceOp.MAX)
+
+    def _reduced(self, tensor: torch.Tensor, how: Any) -> torch.Tensor:
+        whole = tensor.contiguous()  # gloo takes a view for the memory that it begins at
         with _naming_loss(self):
-            dist.all_reduce(tensor, dist.ReduceOp.MAX, self._of)
-        return tensor
+            dist.all_reduce(whole, how, self._of)
+        return tensor if whole is tensor else tensor.copy_(whole)
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
         sizes = sizes or self.sizes(len(tensor))

@@ -14,7 +14,8 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from trainer.candidates import Planner
+from trainer import true_ranks
+from trainer.candidates import Find, Planner
 from trainer.checkpoint import Checkpoint, latest_checkpoint
 from trainer.classifier import Classifier
 from trainer.config import Recipe, dump_config, load_config, validate
@@ -230,7 +231,8 @@ class Trainer:
 
     def _take_step(self, batch: Batch, clock: Clock) -> Taken:
         index = self._index if batch.epoch >= self.recipe.refresh.start else None
-        step = self.progress.global_step
+        step, every = self.progress.global_step, self.recipe.logging.ranks_every
+        look = self._look if every and (step + 1) % every == 0 else None
         return take_step(
             self.model,
             self._planner,
@@ -244,6 +246,21 @@ class Trainer:
             self._found,
             self.recipe.train,
             self._frozen,
+            look,
+        )
+
+    def _look(self, batch: Batch, x: torch.Tensor, find: Find | None) -> None:
+        """Record which true ranks the hard negatives of a step have; `batch` is the global one."""
+        classifier = self.model.classifier
+        hard = self._planner.hard(batch, find)
+        if hard is None:
+            return
+        found = true_ranks.measure(classifier.vectors, classifier.start, x, batch, hard, self._group)
+        if found is None:
+            return
+        age = {} if self._index is None or self._index.age is None else {"index_age": self._index.age}
+        self._tracker.record(
+            "hard", self.progress.global_step + 1, {"epoch": batch.epoch, "of": self.labels, **age, **found.facts()}
         )
 
     def _settle(self) -> None:

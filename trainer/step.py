@@ -7,12 +7,13 @@ the same with nobody to tell.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from trainer.candidates import Planner
+from trainer.candidates import Find, Planner
 from trainer.config import Train
 from trainer.dual import LabelEncoderHead
 from trainer.frozen import FrozenEmbeddings
@@ -23,6 +24,9 @@ from trainer.negatives.index import OwnIndex
 from trainer.negatives.sources import Sources
 from trainer.saving import CheckpointWriter
 from trainer.stream import Batch
+
+# Sees the global batch, its x [B, D], and what finds hard negatives for it, before anything changes.
+Look = Callable[[Batch, torch.Tensor, Find | None], None]
 
 
 @dataclass
@@ -61,13 +65,14 @@ def take_step(
     found: Sources | None = None,
     options: Train | None = None,
     frozen: FrozenEmbeddings | None = None,
+    look: Look | None = None,
 ) -> Taken:
     """Train on the global batch of which `batch` is this rank's part, at global `step`; `factor` scales every rate.
 
     `writer` hears of rows before they change. Hard negatives are those of `index` where there is one, and what `found`
     finds with the model as it is now. `options`: in how many parts the encoder takes the batch, and how long its
-    gradient may be. `frozen` has x where the encoder does not learn. Raises RankLostError; StorageError of a checkpoint
-    being written.
+    gradient may be. `frozen` has x where the encoder does not learn. `look` sees what is about to be scored. Raises
+    RankLostError; StorageError of a checkpoint being written.
     """
     key = (batch.epoch, batch.step)
     accumulate, clip = (options.accumulate, options.clip) if options else (1, 0.0)
@@ -99,6 +104,9 @@ def take_step(
         clock.lap("search")
     total, on_x = 0.0, torch.zeros_like(every_x)
     find = None if found is None else found.finder(batch.epoch, every_x.float().numpy())
+    if look is not None:
+        look(everyone, every_x, find)
+        clock.lap("look")
     for candidates in planner.chunks(everyone, find):
         writer.before_change(candidates.ids)
         loss, grad = model.descend(every_x, candidates, factor, step, 1 / len(everyone), group)

@@ -154,6 +154,9 @@ def of_tables(runs: Sequence[Run]) -> list[Chart]:
             "mean score",
         ),
     ]
+    quantiles = {"rank_p10": "10 %", "rank_p50": "median", "rank_p90": "90 %"}
+    title = "Ranks of a step's hard negatives among all labels"
+    charts.append(_curves("hard-ranks", title, runs, "hard", quantiles, "step", "rank"))
     for number, run in enumerate(runs):
         several = f": {run.name}" if len(runs) > 1 else ""
         for source in sources_of(run):

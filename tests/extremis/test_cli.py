@@ -282,6 +282,7 @@ def test_the_figures_of_mips_and_lns(data: Path) -> None:
         name: (r.negatives.hard, r.negatives.random, r.refresh.every_steps, r.refresh.start)
         for name, r in found.items()
     }
+    assert (facts.pop("uniform"), found["uniform"].indexes) == ((0, 100, 1000, 0), False)
     assert facts == {
         f"mips-{hard}-ppe-{times}": (hard, 100 - hard, -(-steps // times), 1) for times in (1, 8) for hard in (100, 15)
     }

@@ -49,6 +49,7 @@ def everything(group: Group) -> dict[str, object]:
     thread.join()
     return {
         "sum": group.sum(torch.tensor([1.0, group.rank])).tolist(),
+        "a view": group.sum(torch.arange(6).reshape(2, 3).T[1:]).tolist(),
         "gather": group.gather(own).tolist(),
         "nothing": group.gather(torch.empty(0, 3)).shape,
         "sizes": group.gather(torch.tensor([group.rank, 0]), [2] * group.ranks).tolist(),
@@ -71,6 +72,7 @@ def test_ranks_hear_the_same(ranks: int) -> None:
     laid = [np.concatenate(parts) for parts in zip(*map(arrays_of, range(ranks)), strict=True)]
     for rank, heard in enumerate(found):
         assert heard["sum"] == [ranks, sum(range(ranks))]
+        assert heard["a view"] == [[ranks, 4 * ranks], [2 * ranks, 5 * ranks]]
         assert heard["gather"] == [[r, r] for r in range(ranks) for _ in range(r)]
         assert heard["nothing"] == (0, 3)
         assert heard["sizes"] == [value for r in range(ranks) for value in (r, 0)]

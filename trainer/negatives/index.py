@@ -40,6 +40,11 @@ class OwnIndex:
         self._next: Future[tuple[Block, Effort]] | None = None
         self._age = 0  # steps since the copy of the vectors that is in use was made
 
+    @property
+    def age(self) -> int | None:
+        """Steps from the copy of the vectors that the last step searched to that step; None before the first."""
+        return self._age - 1 if self._built else None
+
     def drop(self) -> None:
         """Have it built anew at the next step; what is being built is of no use then."""
         self._built = self._next = None

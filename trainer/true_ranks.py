@@ -1,0 +1,69 @@
+"""Which ranks a step's hard negatives have among all labels, by the model as it is then (MIPS-s, Figure 3)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from schemas.tables import PAD
+from trainer.group import Group
+from trainer.stream import Batch
+
+ROWS = 64  # of a batch that are looked at, at most
+LABELS = 1 << 16  # that are scored at a time
+_TIE = 1e-9  # of a score: below that two sums of the same products differ by rounding alone
+
+
+@dataclass(frozen=True)
+class TrueRanks:
+    """`ranks` [n] int64, ascending, one a (query, hard negative): how many labels but its positives score higher."""
+
+    ranks: np.ndarray
+
+    def facts(self) -> dict[str, float]:
+        """Their quantiles, and the share that are in the first 10, 100 and 1000."""
+        quantiles = np.quantile(self.ranks, (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
+        names = ("rank_p10", "rank_p50", "rank_p90")
+        within = {f"within_{first}": float((self.ranks < first).mean()) for first in (10, 100, 1000)}
+        return {"negatives": len(self.ranks), **dict(zip(names, quantiles, strict=True)), **within}
+
+
+@torch.no_grad()
+def measure(
+    vectors: torch.Tensor, start: int, x: torch.Tensor, batch: Batch, hard: np.ndarray, group: Group
+) -> TrueRanks | None:
+    """Of the global batch's first rows; None where they have no hard negatives. The same on every rank.
+
+    `vectors` [n, D]: the rank's labels, from `start` on. x [B, D]. `hard` [B, k]: those of the rank's labels, counted
+    from start, -1 pads. Every rank calls it.
+    """
+    rows = min(ROWS, len(batch))
+    x, hard = x[:rows].double(), hard[:rows]
+    at = torch.from_numpy(np.where(hard == PAD, 0, hard)).to(x.device)
+    mine = torch.einsum("bd,bkd->bk", x, vectors[at].double())
+    mine = mine.masked_fill(torch.from_numpy(hard == PAD).to(x.device), -torch.inf)
+    widths = group.sizes(hard.shape[1])
+    if not sum(widths):
+        return None
+    # [k, B] of every rank laid end to end, each row's in order: where a score lies among them counts for all at once.
+    scores = torch.sort(group.gather(mine.T.contiguous(), widths).T.contiguous(), dim=1).values
+    above = group.sum(_above(scores, x, vectors, start, batch, rows))
+    return TrueRanks(np.sort(above[torch.isfinite(scores)].cpu().numpy())) if torch.isfinite(scores).any() else None
+
+
+def _above(
+    scores: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor, start: int, batch: Batch, rows: int
+) -> torch.Tensor:
+    """For each of `scores` [rows, k], ascending in a row: how many of `vectors` score higher, positives left out."""
+    counts = torch.zeros(rows, scores.shape[1] + 1, dtype=torch.int64, device=x.device)
+    offsets = batch.positive_offsets[: rows + 1]
+    query = np.repeat(np.arange(rows), np.diff(offsets))
+    label = batch.positives[: offsets[-1]].astype(np.int64) - start
+    for first in range(0, len(vectors), LABELS):
+        chunk = x @ vectors[first : first + LABELS].double().T
+        inside = (label >= first) & (label < first + chunk.shape[1])
+        chunk[query[inside], label[inside] - first] = -torch.inf
+        place = torch.searchsorted(scores, chunk - _TIE * (1 + chunk.abs()))  # scores below it
+        counts.scatter_add_(1, place, torch.ones_like(place))
+    # A label at place p is above the first p scores.
+    return counts.flip(1).cumsum(1).flip(1)[:, 1:]
