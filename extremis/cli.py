@@ -822,6 +822,7 @@ def recipes(as_json: bool) -> None:
     "scratch, mips-2 how many of them from an index how old. Of LNS: lns-4 ways to choose a softmax's negatives.",
 )
 @click.option("--recipes", "names", help="These instead, with commas between. Default: the strategies of Table 5.")
+@click.option("--only", help="These lines of the comparison alone, by name, with commas between.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change every recipe.")
 @click.option("--split", default="test", show_default=True)
 @click.option("--retry", is_flag=True, help="Go on with what failed before.")
@@ -831,6 +832,7 @@ def ablate(
     out: str,
     number: str,
     names: str | None,
+    only: str | None,
     overrides: tuple[str, ...],
     split: str,
     retry: bool,
@@ -845,18 +847,19 @@ def ablate(
     Examples:
       extremis ablate data/ runs/ablation --set train.epochs=20
       extremis ablate data/ runs/ablation --table 8
-      extremis ablate data/ runs/losses --table dexml-4
+      extremis ablate data/ runs/losses --table dexml-4 --only softmax,decoupled-softmax
       extremis ablate data/ runs/ablation --recipes astra,renee,lns,mips-s --set validation.split=val
     """
     from extremis.ablation import ablate as ablate_variants
-    from extremis.comparisons import COMPARISONS, SHOWN, strategies
+    from extremis.comparisons import COMPARISONS, SHOWN, chosen, strategies
 
     if names is None:
         comparison = COMPARISONS[number]
         variants, shown = comparison.variants(data, overrides), comparison.shown
     else:
-        variants = strategies([name.strip() for name in names.split(",") if name.strip()], overrides)
-        shown = SHOWN
+        variants, shown = strategies(parse_names("--recipes", names), overrides), SHOWN
+    if only is not None:
+        variants = chosen(variants, parse_names("--only", only))
     report = ablate_variants(data, out, variants, split, retry, shown)
     if as_json:
         print_json(report)
@@ -890,6 +893,14 @@ def parse_propensity(text: str | None) -> tuple[float | None, float | None]:
     except ValueError:
         raise InputError(f"--propensity {text!r}: expected two numbers A,B, for example 0.55,1.5.") from None
     return a, b
+
+
+def parse_names(option: str, text: str) -> list[str]:
+    """The names of `astra,renee`. Raises InputError where there is none."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"{option} {text!r}: expected names with commas between, for example astra,renee.")
+    return names
 
 
 def parse_numbers(option: str, text: str) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from trainer.config import Recipe, load_recipe
@@ -67,6 +68,15 @@ class Comparison:
 def strategies(names: Sequence[str], overrides: Sequence[str]) -> list[Variant]:
     """The recipes by name, or by the path of a file, which gives its name. Raises InputError."""
     return [Variant(name.rsplit("/", 1)[-1].removesuffix(".toml"), load_recipe(name, overrides)) for name in names]
+
+
+def chosen(variants: Sequence[Variant], names: Sequence[str]) -> list[Variant]:
+    """Those of `names`, in the order of `variants`. Raises InputError where one is not among them."""
+    known = [one.name for one in variants]
+    for name in names:
+        if name not in known:
+            raise InputError(f"--only {name!r}: the comparison has no such line. Choose from {', '.join(known)}.")
+    return [one for one in variants if one.name in names]
 
 
 def _changed(recipe: str, overrides: Sequence[str], changes: Mapping[str, Sequence[str]]) -> list[Variant]:
@@ -165,7 +175,7 @@ def _lns_4(data: str, overrides: Sequence[str]) -> list[Variant]:
         overrides,
         {
             "lsh-embedding": (*_LNS, *hashed),
-            "lsh-embedding-200": (*_LNS, *hashed, "negatives.lsh.tables=200"),
+            **{f"lsh-embedding-{more}": (*_LNS, *hashed, f"negatives.lsh.tables={more}") for more in (100, 200, 400)},
             "lsh-label": (*_LNS, *hashed, "negatives.lsh.query=label"),
             "sampled-softmax": (*_LNS, *_SAMPLED),
             "frequency-based": (*_LNS, *_SAMPLED, "negatives.frequency_share=1"),

@@ -300,6 +300,18 @@ def test_the_figures_of_mips_and_lns(data: Path) -> None:
     assert {r.loss.kind for r in variants("lns-4").values()} == {"softmax"}
 
 
+def test_only_some_lines_of_a_comparison(data: Path, folder: Path) -> None:
+    small = ("encoder.dimension=8", "encoder.buckets=64", "encoder.hidden=4", "order.batch=16", "train.epochs=1")
+    changed = [word for one in small for word in ("--set", one)]
+    out = folder / "only"
+    done = call("ablate", data, out, "--table", "dexml-4", "--only", "softtop-5, softmax", *changed, "--json")
+    assert done.status == 0, done.err
+    assert list(done.json) == ["softmax", "softtop-5"]
+    for wrong, message in (("softmx", "no such line. Choose from bce, softmax"), (" ,", "expected names")):
+        failed = call("ablate", data, out, "--table", "dexml-4", "--only", wrong)
+        assert (failed.status, message in failed.err) == (2, True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["mips-1", "mips-2", "lns-4"])
 def test_each_of_them_trains(data: Path, folder: Path, number: str) -> None:
