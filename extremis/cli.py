@@ -846,6 +846,7 @@ def ablate(
     \b
     Examples:
       extremis ablate data/ runs/ablation --set train.epochs=20
+      extremis ablate data/ runs/timed --set train.minutes=10 --set train.epochs=40
       extremis ablate data/ runs/ablation --table 8
       extremis ablate data/ runs/losses --table dexml-4 --only softmax,decoupled-softmax
       extremis ablate data/ runs/ablation --recipes astra,renee,lns,mips-s --set validation.split=val

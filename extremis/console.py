@@ -66,13 +66,14 @@ class Bar:
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def update(self, done: int, note: str = "") -> None:
-        """`done` of the total are done now."""
-        self._progress.update(self._task, completed=done, note=note)
+    def update(self, done: int, note: str = "", total: int | None = None) -> None:
+        """`done` of the total are done now; a `total` given is what they are of from now on."""
+        self._total = self._total if total is None else total
+        self._progress.update(self._task, completed=done, total=self._total, note=note)
         if not self._quiet and not notes.is_terminal and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._seconds
-            total = "" if self._total is None else f" of {self._total:,}"
-            say(f"{self._what}: {done:,}{total} {note}".rstrip())
+            of = "" if self._total is None else f" of {self._total:,}"
+            say(f"{self._what}: {done:,}{of} {note}".rstrip())
 
     def advance(self, more: int) -> None:
         """So many more of the total are done."""

@@ -53,7 +53,7 @@ def _watch(trainer: Trainer, live: Live, quiet: bool) -> dict[str, Any]:
 
         def on_step(step: int, total: int, loss: float) -> None:
             live.step(step, total, loss)
-            bar.update(step, live.note())
+            bar.update(step, live.note(), total)
 
         for report in trainer.train(on_step):
             epochs.append(_describe(report))
@@ -86,6 +86,6 @@ def _line(report: EpochReport, recipe: Recipe) -> str:
         f"  {name} {report.metrics[name]:.2f}" for name in ("P@1", "P@5", "PSP@5") if name in report.metrics
     )
     return (
-        f"epoch {report.epoch} ({report.epoch + 1} of {recipe.train.epochs})  loss {report.loss:.3f}  {table}  "
+        f"epoch {report.epoch} ({report.epoch + 1} of {report.epochs})  loss {report.loss:.3f}  {table}  "
         f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
     )

@@ -434,7 +434,13 @@ class Refresh(Section):
 class Train(Section):
     """How long, how fast, from which random numbers."""
 
-    epochs: int = Field(20, ge=1)
+    epochs: int = Field(20, ge=1, description="passes over the training split; with minutes the most that there may be")
+    minutes: float = Field(
+        0.0,
+        ge=0,
+        description="end after about so many minutes of training: before each epoch but the first it is decided, and "
+        "recorded, how many more fit at the pace of the last, and rates fall to that end; 0: as long as epochs take",
+    )
     seed: int = Field(0, ge=0)
     warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps with a rising rate")
     final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the cosine decay")
@@ -568,6 +574,15 @@ class Recipe(Section):
             raise ValueError(
                 f"loss.radius = {self.loss.radius:g} is a distance of unit vectors: it needs loss.kind = 'triplet', "
                 "loss.temperature = 1, head.kind = 'label-encoder', encoder.normalize = true and encoder.scale = 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _timed(self) -> "Recipe":
+        if self.train.minutes and self.negatives.curriculum:
+            raise ValueError(
+                f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, and negatives.curriculum "
+                "goes by it: set one of them"
             )
         return self
 

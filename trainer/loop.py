@@ -5,8 +5,9 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from schemas.errors import ExtremisError, InputError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from trainer import true_ranks
+from trainer.budget import Budget, epochs_that_fit
 from trainer.candidates import Find, Planner
 from trainer.checkpoint import Checkpoint, latest_checkpoint
 from trainer.classifier import Classifier
@@ -51,13 +53,20 @@ class Progress:
     loss_sum: float = 0.0  # over the epoch's steps so far
     best_metric: float | None = None
     best_step: int | None = None
+    budget: Budget = field(default_factory=Budget)
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> "Progress":
+        """What `asdict` made of one."""
+        return Progress(**{**state, "budget": Budget(**state.get("budget", {}))})
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What an epoch did, for whoever watches."""
+    """What an epoch did, for whoever watches. `epochs`: of the run, as far as is known."""
 
     epoch: int
+    epochs: int
     loss: float
     seconds: float
     rows: int
@@ -144,19 +153,24 @@ class Trainer:
         self._tracker.watch(watcher)
 
     @property
+    def epochs(self) -> int:
+        """Of the run, as far as is known: with `train.minutes` that is decided before each."""
+        return self.progress.budget.epochs(self.progress.global_step, self.recipe.train.epochs)
+
+    @property
     def total_steps(self) -> int:
         """Of the run: clusters that are a row short may add one to an epoch, which the rates do not wait for."""
-        return self._steps_an_epoch * self.recipe.train.epochs
+        return self._steps_an_epoch * self.epochs
 
     def train(self, on_step: Callable[[int, int, float], None] | None = None) -> Generator[EpochReport]:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
         try:
-            while self.progress.epoch < self.recipe.train.epochs:
+            while self.progress.epoch < self.epochs:
                 with _denormals_flushed():
                     report = self._epoch(on_step)
                 yield report
             self._writer.wait()
-            finished = {"step": self.progress.global_step, "epochs": self.recipe.train.epochs}
+            finished = {"step": self.progress.global_step, "epochs": self.epochs}
             if self._group.first:
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
         finally:
@@ -164,8 +178,9 @@ class Trainer:
             self._writer.close()
 
     def _epoch(self, on_step: Callable[[int, int, float], None] | None) -> EpochReport:
-        progress = self.progress
+        progress, clock, began = self.progress, Clock(), time.perf_counter()
         adoption, sources = self._adopt()
+        clock.lap("adopt")
         self.stream.set_epoch(progress.epoch, sources)
         if self._frozen is not None:
             self._frozen.begin(sources)
@@ -173,9 +188,10 @@ class Trainer:
             self.stream.load_state_dict({**self.stream.state_dict(), "step": progress.step})
         else:
             progress.loss_sum = 0.0
+            progress.budget.begin(progress.global_step, adoption.epochs or self.recipe.train.epochs)
             self._tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
         collector = self._collector(sources)
-        clock, rows, began = Clock(), 0, time.perf_counter()
+        rows, until = 0, began
         skipped = self.stream.skipped_rows
         try:
             for batch in self.stream:
@@ -184,6 +200,7 @@ class Trainer:
                     self._record_staleness(adoption, sources, batch)
                     clock.lap("rest")
                 taken = self._take_step(batch, clock)
+                until = self._spend(until)
                 self._after_step(taken, collector)
                 rows += len(taken.rows)
                 if on_step is not None:
@@ -202,12 +219,20 @@ class Trainer:
                 f"epoch {progress.epoch}: {skipped:,} rows left out, their row groups are damaged or gone; "
                 f"extremis inspect --verify {self._data.root} names the files"
             )
+        self._spend(until)
         return self._end_epoch(adoption, clock, rows, skipped, time.perf_counter() - began)
+
+    def _spend(self, since: float) -> float:
+        """Count the seconds `since` then as the epoch's. Returns the time."""
+        now = time.perf_counter()
+        self.progress.budget.spend(now - since)
+        return now
 
     def _adopt(self) -> tuple[Adoption, list[Source]]:
         """What rank 0 decides about the epoch, and the sources joined with it."""
         known = self.run, self.recipe, self._sources, self.progress.epoch
-        decided = adopt(*known, self._say) if self._group.first else None
+        epochs = epochs_that_fit(self.recipe.train, self.progress.budget.spent)
+        decided = adopt(*known, self._say, epochs) if self._group.first else None
         self._group.barrier()
         return decided or follow(*known)
 
@@ -271,7 +296,8 @@ class Trainer:
 
     def _rate_factor(self, step: int) -> float:
         options = self.recipe.train
-        return rate_factor(step, self.total_steps, options.warmup, options.final_lr)
+        epochs = self.progress.budget.epochs(step, options.epochs)  # as planned then: lazy decay asks for the past
+        return rate_factor(step, self._steps_an_epoch * epochs, options.warmup, options.final_lr)
 
     def _after_step(self, taken: Taken, collector: EmbeddingCollector | None) -> None:
         progress, recipe, factor = self.progress, self.recipe, self._rate_factor(self.progress.global_step)
@@ -303,7 +329,7 @@ class Trainer:
         progress, recipe = self.progress, self.recipe
         epoch, loss = progress.epoch, progress.loss_sum / max(1, self.stream.steps)
         progress.epoch, progress.step = epoch + 1, 0
-        last = progress.epoch == recipe.train.epochs
+        last = progress.epoch == self.epochs
         metrics: dict[str, float] = {}
         if recipe.validation.split and (last or progress.epoch % recipe.validation.every_epochs == 0):
             metrics = self._validate()
@@ -330,7 +356,7 @@ class Trainer:
         if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
             self._save()
         self._tracker.sync()
-        return EpochReport(epoch, loss, seconds, rows, adoption, metrics)
+        return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
 
     def _collector(self, sources: list[Source]) -> EmbeddingCollector | None:
         """A collector when the current epoch's embeddings are wanted by a later epoch's table, restored on resume."""
@@ -407,7 +433,7 @@ class Trainer:
         self.model.load_to_train(checkpoint)
         if self._found is not None and checkpoint.has(NEGATIVES):
             self._found.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
-        self.progress = Progress(**checkpoint.state["progress"])
+        self.progress = Progress.of(checkpoint.state["progress"])
 
     def _found_part(self) -> dict[str, dict[str, torch.Tensor]]:
         """What the sources of negatives keep beside the classifier, as a part of a checkpoint; none without state."""

@@ -8,7 +8,7 @@ about what it found.
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
@@ -24,7 +24,8 @@ class Adoption:
 
     late: the table that was due was not there. stale: nor was one young enough, so that `refresh.stale` decided.
     dumped_at: after so many steps of the run the vectors were dumped. overlap: the mean share of a row's hard negatives
-    that the table before held already, over all sources. None where it is not known.
+    that the table before held already, over all sources. None where it is not known. epochs: how many the run is to
+    have as far as is known now; None in runs from before that was decided here.
     """
 
     epoch: int
@@ -34,6 +35,7 @@ class Adoption:
     stale: bool = False
     dumped_at: int | None = None
     overlap: float | None = None
+    epochs: int | None = None
 
     @property
     def age(self) -> int | None:
@@ -46,9 +48,14 @@ class Adoption:
 
 
 def adopt(
-    run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, say: Callable[[str], None]
+    run: RunLayout,
+    recipe: Recipe,
+    sources: list[Source],
+    epoch: int,
+    say: Callable[[str], None],
+    epochs: int | None = None,
 ) -> tuple[Adoption, list[Source]]:
-    """Decide once which table `epoch` trains on, record it, and join it to `sources`.
+    """Decide once which table `epoch` trains on, record it, and join it to `sources`; `epochs` is recorded beside.
 
     The newest finished table made for an epoch up to this one wins; `refresh.stale` says what becomes of one that is
     older than `refresh.max_age`. A decision recorded before (by the run that is being resumed) stands, whatever has
@@ -57,7 +64,7 @@ def adopt(
     """
     decision = _recorded(run, epoch)
     if decision is None:
-        decision = _decide(run, recipe, sources, epoch, say)
+        decision = replace(_decide(run, recipe, sources, epoch, say), epochs=epochs)
         storage.write_bytes(run.adoption(epoch), json.dumps(asdict(decision), sort_keys=True).encode())
     if decision.table_epoch is None:
         return decision, [source.with_negatives(None) for source in sources]
