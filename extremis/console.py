@@ -1,6 +1,7 @@
 """What a person sees: progress bars on a terminal, plain lines elsewhere, tables, and one JSON object on request."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,12 @@ class _Discreet(Console):
         super().print(*(redact(one) if isinstance(one, str) else one for one in objects), **options)
 
 
+_PIPED = 200  # characters that a line of a table may have where no terminal says how many
+
 # Messages go to standard error, results to standard output.
 notes = _Discreet(stderr=True, highlight=False, soft_wrap=True)
-results = _Discreet(highlight=False, soft_wrap=True)
+_told = sys.stdout.isatty() or "COLUMNS" in os.environ
+results = _Discreet(highlight=False, soft_wrap=True, width=None if _told else _PIPED)
 
 
 def say(message: str) -> None:
@@ -87,10 +91,11 @@ class Bar:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the first column is left-aligned, the others right-aligned."""
+    """Print a table; the first column is left-aligned, the others right-aligned. No figure is cut off."""
     grid = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
-        grid.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+        first = number == 0
+        grid.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
     for row in rows:
         grid.add_row(*row)
     results.print(grid)
