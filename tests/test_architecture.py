@@ -86,8 +86,8 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 
 def test_the_check_sees_what_it_should() -> None:
     assert "trainer.model" in imports_of("pipelines.embed")
-    assert "pipelines.shard" in imports_of("extremis.cli")
-    assert "pipelines.shard" not in imports_of("extremis.cli", when_loaded=True)
+    assert "pipelines.shard" in imports_of("extremis.commands.shard")
+    assert "pipelines.shard" not in imports_of("extremis.commands.shard", when_loaded=True)
     assert len(MODULES) > 40
 
 
