@@ -1,0 +1,77 @@
+"""How long a run is, and what it keeps, measures and tells on the way."""
+
+from pydantic import Field
+
+from trainer.config.section import Section
+
+
+class Train(Section):
+    """How long, how fast, from which random numbers."""
+
+    epochs: int = Field(20, ge=1, description="passes over the training split; with minutes the most that there may be")
+    minutes: float = Field(
+        0.0,
+        ge=0,
+        description="end after about so many minutes of training: before each epoch but the first it is decided, and "
+        "recorded, how many more fit at the pace of the last, and rates fall to that end; 0: as long as epochs take",
+    )
+    seed: int = Field(0, ge=0)
+    warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps with a rising rate")
+    final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the cosine decay")
+    positive_weight: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="exponent of the inverse propensity that weighs positives; 0, or A and B unknown: all the same",
+    )
+    positive_ratio: float = Field(
+        1.0,
+        gt=0,
+        description="of bce: weight of every positive over a negative's, the eta+ / eta- with which the hardest "
+        "negatives alone train from scratch (MIPS-s, section 3.1: 50)",
+    )
+    threads: int = Field(0, ge=0, description="torch threads; 0: torch's own choice")
+    clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
+    encoder_from: str = Field(
+        "", description="a run on the same data whose encoder, as its newest checkpoint has it, this one begins with"
+    )
+    freeze_encoder: bool = Field(
+        False, description="the encoder stays as it begins, and encodes without dropout; only the classifier learns"
+    )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        description="encode a batch, or a rank's part of it, in so many parts one after the other: the same step, in "
+        "less memory, for a second forward pass",
+    )
+
+
+class Checkpoint(Section):
+    every_epochs: int = Field(1, ge=0, description="0: only the last")
+    every_steps: int = Field(0, ge=0, description="also within epochs; 0: not")
+    keep: int = Field(2, ge=1)
+    background: bool = Field(
+        True, description="written while training goes on, from a copy of the encoder and of the rows that change"
+    )
+
+
+class Validation(Section):
+    split: str = Field("", description="a split to score while training; empty: none")
+    every_epochs: int = Field(1, ge=1)
+    queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
+    metric: str = Field(
+        "P@1",
+        pattern=r"^(P|nDCG|R|PSP|PSnDCG)@[1-9]\d{0,2}$",
+        description="the checkpoint with the best value of it is kept beside the newest",
+    )
+
+
+class Logging(Section):
+    every_steps: int = Field(20, ge=1)
+    ranks_every: int = Field(
+        0,
+        ge=0,
+        description="steps between looks at the ranks that a step's hard negatives have among all labels by the model "
+        "as it is; 0: none",
+    )
+    tensorboard: bool = True

@@ -1,0 +1,150 @@
+"""A recipe: everything that decides a run's numbers, besides DATA."""
+
+from pydantic import model_validator
+
+from trainer.config.course import Checkpoint, Logging, Train, Validation
+from trainer.config.data import LABEL_TEXTS, Data, Order, Storage
+from trainer.config.model import Classifier, Encoder, Head, Loss
+from trainer.config.negatives import Negatives, Refresh
+from trainer.config.section import Section
+from trainer.doubling import ROWS
+
+
+class Recipe(Section):
+    """Everything that decides a run's numbers, besides DATA."""
+
+    method: str = "astra"
+    data: Data = Data()
+    order: Order = Order()
+    storage: Storage = Storage()
+    encoder: Encoder = Encoder()
+    head: Head = Head()
+    classifier: Classifier = Classifier()
+    negatives: Negatives = Negatives()
+    loss: Loss = Loss()
+    refresh: Refresh = Refresh()
+    train: Train = Train()
+    checkpoint: Checkpoint = Checkpoint()
+    validation: Validation = Validation()
+    logging: Logging = Logging()
+
+    @model_validator(mode="after")
+    def _scored(self) -> "Recipe":
+        head, pool = self.head.kind, self.negatives.pool
+        known = ("all", "batch") if head == "label-encoder" else ("shared", "own", "all")
+        if pool not in known:
+            raise ValueError(
+                f"negatives.pool = {pool!r} is not of head.kind = {head!r}: set negatives.pool to one of "
+                + ", ".join(map(repr, known))
+            )
+        if head == "label-encoder" and (self.indexes or self.negatives.found):
+            raise ValueError(
+                "refresh.source = 'in-trainer', negatives.in_batch and negatives.lsh look at a classifier's vectors: "
+                "leave them out for head.kind = 'label-encoder', whose hard negatives come from a table"
+            )
+        if head == "label-encoder" and self.logging.ranks_every:
+            raise ValueError(
+                f"logging.ranks_every = {self.logging.ranks_every} ranks labels by a classifier's vectors: leave it "
+                "out for head.kind = 'label-encoder', which encodes those of the step alone"
+            )
+        if head == "label-encoder" and self.train.accumulate > 1:
+            raise ValueError(
+                f"train.accumulate = {self.train.accumulate} divides the batch of a classifier: for head.kind = "
+                "'label-encoder' leave it out and set head.query_batch"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weighed(self) -> "Recipe":
+        if self.train.positive_ratio != 1 and self.loss.kind != "bce":
+            raise ValueError(
+                f"train.positive_ratio = {self.train.positive_ratio:g} weighs the positive part of loss.kind = 'bce': "
+                f"leave it out for {self.loss.kind!r}, whose positives and negatives are in one term"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _drawn(self) -> "Recipe":
+        encodes, encoder = self.head.kind == "label-encoder", self.encoder
+        if self.train.freeze_encoder and encodes:
+            raise ValueError(
+                "train.freeze_encoder leaves head.kind = 'label-encoder' nothing to learn: set head.kind = 'classifier'"
+            )
+        if self.head.positives and not encodes:
+            raise ValueError("head.positives saves encoding labels: leave it out, or set head.kind = 'label-encoder'")
+        if self.head.positives and self.negatives.cache:
+            raise ValueError(
+                "negatives.cache would take positives that are not drawn for negatives: set one of them to 0"
+            )
+        unit = encodes and encoder.normalize and encoder.scale == 1 and self.loss.temperature == 1
+        if self.loss.radius and not (self.loss.kind == "triplet" and unit):
+            raise ValueError(
+                f"loss.radius = {self.loss.radius:g} is a distance of unit vectors: it needs loss.kind = 'triplet', "
+                "loss.temperature = 1, head.kind = 'label-encoder', encoder.normalize = true and encoder.scale = 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _timed(self) -> "Recipe":
+        if self.train.minutes and self.negatives.curriculum:
+            raise ValueError(
+                f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, and negatives.curriculum "
+                "goes by it: set one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clustered(self) -> "Recipe":
+        if not self.clusters:
+            return self
+        if self.negatives.hard:
+            raise ValueError(
+                f"order.cluster makes in-batch negatives hard, and a table's rows are in another order: set "
+                f"negatives.hard = 0 (it is {self.negatives.hard}), or order.cluster = 1 and no doubling"
+            )
+        if self.data.mix or self.data.label_texts:
+            raise ValueError(
+                "order.cluster deals the clusters of one split: leave out data.mix and data.label_texts, or set "
+                "order.cluster = 1 and no doubling"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dealt(self) -> "Recipe":
+        thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
+        if self.negatives.hard and thin:
+            raise ValueError(
+                f"data.mix: {', '.join(thin)} is below 1, so an epoch whose embeddings are mined would leave rows out: "
+                "multiply all weights until none is below 1 (and divide train.epochs), or set negatives.hard = 0"
+            )
+        if self.refresh.by == "labels" and not (self.data.label_texts or LABEL_TEXTS in self.data.mix):
+            raise ValueError(
+                "refresh.by = 'labels' mines by the embeddings of label texts, which only a run that trains on them "
+                "has: set data.label_texts = true"
+            )
+        return self
+
+    @property
+    def clusters(self) -> bool:
+        """Whether queries are dealt by clusters, for which tables are made and used as those of negatives are."""
+        return self.order.clusters != ROWS
+
+    @property
+    def indexes(self) -> bool:
+        """Whether hard negatives come from an index within the trainer."""
+        return self.negatives.hard > 0 and self.refresh.source == "in-trainer"
+
+    def uses_table(self, epoch: int) -> bool:
+        """Whether `epoch` trains on a table of hard negatives, or of clusters, as far as the schedule goes.
+
+        Clusters may be there before: they can be made of any embeddings, and need no model of the run.
+        """
+        if self.clusters:
+            return True
+        return self.negatives.hard > 0 and not self.indexes and epoch >= self.refresh.start
+
+    def table_epochs(self) -> list[int]:
+        """Epochs from which a new table is used: start, start + every, ... within the run."""
+        if not self.clusters and (not self.negatives.hard or self.indexes):
+            return []
+        return list(range(self.refresh.start, self.train.epochs, self.refresh.every))
