@@ -11,7 +11,8 @@ from schemas import storage
 from schemas.layout import RunLayout
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
-from trainer.loop import EpochReport, Trainer
+from trainer.loop import Trainer
+from trainer.progress import EpochReport
 
 
 def train(

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.config import Recipe
-from trainer.loop import EpochReport, Trainer
+from trainer.loop import Trainer
+from trainer.progress import EpochReport
 
 
 class Killed(Exception):

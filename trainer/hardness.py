@@ -29,6 +29,10 @@ class Hardness:
     def drop(self) -> float:
         return self.then - self.now
 
+    def facts(self) -> dict[str, float]:
+        """What a run records."""
+        return {"score_then": self.then, "score_now": self.now, "score_drop": self.drop}
+
 
 @torch.no_grad()
 def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> Hardness | None:

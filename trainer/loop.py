@@ -1,13 +1,11 @@
 """The training loop: stream, candidates, encoder, classifier, dumps, checkpoints; nothing here knows about files."""
 
-import contextlib
 import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Generator
+from dataclasses import asdict
 
 import torch
 
@@ -16,62 +14,32 @@ from schemas.errors import ExtremisError, InputError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from trainer import true_ranks
-from trainer.budget import Budget, epochs_that_fit
+from trainer.budget import epochs_that_fit
 from trainer.candidates import Find, Planner
 from trainer.checkpoint import Checkpoint, latest_checkpoint
-from trainer.classifier import Classifier
 from trainer.config import Recipe, dump_config, load_config, validate
 from trainer.curriculum import mixtures
+from trainer.denormals import denormals_flushed
 from trainer.dump import EmbeddingCollector, dump_is_published
 from trainer.evaluation.evaluate import Scorer, label_statistics, positive_weights
 from trainer.frozen import FrozenEmbeddings
-from trainer.group import ALONE, SILENCE_SECONDS, Group, label_range
+from trainer.group import ALONE, Group, label_range
 from trainer.hardness import measure
 from trainer.initial import begin_at_texts, begin_with_encoder
 from trainer.losses import is_binary
 from trainer.model import DataFacts, Model, open_texts, require_same_data
 from trainer.negatives.index import OwnIndex
-from trainer.negatives.sources import Sources
+from trainer.opening import open_found, open_stream, require_same_recipe, require_streamable
+from trainer.progress import EpochReport, Progress
 from trainer.refresh import LEAD, Adoption, adopt, follow
 from trainer.saving import CheckpointWriter, Contents
 from trainer.schedule import rate_factor
 from trainer.step import Clock, Taken, take_step
-from trainer.stream import Batch, JoinedStream, Reading, Source, open_sources
+from trainer.stream import Batch, Source, open_sources
 from trainer.tracking import NoTracker, Tracker, Watcher
 
 Say = Callable[[str], None]
 NEGATIVES = "negatives"  # the part of a checkpoint with what sources of negatives keep
-
-
-@dataclass
-class Progress:
-    """Where the loop is; saved with each checkpoint."""
-
-    epoch: int = 0
-    step: int = 0  # of the epoch, next to do
-    global_step: int = 0
-    loss_sum: float = 0.0  # over the epoch's steps so far
-    best_metric: float | None = None
-    best_step: int | None = None
-    budget: Budget = field(default_factory=Budget)
-
-    @staticmethod
-    def of(state: Mapping[str, Any]) -> "Progress":
-        """What `asdict` made of one."""
-        return Progress(**{**state, "budget": Budget(**state.get("budget", {}))})
-
-
-@dataclass(frozen=True)
-class EpochReport:
-    """What an epoch did, for whoever watches. `epochs`: of the run, as far as is known."""
-
-    epoch: int
-    epochs: int
-    loss: float
-    seconds: float
-    rows: int
-    adoption: Adoption
-    metrics: dict[str, float]
 
 
 class Trainer:
@@ -89,7 +57,7 @@ class Trainer:
             torch.set_num_threads(recipe.train.threads)
         chosen = recipe.data
         self._sources = open_sources(data, chosen.split, chosen.label_texts, recipe.encoder.inputs, chosen.mix)
-        self._require_compatible()
+        require_streamable(recipe, self._sources, data.root, group)
         weights = positive_weights(data, recipe.train, self._say)
         part = label_range(self.labels, group.rank, group.ranks) if group.ranks > 1 else None
         negatives = recipe.negatives
@@ -104,11 +72,11 @@ class Trainer:
         )
         self.model.classifier.schedule = self._rate_factor
         self._index = OwnIndex(recipe) if recipe.indexes else None
-        self._found = self._open_found()
+        self._found = open_found(recipe, self.model, group)
         self._frozen = FrozenEmbeddings(self.model.encoder) if recipe.train.freeze_encoder else None
         # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
         ahead = part is None and self._index is None and self._found is None and recipe.head.kind == "classifier"
-        self.stream = self._open_stream(self._sources, self._planner if ahead else None)
+        self.stream = open_stream(recipe, self._sources, self.labels, group, self._planner if ahead else None)
         self._steps_an_epoch = self.stream.steps
         self._tracker = Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker()
         self._writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
@@ -137,7 +105,7 @@ class Trainer:
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, open_manifest(data, "data"), data, run)
-        _require_same_recipe(validate(config["recipe"], layout.config), recipe, run)
+        require_same_recipe(validate(config["recipe"], layout.config), recipe, run)
         trainer = cls(DataLayout(data), layout, recipe, say, group)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is None:
@@ -166,7 +134,7 @@ class Trainer:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
         try:
             while self.progress.epoch < self.epochs:
-                with _denormals_flushed():
+                with denormals_flushed():
                     report = self._epoch(on_step)
                 yield report
             self._writer.wait()
@@ -242,17 +210,7 @@ class Trainer:
             return
         step = self.progress.global_step
         known = None if self.recipe.clusters else measure(self.model, self._group, sources, batch)
-        facts = {
-            "epoch": adoption.epoch,
-            "table_epoch": adoption.table_epoch,
-            "age": adoption.age,
-            "age_steps": adoption.steps_old(step),
-            "overlap": adoption.overlap,
-            "stale": adoption.stale,
-        }
-        if known is not None:
-            facts |= {"score_then": known.then, "score_now": known.now, "score_drop": known.drop}
-        self._tracker.record("staleness", step + 1, facts)
+        self._tracker.record("staleness", step + 1, adoption.staleness(step) | (known.facts() if known else {}))
 
     def _take_step(self, batch: Batch, clock: Clock) -> Taken:
         index = self._index if batch.epoch >= self.recipe.refresh.start else None
@@ -440,98 +398,18 @@ class Trainer:
         state = {} if self._found is None else self._found.state()
         return {NEGATIVES: {name: torch.from_numpy(array) for name, array in state.items()}} if state else {}
 
-    def _open_found(self) -> Sources | None:
-        classifier, options = self.model.classifier, self.recipe.negatives
-        if not isinstance(classifier, Classifier):
-            return None
-        count, dimension = classifier.vectors.shape
-        found = Sources.of(options, classifier.read, count, dimension, self.recipe.train.seed)
-        if found is not None and found.stateful and self._group.ranks > 1:
-            raise InputError(
-                f"negatives.lsh on {self._group.ranks} ranks: its state is saved by one rank. "
-                "Train on one rank, or take negatives from tables or the trainer's own index (negatives.hard)."
-            )
-        return found
-
-    def _open_stream(self, sources: list[Source], plan: Planner | None) -> JoinedStream:
-        order, reading = self.recipe.order, self.recipe.storage
-        return JoinedStream(
-            sources,
-            self.labels,
-            inputs=self.recipe.encoder.inputs,
-            batch=order.batch,
-            streams=order.streams,
-            window_groups=order.window_groups,
-            clusters=order.clusters,
-            seed=self.recipe.train.seed,
-            threads=order.threads,
-            tail=order.tail,
-            rank=self._group.rank,
-            ranks=self._group.ranks,
-            plan=plan,
-            damaged=reading.damaged,
-            reading=Reading(
-                verify=reading.verify,
-                threads=reading.fetch_threads,
-                cache=reading.cache,
-                cache_bytes=reading.cache_bytes,
-            ),
-        )
-
     def _prepare(self) -> None:
         """What the model takes from the data, and from another run, before its first step."""
         began = begin_with_encoder(self.model, self._data, self.recipe)
         for name, encoder in self.model.encoders.items():
             fit = getattr(encoder, "fit_idf", None)
             if fit is not None and not (began and name == "encoder"):
-                queries = (batch.inputs for batch in self._open_stream(self._sources, plan=None))
+                stream = open_stream(self.recipe, self._sources, self.labels, self._group)
+                queries = (batch.inputs for batch in stream)
                 fit(itertools.chain(queries, self.model.label_inputs()), self._group)
         if self.recipe.classifier.initial == "labels":
             begin_at_texts(self.model, self._data, self.recipe.classifier.initial_scale)
 
-    def _require_compatible(self) -> None:
-        waits = self.recipe.refresh.wait_seconds
-        if self._group.ranks > 1 and waits >= SILENCE_SECONDS:
-            raise InputError(
-                f"refresh.wait_seconds = {waits:g}: ranks take one that is silent for {SILENCE_SECONDS:g} seconds for "
-                "lost. Set it lower."
-            )
-        groups = {source.table.manifest.row_group_rows for source in self._sources}
-        if None in groups:
-            raise InputError(
-                f"{self._data.root}: a training table without row groups cannot be streamed. Shard it again."
-            )
-
 
 def _nothing_said(_: str) -> None:
     """What ranks other than 0 say."""
-
-
-@contextlib.contextmanager
-def _denormals_flushed() -> Iterator[None]:
-    """Adagrad's sums and Adam's moments fade into denormals, which are slow on most processors.
-
-    The setting is the whole process's: whoever has the turn between two epochs finds it as it was.
-    """
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-
-
-def _require_same_recipe(started: Recipe, given: Recipe, run: str) -> None:
-    """Refuse to go on with another recipe than the run started with. Raises InputError that names what differs."""
-    before, now = started.model_dump(), given.model_dump()
-    differing = [
-        f"{section}.{key} was {before[section][key]!r}, now {value!r}"
-        for section, values in now.items()
-        if isinstance(values, dict) and section != "storage"  # how it is read, not what
-        for key, value in values.items()
-        if value != before[section][key] and (section, key) != ("classifier", "storage")  # where it is kept
-    ]
-    if differing:
-        raise InputError(
-            f"{run}: this run was started with another recipe: {'; '.join(differing)}. "
-            "Resume with the recipe and --set that it was started with, or choose another RUN."
-        )

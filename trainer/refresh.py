@@ -42,9 +42,16 @@ class Adoption:
         """Epochs between the dump that the table was mined from and this epoch."""
         return None if self.table_epoch is None else self.epoch - self.table_epoch + LEAD
 
-    def steps_old(self, step: int) -> int | None:
-        """Steps of the run between the dump and `step`."""
-        return None if self.dumped_at is None else step - self.dumped_at
+    def staleness(self, step: int) -> dict[str, int | float | bool | None]:
+        """What a run records of its table before `step`: how old it is, in epochs and steps, and what is new in it."""
+        return {
+            "epoch": self.epoch,
+            "table_epoch": self.table_epoch,
+            "age": self.age,
+            "age_steps": None if self.dumped_at is None else step - self.dumped_at,
+            "overlap": self.overlap,
+            "stale": self.stale,
+        }
 
 
 def adopt(

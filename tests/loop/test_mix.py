@@ -14,7 +14,8 @@ from tests import training
 from tests.builders import SmallData, build_data
 from trainer.checkpoint import latest_checkpoint
 from trainer.config import Recipe
-from trainer.loop import EpochReport, Trainer
+from trainer.loop import Trainer
+from trainer.progress import EpochReport
 
 RECIPE = {
     "data": {"mix": {"train": 1.0, "market": 1.5, "labels": 2.0}},

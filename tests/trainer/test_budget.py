@@ -17,7 +17,8 @@ from tests.training import Killed, silent, train, with_sections
 from trainer import loop
 from trainer.budget import Budget, epochs_that_fit
 from trainer.config import Recipe, Train, load_recipe
-from trainer.loop import Progress, Trainer
+from trainer.loop import Trainer
+from trainer.progress import Progress
 from trainer.tracking import read_metrics
 
 MOST = 9

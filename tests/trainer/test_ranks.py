@@ -22,7 +22,8 @@ from tests.ranks import on_ranks
 from trainer.checkpoint import latest_checkpoint
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
-from trainer.loop import EpochReport, Trainer
+from trainer.loop import Trainer
+from trainer.progress import EpochReport
 from trainer.tracking import read_metrics
 
 EPOCHS = 4

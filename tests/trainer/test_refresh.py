@@ -324,7 +324,7 @@ def test_how_old_and_how_new_a_table_is(data: SmallData, sources: list[Source]) 
         facts = {"quality": {"overlap_with_previous": share}, "parameters": {"step": 70}}
         write_negatives(run.layout.negatives(3, source.name), source.table.manifest, table, data.labels, **facts)
     decision = run.adopt(3)
-    assert (decision.dumped_at, decision.steps_old(110)) == (70, 40)
+    assert (decision.dumped_at, decision.staleness(110)["age_steps"]) == (70, 40)
     rows = [source.rows for source in run.sources]
     assert decision.overlap == pytest.approx((0.5 * rows[0] + 0.8 * rows[1]) / sum(rows))
     assert run.adopt(3) == decision  # as recorded
