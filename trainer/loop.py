@@ -378,7 +378,7 @@ class Trainer:
                 first=model.classifier.start,
                 labels=self.labels,
                 state={
-                    "progress": asdict(progress),
+                    "progress": progress.state(timed=self.recipe.train.minutes > 0),
                     "stream": self.stream.state_dict(),
                     "seed": self.recipe.train.seed,
                 },

@@ -1,7 +1,7 @@
 """How far a run is, as its checkpoints say, and what an epoch did."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainer.budget import Budget
@@ -20,9 +20,16 @@ class Progress:
     best_step: int | None = None
     budget: Budget = field(default_factory=Budget)
 
+    def state(self, timed: bool) -> dict[str, Any]:
+        """As a checkpoint has it: with seconds only where they decide something, since no two runs have the same."""
+        state = asdict(self)
+        if not timed:
+            del state["budget"]
+        return state
+
     @staticmethod
     def of(state: Mapping[str, Any]) -> "Progress":
-        """What `asdict` made of one."""
+        """What `state` made of one."""
         return Progress(**{**state, "budget": Budget(**state.get("budget", {}))})
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -151,13 +150,16 @@ def test_a_resumed_run_keeps_to_what_was_decided(data: SmallData, seconds: Simpl
         assert len(set(decided)) > 1
 
 
-def test_the_state_of_a_run_from_before_there_were_minutes() -> None:
-    known = asdict(Progress(epoch=1, step=3, global_step=8))
-    assert Progress.of(known) == Progress(epoch=1, step=3, global_step=8)
-    del known["budget"]
-    progress = Progress.of(known)
-    progress.budget.spend(2.0)
-    assert progress.budget.epochs(8, MOST) == MOST
+def test_seconds_are_kept_only_where_they_decide() -> None:
+    """Without minutes two runs of the same recipe have the same checkpoints, to the bit."""
+    progress = Progress(epoch=1, step=3, global_step=8)
+    progress.budget.begin(5, 4)
+    progress.budget.spend(2.5)
+    assert Progress.of(json.loads(json.dumps(progress.state(timed=True)))) == progress
+    plain = Progress.of(json.loads(json.dumps(progress.state(timed=False))))
+    assert plain == Progress(epoch=1, step=3, global_step=8)
+    plain.budget.spend(2.0)  # on with an epoch that another process began
+    assert plain.budget.epochs(8, MOST) == MOST
 
 
 def test_a_curriculum_needs_a_known_end() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extremis import cli
+from extremis.commands.shard import FORMS
 from pipelines.sharding.formats import FORMATS, choose
 from pipelines.sharding.formats.beir import Beir
 from pipelines.sharding.formats.fields import Fields, parse_fields
@@ -216,7 +216,7 @@ def test_fields_of_other_names(tmp_path: Path) -> None:
 
 
 def test_the_command_line_names_every_form() -> None:
-    assert tuple(form.name for form in FORMATS) == cli.FORMS
+    assert tuple(form.name for form in FORMATS) == FORMS
 
 
 def test_fields_are_for_the_forms_with_string_keys(tmp_path: Path) -> None:
