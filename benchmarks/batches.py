@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.rows import LABELS, World
-from trainer.candidates import Planner
 from trainer.config import Negatives
 from trainer.inputs import Inputs, Tokens
+from trainer.negatives.planner import Planner
 from trainer.padding import as_tensor
 from trainer.stream import Batch
 

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from benchmarks.report import report
-from trainer.candidates import Planner
 from trainer.config import Recipe
-from trainer.dual import LabelEncoderHead
 from trainer.encoders import build_encoder
 from trainer.evaluation.search import top_k
+from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.inputs import Inputs, Tokens
+from trainer.negatives.planner import Planner
 from trainer.stream.batch import Batch
 
 LENGTH = 16  # tokens of a text

@@ -113,8 +113,8 @@ def child(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[st
 def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str, float]:
     """Bytes above those before it at the peak of a step, and its seconds."""
     from trainer.config import Recipe
-    from trainer.dual import LabelEncoderHead
     from trainer.encoders import build_encoder
+    from trainer.heads.label_encoder import LabelEncoderHead
 
     recipe = Recipe.model_validate(
         {

@@ -27,7 +27,7 @@ from benchmarks.report import report
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
-from schemas.parquet import ShardFile, list_array
+from schemas.shard_files.parquet import ShardFile, list_array
 from trainer.config import Recipe
 from trainer.loop import Trainer
 

@@ -25,8 +25,8 @@ import pyarrow as pa
 from benchmarks.report import interleave, medians, report
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
-from schemas.parquet import list_array, matrix_array
-from schemas.shards import write_table
+from schemas.shard_files.parquet import list_array, matrix_array
+from schemas.shard_files.shards import write_table
 from schemas.storage import join
 
 K = 50
@@ -148,8 +148,8 @@ def bare(setting: Setting, root: str) -> dict:
     """Faiss alone: train on the same sample, add, search in batches with refinement."""
     import faiss
 
-    from pipelines.mining.blocks import read_block
-    from pipelines.mining.source import open_source
+    from pipelines.common.aligned import open_source
+    from pipelines.common.vector_blocks import read_block
     from schemas.manifest import open_manifest
     from search.factory import Factory
     from search.index import set_up

@@ -24,8 +24,8 @@ from benchmarks.rows import LABELS, VOCABULARY, World
 from schemas import storage, tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
-from schemas.parquet import ShardFile, list_array, list_column
-from schemas.shards import iterate
+from schemas.shard_files.parquet import ShardFile, list_array, list_column
+from schemas.shard_files.shards import iterate
 from trainer.config import load_recipe
 from trainer.loop import Trainer
 

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader
 
 from benchmarks.batches import SIZE, Ready, assemble
 from benchmarks.rows import World
-from schemas import webdataset as tars
-from schemas.parquet import list_array, list_column, matrix_column
+from schemas.shard_files import webdataset as tars
+from schemas.shard_files.parquet import list_array, list_column, matrix_column
 
 FILES = 8
 _GROUP = 1024

@@ -25,9 +25,9 @@ import torch
 
 from benchmarks.report import interleave, medians, report
 from trainer.config import Recipe
-from trainer.dual import LabelEncoderHead
 from trainer.encoders import build_encoder
 from trainer.encoders.transformer import TransformerEncoder
+from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.inputs import Inputs, Tokens
 from trainer.stream.batch import Batch
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import report
-from extremis.plan import plan, workload
+from extremis.planning.plan import plan, workload
 from pipelines.mine import mine
 from pipelines.mining.options import MineOptions
 from pipelines.shard import ShardOptions, shard

@@ -21,11 +21,11 @@ from benchmarks.mine import DIMENSION, noisy, unit
 from benchmarks.report import interleave, medians, report
 from pipelines.sharding.tokenizer import encode
 from pipelines.sharding.wordpiece import train
-from schemas.parquet import list_array
+from schemas.shard_files.parquet import list_array
 from search.index import set_up
 from trainer.config import load_recipe
+from trainer.export.exported import Serving
 from trainer.export.index import choose_index, open_indexes, write_indexes
-from trainer.export.opened import Serving
 from trainer.export.vectors import Vectors
 from trainer.model import Model
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import report
-from extremis.miner import start_miner, stop_miner
+from extremis.training.miner import start_miner, stop_miner
 from schemas.layout import DataLayout, RunLayout
 from trainer.config import Recipe, load_recipe
 from trainer.evaluation.evaluate import Scorer

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.sharding.assign import default_shards
+from pipelines.common.assign import default_shards
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
-from schemas.parquet import ShardFile, list_array, matrix_array
+from schemas.shard_files.parquet import ShardFile, list_array, matrix_array
 from schemas.storage import join
 from trainer.stream import Source, Table
 

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from benchmarks.report import interleave, medians, report
-from trainer.candidates import Candidates, label_range, own_pool, shared_pool
-from trainer.classifier import Classifier
 from trainer.config import Classifier as Config
+from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs
 from trainer.losses import binary_cross_entropy
+from trainer.negatives.planner import Candidates, label_range, own_pool, shared_pool
 from trainer.stream import Batch
 
 B, D = 512, 64

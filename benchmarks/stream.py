@@ -211,8 +211,8 @@ def peer(world: World, name: str, workers: int, rows: int, written: int) -> dict
 
 def breakdown(world: World) -> dict[str, Any]:
     """Microseconds of a batch's steps without any thread: reading, gathering, what follows."""
-    import trainer.candidates
-    import trainer.negatives.draws
+    import trainer.negatives.planner
+    import trainer.negatives.random_pool
     import trainer.stream.batch
     import trainer.stream.source
     from benchmarks import batches
@@ -227,9 +227,9 @@ def breakdown(world: World) -> dict[str, Any]:
 
     for owner, attribute, name in (
         (trainer.stream.source.RowGroups, "read", "read and decode"),
-        (trainer.candidates, "draw_hard", "hard draw"),
-        (trainer.negatives.draws, "draw_pool", "pool"),
-        (trainer.candidates.Planner, "__call__", "plan"),
+        (trainer.negatives.planner, "draw_hard", "hard draw"),
+        (trainer.negatives.random_pool, "draw_pool", "pool"),
+        (trainer.negatives.planner.Planner, "__call__", "plan"),
         (trainer.stream.batch.Batch, "padded", "padding"),
     ):
         action = getattr(owner, attribute)

@@ -5,8 +5,8 @@ import sys
 import torch
 
 from schemas.layout import DataLayout
-from trainer.candidates import Planner
 from trainer.config import Negatives
+from trainer.negatives.planner import Planner
 from trainer.stream import JoinedStream, open_sources
 
 (queries,) = open_sources(DataLayout(sys.argv[1]), "train", label_texts=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 from extremis.console import Stopwatch, metrics_table, results, say, table
 from extremis.evaluation import evaluate
-from extremis.training import train
+from extremis.training.train import train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import RunLayout

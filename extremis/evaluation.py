@@ -7,11 +7,11 @@ from typing import Any
 from extremis.console import Bar
 from schemas import storage
 from schemas.layout import DataLayout, RunLayout
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import Scorer, label_statistics
-from trainer.fusion.fit import open_fusion
-from trainer.fusion.fused import Fused
-from trainer.fusion.ranking import By, Ranking, texts_of
+from trainer.evaluation.fusion.fit import open_fusion
+from trainer.evaluation.fusion.fused import Fused
+from trainer.evaluation.fusion.ranking import By, Ranking, texts_of
 from trainer.group import ALONE, Group
 from trainer.model import Model, load_model
 

@@ -16,19 +16,19 @@ from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.layout import make_layout
 from pipelines.clustering.options import ClusterOptions
 from pipelines.clustering.plan import Laid, Plan, make_plan
-from pipelines.exchange import Exchange, Packet, choose
-from pipelines.mining.claim import claimed
-from pipelines.mining.existing import require_unused
-from pipelines.progress import Progress, say_use, silent
-from pipelines.runner import make_pipeline
-from pipelines.runner import run as run_pipeline
+from pipelines.common.claim import claimed
+from pipelines.common.exchange import Exchange, Packet, choose
+from pipelines.common.progress import Progress, say_use, silent
+from pipelines.common.watch import watch_dumps
+from pipelines.mining.reuse import require_unused
+from pipelines.runners.runner import make_pipeline
+from pipelines.runners.runner import run as run_pipeline
 from pipelines.sharding.summary import MergeSummaries, Summary, WriteSummary
-from pipelines.watching import watch_dumps
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import CLUSTERS, staging
 from schemas.manifest import Manifest, columns_of, is_published, open_manifest, publish, unpublish
-from schemas.shards import open_shard
+from schemas.shard_files.shards import open_shard
 
 __all__ = ["ClusterOptions", "cluster", "watch"]
 

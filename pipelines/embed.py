@@ -15,20 +15,20 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 
-from pipelines.runner import local_workers, make_pipeline
-from pipelines.runner import run as run_pipeline
+from pipelines.runners.runner import local_workers, make_pipeline
+from pipelines.runners.runner import run as run_pipeline
 from pipelines.sharding.summary import MergeSummaries, Summary, WriteSummary
 from schemas import storage, tables
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, is_published, open_manifest, publish
-from schemas.parquet import ShardFile, matrix_array, open_shard
-from schemas.shards import iterate_shard
+from schemas.shard_files.parquet import ShardFile, matrix_array, open_shard
+from schemas.shard_files.shards import iterate_shard
 from schemas.storage import join
 from trainer.inputs import require_inputs
 from trainer.model import Model, find_checkpoint, has_bias, load_encoder
+from trainer.rows.threads import one_thread
 from trainer.stream import Table, open_queries
-from trainer.threads import one_thread
 
 TABLES = {"queries": "embeddings", "labels": "vectors"}
 

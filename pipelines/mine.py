@@ -13,20 +13,20 @@ from typing import Any
 
 import apache_beam as beam
 
+from pipelines.common.aligned import Source
+from pipelines.common.claim import claimed
+from pipelines.common.progress import Progress, say_use, silent
+from pipelines.common.watch import watch_dumps
 from pipelines.mining import steps
-from pipelines.mining.claim import claimed
-from pipelines.mining.existing import finished, mined
 from pipelines.mining.inputs import complete_dumps, open_inputs
-from pipelines.mining.kept import Kept, existing_index, publish_index
+from pipelines.mining.kept_index import Kept, existing_index, publish_index
 from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
-from pipelines.mining.source import Source
-from pipelines.mining.spent import Spent, release
-from pipelines.progress import Progress, say_use, silent
-from pipelines.runner import make_pipeline
-from pipelines.runner import run as run_pipeline
-from pipelines.watching import watch_dumps
+from pipelines.mining.profile import Spent, release
+from pipelines.mining.reuse import finished, mined
+from pipelines.runners.runner import make_pipeline
+from pipelines.runners.runner import run as run_pipeline
 from schemas import storage
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
 from schemas.sizes import say_bytes

@@ -6,15 +6,17 @@ from typing import Any
 
 import apache_beam as beam
 
-from pipelines import exchange
-from pipelines.exchange import Exchange, Files
-from pipelines.progress import silent
-from pipelines.runner import local_workers, make_pipeline, run
-from pipelines.sharding import dataset, formats, identity, planning, read, sampling, tokenizer, wordpiece
-from pipelines.sharding.formats.base import LABELS, PAIRS, Context, Format, Inputs
+from pipelines import formats
+from pipelines.common import exchange
+from pipelines.common.exchange import Exchange, Files
+from pipelines.common.progress import silent
+from pipelines.formats.base import LABELS, PAIRS, Context, Format, Inputs
+from pipelines.runners.runner import local_workers, make_pipeline, run
+from pipelines.sharding import dataset, identity, read, sampling, tokenizer, wordpiece
+from pipelines.sharding import make_plan as planning
 from pipelines.sharding.labels import OrderedLabels, OrderLabels, WriteLabels
 from pipelines.sharding.options import ShardOptions
-from pipelines.sharding.plans import LabelsPlan, QueriesPlan, ReadPlan
+from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
 from pipelines.sharding.queries import FREQUENCIES, Named, ShardQueries
 from pipelines.sharding.resolve import ResolveLabels
 from pipelines.sharding.summary import SUMMARY, MergeSummaries, Summary, WriteSummary

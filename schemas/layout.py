@@ -8,6 +8,7 @@ from schemas.errors import InputError
 from schemas.storage import join
 
 MANIFEST = "manifest.json"
+LABEL_TEXTS = "labels"  # the source of label texts; in a mix, too
 CLUSTERS = (
     "clusters"  # what a queries table in cluster order has among its parameters, and where a run keeps such tables
 )

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from schemas.parquet import filters_of, list_column
 from schemas.ragged import contains, taken
+from schemas.shard_files.parquet import filters_of, list_column
 from search.block import Block, score, search
 from search.candidates import EMPTY, best, unpack
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from schemas import tables
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, publish
-from schemas.parquet import list_array, matrix_array
-from schemas.shards import Sink, write_table
+from schemas.shard_files.parquet import list_array, matrix_array
+from schemas.shard_files.shards import Sink, write_table
 from schemas.tables import PAD
 from trainer.inputs import Inputs, Tokens
 from trainer.stream.batch import Batch

@@ -28,7 +28,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.storage import join
 from trainer.config import Recipe
-from trainer.refresh import adopt, follow
+from trainer.refresh.adoption import adopt, follow
 from trainer.stream import JoinedStream, Ranks, open_sources, ranks_of_environment
 
 # A newer table is taken at every epoch from the second on.

@@ -97,7 +97,7 @@ HEAVY = ("torch", "transformers", "apache_beam", "faiss")
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("schemas.parquet", ("torch", "apache_beam", "faiss", "trainer", "pipelines", "extremis")),
+        ("schemas.shard_files.parquet", ("torch", "apache_beam", "faiss", "trainer", "pipelines", "extremis")),
         ("pipelines.shard", ("torch", "transformers", "faiss", "trainer", "extremis")),
         ("pipelines.mine", ("torch", "transformers", "trainer", "extremis")),
         ("trainer.loop", ("apache_beam", "faiss", "pipelines", "extremis")),

@@ -77,7 +77,7 @@ def test_blocks_of_json_and_yaml_are_that() -> None:
 
 
 def test_jobs_of_kubernetes_run_commands_that_parse() -> None:
-    (body,) = blocks(DOCS / "cluster.md", "yaml")
+    (body,) = blocks(DOCS / "deploy.md", "yaml")
     for job in yaml.safe_load_all(body):
         for container in job["spec"]["template"]["spec"]["containers"]:
             command, *arguments = container["args"]

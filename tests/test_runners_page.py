@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from extremis.cli import cli
-from pipelines.runner import make_pipeline
+from pipelines.runners.runner import make_pipeline
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "runners.md").read_text()

@@ -7,7 +7,7 @@ import torch
 from trainer.config import Encoder as EncoderConfig
 from trainer.config import Recipe
 from trainer.encoders import build_encoder
-from trainer.rows import RowMatrix, RowOptimizer
+from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 
 def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int) -> tuple[int, int]:

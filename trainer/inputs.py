@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from schemas.errors import InputError
 from schemas.manifest import Manifest
-from schemas.parquet import list_column
 from schemas.ragged import taken
+from schemas.shard_files.parquet import list_column
 
 Kind = Literal["tokens", "features", "both"]
 _TOKENS = ("input_ids",)

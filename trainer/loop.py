@@ -13,27 +13,27 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from trainer import true_ranks
 from trainer.budget import epochs_that_fit
-from trainer.candidates import Find, Planner
-from trainer.checkpoint import Checkpoint, latest_checkpoint
+from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
+from trainer.checkpoints.writer import CheckpointWriter, Contents
 from trainer.config import Recipe, dump_config, load_config, validate
-from trainer.curriculum import mixtures
-from trainer.denormals import denormals_flushed
-from trainer.dump import EmbeddingCollector, dump_is_published
+from trainer.device import denormals_flushed
+from trainer.encoders.frozen import FrozenEmbeddings
 from trainer.evaluation.evaluate import Scorer, label_statistics, positive_weights
-from trainer.frozen import FrozenEmbeddings
 from trainer.group import ALONE, Group, label_range
-from trainer.hardness import measure
-from trainer.initial import begin_at_texts, begin_with_encoder
+from trainer.initialise import begin_at_texts, begin_with_encoder
 from trainer.losses import is_binary
 from trainer.model import DataFacts, Model, open_texts, require_same_data
-from trainer.negatives.index import OwnIndex
-from trainer.opening import open_found, open_stream, require_same_recipe, require_streamable
+from trainer.negatives.curriculum import mixtures
+from trainer.negatives.in_trainer_index import OwnIndex
+from trainer.negatives.planner import Find, Planner
 from trainer.progress import EpochReport, Progress
-from trainer.refresh import LEAD, Adoption, adopt, follow
-from trainer.saving import CheckpointWriter, Contents
+from trainer.refresh import true_ranks
+from trainer.refresh.adoption import LEAD, Adoption, adopt, follow
+from trainer.refresh.dump import EmbeddingCollector, dump_is_published
+from trainer.refresh.hardness import measure
 from trainer.schedule import rate_factor
+from trainer.setup import open_found, open_stream, require_same_recipe, require_streamable
 from trainer.step import Clock, Taken, take_step
 from trainer.stream import Batch, Source, open_sources
 from trainer.tracking import NoTracker, Tracker, Watcher

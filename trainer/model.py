@@ -10,16 +10,16 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest
-from trainer.checkpoint import Checkpoint, latest_checkpoint
-from trainer.classifier import Classifier
+from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, load_config, validate
-from trainer.dual import LabelEncoderHead
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group, label_range
+from trainer.heads.classifier import Classifier
+from trainer.heads.label_encoder import LabelEncoderHead
+from trainer.heads.label_texts import LabelTexts
 from trainer.inputs import Inputs, Kind, columns_of
 from trainer.losses import Loss, binary_cross_entropy, build_loss, is_binary
 from trainer.stream.batch import Candidates
-from trainer.texts import LabelTexts
 
 _CACHE = "label-cache"  # a part of a checkpoint
 

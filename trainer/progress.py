@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainer.budget import Budget
-from trainer.refresh import Adoption
+from trainer.refresh.adoption import Adoption
 
 
 @dataclass

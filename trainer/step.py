@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trainer.candidates import Find, Planner
+from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Train
-from trainer.dual import LabelEncoderHead
-from trainer.frozen import FrozenEmbeddings
-from trainer.gradcache import CachedEmbeddings
+from trainer.encoders.frozen import FrozenEmbeddings
 from trainer.group import Group
+from trainer.heads.gradient_cache import CachedEmbeddings
+from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.model import Model
-from trainer.negatives.index import OwnIndex
+from trainer.negatives.in_trainer_index import OwnIndex
+from trainer.negatives.planner import Find, Planner
 from trainer.negatives.sources import Sources
-from trainer.saving import CheckpointWriter
 from trainer.stream import Batch
 
 # Sees the global batch, its x [B, D], and what finds hard negatives for it, before anything changes.

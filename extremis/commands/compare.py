@@ -76,8 +76,8 @@ def ablate(
       extremis ablate data/ runs/losses --table dexml-4 --only softmax,decoupled-softmax
       extremis ablate data/ runs/ablation --recipes astra,renee,lns,mips-s --set validation.split=val
     """
-    from extremis.ablation import ablate as ablate_variants
-    from extremis.comparisons import COMPARISONS, SHOWN, chosen, strategies
+    from extremis.ablation.ablate import ablate as ablate_variants
+    from extremis.ablation.comparisons import COMPARISONS, SHOWN, chosen, strategies
 
     if names is None:
         comparison = COMPARISONS[number]

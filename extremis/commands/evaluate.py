@@ -49,7 +49,7 @@ def evaluate(
       torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
     from extremis.evaluation import evaluate as evaluate_run
-    from extremis.ranks import joined
+    from extremis.training.ranks import joined
 
     with joined() as group:
         report = evaluate_run(
@@ -105,7 +105,7 @@ def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, quer
       extremis evaluate data/ runs/1 --scores fused
       extremis export data/ runs/1 exported/ --scores fused
     """
-    from trainer.fusion.fit import fit_fusion
+    from trainer.evaluation.fusion.fit import fit_fusion
 
     manifest = fit_fusion(data, run, split, step, shortlist, queries)
     facts = manifest.parameters

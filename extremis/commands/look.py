@@ -30,7 +30,7 @@ def inspect(
       extremis inspect runs/1/negatives/epoch-0005/queries
       extremis inspect data/ --run runs/1 --key N00012
     """
-    from extremis.inspect import inspect_url
+    from extremis.inspecting.inspect import inspect_url
 
     inspect_url(url, check=verify, rows=rows, key=key, split=split, run=run, as_json=as_json)
 
@@ -107,8 +107,8 @@ def plan(
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
       extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
     """
-    from extremis.plan import plan as make_plan
-    from extremis.plan import show, workload
+    from extremis.planning.plan import plan as make_plan
+    from extremis.planning.plan import show, workload
     from trainer.config import load_recipe
 
     wishes = {"encoder.dimension": dimension, "negatives.width": width, "train.epochs": epochs}

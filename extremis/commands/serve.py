@@ -108,7 +108,7 @@ def predict(
     """
     from extremis.predicting.inputs import Texts
     from extremis.predicting.predict import open_exported, predict_split, predict_texts
-    from pipelines.sharding.formats.fields import parse_fields
+    from pipelines.formats.fields import parse_fields
 
     if len(places) != (1 if data else 2):
         expected = "OUT alone, with --data" if data else "INPUT and OUT"

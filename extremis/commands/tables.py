@@ -7,7 +7,7 @@ import click
 
 from extremis.commands.options import beam_tail, json_option
 from extremis.console import print_json, say
-from extremis.miner import end_with_trainer
+from extremis.training.miner import end_with_trainer
 from schemas.errors import InputError
 
 

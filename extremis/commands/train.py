@@ -92,8 +92,8 @@ def _train(
     as_json: bool,
     beam_options: tuple[str, ...] | None,
 ) -> None:
-    from extremis.ranks import joined
-    from extremis.training import train as train_run
+    from extremis.training.ranks import joined
+    from extremis.training.train import train as train_run
     from trainer.config import load_recipe
 
     with joined() as group:

@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 
 from extremis.planning.workload import Workload
-from schemas import shards, tables
+from schemas import tables
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
-from schemas.parquet import list_array, matrix_array
+from schemas.shard_files import shards
+from schemas.shard_files.parquet import list_array, matrix_array
 
 ROWS = 1 << 13
 _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", np.uint8)

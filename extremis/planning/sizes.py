@@ -7,16 +7,16 @@ import pyarrow as pa
 from extremis.planning import sample
 from extremis.planning.workload import Workload
 from pipelines.clustering.plan import worker_bytes
+from pipelines.common import assign
 from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import Blocks, settle, sizes_of
-from pipelines.sharding import assign
 from pipelines.sharding.options import ShardOptions
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard
-from schemas.parquet import encode
-from trainer.checkpoint import FILE_BYTES, row_ranges
-from trainer.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
+from schemas.shard_files.parquet import encode
+from trainer.checkpoints.checkpoint import FILE_BYTES, row_ranges
 from trainer.footprint import label_bytes, parameter_bytes
+from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.stream.dataset import WINDOWS_AHEAD
 
 _PYTHON = {"shard": 300 << 20, "train": 450 << 20}  # a process with its libraries at work, measured

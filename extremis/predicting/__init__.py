@@ -1,0 +1,1 @@
+"""Labels for texts, by an exported run."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from pipelines.sharding import lines
-from pipelines.sharding.formats import keyed_columns
-from pipelines.sharding.formats.base import Context, Part
-from pipelines.sharding.formats.fields import Fields
-from pipelines.sharding.formats.keyed import FEATURES, JSONL, PAIRED, PARQUET, PLAIN, Keyed, features_in
-from pipelines.sharding.formats.names import listed, listing
+from pipelines.formats import keyed_parquet as keyed_columns
+from pipelines.formats import lines
+from pipelines.formats.base import Context, Part
+from pipelines.formats.fields import Fields
+from pipelines.formats.keyed import FEATURES, JSONL, PAIRED, PARQUET, PLAIN, Keyed, features_in
+from pipelines.formats.names import listed, listing
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join

@@ -11,13 +11,13 @@ from extremis.console import Bar
 from extremis.predicting.inputs import Texts
 from extremis.predicting.outputs import open_writer
 from pipelines.sharding.tokenizer import encode, open_tokenizer
-from schemas import parquet
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.shards import iterate
+from schemas.shard_files import parquet
+from schemas.shard_files.shards import iterate
 from schemas.tables import PAD
-from trainer.export.opened import ENCODER, Exported, iterate_ranked, use_threads
+from trainer.export.exported import ENCODER, Exported, iterate_ranked, use_threads
 from trainer.inputs import require_inputs
 from trainer.stream import open_queries
 

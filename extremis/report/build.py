@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from extremis.examples import splits_of
+from extremis.inspecting.examples import splits_of
 from extremis.report import charts
 from extremis.report.data import Facts, describe
 from extremis.report.page import render

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from extremis.mined import Mined
+from extremis.inspecting.run_tables import Mined
 from extremis.report.data import Facts, Split
 from extremis.report.runs import Run
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from extremis.examples import splits_of
-from extremis.rows import Rows
+from extremis.inspecting.examples import splits_of
+from extremis.inspecting.rows import Rows
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
-from schemas.parquet import list_column
-from schemas.shards import iterate
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.shards import iterate
 
 SAMPLED_GROUPS = 32  # row groups that histograms are made of, spread evenly over a split
 RANKS = 200  # points of the tail curve

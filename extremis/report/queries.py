@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from extremis.examples import LONGEST_LABEL, Example, newest_joined, read_examples
+from extremis.inspecting.decode_text import Words
+from extremis.inspecting.examples import LONGEST_LABEL, Example, newest_joined, read_examples
+from extremis.inspecting.rows import Rows
 from extremis.report.runs import Run
-from extremis.rows import Rows
-from extremis.words import Words
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.parquet import row_groups_of
+from schemas.shard_files.parquet import row_groups_of
 
 PREDICTIONS = 10
 NEGATIVES = 20  # of a table's K, the best ones
@@ -81,7 +81,7 @@ def sample(data: DataLayout, runs: list[Run], splits: list[str], wanted: int, pr
 
 def _score(data: DataLayout, run: Run, by_split: dict[str, list[Example]]) -> dict[tuple[str, int], dict[int, float]]:
     """Fills in predictions; gives the present score of each positive and negative by (split, row) and label."""
-    from trainer.evaluation.closely import look_closely
+    from trainer.evaluation.score_rows import look_closely
     from trainer.model import load_model
 
     _, model, _ = load_model(data, run.layout)

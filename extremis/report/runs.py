@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from extremis.examples import require_run
-from extremis.mined import Mined, mined
+from extremis.inspecting.examples import require_run
+from extremis.inspecting.run_tables import Mined, mined
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.secrets import redact

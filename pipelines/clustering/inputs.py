@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pipelines.mining.source import Source, open_source
+from pipelines.common.aligned import Source, open_source
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_if_published, open_manifest

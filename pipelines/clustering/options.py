@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from pipelines.options import DumpOptions
+from pipelines.common.options import DumpOptions
 
 
 class ClusterOptions(DumpOptions):

@@ -9,13 +9,13 @@ import pyarrow as pa
 from pipelines.clustering.balanced import balanced_order
 from pipelines.clustering.plan import ROW, VECTOR, Laid, Plan
 from pipelines.clustering.top import parts_of
-from pipelines.exchange import Exchange, Packet, receive
-from pipelines.mining.blocks import require_finite
-from pipelines.mining.source import rechunk
-from pipelines.sharding.assign import split_by
+from pipelines.common.aligned import rechunk
+from pipelines.common.assign import split_by
+from pipelines.common.exchange import Exchange, Packet, receive
+from pipelines.common.vector_blocks import require_finite
 from pipelines.sharding.steps import gather, one_batch
 from schemas.manifest import Shard
-from schemas.parquet import matrix_column, write_shard
+from schemas.shard_files.parquet import matrix_column, write_shard
 
 _ROWS = 1 << 13  # dealt at a time
 

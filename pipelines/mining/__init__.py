@@ -1,0 +1,1 @@
+"""Hard-negative tables: blocks of vectors indexed, searched, merged and aligned."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from pipelines.common.aligned import Source, open_source
 from pipelines.mining.options import MineOptions
-from pipelines.mining.source import Source, open_source
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_if_published, open_manifest

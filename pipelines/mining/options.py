@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipelines.options import DumpOptions
+from pipelines.common.options import DumpOptions
 
 
 class MineOptions(DumpOptions):

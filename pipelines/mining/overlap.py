@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.mining.source import Source
+from pipelines.common.aligned import Source
 from schemas.errors import ExtremisError
 from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest
-from schemas.parquet import matrix_column, open_shard
 from schemas.ragged import contains
-from schemas.shards import read_group
+from schemas.shard_files.parquet import matrix_column, open_shard
+from schemas.shard_files.shards import read_group
 from schemas.storage import join
 from search.candidates import unpack
 

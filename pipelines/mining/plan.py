@@ -6,14 +6,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.common.aligned import Source
+from pipelines.common.vector_blocks import block_bounds, equal_ranges
 from pipelines.mining import memory
-from pipelines.mining.blocks import block_bounds, equal_ranges
 from pipelines.mining.filters import Filters
 from pipelines.mining.inputs import Inputs
 from pipelines.mining.memory import Estimate, Sizes
 from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import Previous
-from pipelines.mining.source import Source
 from schemas import tables
 from schemas.errors import InputError
 from schemas.layout import shard_name

@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.mining import kept, overlap
+from pipelines.common.aligned import Source
+from pipelines.common.vector_blocks import read_block
+from pipelines.mining import kept_index as kept
+from pipelines.mining import overlap
 from pipelines.mining.audit import Audit, audit_block, measure, merge_audits, stack, weakest_positives
-from pipelines.mining.blocks import read_block
+from pipelines.mining.candidate_files import Chunks, ChunkWriter, read_chunk
 from pipelines.mining.filters import Funnel, select
 from pipelines.mining.plan import Plan
-from pipelines.mining.scratch import Chunks, ChunkWriter, read_chunk
-from pipelines.mining.source import Source
-from pipelines.mining.spent import Spent
+from pipelines.mining.profile import Spent
 from schemas import storage, tables
 from schemas.manifest import Shard
-from schemas.parquet import ShardFile, matrix_array
+from schemas.shard_files.parquet import ShardFile, matrix_array
 from search import effort
 from search.block import Block
 from search.candidates import EMPTY, merge, unpack

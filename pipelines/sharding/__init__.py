@@ -1,0 +1,1 @@
+"""Raw rows to shards: keys, tokens, shards, manifests."""

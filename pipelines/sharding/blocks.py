@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.exchange import Packet, receive
+from pipelines.common.exchange import Packet, receive
 from pipelines.sharding.hashing import combine, hash_strings
-from schemas import parquet
+from schemas.shard_files import parquet
 
 # Rows are kept in two messages, so that a sample of much data is drawn from the first alone.
 SAMPLED_SHARE = 1 / 16

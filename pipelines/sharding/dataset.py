@@ -5,18 +5,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.exchange import Packet, receive
-from pipelines.sharding.formats.base import LABELS, Inputs
-from pipelines.sharding.planning import name_of
-from pipelines.sharding.plans import LabelsPlan, QueriesPlan
-from pipelines.sharding.rejects import Reason
+from pipelines.common.exchange import Packet, receive
+from pipelines.formats.base import LABELS, Inputs
+from pipelines.formats.rejects import Reason
+from pipelines.sharding.make_plan import name_of
+from pipelines.sharding.plan import LabelsPlan, QueriesPlan
 from pipelines.sharding.summary import Summary
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import manifest as manifests
-from schemas import parquet, storage, tables
+from schemas import storage, tables
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, columns_of
+from schemas.shard_files import parquet
 from schemas.storage import join
 
 _OURS = ("queries", "labels", "tokenizer", "rejects")

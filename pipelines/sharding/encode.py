@@ -5,8 +5,8 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from pipelines.sharding import tokenizer
-from pipelines.sharding.plans import TablePlan
-from schemas import parquet
+from pipelines.sharding.plan import TablePlan
+from schemas.shard_files import parquet
 
 
 def open_tokens(plan: TablePlan) -> Tokenizer | None:

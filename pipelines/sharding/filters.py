@@ -3,8 +3,9 @@
 import numpy as np
 import pyarrow as pa
 
-from schemas import parquet, storage
+from schemas import storage
 from schemas.errors import InputError
+from schemas.shard_files import parquet
 
 
 def parse_pairs(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipelines.sharding import lines
-from pipelines.sharding.formats.base import Inputs
+from pipelines.formats import lines
+from pipelines.formats.base import Inputs
 
 _THREADS = 8
 

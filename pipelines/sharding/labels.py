@@ -9,17 +9,18 @@ import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
 
-from pipelines.exchange import Exchange, Files, Packet
-from pipelines.sharding import assign, rows
+from pipelines.common import assign
+from pipelines.common.exchange import Exchange, Files, Packet
+from pipelines.formats.base import LABELS
+from pipelines.formats.rejects import Reason, Reject
+from pipelines.sharding import rows
 from pipelines.sharding.blocks import Block
 from pipelines.sharding.encode import encode, open_tokens
-from pipelines.sharding.formats.base import LABELS
 from pipelines.sharding.frequencies import sum_counts
-from pipelines.sharding.plans import LabelsPlan
-from pipelines.sharding.rejects import Reason, Reject
+from pipelines.sharding.plan import LabelsPlan
 from pipelines.sharding.steps import ROWS, SIZES, EveryShard, first_ids, gather, one_batch, reported, send_to_shards
 from pipelines.sharding.summary import SUMMARY, Summary
-from schemas import parquet, shards
+from schemas.shard_files import parquet, shards
 
 KEYS = "keys"
 COUNTS = pa.schema([("label_id", pa.int64()), ("count", pa.int64())])

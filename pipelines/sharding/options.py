@@ -3,10 +3,10 @@
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
+from pipelines.formats.base import TEXTS
 from pipelines.sharding import tokenizer
-from pipelines.sharding.formats.base import TEXTS
 from schemas.errors import InputError
-from schemas.shards import Sink
+from schemas.shard_files.shards import Sink
 
 _NOT_RECORDED = ("exchange",)  # what cannot change the data set
 

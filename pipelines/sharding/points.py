@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from pipelines.sharding import assign, filters
-from pipelines.sharding.plans import QueriesPlan
-from pipelines.sharding.rejects import Reason, Reject
+from pipelines.common import assign
+from pipelines.formats.rejects import Reason, Reject
+from pipelines.sharding import filters
+from pipelines.sharding.plan import QueriesPlan
 from pipelines.sharding.rows import unite
-from schemas import parquet
+from schemas.shard_files import parquet
 
 
 def take_share(batch: pa.RecordBatch, share: tuple[float, float]) -> pa.RecordBatch:

@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
 
-from pipelines.exchange import Exchange, Files, Packet, receive
+from pipelines.common.exchange import Exchange, Files, Packet, receive
+from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import filters, points, rows
 from pipelines.sharding.blocks import Block
 from pipelines.sharding.encode import encode, open_tokens
 from pipelines.sharding.frequencies import count_labels
 from pipelines.sharding.labels import count_tokens, duplicates
-from pipelines.sharding.plans import QueriesPlan
-from pipelines.sharding.rejects import Reason, Reject
+from pipelines.sharding.plan import QueriesPlan
 from pipelines.sharding.resolve import known_ids
 from pipelines.sharding.steps import ROWS, SIZES, EveryShard, first_ids, gather, one_batch, reported, send_to_shards
 from pipelines.sharding.summary import SUMMARY, Summary
-from schemas import parquet, shards
+from schemas.shard_files import parquet, shards
 
 FREQUENCIES = "frequencies"
 PAIRS = pa.schema(

@@ -7,13 +7,13 @@ import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.exchange import Exchange, Files, Packet, receive
-from pipelines.sharding import lines
+from pipelines.common.exchange import Exchange, Files, Packet, receive
+from pipelines.formats import lines
+from pipelines.formats.base import LABELS, PAIRS, Context, Format, Parsed, Part
+from pipelines.formats.rejects import Rejects, to_batch
 from pipelines.sharding.blocks import Block, split_mentions, split_sample, with_hashes
-from pipelines.sharding.formats.base import LABELS, PAIRS, Context, Format, Parsed, Part
 from pipelines.sharding.hashing import hash_strings
-from pipelines.sharding.plans import ReadPlan
-from pipelines.sharding.rejects import Rejects, to_batch
+from pipelines.sharding.plan import ReadPlan
 from pipelines.sharding.summary import INPUT, MergeSummaries, Summary, WriteSummary
 
 BLOCK_ROWS = 1 << 14

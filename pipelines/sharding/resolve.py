@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.pvalue import AsDict, PCollection
 
-from pipelines.exchange import Exchange, Packet, receive
-from pipelines.sharding import assign
+from pipelines.common import assign
+from pipelines.common.exchange import Exchange, Packet, receive
 from pipelines.sharding.blocks import Block
 from pipelines.sharding.labels import OrderedLabels
 from pipelines.sharding.steps import first_ids

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas import parquet
+from schemas.shard_files import parquet
 
 LISTS = ("label_ids", "filter_label_ids")  # united over the rows that are merged
 

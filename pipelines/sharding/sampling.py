@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow as pa
 
-from pipelines.exchange import receive
+from pipelines.common.exchange import receive
 from pipelines.sharding.blocks import SAMPLED_SHARE, Block, sample_position
 
 _THREADS = 8  # readers wait for storage more than they work

@@ -7,9 +7,9 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 
-from pipelines.exchange import Exchange, Packet, receive
-from pipelines.sharding import assign
-from pipelines.sharding.rejects import Reject, Rejects, to_batch
+from pipelines.common import assign
+from pipelines.common.exchange import Exchange, Packet, receive
+from pipelines.formats.rejects import Reject, Rejects, to_batch
 from pipelines.sharding.summary import Summary
 
 ROWS, SIZES = "rows", "sizes"

@@ -8,9 +8,9 @@ from functools import reduce
 
 import apache_beam as beam
 
-from pipelines.exchange import Packet
+from pipelines.common.exchange import Packet
+from pipelines.formats.rejects import Reason, Reject, Rejects
 from pipelines.sharding.blocks import Block
-from pipelines.sharding.rejects import Reason, Reject, Rejects
 from schemas import storage
 from schemas.manifest import Shard
 

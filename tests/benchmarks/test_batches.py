@@ -10,7 +10,7 @@ import torch
 from benchmarks.batches import Ready, assemble, check, planner, ready
 from benchmarks.peers import _of_arrays, _of_bytes, _of_lists, _open, _pieces, _records
 from benchmarks.rows import LABELS, POSITIVES, World
-from schemas.parquet import list_column, matrix_column
+from schemas.shard_files.parquet import list_column, matrix_column
 from trainer.stream import JoinedStream
 
 

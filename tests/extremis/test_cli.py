@@ -226,7 +226,7 @@ def test_ablate_goes_on_after_a_strategy_that_failed(data: Path, folder: Path) -
 
 
 def variants(number: str, *overrides: str, data: str = "") -> dict[str, Recipe]:
-    from extremis.comparisons import COMPARISONS
+    from extremis.ablation.comparisons import COMPARISONS
 
     return {one.name: one.recipe for one in COMPARISONS[number].variants(data, overrides)}
 

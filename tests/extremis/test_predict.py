@@ -12,8 +12,8 @@ from scipy.sparse import load_npz
 
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest, verify
-from schemas.parquet import list_column
-from schemas.shards import iterate
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.shards import iterate
 from schemas.storage import join
 from tests.bert import write_bert
 from tests.command import call, extremis, refused, sets

@@ -12,7 +12,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from tests import training
 from tests.builders import SmallData, build_data
-from trainer.checkpoint import latest_checkpoint
+from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import Recipe
 from trainer.loop import Trainer
 from trainer.progress import EpochReport

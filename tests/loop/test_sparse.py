@@ -9,8 +9,8 @@ import pytest
 
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from schemas.parquet import list_column
-from schemas.shards import iterate
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.shards import iterate
 from tests.command import call, extremis, refused, sets
 from tests.pipelines.raw import read_lines, write_lines
 from tests.pipelines.tfidf import write_tfidf

@@ -21,8 +21,8 @@ from schemas import storage, tables
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, open_manifest, verify
-from schemas.parquet import matrix_array
-from schemas.shards import iterate, write_table
+from schemas.shard_files.parquet import matrix_array
+from schemas.shard_files.shards import iterate, write_table
 from tests.builders import SmallData, build_data
 from trainer.stream.clusters import clusters_of
 

@@ -8,10 +8,10 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest, publish, unpublish, verify
-from schemas.parquet import matrix_column
-from schemas.shards import iterate
+from schemas.shard_files.parquet import matrix_column
+from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import validate
 from trainer.loop import Trainer
 from trainer.model import load_model

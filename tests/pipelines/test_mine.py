@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from pipelines.common import claim
+from pipelines.common.claim import ClaimedError, claimed
+from pipelines.common.watch import RETRIES
 from pipelines.mine import MineOptions, mine, watch
-from pipelines.mining import claim
-from pipelines.mining.claim import ClaimedError, claimed
-from pipelines.watching import RETRIES
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, unpublish, verify
-from schemas.parquet import open_shard
+from schemas.shard_files.parquet import open_shard
 from schemas.storage import join
 from tests.pipelines.mining.world import World, brute_force, random_rows, random_world, read_negatives
 

@@ -11,8 +11,8 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
-from schemas.parquet import matrix_column
-from schemas.shards import iterate
+from schemas.shard_files.parquet import matrix_column
+from schemas.shard_files.shards import iterate
 from schemas.storage import join
 from tests.builders import SmallData, build_data
 from tests.pipelines.mining.world import brute_force, random_world, read_negatives

@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 
 from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import queries, read
-from schemas import shards, storage
+from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import open_manifest, verify
+from schemas.shard_files import shards
 from tests.pipelines.raw import point, read_lines, write_lines, write_tate, write_tiny
 
 OPTIONS = ShardOptions(tokenizer="train:300")

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import read
-from schemas import shards
 from schemas.errors import InputError
 from schemas.manifest import open_manifest
+from schemas.shard_files import shards
 
 OPTIONS = ShardOptions("train:300", shards=3, shard_bytes=400, row_group_rows=8, keep_text=True, max_reject_share=0.5)
 Line = dict[str, Any]

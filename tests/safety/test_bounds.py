@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 
 from schemas import manifest as manifests
-from schemas import tables, tar, webdataset
+from schemas import tables
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import MANIFEST, Manifest, Shard, open_manifest, publish
+from schemas.shard_files import tar, webdataset
 from tests.command import call, refused
 from tests.pipelines.raw import write_tiny
 from trainer.tracking import read_metrics

@@ -18,7 +18,7 @@ PACKAGES = ("schemas", "search", "pipelines", "trainer", "extremis")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 # Beam's own way to send a DoFn from the launching process to its workers, over a cluster's own connections.
-BETWEEN_OUR_PROCESSES = {"pipelines/dask_runner.py": {"apache_beam.internal.pickler"}}
+BETWEEN_OUR_PROCESSES = {"pipelines/runners/dask_runner.py": {"apache_beam.internal.pickler"}}
 
 
 def risks(path: Path) -> set[str]:

@@ -19,7 +19,7 @@ from schemas.manifest import (
     unpublish,
     verify,
 )
-from schemas.shards import write_table
+from schemas.shard_files.shards import write_table
 from schemas.storage import join
 
 URL = "memory://manifests/table"

@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import softplus
 
 from tests.builders import Rows
-from trainer.candidates import Candidates
 from trainer.losses import binary_cross_entropy
+from trainer.negatives.planner import Candidates
 
 Gradients = tuple[float, np.ndarray, np.ndarray]  # loss, on x [B, D], on w [L, D]
 

@@ -12,16 +12,16 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, publish
-from schemas.parquet import matrix_column
-from schemas.shards import iterate
+from schemas.shard_files.parquet import matrix_column
+from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data
 from tests.pipelines.test_cluster import cluster_ids, embed_queries
 from tests.ranks import on_ranks
 from tests.training import Killed, silent, train, with_sections
 from trainer.config import Recipe
-from trainer.doubling import Doubling
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.schedule import ClusterSchedule
 from trainer.stream import JoinedStream, open_sources
 
 EPOCHS, SIZE = 5, 8
@@ -62,7 +62,7 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
 
 def stream_of(data: SmallData, url: str, rank: int = 0, ranks: int = 1, **order: Any) -> JoinedStream:
     sources = [source.in_clusters(url) for source in open_sources(data.layout, "train", label_texts=False)]
-    chosen = {"batch": 32, "streams": 4, "window_groups": 1, "clusters": Doubling(2, 1), "seed": 3, **order}
+    chosen = {"batch": 32, "streams": 4, "window_groups": 1, "clusters": ClusterSchedule(2, 1), "seed": 3, **order}
     return JoinedStream(sources, data.labels, rank=rank, ranks=ranks, **chosen)
 
 
@@ -103,7 +103,7 @@ def test_rows_are_those_of_the_table_and_a_resumed_stream_goes_on(data: SmallDat
         rest = [batch.rows.tolist() for batch in other]
         assert rest == [batch.rows.tolist() for batch in batches[step + 1 :]]
     with pytest.raises(InputError, match="clusters was"):
-        stream_of(data, url, clusters=Doubling(4, 1)).load_state_dict(states[0])
+        stream_of(data, url, clusters=ClusterSchedule(4, 1)).load_state_dict(states[0])
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -119,7 +119,7 @@ def test_ranks_end_to_end_deal_what_one_deals(data: SmallData, tables: str, rank
 def test_clusters_that_cannot_be_dealt_are_refused(data: SmallData, tables: str) -> None:
     url = RunLayout(tables).clusters(2, "queries")
     with pytest.raises(InputError, match=r"clusters of 8 rows .* halved down to 2, which gives none of 16"):
-        list(stream_of(data, url, batch=64, clusters=Doubling(16)))
+        list(stream_of(data, url, batch=64, clusters=ClusterSchedule(16)))
     (source,) = open_sources(data.layout, "train", label_texts=False)
     with pytest.raises(TableError, match=r"not the rows of .* in cluster order|made from another"):
         source.in_clusters(data.layout.queries("test"))

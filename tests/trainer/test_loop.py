@@ -17,12 +17,12 @@ from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from tests.builders import SmallData, build_data, build_negatives
 from tests.training import Killed, silent, train, with_sections
-from trainer.checkpoint import latest_checkpoint
+from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import Recipe
-from trainer.dump import dump_is_published
 from trainer.evaluation.evaluate import Scorer
 from trainer.loop import Trainer
 from trainer.model import load_model
+from trainer.refresh.dump import dump_is_published
 from trainer.tracking import read_metrics
 
 BASE = {

@@ -9,11 +9,11 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from schemas.shards import iterate
+from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data, ragged, tokens_of
+from trainer.checkpoints.writer import CheckpointWriter, Contents
 from trainer.config import Recipe, dump_config
 from trainer.model import DataFacts, Model, load_model
-from trainer.saving import CheckpointWriter, Contents
 
 RECIPE = Recipe.model_validate(
     {

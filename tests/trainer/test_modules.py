@@ -13,7 +13,7 @@ from schemas.ragged import no_entries
 from tests.builders import SmallData, build_data
 from tests.training import Killed, silent, train, with_sections
 from trainer.config import Recipe, load_recipe
-from trainer.frozen import FrozenEmbeddings
+from trainer.encoders.frozen import FrozenEmbeddings
 from trainer.loop import Trainer
 from trainer.model import load_model
 from trainer.stream import Batch, open_sources

@@ -15,11 +15,11 @@ import torch
 
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, verify
-from schemas.parquet import matrix_column
-from schemas.shards import iterate
+from schemas.shard_files.parquet import matrix_column
+from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data, build_negatives
 from tests.ranks import on_ranks
-from trainer.checkpoint import latest_checkpoint
+from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer

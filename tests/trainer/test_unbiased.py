@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-import trainer.candidates
+import trainer.negatives.planner
 from schemas.tables import PAD
 from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
-from trainer.candidates import Candidates, draw_hard, own_pool, shared_pool
-from trainer.merge import Merged, merge
-from trainer.negatives.draws import draw_pool
+from trainer.negatives.merge import Merged, merge
+from trainer.negatives.planner import Candidates, draw_hard, own_pool, shared_pool
+from trainer.negatives.random_pool import draw_pool
 
 DRAWS = 600
 ERRORS = 4.5
@@ -98,7 +98,7 @@ def test_the_mean_over_draws_is_the_full_sum(seed: int, form: str) -> None:
 def test_the_check_sees_positives_that_are_left_in_the_draws(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(0, form)
     if form == "own":
-        monkeypatch.setattr(trainer.candidates, "merge", merged_apart)
+        monkeypatch.setattr(trainer.negatives.planner, "merge", merged_apart)
     else:
         none = np.empty(0, np.int64)
         right = case.candidates

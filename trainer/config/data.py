@@ -5,12 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from schemas.errors import InputError
+from schemas.layout import LABEL_TEXTS
 from schemas.sizes import parse_bytes
 from trainer.config.section import Section
-from trainer.doubling import Doubling
+from trainer.schedule import MOST_WEIGHT, ClusterSchedule
 
-LABEL_TEXTS = "labels"  # the source of label texts; in a mix, too
-MOST_WEIGHT = 1000  # of a source in a mix
 _RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside the sources' embeddings in a dump
 
 
@@ -79,9 +78,9 @@ class Order(Section):
         return self.batch // self.streams
 
     @property
-    def clusters(self) -> Doubling:
+    def clusters(self) -> ClusterSchedule:
         """C of every epoch."""
-        return Doubling(self.cluster, self.cluster_doubles_every)
+        return ClusterSchedule(self.cluster, self.cluster_doubles_every)
 
 
 class Storage(Section):

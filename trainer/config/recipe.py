@@ -2,12 +2,13 @@
 
 from pydantic import model_validator
 
-from trainer.config.course import Checkpoint, Logging, Train, Validation
-from trainer.config.data import LABEL_TEXTS, Data, Order, Storage
+from schemas.layout import LABEL_TEXTS
+from trainer.config.data import Data, Order, Storage
 from trainer.config.model import Classifier, Encoder, Head, Loss
 from trainer.config.negatives import Negatives, Refresh
 from trainer.config.section import Section
-from trainer.doubling import ROWS
+from trainer.config.training import Checkpoint, Logging, Train, Validation
+from trainer.schedule import SINGLE_ROWS
 
 
 class Recipe(Section):
@@ -127,7 +128,7 @@ class Recipe(Section):
     @property
     def clusters(self) -> bool:
         """Whether queries are dealt by clusters, for which tables are made and used as those of negatives are."""
-        return self.order.clusters != ROWS
+        return self.order.clusters != SINGLE_ROWS
 
     @property
     def indexes(self) -> bool:

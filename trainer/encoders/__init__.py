@@ -10,7 +10,7 @@ def build_encoder(config: EncoderConfig, vocabulary: int, seed: int, features: i
     Raises InputError.
     """
     if config.kind == "bag":
-        from trainer.encoders.bag import BagEncoder
+        from trainer.encoders.bag_encoder import BagEncoder
 
         return BagEncoder(config, vocabulary, seed, features)
     from trainer.encoders.transformer import TransformerEncoder

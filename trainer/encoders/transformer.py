@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from schemas.errors import InputError
+from schemas.randomness import torch_seed
 from trainer.config import Encoder as EncoderConfig
+from trainer.device import torch_generator
 from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.padding import pad_rows
-from trainer.randomness import torch_generator, torch_seed
 
 
 @dataclass(frozen=True)

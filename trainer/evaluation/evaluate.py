@@ -10,16 +10,16 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.parquet import filters_of, list_column
 from schemas.ragged import no_entries
-from schemas.shards import iterate
+from schemas.shard_files.parquet import filters_of, list_column
+from schemas.shard_files.shards import iterate
 from trainer.config import Train
 from trainer.evaluation.deciles import Deciles
+from trainer.evaluation.fusion.ranking import Ranking
 from trainer.evaluation.intervals import with_intervals
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
 from trainer.evaluation.zero_shot import ZeroShot
-from trainer.fusion.ranking import Ranking
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
 from trainer.model import Model

@@ -15,17 +15,17 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, shard_name
 from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
-from schemas.parquet import ShardFile, list_column
-from schemas.shards import iterate, iterate_shard
+from schemas.shard_files.parquet import ShardFile, list_column
+from schemas.shard_files.shards import iterate, iterate_shard
 from schemas.storage import join
-from trainer.checkpoint import Checkpoint
+from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
-from trainer.embedded import embed_labels, embed_texts
 from trainer.encoders import Encoder
 from trainer.evaluation.evaluate import label_statistics
+from trainer.evaluation.fusion.fit import open_fusion
+from trainer.evaluation.fusion.fused import Fused
 from trainer.export.encoders import write_encoder
-from trainer.export.index import choose_index, write_indexes
-from trainer.export.opened import (
+from trainer.export.exported import (
     INDEX,
     KIND,
     LABELS,
@@ -36,11 +36,11 @@ from trainer.export.opened import (
     Serving,
     iterate_ranked,
 )
+from trainer.export.index import choose_index, write_indexes
 from trainer.export.thresholds import Ranked
 from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
-from trainer.fusion.fit import open_fusion
-from trainer.fusion.fused import Fused
 from trainer.inputs import columns_of, scored_columns
+from trainer.label_embeddings import embed_labels, embed_texts
 from trainer.model import DataFacts, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 

@@ -45,8 +45,8 @@ def write_indexes(
     from search.block import Block, padded
     from search.effort import Effort, tune
     from search.factory import Factory
-    from search.files import write_index
     from search.index import build, set_up
+    from search.index_files import write_index
 
     set_up(None)
     factory = Factory.parse(spec)
@@ -66,7 +66,7 @@ def open_indexes(places: Sequence[str], facts: Mapping[str, Any], vectors: Vecto
     """The indexes in local files, as `write_indexes` described them, over the vectors that they were made of."""
     from search.block import Block, padded
     from search.effort import Effort, apply
-    from search.files import load_index
+    from search.index_files import load_index
 
     columns = facts["columns"]
     opened = []

@@ -9,8 +9,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from trainer.group import ALONE, Group
-from trainer.losses.scores import Reading, Scores
-from trainer.scoring import sparse_product
+from trainer.losses.candidate_scores import Reading, Scores
+from trainer.rows.sparse_products import sparse_product
 from trainer.stream.batch import Candidates
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch.nn.functional import softplus
 
-from trainer import kernels
-from trainer.candidates import Candidates
 from trainer.losses.base import Loss, Weighed
-from trainer.losses.scores import Scores
-from trainer.rows import RowMatrix
-from trainer.threads import PARTS, in_parts
+from trainer.losses.candidate_scores import Scores
+from trainer.rows import kernels
+from trainer.rows.matrix import RowMatrix
+from trainer.rows.threads import PARTS, in_parts
+from trainer.stream.batch import Candidates
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.losses.base import Loss, Weighed
-from trainer.losses.scores import Scores, finite
+from trainer.losses.candidate_scores import Scores, finite
 
 
 @dataclass(frozen=True)

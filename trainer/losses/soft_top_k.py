@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from trainer.losses.base import Loss, Weighed
-from trainer.losses.scores import Scores, finite
+from trainer.losses.candidate_scores import Scores, finite
 
 _PASSES = 60  # a bisection alone would use as many; with Newton's steps some 6 do
 _FAR = 1e18  # a threshold below every score

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from trainer.losses.base import Loss, Weighed
-from trainer.losses.scores import Scores
+from trainer.losses.candidate_scores import Scores
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from trainer.negatives.buckets import Buckets, Policy
-from trainer.negatives.hashing import Family, open_hashes
-from trainer.randomness import generator
+from schemas.randomness import generator
+from trainer.negatives.hash_functions import Family, open_hashes
+from trainer.negatives.hash_tables import Buckets, Policy
 
 Ragged = tuple[np.ndarray, np.ndarray]
 # Rows `ids` [n] of the classifier as float32 [n, D].

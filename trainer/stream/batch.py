@@ -8,7 +8,7 @@ import torch
 
 from trainer.inputs import Inputs
 from trainer.padding import Padded, pad_rows
-from trainer.stream.tensors import on_device, pack, pinned, unpack
+from trainer.stream.batch_tensors import on_device, pack, pinned, unpack
 
 
 @dataclass(frozen=True)

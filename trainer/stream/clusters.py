@@ -7,7 +7,7 @@ import numpy as np
 from schemas.errors import InputError
 from schemas.layout import CLUSTERS
 from schemas.manifest import Manifest
-from schemas.parquet import row_groups_of
+from schemas.shard_files.parquet import row_groups_of
 
 
 def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:

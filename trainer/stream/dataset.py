@@ -13,15 +13,15 @@ from torch.utils.data import IterableDataset
 
 from schemas import tables
 from schemas.errors import InputError, TableError
-from trainer.doubling import ROWS, Doubling
 from trainer.inputs import Kind
-from trainer.stream.ahead import by_threads, in_line
+from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.clusters import cluster_sizes, dealt_clusters
 from trainer.stream.decode import Damaged, Decoding, decodings
+from trainer.stream.loader_workers import Lane, Notice, lane_of_process
 from trainer.stream.order import EpochOrder, streams_of_rank
+from trainer.stream.prefetch import by_threads, in_line
 from trainer.stream.source import Reading, RowGroups, Source
-from trainer.stream.workers import Lane, Notice, lane_of_process
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
@@ -52,7 +52,7 @@ class JoinedStream(IterableDataset):
         batch: int,
         streams: int,
         window_groups: int = 4,
-        clusters: Doubling = ROWS,
+        clusters: ClusterSchedule = SINGLE_ROWS,
         seed: int = 0,
         threads: int = 1,
         tail: str = "keep",
@@ -127,7 +127,7 @@ class JoinedStream(IterableDataset):
     @functools.cached_property
     def _dealt(self) -> tuple[int, np.ndarray | None]:
         """`cluster` and, where it is above 1, how many of them each row group has."""
-        if self._clusters == ROWS:
+        if self._clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
             raise InputError("sources with weights are dealt row by row: leave out data.mix, or set order.cluster = 1.")
@@ -200,7 +200,7 @@ class JoinedStream(IterableDataset):
             "window_groups": self._window_groups,
             "tail": self._tail,
             "mix": [[source.name, source.weight] for source in self._sources],
-            **({} if self._clusters == ROWS else {"clusters": [*self._clusters]}),
+            **({} if self._clusters == SINGLE_ROWS else {"clusters": [*self._clusters]}),
             "tables": {s.name: s.table.manifest.digest for s in self._sources},
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }

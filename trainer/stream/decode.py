@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.errors import TableError
-from trainer.stream.gather import Buffers
+from trainer.stream.columns import Buffers
 from trainer.stream.order import EpochOrder, Segment, deal
-from trainer.stream.parts import Parts
 from trainer.stream.source import RowGroups
 from trainer.stream.window import Window
+from trainer.stream.window_builder import Parts
 
 Damaged = Literal["stop", "skip"]
 Task: TypeAlias = Callable[[], None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.randomness import generator
+from schemas.randomness import generator
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.randomness import generator
+from schemas.randomness import generator
 from trainer.stream.mixing import Share, count_rows, pieces_of
 
 

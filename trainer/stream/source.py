@@ -12,19 +12,19 @@ import numpy as np
 import pyarrow as pa
 
 from schemas import storage, tables
-from schemas.cache import LocalCache
 from schemas.errors import InputError, TableError
-from schemas.layout import CLUSTERS, DataLayout
+from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout
 from schemas.manifest import Manifest, Shard, open_manifest, require_parent
-from schemas.parquet import list_array, row_groups_of
-from schemas.ranges import Access, Pieces, naming_damage
-from schemas.shards import read_group
+from schemas.shard_files.cache import LocalCache
+from schemas.shard_files.parquet import list_array, row_groups_of
+from schemas.shard_files.ranges import Access, Pieces, naming_damage
+from schemas.shard_files.shards import read_group
 from schemas.storage import join
-from trainer.config import LABEL_TEXTS, MOST_WEIGHT
 from trainer.inputs import Kind, columns_of, require_inputs
+from trainer.schedule import MOST_WEIGHT
 from trainer.stream.fetch import Fetcher
 from trainer.stream.mixing import Share
-from trainer.stream.opened import OpenShards
+from trainer.stream.shard_pool import OpenShards
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from trainer.inputs import Inputs, cut
 from trainer.stream.batch import Batch
-from trainer.stream.gather import Lists, Matrix
+from trainer.stream.columns import Lists, Matrix
 
 _BATCHES = 8  # gathered at a time: few calls, and memory that is used again while the processor still holds it
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
-from schemas.parquet import list_array, matrix_array, matrix_column, open_shard
-from schemas.shards import write_table
+from schemas.shard_files.parquet import list_array, matrix_array, matrix_column, open_shard
+from schemas.shard_files.shards import write_table
 from schemas.storage import join
 
 TOKENS = pa.uint16()

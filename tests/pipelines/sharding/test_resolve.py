@@ -3,7 +3,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.exchange import Files, Shuffle, choose, receive
+from pipelines.common.exchange import Files, Shuffle, choose, receive
 from pipelines.sharding.blocks import split_mentions
 from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.resolve import known_ids, look_up

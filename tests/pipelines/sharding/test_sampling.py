@@ -3,7 +3,7 @@ import random
 import numpy as np
 import pyarrow as pa
 
-from pipelines.exchange import Files
+from pipelines.common.exchange import Files
 from pipelines.sharding.blocks import SAMPLED_SHARE, Block, sample_position, split_sample, with_hashes
 from pipelines.sharding.sampling import iterate, sample_texts
 

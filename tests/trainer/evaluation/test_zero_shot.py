@@ -9,8 +9,8 @@ import pytest
 
 from schemas.errors import InputError
 from schemas.manifest import open_manifest, publish
-from schemas.parquet import list_array
-from schemas.shards import iterate, write_table
+from schemas.shard_files.parquet import list_array
+from schemas.shard_files.shards import iterate, write_table
 from tests.builders import SmallData, build_data, ragged
 from tests.command import call, sets
 from tests.ranks import on_ranks

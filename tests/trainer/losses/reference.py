@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import brentq
 from torch.nn.functional import softplus
 
-from trainer.candidates import Candidates
+from trainer.negatives.planner import Candidates
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from schemas.tables import PAD
 from tests.builders import Rows, batch_of, random_labels
 from tests.trainer.dense import assert_same, fast, one_vs_all, sampled
-from trainer.candidates import label_range, own_pool, shared_pool
 from trainer.losses import binary_cross_entropy
 from trainer.losses.binary import binary_step
-from trainer.rows import RowMatrix, RowOptimizer
+from trainer.negatives.planner import label_range, own_pool, shared_pool
+from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 
 @dataclass

@@ -13,13 +13,13 @@ from tests.builders import batch_of, random_labels
 from tests.ranks import on_ranks
 from tests.trainer.losses.reference import REFERENCES, reference
 from tests.trainer.losses.test_binary import Problem, problem, problems
-from trainer.candidates import Candidates, label_range, own_pool, shared_pool
 from trainer.config import Loss as LossConfig
 from trainer.config import load_recipe
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
 from trainer.losses import LOSSES, Loss, SoftTopK, build_loss
-from trainer.losses.scores import Scores
+from trainer.losses.candidate_scores import Scores
+from trainer.negatives.planner import Candidates, label_range, own_pool, shared_pool
 
 OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "triplet": {"margin": 0.4}}
 

@@ -12,10 +12,10 @@ from schemas.layout import RunLayout
 from schemas.tables import PAD
 from tests.builders import SmallData, batch_of, build_data
 from tests.trainer.test_loop import Killed, recipe, silent, train
-from trainer.candidates import joined
 from trainer.config import Negatives, load_recipe
 from trainer.group import Group
 from trainer.loop import Trainer
+from trainer.negatives.planner import joined
 from trainer.negatives.sources import InBatch, Sources
 
 LABELS, DIMENSION = 60, 5

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas import storage, tar
+from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import MANIFEST
 from schemas.manifest import open_manifest, publish, verify
-from schemas.shards import Sink, open_shard
+from schemas.shard_files import tar
+from schemas.shard_files.shards import Sink, open_shard
 from schemas.storage import join
 from tests.builders import build_data, build_negatives
 from tests.laws import assert_equal

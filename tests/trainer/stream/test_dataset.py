@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import open_manifest
-from schemas.shards import Sink
+from schemas.shard_files.shards import Sink
 from schemas.storage import join
 from tests.builders import Rows, SmallData, build_data, build_negatives, value_of, write_negatives
 from tests.laws import (
@@ -27,9 +27,9 @@ from tests.laws import (
     assert_no_thread_is_left,
     assert_same_global_batches,
 )
-from trainer.candidates import Planner
 from trainer.config import Negatives
 from trainer.inputs import Kind
+from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream, Source, open_sources
 from trainer.stream.decode import Decoding
 from trainer.stream.source import RowGroups

@@ -10,7 +10,7 @@ import pytest
 
 from schemas import storage
 from schemas.errors import StorageError
-from schemas.shards import Sink
+from schemas.shard_files.shards import Sink
 from tests.builders import build_data, build_negatives
 from tests.faults import Faults, Proxy
 from tests.laws import assert_equal

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import InputError
+from schemas.randomness import generator
 from tests.builders import SmallData, build_data, build_negatives
 from tests.laws import assert_equal, assert_every_row_by_weight, assert_exact_resume, assert_same_global_batches
-from trainer.randomness import generator
 from trainer.stream import Batch, JoinedStream, Source, open_sources
 from trainer.stream.mixing import Share
 from trainer.stream.order import EpochOrder

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from schemas import tables
-from schemas.shards import Sink
+from schemas.shard_files.shards import Sink
 from schemas.storage import join
 from tests.builders import build_data, build_negatives
 from tests.laws import assert_equal
@@ -18,7 +18,7 @@ from tests.processes import threads_named
 from tests.schemas.flaky import FlakyFileSystem
 from trainer.stream import JoinedStream
 from trainer.stream.fetch import THREAD
-from trainer.stream.opened import OpenShards
+from trainer.stream.shard_pool import OpenShards
 from trainer.stream.source import Reading, RowGroups, Source, open_sources
 
 SINKS: list[Sink] = ["parquet", "webdataset"]

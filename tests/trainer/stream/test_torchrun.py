@@ -14,7 +14,7 @@ from tests.builders import SmallData, build_data, build_negatives
 from tests.command import ROOT, environment
 from tests.laws import end_to_end
 from tests.rank import RECIPE, Reading, batches_of, digest_of
-from trainer.refresh import adopt
+from trainer.refresh.adoption import adopt
 from trainer.stream import JoinedStream, open_sources, ranks_of_environment
 
 EPOCHS = 3

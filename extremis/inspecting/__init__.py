@@ -1,0 +1,1 @@
+"""What is in storage, in words."""

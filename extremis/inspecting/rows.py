@@ -1,0 +1,95 @@
+"""Rows of a published table by number and by key: only the row groups that hold them are read."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.sharding.hashing import hash_strings
+from schemas.manifest import Manifest
+from schemas.shard_files.parquet import row_groups_of
+from schemas.shard_files.shards import open_shard, read_group
+from schemas.storage import join
+
+
+class Rows:
+    """The rows of the table at `url`. All of it raises TableError over damage."""
+
+    def __init__(self, url: str, manifest: Manifest) -> None:
+        self.url, self.manifest = url, manifest
+        self._shard, self._group, self._first = row_groups_of(manifest)
+
+    @property
+    def columns(self) -> list[str]:
+        return [column.name for column in self.manifest.columns]
+
+    @property
+    def groups(self) -> int:
+        """How many row groups there are."""
+        return len(self._shard)
+
+    def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Row group `number`, in [0, groups), of the whole table."""
+        return next(self._read(np.asarray([number]), columns))
+
+    def read(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows [B] in ascending order, each once; `rows` int64, in [0, N)."""
+        rows = np.unique(np.asarray(rows, np.int64))
+        if len(rows) and not 0 <= rows[0] <= rows[-1] < self.manifest.rows:
+            raise ValueError(f"rows in [{rows[0]}, {rows[-1]}] of a table of {self.manifest.rows}")
+        of = np.searchsorted(self._first, rows, "right") - 1
+        wanted = np.unique(of)
+        parts = [
+            group.take(pa.array(rows[of == number] - self._first[number]))
+            for number, group in zip(wanted.tolist(), self._read(wanted, columns), strict=True)
+        ]
+        return pa.concat_tables(parts) if parts else pa.table({name: [] for name in columns or self.columns})
+
+    def find(self, key: str) -> int | None:
+        """The row whose `key` is this, or None.
+
+        `extremis shard` orders rows by a salted hash of the key, so a bisection reads a few row groups. A table in
+        another order is read from its start, the keys alone, a row group at a time.
+        """
+        found = self._bisect(key)
+        return self._scan(key) if found is None else found
+
+    def _read(self, numbers: np.ndarray, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        """Row groups in ascending order; each shard is opened once."""
+        for index in np.unique(self._shard[numbers]).tolist():
+            shard = self.manifest.shards[index]
+            with open_shard(self.url, shard) as file:
+                for number in numbers[self._shard[numbers] == index].tolist():
+                    yield read_group(file, int(self._group[number]), columns, join(self.url, shard.path))
+
+    def _bisect(self, key: str) -> int | None:
+        seed = self.manifest.parameters.get("seed")
+        if not isinstance(seed, int):
+            return None
+        wanted = hash_strings(pa.array([key], pa.string()), seed)[0]
+        low, high = 0, self.groups
+        while low < high:
+            middle = (low + high) // 2
+            hashes = hash_strings(self._keys(middle), seed)
+            if wanted < hashes[0]:
+                high = middle
+            elif wanted > hashes[-1]:
+                low = middle + 1
+            else:
+                return self._position(key, middle)
+        return None
+
+    def _scan(self, key: str) -> int | None:
+        for number in range(self.groups):
+            found = self._position(key, number)
+            if found is not None:
+                return found
+        return None
+
+    def _position(self, key: str, number: int) -> int | None:
+        found = pc.index(self._keys(number), key).as_py()
+        return None if found < 0 else int(self._first[number]) + int(found)
+
+    def _keys(self, number: int) -> pa.Array:
+        return pa.concat_arrays([pa.array([], pa.string()), *self.group(number, ["key"]).column("key").chunks])

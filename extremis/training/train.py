@@ -1,0 +1,92 @@
+"""Train, alone or with a miner of its own beside."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from extremis.console import Bar, say
+from extremis.training.metrics_state import Live
+from extremis.training.miner import start_miner, stop_miner
+from extremis.training.prometheus import LOOPBACK, serving
+from schemas import storage
+from schemas.layout import RunLayout
+from trainer.config import Recipe
+from trainer.group import ALONE, Group
+from trainer.loop import Trainer
+from trainer.progress import EpochReport
+
+
+def train(
+    data: str,
+    run: str,
+    recipe: Recipe,
+    resume: bool = False,
+    beam_options: Sequence[str] | None = None,
+    group: Group = ALONE,
+    metrics: tuple[str, int | None] = (LOOPBACK, None),
+) -> dict[str, Any]:
+    """Train `recipe`; `resume` goes on where a run is already. With `beam_options` given, a miner works beside rank 0.
+
+    `metrics`: host and port of the figures for Prometheus, of rank 0; without a port there are none.
+    Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError.
+    """
+    if resume and group.decide(lambda: storage.exists(RunLayout(run).config)):
+        trainer = Trainer.resume(data, run, recipe, say, group)
+    else:
+        trainer = Trainer.start(data, run, recipe, say, group)
+    live = Live(recipe.order.batch)
+    trainer.on_record(live.record)
+    miner = None
+    if group.first and beam_options is not None and trainer.recipe.table_epochs():
+        miner = start_miner(data, run, beam_options, "cluster" if trainer.recipe.clusters else "mine")
+    host, port = metrics
+    try:
+        with serving(live.exposition, port if group.first else None, host, say):
+            return _watch(trainer, live, quiet=not group.first)
+    finally:
+        if miner is not None:
+            stop_miner(miner)
+
+
+def _watch(trainer: Trainer, live: Live, quiet: bool) -> dict[str, Any]:
+    recipe = trainer.recipe
+    epochs: list[dict[str, Any]] = []
+    with Bar(f"train {recipe.method}", trainer.total_steps, quiet=quiet) as bar:
+
+        def on_step(step: int, total: int, loss: float) -> None:
+            live.step(step, total, loss)
+            bar.update(step, live.note(), total)
+
+        for report in trainer.train(on_step):
+            epochs.append(_describe(report))
+            bar.say(_line(report, recipe))
+    return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
+
+
+def _describe(report: EpochReport) -> dict[str, Any]:
+    return {
+        "epoch": report.epoch,
+        "loss": report.loss,
+        "seconds": round(report.seconds, 2),
+        "rows": report.rows,
+        "table_epoch": report.adoption.table_epoch,
+        "table_age": report.adoption.age,
+        "late": report.adoption.late,
+        **({"validation": report.metrics} if report.metrics else {}),
+    }
+
+
+def _line(report: EpochReport, recipe: Recipe) -> str:
+    if recipe.negatives.pool == "all":
+        table = "every label"
+    elif recipe.indexes and report.epoch >= recipe.refresh.start:
+        table = "own index"
+    else:
+        none = "random order" if recipe.clusters else "random only"
+        table = none if report.adoption.table_epoch is None else f"table {report.adoption.table_epoch}"
+    scores = "".join(
+        f"  {name} {report.metrics[name]:.2f}" for name in ("P@1", "P@5", "PSP@5") if name in report.metrics
+    )
+    return (
+        f"epoch {report.epoch} ({report.epoch + 1} of {report.epochs})  loss {report.loss:.3f}  {table}  "
+        f"{report.seconds:.1f} s  {report.rows / max(report.seconds, 1e-9):,.0f} rows/s{scores}"
+    )

@@ -1,0 +1,127 @@
+"""Points that get negatives, and their embeddings, read side by side in batches of a fixed number of rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.common.vector_blocks import require_finite
+from schemas.errors import TableError
+from schemas.manifest import Manifest, open_manifest, require_parent
+from schemas.shard_files.parquet import matrix_column, open_shard, row_groups_of
+from schemas.shard_files.shards import iterate_shard, read_group
+from schemas.storage import join
+from search.block import padded
+from search.exclusions import Exclusions
+from search.sample import sample_rows
+
+
+class Batch(NamedTuple):
+    """Rows [first, first + B) of a shard: `queries` float32 [B, D] and what to drop for each."""
+
+    first: int
+    queries: np.ndarray
+    exclusions: Exclusions
+
+
+@dataclass(frozen=True)
+class Source:
+    """Points that get negatives: `queries`, or `labels` where label texts are training points."""
+
+    name: str
+    queries_url: str
+    queries: Manifest
+    embeddings_url: str
+    embeddings: Manifest
+
+    @property
+    def id_column(self) -> str:
+        return "label_id" if self.queries.kind == "labels" else "query_id"
+
+    def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
+        """Shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.
+
+        Raises TableError: damaged, embeddings that are not those of these rows, or that are not finite.
+        """
+        first = sum(entry.rows for entry in self.queries.shards[:shard])
+        within = 0
+        wanted = [self.id_column, "label_ids", "filter_label_ids"]
+        for table in rechunk(self.aligned(shard, wanted), rows):
+            queries = matrix_column(table, "vector")
+            require_finite(queries, first + within, self.embeddings_url)
+            yield Batch(within, padded(queries, dimension), Exclusions.of(table))
+            within += table.num_rows
+
+    def id_batches(self, shard: int, rows: int) -> Iterator[pa.Array]:
+        """The `query_id` column of shard `shard`, int64, in batches of `rows` rows."""
+        tables = iterate_shard(self.queries_url, self.queries.shards[shard], [self.id_column])
+        for table in rechunk(tables, rows):
+            yield table.column(self.id_column).combine_chunks()
+
+    def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
+        """About `rows` embeddings float32 [S, D] from a few row groups: the same for the same seed."""
+        shard, group, first = row_groups_of(self.embeddings)
+        picked = sample_rows(len(shard), groups, seed)
+        each = -(-rows // len(picked)) if len(picked) else 0
+        parts = [np.empty((0, dimension), np.float32)]
+        for m in picked:
+            entry = self.embeddings.shards[shard[m]]
+            place = join(self.embeddings_url, entry.path)
+            with open_shard(self.embeddings_url, entry) as file:
+                table = read_group(file, int(group[m]), ["vector"], place).slice(0, each)
+            queries = matrix_column(table, "vector")
+            require_finite(queries, int(first[m]), self.embeddings_url)
+            parts.append(padded(queries, dimension))
+        return np.concatenate(parts)
+
+    def aligned(self, shard: int, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Row groups of shard `shard` with a column `vector`, and those that are `wanted` of the points', or all.
+
+        Raises TableError: damaged, or embeddings that are not those of these rows.
+        """
+        names = [column.name for column in self.queries.columns]
+        columns = names if wanted is None else [name for name in names if name in wanted]
+        entry = self.embeddings.shards[shard]
+        points = iterate_shard(self.queries_url, self.queries.shards[shard], columns)
+        for point, embedding in zip(points, iterate_shard(self.embeddings_url, entry), strict=True):
+            if not point.column(self.id_column).equals(embedding.column(0)):
+                raise TableError(
+                    f"{join(self.embeddings_url, entry.path)}: its {embedding.column_names[0]} column is not that of "
+                    f"{join(self.queries_url, self.queries.shards[shard].path)}. Make the embeddings again."
+                )
+            yield point.append_column("vector", embedding.column("vector"))
+
+
+def open_source(name: str, queries_url: str, kind: str, url: str, embeddings: Manifest) -> Source:
+    """`embeddings` at `url` beside the table that they embed. Raises TableError: of other data, or not aligned."""
+    queries = open_manifest(queries_url, kind)
+    require_parent(url, embeddings, "queries", queries.digest, queries_url)
+    shape, expected = (
+        ([shard.rows for shard in table.shards], table.row_group_rows) for table in (embeddings, queries)
+    )
+    if shape != expected:
+        raise TableError(
+            f"{url}: not aligned with {queries_url}: its shards hold {shape[0]} rows in row groups of {shape[1]}, "
+            f"expected {expected[0]} in row groups of {expected[1]}. Make the embeddings again."
+        )
+    return Source(name, queries_url, queries, url, embeddings)
+
+
+def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows in tables of exactly `rows` rows, each in one piece; the last may be shorter."""
+    pending: list[pa.Table] = []
+    held = 0
+    for table in tables:
+        pending.append(table)
+        held += table.num_rows
+        if held < rows:
+            continue
+        ready = pa.concat_tables(pending)
+        full = held - held % rows
+        for start in range(0, full, rows):
+            yield ready.slice(start, rows).combine_chunks()
+        pending, held = [ready.slice(full)], held - full
+    if held:
+        yield pa.concat_tables(pending).combine_chunks()

@@ -1,0 +1,56 @@
+"""Beside a trainer: each dump is worked on as it is completed, until the run is finished."""
+
+import time
+from collections.abc import Callable
+
+from pipelines.common.claim import ClaimedError
+from schemas import storage
+from schemas.errors import ExtremisError, InputError
+from schemas.layout import RunLayout
+
+RETRIES = 5  # of a dump whose work fails; what is wrong with the input is not tried again
+_POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between looks for a dump
+
+
+def watch_dumps(
+    run: str,
+    complete: Callable[[], dict[int, str]],
+    make: Callable[[int], bool],
+    say: Callable[[str], None],
+    poll_seconds: float | None = None,
+    until: Callable[[], bool] | None = None,
+) -> int:
+    """Call `make(epoch)` for every dump of `complete()` (epoch to digest), oldest first, until the run is finished.
+
+    Or until `until()` is true. `make` says whether there was anything to make; the number of times there was is
+    returned. A dump that the trainer takes back meanwhile (it resumed from an earlier checkpoint) is left and taken up
+    again when it is complete; one that another process works on is left to it. Storage that fails is waited for, and a
+    dump whose work fails is tried again, RETRIES times in a row. Raises what `make` raises.
+    """
+    pause = poll_seconds if poll_seconds is not None else _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
+    seen: dict[int, str] = {}
+    made = failures = 0
+    while True:
+        epoch, digest = None, ""
+        try:
+            if storage.exists(RunLayout(run).finished) or (until is not None and until()):
+                return made
+            new = [(epoch, digest) for epoch, digest in complete().items() if seen.get(epoch) != digest]
+            if new:
+                epoch, digest = new[0]
+                made += make(epoch)
+                seen[epoch] = digest
+                failures = 0
+                continue
+        except ClaimedError:
+            pass
+        except InputError:
+            if epoch is None or complete().get(epoch) == digest:
+                raise
+        except ExtremisError as error:
+            failures += 1
+            if failures > RETRIES:
+                raise
+            say(f"{error} Trying again ({failures} of {RETRIES}).")
+            time.sleep(pause * 2**failures)
+        time.sleep(pause)

@@ -1,0 +1,55 @@
+"""The input forms of `extremis shard`, and which one is at a source."""
+
+from dataclasses import replace
+
+from pipelines.formats.base import Format
+from pipelines.formats.beir import Beir
+from pipelines.formats.fields import parse_fields
+from pipelines.formats.jsonl import Jsonl
+from pipelines.formats.keyed import Keyed
+from pipelines.formats.names import listed, listing
+from pipelines.formats.parquet import Parquet
+from pipelines.formats.xc_raw import XcRaw
+from pipelines.formats.xc_single import XcSingle
+from pipelines.formats.xc_sparse import XcSparse
+from pipelines.formats.xc_text import XcText
+from schemas.errors import InputError
+
+# In the order in which they are tried.
+FORMATS: tuple[Format, ...] = (XcRaw(), XcSparse(), XcSingle(), XcText(), Jsonl(), Parquet(), Beir())
+
+
+def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:
+    """The form called `name`, or else the one that the names at `source` look like.
+
+    fields: what its fields are called in the data, as in `key=id,text=query`; None: as usual.
+    Raises InputError. Two forms at one source are refused, not guessed at.
+    """
+    form = by_name(name) if name is not None else _recognise(source)
+    if fields is None:
+        return form
+    if not isinstance(form, Keyed):
+        raise InputError(
+            f"--fields are for data with string keys; {source} is read as {form.name}, whose names are set."
+        )
+    return replace(form, fields=parse_fields(fields, form.fields))
+
+
+def _recognise(source: str) -> Format:
+    names = listing(source)[1]
+    found = [form for form in FORMATS if form.recognises(source, names)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = " and ".join(form.name for form in found)
+        raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Say which with --format.")
+    forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
+    raise InputError(f"{source}: no known input form here; found: {listed(names)}. Expected one of:{forms}")
+
+
+def by_name(name: str) -> Format:
+    """The form called `name`. Raises InputError."""
+    for form in FORMATS:
+        if form.name == name:
+            return form
+    raise InputError(f"no input form {name!r}; there are {', '.join(form.name for form in FORMATS)}.")

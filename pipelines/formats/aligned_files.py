@@ -1,0 +1,116 @@
+"""Files that stand beside each other, row by row: matrices whose header states their rows (text or npz), and lines."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from pipelines.formats import lines, npz, sparse
+from pipelines.formats.base import LABELS, Part
+from schemas.errors import InputError
+
+# The roles of files, and LABELS; BOTH is the old form's file of labels and features.
+FEATURES, BOTH, TEXT, JSON = "features", "both", "text", "json"
+_MATRICES = (LABELS, FEATURES, BOTH)
+_MISSING = 1000  # rows at the end that a matrix in text need not write, if it has as many besides
+
+
+def read_size(url: str) -> tuple[int, int]:
+    """(rows, columns) of the matrix at `url`, as its header states. Raises InputError, StorageError."""
+    if url.endswith(".npz"):
+        return npz.read_shape(url)
+    header = lines.first_line(url)
+    sizes = sparse.whole_numbers(header)
+    if len(sizes) != 2:
+        raise InputError(
+            f"{url}, line 1: expected the header `rows columns`, two whole numbers; got {sparse.shown(header)}."
+        )
+    return sizes[0], sizes[1]
+
+
+def first_line_of_rows(role: str, url: str) -> int:
+    """The line, from 1, of row 0: a header stands before those of a matrix in text."""
+    return 2 if role in _MATRICES and not url.endswith(".npz") else 1
+
+
+def read_part(part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
+    """Blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
+
+    A file of lines gives a column `<role>`; an npz matrix the columns `<role>.indices` and `<role>.values`. The
+    columns that each matrix states are in the schema's metadata, by role. Raises InputError, StorageError.
+    """
+    sizes = {role: read_size(url) for role, url in part.files.items() if role in (LABELS, FEATURES)}
+    rows = _agreed_rows(part, {role: size[0] for role, size in sizes.items()})
+    columns = {role: str(size[1]).encode() for role, size in sizes.items()}
+    readers = [read_file(role, url, rows, block_rows) for role, url in part.files.items()]
+    for blocks in zip(*readers, strict=True):
+        beside = {name: column for block in blocks for name, column in block.items()}
+        yield pa.record_batch(beside).replace_schema_metadata(columns)
+
+
+def read_nothing(rows: int, block_rows: int) -> Iterator[pa.RecordBatch]:
+    """Blocks of rows of which nothing is known but their number."""
+    for first in range(0, rows, block_rows):
+        yield pa.record_batch({"nothing": pa.nulls(min(block_rows, rows - first))})
+
+
+def _agreed_rows(part: Part, rows: Mapping[str, int]) -> int | None:
+    """The number of rows that the headers state; None without headers. Raises InputError: they differ."""
+    if len(set(rows.values())) > 1:
+        stated = " and ".join(f"{part.files[role]} states {count:,}" for role, count in rows.items())
+        raise InputError(f"{stated} rows, but row n of one belongs to row n of the other. Are they of one data set?")
+    return next(iter(rows.values()), None)
+
+
+def read_file(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[dict[str, pa.Array]]:
+    """Blocks of the file of `role`: its columns as in `read_part`. Raises InputError: it has not `rows` rows."""
+    if url.endswith(".npz"):
+        for found in npz.read_rows(url, block_rows):
+            offsets = pa.array(found.offsets)
+            yield {
+                f"{role}.indices": pa.LargeListArray.from_arrays(offsets, pa.array(found.indices)),
+                f"{role}.values": pa.LargeListArray.from_arrays(offsets, pa.array(found.values)),
+            }
+        return
+    for column in _lines(role, url, rows, block_rows):
+        yield {role: column}
+
+
+def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[pa.LargeBinaryArray]:
+    """Blocks of exactly `block_rows` lines up to `rows`.
+
+    A header may state more rows than a matrix has lines: they are empty. But a file that stops within a line, or far
+    from its end, is cut off.
+    """
+    matrix = role in _MATRICES
+    source = lines.Blocks(url, block_rows, skip=int(matrix))
+    held = pa.array([], pa.large_binary())
+    read = 0
+    for batch in source:
+        column = batch["line"]
+        if rows is not None and read + len(column) > rows:
+            _check_blank(url, column.slice(rows - read).to_pylist(), rows, 1 + matrix + rows)
+            column = column.slice(0, rows - read)
+        if len(held):
+            yield held
+        held = column
+        read += len(column)
+    missing = 0 if rows is None else rows - read
+    if missing and not (matrix and source.ended and missing <= read + _MISSING):
+        raise InputError(
+            f"{url}: cut off: {read:,} lines{' after the header' if matrix else ''}, expected {rows:,}, as many as the "
+            f"header {'states' if matrix else 'of the matrix beside it states'}. Copy it again."
+        )
+    while missing or len(held):
+        blank = min(missing, block_rows - len(held))
+        yield pa.concat_arrays([held, pa.array([b""] * blank, pa.large_binary())])
+        missing -= blank
+        held = held.slice(len(held))
+
+
+def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> None:
+    for number, content in enumerate(beyond, start=line):
+        if content.strip():
+            raise InputError(
+                f"{url}, line {number}: beyond the {rows:,} rows that the header states: {sparse.shown(content)}. Mend "
+                "the header; is the file that of another split?"
+            )

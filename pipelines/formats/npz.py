@@ -1,0 +1,173 @@
+"""A sparse matrix as SciPy's `save_npz` writes it, read block by block: three streams, never the whole matrix.
+
+Nothing is unpickled. Only rows in CSR order can be streamed, so other orders are refused.
+"""
+
+import ast
+import contextlib
+import errno
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from pipelines.formats.sparse import Ragged
+from schemas import storage
+from schemas.errors import InputError, StorageError
+
+_MEMBERS = ("format", "shape", "indptr", "indices", "data")
+_SMALL = 1 << 10  # entries of `format` and `shape`; more is no such array
+_HOW = "Write it with scipy.sparse.save_npz(path, matrix.tocsr())."
+_BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError)
+
+
+def read_shape(url: str) -> tuple[int, int]:
+    """(rows, columns) of the matrix at `url`. Raises InputError (no such file, no CSR matrix), StorageError."""
+    with _open(url) as arrays:
+        return _shape(url, arrays)
+
+
+def read_rows(url: str, block_rows: int) -> Iterator[Ragged]:
+    """Rows of the matrix at `url`, `block_rows` at a time (the last may be fewer), entries in the file's order.
+
+    Values that a 32-bit float does not hold come out as infinities or NaN. Raises InputError, StorageError.
+    """
+    with _open(url) as arrays:
+        rows, columns = _shape(url, arrays)
+        indptr, indices, data = (arrays[name] for name in ("indptr", "indices", "data"))
+        if indptr.length != rows + 1 or indices.length != data.length:
+            raise _damaged(
+                url,
+                f"indptr, indices and data have {indptr.length:,}, {indices.length:,} and {data.length:,} entries, "
+                f"which is no matrix of {rows:,} rows",
+            )
+        start = int(indptr.take(1)[0])
+        if start != 0:
+            raise _damaged(url, f"indptr starts with {start}, not 0")
+        for first in range(0, rows, block_rows):
+            ends = indptr.take(min(block_rows, rows - first)).astype(np.int64)
+            offsets = np.concatenate([[start], ends])
+            if (np.diff(offsets) < 0).any() or offsets[-1] > indices.length:
+                raise _damaged(url, f"indptr descends, or points beyond the end, in rows {first} and following")
+            count = int(offsets[-1]) - start
+            named = indices.take(count).astype(np.int64)
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = data.take(count).astype(np.float32)
+            wrong = np.flatnonzero((named < 0) | (named >= columns))
+            if len(wrong):
+                row = first + int(np.searchsorted(offsets - start, wrong[0], "right")) - 1
+                raise _damaged(url, f"row {row} has column {named[wrong[0]]} of {columns:,}")
+            yield Ragged(offsets - start, named, values)
+            start = int(offsets[-1])
+        if start != indices.length:
+            raise _damaged(url, f"indptr ends with {start:,}, but there are {indices.length:,} entries")
+        for array in (indptr, indices, data):
+            array.end()
+
+
+@dataclass
+class _Array:
+    """A one-dimensional array in a stream: `length` entries of `dtype`, read in order."""
+
+    url: str
+    name: str
+    stream: IO[bytes]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def take(self, count: int) -> np.ndarray:
+        """The next `count` entries."""
+        parts = []
+        missing = count * self.dtype.itemsize
+        while missing:
+            with _naming_damage(self.url):
+                part = self.stream.read(min(missing, 1 << 24))
+            if not part:
+                raise _damaged(self.url, f"the array {self.name} stops before its end")
+            parts.append(part)
+            missing -= len(part)
+        return np.frombuffer(b"".join(parts), self.dtype)
+
+    def end(self) -> None:
+        """Read up to the stream's end, where its checksum is compared."""
+        with _naming_damage(self.url):
+            if self.stream.read(1):
+                raise _damaged(self.url, f"the array {self.name} goes on beyond its end")
+
+
+@contextlib.contextmanager
+def _open(url: str) -> Iterator[dict[str, _Array]]:
+    with contextlib.ExitStack() as stack:
+        arrays = {}
+        for name in _MEMBERS:  # each with a file of its own, so that each reads ahead for itself
+            try:
+                file = stack.enter_context(storage.open_read(url))
+            except FileNotFoundError:
+                raise InputError(f"{url}: no such file.") from None
+            with _naming_damage(url):
+                zipped = stack.enter_context(zipfile.ZipFile(file))
+                if f"{name}.npy" not in zipped.namelist():
+                    raise InputError(f"{url}: no array {name} in it: not a CSR matrix of SciPy. {_HOW}")
+                stream = stack.enter_context(zipped.open(f"{name}.npy"))
+                arrays[name] = _Array(url, name, stream, *_header(url, name, stream))
+        yield arrays
+
+
+def _shape(url: str, arrays: dict[str, _Array]) -> tuple[int, int]:
+    kind, shape = arrays["format"], arrays["shape"]
+    if kind.dtype.kind not in "SU" or kind.length != 1 or kind.dtype.itemsize > _SMALL:
+        raise InputError(f"{url}: the array format is no name: not a CSR matrix of SciPy. {_HOW}")
+    name = kind.take(1)[0]
+    name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
+    if name != "csr":
+        raise InputError(f"{url}: a matrix in {name[:20]!r} order; expected 'csr'. {_HOW}")
+    for array, kinds in (("shape", "iu"), ("indptr", "iu"), ("indices", "iu"), ("data", "biuf")):
+        if arrays[array].dtype.kind not in kinds or len(arrays[array].shape) != 1:
+            raise InputError(f"{url}: the array {array} has the type {arrays[array].dtype}: no CSR matrix. {_HOW}")
+    if shape.length != 2:
+        raise InputError(f"{url}: a shape of {shape.length} numbers; expected rows and columns. {_HOW}")
+    rows, columns = (int(size) for size in shape.take(2))
+    if rows < 0 or columns < 0:
+        raise InputError(f"{url}: a shape of {rows} × {columns}. {_HOW}")
+    return rows, columns
+
+
+def _header(url: str, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """(dtype, shape) from the start of a `.npy` stream; what would need unpickling is refused."""
+    magic = stream.read(8)
+    width = {b"\x93NUMPY\x01": 2, b"\x93NUMPY\x02": 4, b"\x93NUMPY\x03": 4}.get(magic[:7], 0)
+    size = int.from_bytes(stream.read(width), "little")
+    if not width or size > _SMALL:
+        raise _damaged(url, f"the array {name} has no header")
+    try:
+        found = ast.literal_eval(stream.read(size).decode("utf-8"))
+        dtype, shape, fortran = np.dtype(found["descr"]), found["shape"], found["fortran_order"]
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        raise _damaged(url, f"the array {name} has a header that cannot be read") from None
+    whole = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
+    if dtype.kind not in "SUbiuf" or not dtype.itemsize or not whole or (fortran and len(shape) > 1):
+        raise InputError(f"{url}: the array {name} is not of plain numbers (pickled?). {_HOW}")
+    return dtype, shape
+
+
+@contextlib.contextmanager
+def _naming_damage(url: str) -> Iterator[None]:
+    try:
+        yield
+    except _BAD_ZIP as error:
+        raise _damaged(url, str(error).rstrip(".") or "it ends too early") from None
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # a position before the start of the file
+            raise _damaged(url, "its directory points nowhere") from None
+        raise StorageError(f"could not read {url}: {error}; run the same command again.") from error
+
+
+def _damaged(url: str, what: str) -> InputError:
+    return InputError(f"{url}: not a NumPy .npz file, or a damaged one: {what}. Copy it again. {_HOW}")

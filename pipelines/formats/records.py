@@ -1,0 +1,99 @@
+"""JSON records one a line: each is read into a tuple of columns, or rejected with its reason; never an exception."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+
+from pipelines.formats.rejects import Reason, Reject
+
+_SHOWN = 80
+_WHOLE = {int}  # not bool, which JSON spells `true`
+
+T = TypeVar("T")
+Record = dict[str, Any]
+
+
+class Bad(Exception):
+    """A row that is none: `reason`, and the detail as message."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def each(
+    lines: Sequence[bytes], first_row: int, file: str, read: Callable[[Record, int], T]
+) -> tuple[list[int], list[T], list[Reject]]:
+    """(rows, what `read` made of their records, rejects) of raw lines [B] from 0-based row `first_row` on.
+
+    `read` gets the record and its row, and raises Bad.
+    """
+    rows: list[int] = []
+    good: list[T] = []
+    rejects: list[Reject] = []
+    loads = orjson.loads
+    for row, line in enumerate(lines, start=first_row):
+        try:
+            try:
+                record = loads(line)
+            except orjson.JSONDecodeError:
+                record = _explain(line)  # the standard library takes a little more, and says what is wrong
+            if type(record) is not dict:
+                raise Bad(Reason.NOT_OBJECT, f"expected a JSON object, got {shown(record)}")
+            good.append(read(record, row))
+            rows.append(row)
+        except Bad as bad:
+            rejects.append(Reject(file, row + 1, bad.reason, str(bad)))
+    return rows, good, rejects
+
+
+def required(record: Record, name: str) -> Any:
+    """The field `name`. Raises Bad."""
+    if name not in record:
+        raise Bad(Reason.MISSING_FIELD, f"the field {name!r} is missing; found {shown(sorted(record))}")
+    return record[name]
+
+
+def string(value: Any, name: str) -> str:
+    """`value` if it is text that UTF-8 can hold. Raises Bad."""
+    if not isinstance(value, str):
+        raise Bad(Reason.WRONG_TYPE, f"{name} must be a string, got {shown(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise Bad(Reason.NOT_UNICODE, f"{name} holds half a surrogate pair at character {error.start}") from None
+    return value
+
+
+def key(value: Any, name: str) -> str:
+    """A key: a string, or a whole number as its digits. Raises Bad."""
+    return str(value) if type(value) is int else string(value, name)
+
+
+def whole_numbers(value: Any, name: str) -> list[int]:
+    """`value` if it is a list of whole numbers. Raises Bad."""
+    if not isinstance(value, list) or not {*map(type, value)} <= _WHOLE:
+        raise Bad(Reason.WRONG_TYPE, f"{name} must be a list of whole numbers, got {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """`value` as JSON would show it, cut to a line's length and safe to print."""
+    try:
+        text = ascii(value[: _SHOWN + 1] if isinstance(value, str) else value)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def _explain(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise Bad(Reason.NOT_JSON, f"not JSON: byte {error.start} is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        found = shown(line[:_SHOWN].decode("utf-8", "replace"))
+        raise Bad(Reason.NOT_JSON, f"not JSON ({str(error)[:_SHOWN]}): {found}") from None

@@ -1,0 +1,28 @@
+"""Numbers of labels and features that headers state: what is refused before anything is made of them."""
+
+from pipelines.formats.base import LABELS, Part
+from schemas.errors import InputError
+
+MAX_FEATURES = 1 << 31  # an id is an int32
+MAX_LABELS = 1 << 31
+_LABELS_A_POINT = 1000
+
+
+def check_features(features: int, url: str) -> None:
+    """Raises InputError where the header of `url` states more features than there can be."""
+    if features > MAX_FEATURES:
+        raise InputError(f"{url}: the header states {features:,} features; there can be {MAX_FEATURES:,}. Mend it.")
+
+
+def labels_by_number(labels: int, points: int, url: str) -> Part:
+    """The part of `labels` labels of which nothing is known but how many the header of `url` states.
+
+    Raises InputError where there cannot be so many: they would all be written.
+    """
+    limit = min(MAX_LABELS, _LABELS_A_POINT * (points + _LABELS_A_POINT))
+    if labels > limit:
+        raise InputError(
+            f"{url}: the header states {labels:,} labels for {points:,} points; at most {limit:,} are believed without "
+            "a file of the labels. Mend the header."
+        )
+    return Part(LABELS, "labels", {}, rows=labels)

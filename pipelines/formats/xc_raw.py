@@ -1,0 +1,102 @@
+"""The XC raw form: gzip of one JSON object a line; a label's id is its line in the labels' file."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pipelines.formats import lines, records
+from pipelines.formats.base import (
+    LABELS,
+    SPLITS,
+    Context,
+    Inputs,
+    Parsed,
+    Part,
+    labels_schema,
+    list_column,
+    points_schema,
+)
+from pipelines.formats.names import filters_at, one_of
+from pipelines.formats.records import Bad, Record
+from pipelines.formats.rejects import Reason
+from schemas import storage
+from schemas.storage import join
+
+_STEMS = {"train": "trn", "val": "val", "test": "tst", LABELS: "lbl"}
+
+
+@dataclass(frozen=True)
+class XcRaw:
+    """`trn.json.gz`, `lbl.json.gz`, and where there are any `tst.json.gz`, `val.json.gz` and filter files.
+
+    A point has `title`, `target_ind` (label lines), and may have `uid` (else it is known as `#row`) and `content`.
+    """
+
+    name: str = "xc"
+    expects: str = "trn.json.gz, lbl.json.gz, and where there are any tst.json.gz, val.json.gz (older: trn.raw.json.gz)"
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        return any(name in names for stem in ("trn", "lbl") for name in _usual(stem))
+
+    def find(self, source: str) -> Inputs:
+        names = storage.list_names(source)
+        found = {
+            table: one_of(source, names, _usual(_STEMS[table]), self.expects, required=table in ("train", LABELS))
+            for table in (*SPLITS, LABELS)
+        }
+        parts = tuple(Part(table, name, {"json": join(source, name)}) for table, name in found.items() if name)
+        return Inputs(self.name, parts, keyed=False, filters=filters_at(source, names))
+
+    def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
+        return lines.read_blocks(part.files["json"], block_rows)
+
+    def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
+        def read(record: Record, row: int) -> tuple[str, str, list[int], int]:
+            key, body = _key(record, row), _text(record, context.text)
+            target = records.whole_numbers(records.required(record, "target_ind"), "target_ind")
+            if not target:
+                shown = records.shown(key)
+                raise Bad(Reason.NO_LABELS, f"the point {shown} has no labels (target_ind is empty)")
+            ids = sorted(set(target))
+            if ids[0] < 0 or ids[-1] >= 1 << 63:
+                wrong = ids[0] if ids[0] < 0 else ids[-1]
+                raise Bad(Reason.LABEL_OUT_OF_RANGE, f"the label {records.shown(wrong)} does not exist")
+            return key, body, ids, len(target) - len(ids)
+
+        rows, good, rejects = records.each(raw["line"].to_pylist(), first_row, part.name, read)
+        keys, texts, ids, merged = zip(*good, strict=True) if good else ((), (), (), ())
+        columns = [rows, keys, texts, list_column(ids, pa.int64()), merged]
+        return Parsed(pa.record_batch(columns, schema=points_schema("label_ids", features=False)), rejects)
+
+    def parse_labels(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
+        rows, good, rejects = records.each(
+            raw["line"].to_pylist(),
+            first_row,
+            part.name,
+            lambda record, row: (_key(record, row), _text(record, context.text)),
+        )
+        keys, texts = zip(*good, strict=True) if good else ((), ())
+        return Parsed(pa.record_batch([rows, keys, texts], schema=labels_schema(features=False)), rejects)
+
+    def parse_pairs(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
+        raise NotImplementedError("this form has no pairs file")
+
+
+def _usual(stem: str) -> tuple[str, ...]:
+    return f"{stem}.json.gz", f"{stem}.raw.json.gz"
+
+
+def _key(record: Record, row: int) -> str:
+    """The uid; a record without one is known by its row, as `#17`."""
+    uid = record.get("uid")
+    return f"#{row}" if uid is None else records.key(uid, "uid")
+
+
+def _text(record: Record, text: str) -> str:
+    title = records.string(records.required(record, "title"), "title")
+    content = record.get("content")
+    if content is None or text == "title":
+        return title
+    content = records.string(content, "content")
+    return f"{title} {content}" if content else title

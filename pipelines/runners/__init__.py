@@ -1,0 +1,1 @@
+"""Where pipelines run: in process, in several processes, on Dask, on clusters."""

@@ -1,0 +1,170 @@
+"""The one place that chooses a Beam runner, and that turns a worker's failure back into the error it was."""
+
+import contextlib
+import difflib
+import logging
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+
+import apache_beam as beam
+from apache_beam.options import pipeline_options as options
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.runner import PipelineRunner, create_runner
+
+from pipelines.runners import processes
+from schemas import storage
+from schemas.errors import ExtremisError, InputError
+
+_WORTH_PROCESSES = 8 << 20  # bytes
+_MOST_WORKERS = 16  # each takes some 300 MB
+# Beam's own local runner looks for a binary to download; the one in this process needs nothing.
+_IN_PROCESS = ("", "DirectRunner", "FnApiRunner")
+_LOGGERS = ("apache_beam", "distributed")
+# Beam ends a worker's message with the step it was in; the traceback's last line names the class.
+_STEP = re.compile(r" \[while running '[^']*'\]")
+
+
+def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
+    """An empty pipeline on the runner that `beam_options` name (`--runner=...`); in this process by default.
+
+    `--direct_num_workers` and `--direct_running_mode` hold for the in-process runner as well; the rest goes to Beam
+    unchanged. Run it with `run`. Raises InputError for an unknown runner or option.
+    """
+    flags = list(beam_options)
+    runner = _runner(flags)
+    _refuse_unknown(flags)
+    chosen = options.PipelineOptions(flags)
+    # Nothing of ours is defined in a main module, so no worker needs a copy of one.
+    chosen.view_as(options.SetupOptions).save_main_session = False
+    direct = chosen.view_as(options.DirectOptions)
+    if isinstance(runner, FnApiRunner) and direct.direct_running_mode == "multi_processing":
+        direct.direct_running_mode = "in_memory"  # else Beam starts workers of its own
+        runner = processes.make_runner()
+    try:
+        pipeline = beam.Pipeline(runner=runner, options=chosen)
+    except ValueError as error:  # a runner's own checks: a bucket or project that is none
+        raise InputError(f"Beam options {flags}: {str(error).strip()}") from None
+    # For transforms in other languages, of which there are none; Beam would leave it behind.
+    os.rmdir(pipeline.local_tempdir)
+    return pipeline
+
+
+def local_workers(beam_options: Sequence[str], urls: Sequence[str]) -> list[str]:
+    """`beam_options`, with a worker process a core where they leave the choice and the files at `urls` are worth it.
+
+    Starting processes takes seconds, and they do not share memory:// files.
+    """
+    flags = list(beam_options)
+    given = any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in flags)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if given or cores < 2 or not isinstance(_runner(flags), FnApiRunner):
+        return flags
+    if any(url.startswith("memory://") for url in urls):
+        return flags
+    if sum(storage.size(url) for url in urls if storage.exists(url)) < _WORTH_PROCESSES:
+        return flags
+    return [*flags, f"--direct_num_workers={min(cores, _MOST_WORKERS)}", "--direct_running_mode=multi_processing"]
+
+
+def run(pipeline: beam.Pipeline) -> None:
+    """Run `pipeline` to its end. A worker's ExtremisError is raised here as it was raised there, on any runner.
+
+    Raises ExtremisError, too, where workers of this machine or of Dask died.
+    """
+    ours = type(pipeline.runner).__name__ in ("FnApiRunner", "DaskRunner")
+    with _quiet() if ours else contextlib.nullcontext():
+        try:
+            pipeline.run().wait_until_finish()
+        except Exception as error:
+            own = unwrap(error)
+            if own is None:
+                raise
+            raise own from None
+
+
+def unwrap(error: BaseException) -> ExtremisError | None:
+    """The ExtremisError that a runner wrapped into `error`, or None.
+
+    Runners in this process chain or re-raise the exception; the others pass its traceback on as text.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ExtremisError):
+            return type(seen)(_STEP.sub("", str(seen)))
+        seen = seen.__cause__ or seen.__context__
+    classes = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _subclasses(ExtremisError)}
+    names = "|".join(re.escape(name) for name in classes)
+    # A chain of tracebacks repeats the message; its last copy ends the text, with the step behind it.
+    ends = r" \[while running '|^\n(?:During handling|The above)|\Z"
+    found = re.findall(rf"^({names}): (.*?)(?={ends})", str(error), re.DOTALL | re.MULTILINE)
+    if not found:
+        return None
+    name, message = found[-1]
+    return classes[name](message.strip())
+
+
+def _runner(flags: Sequence[str]) -> PipelineRunner:
+    name = options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or ""
+    if name in _IN_PROCESS:
+        return FnApiRunner()
+    if name == "DaskRunner":
+        return _dask_runner()
+    try:
+        return create_runner(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise InputError(
+            f"cannot use the Beam runner {name!r}: {error}. Leave --runner out to run in this process."
+        ) from None
+
+
+def _dask_runner() -> PipelineRunner:
+    try:
+        from pipelines.runners.dask_runner import DaskRunner
+    except ImportError as error:
+        raise InputError(f"no Dask here ({error}): pip install 'extremis[dask]'.") from None
+    return DaskRunner()
+
+
+def _refuse_unknown(flags: Sequence[str]) -> None:
+    """Beam drops what it does not know with a warning; a misspelt option is better refused."""
+    parser = options._BeamArgumentParser(allow_abbrev=False, exit_on_error=False)
+    for kind in _subclasses(options.PipelineOptions):
+        with contextlib.suppress(Exception):  # two classes may declare the same option
+            kind._add_argparse_args(parser)  # type: ignore[attr-defined]
+    try:
+        _, unknown = parser.parse_known_args(list(flags))
+    except Exception as error:
+        raise InputError(f"Beam options {list(flags)}: {error}.") from None
+    if not unknown:
+        return
+    known = [name for action in parser._actions for name in action.option_strings]
+    near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
+    hint = f" Did you mean {near[0]}?" if near else " Everything after `--` goes to Beam; see its runner's page."
+    raise InputError(f"unknown Beam option {unknown[0]!r}.{hint}")
+
+
+def _subclasses(kind: type) -> list[type]:
+    children: list[type] = kind.__subclasses__()
+    return [deep for child in children for deep in (child, *_subclasses(child))]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Runners log each worker's traceback, and print those of their own threads, which `run` raises anyway."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    hook = threading.excepthook
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    threading.excepthook = lambda ended: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        threading.excepthook = hook
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,112 @@
+"""What is settled before a worker starts: where each table comes from, where it goes, and how it is cut."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pipelines.formats.base import Context, Format, Part
+from schemas import tables
+from schemas.shard_files.shards import Sink
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """The first pipeline: input files to parsed blocks below `staging`."""
+
+    form: Format
+    parts: tuple[Part, ...]
+    files: tuple[str, ...]  # URLs
+    context: Context
+    staging: str
+    seed: int
+    block_rows: int
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What queries and labels have alike."""
+
+    table: str  # where to, a URL
+    shards: int
+    row_group_rows: int
+    vocabulary: int | None  # None: nothing has a text, and there are no token ids
+    tokenizer: str
+    features: bool
+    sources: Mapping[int, str]  # names of the input's parts, by their numbers
+    sink: Sink
+
+    @property
+    def tokens(self) -> pa.DataType | None:
+        """The type of a token id; None where the rows have features alone."""
+        return None if self.vocabulary is None and self.features else tables.token_type(self.vocabulary or 0)
+
+
+@dataclass(frozen=True)
+class QueriesPlan(TablePlan):
+    """One split: parsed blocks to `queries/<split>`."""
+
+    split: str
+    source: str  # the input table: a validation split may be cut out of `train`
+    labels: int  # more than any label id
+    keyed: bool
+    pairs: bool  # whether labels come from pairs
+    shared: bool  # the split's points are among those of others: one without a label is not of this split
+    filters: str | None  # URL of the split's filter pairs in staging
+    keep_text: bool
+    share: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
+
+    @property
+    def name(self) -> str:
+        return f"queries/{self.split}"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        return tables.queries(
+            self.tokens,
+            tables.label_type(self.labels),
+            text=self.keep_text,
+            filters=self.filters is not None,
+            features=self.features,
+        )
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """Columns on the way: those of the table without `query_id`, and what ordering and counting need."""
+        extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
+        own = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
+        return pa.schema([*_place(), *extra, *own])
+
+
+@dataclass(frozen=True)
+class LabelsPlan(TablePlan):
+    """The labels: parsed blocks to `labels`."""
+
+    rows: int  # of the input
+    keyed: bool
+
+    @property
+    def name(self) -> str:
+        return "labels"
+
+    @property
+    def shard_rows(self) -> int:
+        """Labels of each shard but the last, where a label's id is its row."""
+        return -(-self.rows // self.shards) or 1
+
+    @property
+    def schema(self) -> pa.Schema:
+        return tables.labels(self.tokens, features=self.features)
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """As that of queries."""
+        made = ("label_id", "frequency")
+        own = [field.with_nullable(True) for field in self.schema if field.name not in made]
+        return pa.schema([*_place(), ("truncated", pa.bool_()), *own])
+
+
+def _place() -> list[pa.Field]:
+    names = {"hash": pa.uint64(), "content": pa.uint64(), "part": pa.int32(), "row": pa.int64()}
+    return [pa.field(name, kind) for name, kind in names.items()]

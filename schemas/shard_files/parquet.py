@@ -1,0 +1,333 @@
+"""Shards as Parquet: fixed row groups, deterministic bytes, one row group at a time in and out."""
+
+import contextlib
+import os
+import struct
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas import checksums, storage
+from schemas.checksums import crc32
+from schemas.layout import shard_name
+from schemas.manifest import Manifest, Shard
+from schemas.ragged import no_entries
+from schemas.shard_files import ranges
+from schemas.shard_files.ranges import VERIFIED, Access, Mapped, Pieces, PiecesFile, Range, Source
+from schemas.storage import join
+
+_ENDING = struct.Struct("<I4s")  # the length of the footer's metadata, and the magic
+_MAGIC = b"PAR1"
+_TAIL = 1 << 16  # read at first: most footers fit
+_CHUNK_BYTES = 900  # of parsed metadata in memory, a column chunk
+
+
+def encode(table: pa.Table, row_group_rows: int) -> pa.Buffer:
+    """`table` as Parquet bytes with row groups of `row_group_rows` rows (the last may be shorter)."""
+    out = pa.BufferOutputStream()
+    writer = ShardEncoder(out, table.schema, row_group_rows)
+    writer.write(table)
+    writer.close()
+    return out.getvalue()
+
+
+class ShardEncoder:
+    """Writes one shard to an Arrow output stream; row groups are exactly `row_group_rows` but for the last."""
+
+    def __init__(self, out: pa.NativeFile, schema: pa.Schema, row_group_rows: int) -> None:
+        # Floating values do not repeat, so a dictionary only costs time there.
+        plain = [field.name for field in schema if _is_matrix(field.type) or _is_floats(field.type)]
+        dictionary = [field.name for field in schema if field.name not in plain and field.name != "query_id"]
+        self._writer = pq.ParquetWriter(
+            out,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=_leaf_names(schema, dictionary),
+            write_statistics=False,
+            write_page_checksum=True,  # compressed bytes that have changed can decode to other values without an error
+            store_schema=True,
+        )
+        self._schema = schema
+        self._row_group_rows = row_group_rows
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+        self.rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows; full row groups are written out as they fill."""
+        self._pending.append(table.cast(self._schema))
+        self._pending_rows += table.num_rows
+        self.rows += table.num_rows
+        if self._pending_rows < self._row_group_rows:
+            return
+        ready = pa.concat_tables(self._pending)
+        full = ready.num_rows - ready.num_rows % self._row_group_rows
+        self._writer.write_table(ready.slice(0, full).combine_chunks(), row_group_size=self._row_group_rows)
+        self._pending = [ready.slice(full)]
+        self._pending_rows = ready.num_rows - full
+
+    def close(self) -> None:
+        if self._pending_rows:
+            rest = pa.concat_tables(self._pending).combine_chunks()
+            self._writer.write_table(rest, row_group_size=self._row_group_rows)
+        self._writer.close()
+
+
+def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
+    """Publish shard `index` of `count` under the prefix `url`, whole or not at all. Raises StorageError."""
+    name = shard_name(index, count)
+    data = memoryview(encode(table, row_group_rows))
+    storage.write_bytes(join(url, name), data)
+    return _entry(name, table.num_rows, data, storage.sha256(data))
+
+
+def _entry(name: str, rows: int, data: memoryview, sha256: str) -> Shard:
+    return Shard(path=name, rows=rows, bytes=len(data), sha256=sha256, checksums=checksums_of(data))
+
+
+def checksums_of(data: memoryview) -> str:
+    """CRC-32 of a shard's footer, and of every column chunk, row group by row group, as its manifest holds them."""
+    size, _ = _ENDING.unpack(data[-_ENDING.size :])
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    found = [crc32(data[-_ENDING.size - size :])]
+    for group in range(metadata.num_row_groups):
+        columns = metadata.row_group(group)
+        for leaf in range(metadata.num_columns):
+            start, stop = _chunk(columns.column(leaf))
+            found.append(crc32(data[start:stop]))
+    return checksums.pack(found)
+
+
+class ShardFile:
+    """Writes shard `index` of `count` under the prefix `url` table by table, in the bytes of `write_shard`.
+
+    Memory is bounded by one row group. Use as a context manager; `entry` is there once it has ended, and nothing is
+    published when an error ends it. Raises StorageError.
+    """
+
+    entry: Shard
+
+    def __init__(self, url: str, index: int, count: int, schema: pa.Schema, row_group_rows: int) -> None:
+        self._name = shard_name(index, count)
+        self._writing = storage.writing(join(url, self._name))
+        self._schema, self._row_group_rows = schema, row_group_rows
+
+    def __enter__(self) -> "ShardFile":
+        self._path = self._writing.__enter__()
+        try:
+            self._out = pa.OSFile(self._path, "wb")
+            self._encoder = ShardEncoder(self._out, self._schema, self._row_group_rows)
+        except BaseException as failed:  # a full disk: the format's first bytes are written here
+            self._writing.__exit__(type(failed), failed, failed.__traceback__)
+            raise
+        return self
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows."""
+        self._encoder.write(table)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._encoder.close()
+                self._out.close()
+                digest = storage.file_sha256(self._path)
+                data = memoryview(Mapped(self._path, os.path.getsize(self._path)).whole)
+                self.entry = _entry(self._name, self._encoder.rows, data, digest)
+            else:
+                with contextlib.suppress(Exception):  # or the writer would close itself later, on a closed file
+                    self._encoder.close()
+        except BaseException as failed:
+            self._writing.__exit__(type(failed), failed, failed.__traceback__)
+            raise
+        finally:
+            self._out.close()
+        self._writing.__exit__(kind, error, trace)
+
+
+class ParquetShard:
+    """An open shard: its footer parsed once, its row groups read by any number of threads.
+
+    `checksums` as in the manifest, or None where it has none: then pages are verified by checksums of their own.
+    Raises ValueError, and what Arrow raises, over damaged bytes.
+    """
+
+    def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
+        self._source, self._length = source, length
+        footer = _footer(source, length)
+        self._chunks: np.ndarray | None = None
+        if expected is not None and verify:
+            known = checksums.unpack(expected)
+            if crc32(footer) != known[0]:
+                raise ValueError("its footer does not match its CRC-32")
+            self._chunks = known[1:]
+        self._pages = verify and expected is None
+        self._metadata = pq.read_metadata(pa.BufferReader(footer))
+        leaves = [self._metadata.schema.column(leaf).path for leaf in range(self._metadata.num_columns)]
+        self._columns = [path.partition(".")[0] for path in leaves]
+        if self._chunks is not None and len(self._chunks) != self._metadata.num_row_groups * len(leaves):
+            raise ValueError(f"{len(self._chunks)} checksums for {self._metadata.num_row_groups} row groups")
+        # Opening costs as much as reading a few hundred rows, and an open file serves one thread at a time.
+        self._idle: deque[tuple[pq.ParquetFile, PiecesFile | None]] = deque()
+        self.local = isinstance(source, Mapped)
+        self.schema_arrow: pa.Schema = self._metadata.schema.to_arrow_schema()
+
+    @property
+    def num_row_groups(self) -> int:
+        return int(self._metadata.num_row_groups)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes while it is open, about."""
+        return _CHUNK_BYTES * self.num_row_groups * len(self._columns)
+
+    def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
+        """The bytes of the chunks of `columns` in row group `group`, in the order of the file."""
+        return [chunk for _, chunk in self._wanted(group, columns)]
+
+    def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
+        """The bytes that reading `columns` of row group `group` takes."""
+        return Pieces.fetch(self._source, self.ranges(group, columns))
+
+    def read_row_group(
+        self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
+    ) -> pa.Table:
+        """Row group `group` with those of `columns` that there are, out of `pieces` where they were fetched before."""
+        held = self._source if isinstance(self._source, Mapped) else pieces or self.fetch(group, columns)
+        for leaf, (start, stop) in self._wanted(group, columns):
+            data = held.read(start, stop)
+            if self._chunks is not None and crc32(data) != self._chunks[group * len(self._columns) + leaf]:
+                raise ValueError(f"the values of {self._columns[leaf]} do not match their CRC-32")
+        file, opened = self._idle.pop() if self._idle else self._open()
+        if isinstance(held, Pieces) and opened is not None:
+            opened.pieces = held
+        table = file.read_row_group(group, columns=None if columns is None else list(columns), use_threads=False)
+        if opened is not None:
+            opened.pieces = Pieces(())
+        self._idle.append((file, opened))
+        return table
+
+    def read(self) -> pa.Table:
+        """All rows."""
+        groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
+        return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
+
+    def close(self) -> None:
+        self._idle.clear()
+
+    def __enter__(self) -> "ParquetShard":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _wanted(self, group: int, columns: Sequence[str] | None) -> list[tuple[int, Range]]:
+        found = self._metadata.row_group(group)
+        names = self._columns
+        return [(n, _chunk(found.column(n))) for n in range(len(names)) if columns is None or names[n] in columns]
+
+    def _open(self) -> tuple[pq.ParquetFile, PiecesFile | None]:
+        options = {"metadata": self._metadata, "pre_buffer": False, "page_checksum_verification": self._pages}
+        if isinstance(self._source, Mapped):
+            return pq.ParquetFile(pa.BufferReader(self._source.whole), **options), None
+        pieces = PiecesFile(self._length)
+        return pq.ParquetFile(pa.PythonFile(pieces, "r"), **options), pieces
+
+
+def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> ParquetShard:
+    """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or not Parquet."""
+    with ranges.opening(url, shard, access) as source:
+        return ParquetShard(source, shard.bytes, shard.checksums, access.verify)
+
+
+def _footer(source: Source, length: int) -> pa.Buffer:
+    """The metadata at the end of a file, with its length and the magic behind it. Raises ValueError."""
+    start = max(0, length - _TAIL)
+    tail = source.read(start, length)
+    if tail.size < _ENDING.size:
+        raise ValueError("too short for Parquet")
+    size, magic = _ENDING.unpack(tail[-_ENDING.size :])
+    first = length - _ENDING.size - size
+    if magic != _MAGIC or first < 0:
+        raise ValueError("no Parquet footer at its end")
+    return tail[first - start :] if first >= start else source.read(first, length)
+
+
+def _chunk(column: pq.ColumnChunkMetaData) -> Range:
+    start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+    return start, start + column.total_compressed_size
+
+
+def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(shard [M], group [M], first_row [M + 1]) of all M row groups in storage order, by arithmetic on the manifest.
+
+    Row group m holds rows [first_row[m], first_row[m + 1]). int64 all.
+    """
+    size = manifest.row_group_rows or 1
+    shard: list[int] = []
+    group: list[int] = []
+    rows: list[int] = []
+    for index, entry in enumerate(manifest.shards):
+        for number, start in enumerate(range(0, entry.rows, size)):
+            shard.append(index)
+            group.append(number)
+            rows.append(min(size, entry.rows - start))
+    first = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
+    return np.asarray(shard, np.int64), np.asarray(group, np.int64), first
+
+
+def list_column(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(values [V], offsets [rows + 1]) of a list column as NumPy; offsets int64, starting at 0."""
+    column = _array(table, name)
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    values = column.values.to_numpy(zero_copy_only=False)
+    return values[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def filters_of(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """As `list_column`, the label ids that queries' predictions are struck of; none where there is no such column."""
+    name = "filter_label_ids"
+    return list_column(table, name) if name in table.column_names else no_entries(table.num_rows)
+
+
+def matrix_column(table: pa.Table, name: str) -> np.ndarray:
+    """A fixed-size list column as a NumPy matrix [rows, K]."""
+    column = _array(table, name)
+    width = column.type.list_size
+    values = column.values.slice(column.offset * width, len(column) * width)  # flatten() would copy them
+    return values.to_numpy(zero_copy_only=False).reshape(-1, width)
+
+
+def _array(table: pa.Table, name: str) -> pa.Array:
+    """A column as one array, copied only where it is in several pieces."""
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])
+
+
+def list_array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.ListArray:
+    """A list column from NumPy values [V] and offsets [rows + 1]."""
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values, type))
+
+
+def matrix_array(matrix: np.ndarray, type: pa.DataType) -> pa.FixedSizeListArray:
+    """A fixed-size list column from a NumPy matrix [rows, K]."""
+    flat = pa.array(np.ascontiguousarray(matrix).reshape(-1), type)
+    return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+
+
+def _is_matrix(type: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(type))
+
+
+def _is_floats(type: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type) and pa.types.is_floating(type.value_type))
+
+
+def _leaf_names(schema: pa.Schema, names: list[str]) -> list[str]:
+    """Parquet names list leaves `column.list.element`."""
+    return [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]

@@ -1,0 +1,184 @@
+"""Byte ranges of a shard: mapped from a local disk, or fetched; a range is half-open, [start, stop)."""
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from schemas import storage
+from schemas.errors import StorageError, TableError
+from schemas.manifest import Shard, find_shard
+from schemas.shard_files.cache import LocalCache
+from schemas.storage import join
+
+GAP = 1 << 17  # bytes between two ranges that cost less to read along than a request of their own
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How shards are read: whether checksums are verified, where remote ranges are kept, when to give up retrying."""
+
+    verify: bool = True
+    cache: LocalCache | None = None
+    given_up: threading.Event | None = None
+
+
+VERIFIED = Access()
+
+
+class Mapped:
+    """The first `length` bytes of a local file, mapped: a file renamed over it or removed later changes nothing here.
+
+    Raises FileNotFoundError, and ValueError where the file is shorter.
+    """
+
+    def __init__(self, path: str, length: int) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            self._map = mmap.mmap(handle, length, access=mmap.ACCESS_READ)
+        finally:
+            os.close(handle)
+        self._length = length
+        self.whole = pa.py_buffer(self._map)
+
+    def read(self, start: int, stop: int) -> pa.Buffer:
+        """A view of the bytes. Raises ValueError where the file has been cut: touching them would end the process."""
+        found = self._map.size()
+        if found < self._length:
+            raise ValueError(f"{found} bytes, expected {self._length}")
+        return self.whole.slice(start, stop - start)
+
+
+class Remote:
+    """A file beyond a local disk: each read is one request, with retries, unless the cache has its bytes.
+
+    Reads raise FileNotFoundError, StorageError.
+    """
+
+    def __init__(self, url: str, sha256: str, access: Access) -> None:
+        self._url, self._sha256, self._access = url, sha256, access
+
+    def read(self, start: int, stop: int) -> pa.Buffer:
+        """Bytes [start, stop)."""
+        cache = self._access.cache
+        data = cache.get(self._sha256, start, stop) if cache else None
+        if data is None:
+            data = storage.read_range(self._url, start, stop, self._access.given_up)
+            if cache:
+                cache.put(self._sha256, start, stop, data)
+        return pa.py_buffer(data)
+
+
+Source = Mapped | Remote
+
+
+@contextlib.contextmanager
+def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
+    """The bytes of `shard` of the table at `url`, for a block that reads its end.
+
+    Raises TableError when it is gone, not as long as it was, or when the block finds it damaged; StorageError.
+    """
+    place = join(url, shard.path)
+    if storage.is_local(place):
+        find_shard(url, shard)
+        with naming_damage(place):
+            yield Mapped(storage.filesystem(place)[1], shard.bytes)
+        return
+    try:
+        with naming_damage(place):
+            yield Remote(place, shard.sha256, access)
+    except (FileNotFoundError, StorageError, TableError):
+        if access.cache:
+            access.cache.discard(shard.sha256)
+        find_shard(url, shard)  # the look-up costs a request, so only whoever needs the reason pays for it
+        raise
+
+
+@contextlib.contextmanager
+def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
+    """Turn whatever Arrow raises over bytes that do not decode into a TableError, on one line, that names `place`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise TableError(f"{place}: damaged: {reason}. {remedy}") from error
+
+
+class Pieces:
+    """Fetched ranges of one file, in order."""
+
+    def __init__(self, pieces: Sequence[tuple[int, pa.Buffer]]) -> None:
+        self._pieces = pieces
+
+    @classmethod
+    def fetch(cls, source: Source, ranges: Iterable[Range]) -> "Pieces":
+        """Read `ranges`, those that are near each other in one request."""
+        return cls([(start, source.read(start, stop)) for start, stop in merged(ranges)])
+
+    def read(self, start: int, stop: int) -> pa.Buffer:
+        """A view of bytes that were fetched. Raises ValueError for others."""
+        for first, data in self._pieces:
+            if first <= start and stop <= first + data.size:
+                return data if (start, stop) == (first, first + data.size) else data.slice(start - first, stop - start)
+        raise ValueError(f"bytes [{start}, {stop}) are none of those that its footer names")
+
+
+class PiecesFile:
+    """Some bytes of a file of `length` bytes, for a library that reads files; `pieces` may be replaced."""
+
+    closed = False
+
+    def __init__(self, length: int) -> None:
+        self._length, self._at = length, 0
+        self.pieces = Pieces(())
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def read_buffer(self, size: int) -> pa.Buffer:
+        data = self.pieces.read(self._at, self._at + size)
+        self._at += size
+        return data
+
+    def read(self, size: int = -1) -> bytes:
+        return self.read_buffer(self._length - self._at if size < 0 else size).to_pybytes()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def merged(ranges: Iterable[Range], gap: int = GAP) -> list[Range]:
+    """Ranges in order, joined where no more than `gap` bytes lie between."""
+    joined: list[Range] = []
+    for start, stop in sorted(ranges):
+        if joined and start - joined[-1][1] <= gap:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def size_of(ranges: Iterable[Range]) -> int:
+    """Bytes of `ranges`."""
+    return sum(stop - start for start, stop in ranges)

@@ -1,0 +1,77 @@
+"""Shards of any table, whatever their file format: a shard's name says which."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+
+from schemas.errors import TableError
+from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
+from schemas.shard_files import parquet, webdataset
+from schemas.shard_files.parquet import ParquetShard
+from schemas.shard_files.ranges import VERIFIED, Access, Pieces, naming_damage
+from schemas.shard_files.webdataset import TarShard
+from schemas.storage import join
+
+Sink = Literal["parquet", "webdataset"]
+OpenShard: TypeAlias = ParquetShard | TarShard
+
+
+def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int, sink: Sink) -> Shard:
+    """Publish shard `index` of `count` under the prefix `url`, whole or not at all. Raises StorageError."""
+    write = webdataset.write_shard if sink == "webdataset" else parquet.write_shard
+    return write(url, index, count, table, row_group_rows)
+
+
+def write_table(
+    url: str, kind: str, shards: Sequence[pa.Table], row_group_rows: int, sink: Sink = "parquet", **fields: object
+) -> Manifest:
+    """Publish a table from shards in memory (one process); `fields` go into the manifest. Raises StorageError."""
+    unpublish(url)
+    entries = [write_shard(url, i, len(shards), table, row_group_rows, sink) for i, table in enumerate(shards)]
+    manifest = Manifest(
+        kind=kind,
+        columns=columns_of(shards[0].schema),
+        shards=tuple(entries),
+        rows=sum(entry.rows for entry in entries),
+        row_group_rows=row_group_rows,
+        **fields,  # type: ignore[arg-type]
+    )
+    return publish(url, manifest)
+
+
+def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> OpenShard:
+    """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or of no format of ours."""
+    open_file = webdataset.open_shard if shard.path.endswith(f".{webdataset.EXTENSION}") else parquet.open_shard
+    return open_file(url, shard, access)
+
+
+def iterate(url: str, manifest: Manifest, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Row groups of the whole table in storage order. Raises TableError."""
+    for shard in manifest.shards:
+        yield from iterate_shard(url, shard, columns)
+
+
+def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Row groups of one shard in storage order. Raises TableError."""
+    file = open_shard(url, shard)
+    try:
+        for group in range(file.num_row_groups):
+            yield read_group(file, group, columns, join(url, shard.path))
+    finally:
+        file.close()
+
+
+def read_group(
+    file: OpenShard, group: int, columns: Sequence[str] | None, place: str, pieces: Pieces | None = None
+) -> pa.Table:
+    """Row group `group` of an open shard, out of `pieces` where they were fetched before.
+
+    Raises TableError that names `place` and the row group when its bytes are not what they were, StorageError.
+    """
+    with naming_damage(f"{place}, row group {group}"):
+        table = file.read_row_group(group, list(columns) if columns else None, pieces)
+    missing = set(columns or ()) - set(table.column_names)
+    if missing:
+        raise TableError(f"{place}: no column {', '.join(sorted(missing))}. Make the table again.")
+    return table

@@ -1,0 +1,231 @@
+"""Shards as WebDataset tars, with an index behind the end of the archive: any tar reader stops before it.
+
+The index is an Arrow IPC file with a record batch a row group: how many values each member of each row holds. From that
+follows by arithmetic where every value lies, so a row group is one range read and a few gathers. Its metadata holds the
+byte at which the row group starts, the id of its first row, and a CRC-32 of each column's values. The manifest has that
+of the index.
+
+    tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
+"""
+
+import hashlib
+import json
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from schemas import checksums, storage
+from schemas.checksums import crc32
+from schemas.layout import shard_name
+from schemas.manifest import Shard
+from schemas.shard_files import ranges, tar
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.ranges import VERIFIED, Access, Pieces, Range, Source
+from schemas.storage import join
+
+EXTENSION = "tar"
+_MAGIC = b"XTARIDX1"
+_FOOTER = struct.Struct("<IQ8s")
+_TAIL = 1 << 16  # read at first: most indexes fit
+
+
+def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
+    """Publish shard `index` of `count` under the prefix `url`, whole or not at all; holds a row group at a time.
+
+    `query_id` must count up by one; strings and lists of numbers are the other columns.
+    Raises StorageError; ValueError for other columns and ids.
+    """
+    name = shard_name(index, count, EXTENSION)
+    digest, size, end = hashlib.sha256(), 0, memoryview(b"")
+    with storage.writing(join(url, name)) as path, open(path, "wb") as out:
+        for piece in encode(table, row_group_rows):
+            out.write(piece)
+            digest.update(piece)
+            size += len(piece)
+            end = piece
+    # Without the footer: a CRC-32 over bytes and their own CRC-32 is the same for all bytes.
+    packed = checksums.pack([crc32(end[: -_FOOTER.size])])
+    return Shard(path=name, rows=table.num_rows, bytes=size, sha256=digest.hexdigest(), checksums=packed)
+
+
+def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
+    """`table` as the bytes of a tar, a piece a row group, and of its index, the last piece.
+
+    Raises ValueError as `write_shard`.
+    """
+    members = tar.members_of(table.schema)
+    if (np.diff(table.column("query_id").to_numpy()) != 1).any():
+        raise ValueError("the ids of a shard count up by one")
+    schema = pa.schema(
+        [(member.column, pa.uint32()) for member in members],
+        metadata={"schema": table.schema.serialize().to_pybytes()},
+    )
+    out = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    start = 0
+    with pa.ipc.new_file(out, schema, options=options) as index:
+        for first in range(0, table.num_rows, row_group_rows):
+            ids, columns = _columns(table.slice(first, row_group_rows), members)
+            facts = {
+                "start": start,
+                "first_id": int(ids[0]),
+                "crc32": {name: crc32(np.ascontiguousarray(values).data) for name, (values, _) in columns.items()},
+            }
+            counts = [np.diff(columns[member.column][1]).astype(np.uint32) for member in members]
+            batch = pa.record_batch([pa.array(one) for one in counts], schema=schema)
+            index.write_batch(batch, {"facts": json.dumps(facts, sort_keys=True)})
+            piece = tar.encode(ids, columns, members).data
+            start += len(piece)
+            yield piece
+    content = out.getvalue()
+    yield memoryview(tar.END)
+    yield memoryview(content.to_pybytes() + _FOOTER.pack(crc32(content), len(content), _MAGIC))
+
+
+class TarShard:
+    """An open shard, used as `schemas.shard_files.parquet.ParquetShard` is. Raises ValueError over damaged bytes."""
+
+    def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
+        self._source, self._verify, self._length = source, verify, length
+        content = _index(source, length, expected, verify)
+        self.memory, self.local = content.size, isinstance(source, ranges.Mapped)
+        self._index = pa.ipc.open_file(pa.BufferReader(content))
+        self._lock = threading.Lock()  # Arrow does not say that threads may share its reader
+        metadata = self._index.schema.metadata or {}
+        if b"schema" not in metadata:
+            raise ValueError("its index names no columns")
+        self.schema_arrow = pa.ipc.read_schema(pa.BufferReader(metadata[b"schema"]))
+        self._members = tar.members_of(self.schema_arrow)
+
+    @property
+    def num_row_groups(self) -> int:
+        return int(self._index.num_record_batches)
+
+    def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
+        """The bytes of row group `group`: its columns lie among each other."""
+        return self._group(group).ranges(self._names(columns))
+
+    def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
+        """The bytes that reading `columns` of row group `group` takes."""
+        return Pieces.fetch(self._source, self.ranges(group, columns))
+
+    def read_row_group(
+        self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
+    ) -> pa.Table:
+        """Row group `group` with those of `columns` that there are, in the order of the schema."""
+        facts = self._group(group)
+        names = self._names(columns)
+        data = np.empty(0, np.uint8)
+        for start, stop in facts.ranges(names):
+            data = np.frombuffer((pieces or self._source).read(start, stop), np.uint8)
+        arrays = [self._column(facts, name, data) for name in names]
+        return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema_arrow.field(name) for name in names]))
+
+    def read(self) -> pa.Table:
+        """All rows."""
+        groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
+        return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
+
+    def close(self) -> None:
+        """Nothing is held but memory."""
+
+    def __enter__(self) -> "TarShard":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _names(self, columns: Sequence[str] | None) -> list[str]:
+        return [name for name in self.schema_arrow.names if columns is None or name in columns]
+
+    def _group(self, group: int) -> "_Group":
+        with self._lock:
+            batch, metadata = self._index.get_batch_with_custom_metadata(group)
+        facts = json.loads(metadata[b"facts"])
+        counts = {member.column: batch.column(member.column).to_numpy() for member in self._members}
+        layout = tar.Layout.of(self._members, counts)
+        if facts["start"] < 0 or facts["start"] + layout.blocks * tar.BLOCK > self._length:
+            raise ValueError("its index points beyond its end")
+        return _Group(batch.num_rows, facts["start"], facts["first_id"], facts["crc32"], counts, layout)
+
+    def _column(self, group: "_Group", name: str, data: np.ndarray) -> pa.Array:
+        if name == "query_id":
+            return pa.array(np.arange(group.first_id, group.first_id + group.rows))
+        number = next(number for number, member in enumerate(self._members) if member.column == name)
+        offsets = np.concatenate([[0], np.cumsum(group.counts[name], dtype=np.int64)])
+        values = tar.gather(data, group.layout, number, self._members[number], offsets)
+        if self._verify and crc32(values.data) != group.crc32[name]:
+            raise ValueError(f"the values of {name} do not match their CRC-32")
+        return _array(values, offsets, self.schema_arrow.field(name).type)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What the index says of a row group of B rows: `counts` [B] by column, and where their values lie."""
+
+    rows: int
+    start: int
+    first_id: int
+    crc32: dict[str, int]
+    counts: dict[str, np.ndarray]
+    layout: tar.Layout
+
+    def ranges(self, names: list[str]) -> list[Range]:
+        return [(self.start, self.start + self.layout.blocks * tar.BLOCK)] if set(names) - {"query_id"} else []
+
+
+def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
+    """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or without its index."""
+    with ranges.opening(url, shard, access) as source:
+        return TarShard(source, shard.bytes, shard.checksums, access.verify)
+
+
+def _index(source: Source, length: int, expected: str | None, verify: bool) -> pa.Buffer:
+    """The index behind the archive; verified by the manifest's CRC-32 and its own. Raises ValueError."""
+    begin = max(0, length - _TAIL)
+    tail = source.read(begin, length)
+    if tail.size < _FOOTER.size:
+        raise ValueError("too short for a tar with an index")
+    checksum, size, magic = _FOOTER.unpack(tail[-_FOOTER.size :])
+    start = length - _FOOTER.size - size
+    if magic != _MAGIC or start < 0:
+        raise ValueError("no index behind the archive")
+    content = tail[start - begin : tail.size - _FOOTER.size] if start >= begin else source.read(start, start + size)
+    if verify:
+        found = crc32(content)
+        if expected is not None and found != checksums.unpack(expected)[0]:
+            raise ValueError("its index does not match the manifest's CRC-32")
+        if found != checksum:
+            raise ValueError("its index does not match its CRC-32")
+    return content
+
+
+def _columns(rows: pa.Table, members: list[tar.Member]) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Ids [B], and each member's values [V] and offsets [B + 1]."""
+    return rows.column("query_id").to_numpy(), {member.column: _ragged(rows, member.column) for member in members}
+
+
+def _ragged(rows: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+    if pa.types.is_string(rows.schema.field(name).type):
+        rows = pa.table({name: _as_bytes(rows.column(name))})
+    return list_column(rows, name)
+
+
+def _as_bytes(column: pa.ChunkedArray) -> pa.ListArray:
+    """Strings as lists of their UTF-8 bytes."""
+    strings = pa.concat_arrays(column.chunks)
+    _, offsets, data = strings.buffers()
+    numbers = pa.Array.from_buffers(pa.int32(), len(strings) + 1, [None, offsets], offset=strings.offset)
+    values = pa.Array.from_buffers(pa.uint8(), len(data or b""), [None, data])
+    return pa.ListArray.from_arrays(numbers, values)
+
+
+def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Array:
+    numbers = pa.array(offsets.astype(np.int32))
+    if pa.types.is_string(type):
+        return pa.StringArray.from_buffers(len(offsets) - 1, numbers.buffers()[1], pa.py_buffer(values))
+    return pa.ListArray.from_arrays(numbers, pa.array(values, type.value_type), type=type)

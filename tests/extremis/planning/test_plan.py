@@ -1,0 +1,153 @@
+"""What `extremis plan` says, against a real run of a small size, and against itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from extremis.planning.plan import plan, workload
+from tests.command import Done, call, refused, sets
+from tests.pipelines.raw import write_tate
+from trainer.config import Recipe, load_recipe
+
+CHOICES = (
+    "train.epochs=4",
+    "refresh.stale=wait",
+    "order.batch=128",
+    "encoder.dimension=24",
+    "encoder.residual=true",
+    "encoder.buckets=4096",
+    "classifier.bias=true",
+    "negatives.hard=12",
+)
+AVERAGES = {"ranks": 1, "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/ and a finished run/ on it."""
+    folder = tmp_path_factory.mktemp("plan")
+    raw = write_tate(folder / "raw", 3000, 50)
+    assert call("shard", raw, folder / "data", "--tokenizer", "train:2000").status == 0
+    done = call("run", "astra", folder / "data", folder / "run", *sets(*CHOICES))
+    assert done.status == 0, done.err
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return load_recipe("astra", [word for word in sets(*CHOICES) if word != "--set"])
+
+
+def stored(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.name.endswith((".parquet", ".safetensors")))
+
+
+def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
+    """Within 20 % a table, from a sample of DATA; within 20 % in all, from nothing but averages."""
+    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)), str(ran / "data"), False)
+    run = ran / "run"
+    dumps, negatives = sorted((run / "dumps").iterdir()), sorted((run / "negatives").iterdir())
+    real = {
+        "queries": stored(ran / "data" / "queries" / "train"),
+        "labels": stored(ran / "data" / "labels"),
+        "embeddings of queries": stored(dumps[0] / "queries"),
+        "embeddings of labels": stored(dumps[0] / "labels"),
+        "vectors": stored(dumps[0] / "vectors"),
+        "negatives of queries": stored(negatives[0] / "queries"),
+        "negatives of labels": stored(negatives[0] / "labels"),
+        "checkpoint": stored(max((run / "checkpoints").iterdir())),
+    }
+    assert planned["tables"].keys() == real.keys()
+    found = {name: one["bytes"] for name, one in planned["tables"].items()}
+    assert found == {name: pytest.approx(size, rel=0.2) for name, size in real.items()}
+    assert {one["times"] for name, one in planned["tables"].items() if "of" in name} == {len(dumps)}
+    averages = {
+        **AVERAGES,
+        **{name: planned["workload"][name] for name in ("tokens", "label_tokens", "labels_per_query")},
+        **{name: planned["workload"][name] for name in ("key_bytes", "text_bytes", "vocabulary")},
+    }
+    rows = (planned["workload"]["queries"], planned["workload"]["labels"])
+    made_up = plan(workload(None, *rows, recipe, "8GiB", averages), None, False)
+    assert sum(one["bytes"] for one in made_up["tables"].values()) == pytest.approx(sum(real.values()), rel=0.2)
+
+
+def test_shards_blocks_and_steps_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
+    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)), str(ran / "data"), False)
+    run = ran / "run"
+    table = json.loads(next((run / "negatives").glob("*/queries/manifest.json")).read_text())
+    mined = table["parameters"]
+    assert planned["tables"]["queries"]["shards"] == len(table["shards"])
+    assert planned["mining"]["index"] == mined["index"]
+    assert planned["mining"]["blocks"] == mined["blocks"]
+    assert planned["mining"]["refreshes"] == len(list((run / "negatives").iterdir()))
+    assert planned["steps"] == json.loads((run / "finished.json").read_text())["step"]
+
+
+def large(*more: str) -> Done:
+    numbers = ("--queries", "370e6", "--labels", "120e6", "--tokens", "10", "--dimension", "64")
+    return call("plan", *numbers, "--no-calibrate", "--json", *more)
+
+
+def test_a_plan_near_the_limit() -> None:
+    """The largest published: its vectors are 31 GB in float32, and a step that does not fit is a no go."""
+    planned = large("--memory", "64GiB").json
+    assert planned["go"]
+    assert planned["tables"]["vectors"]["bytes"] == pytest.approx(120e6 * 65 * 4, rel=0.1)
+    assert planned["tables"]["checkpoint"]["bytes"] > 120e6 * (65 + 1) * 4
+    assert planned["memory"]["mine"] <= 64 << 30
+    less = large("--memory", "8GiB").json
+    assert not less["go"]
+    assert list(less["over"]) == ["train"]
+    assert less["mining"]["blocks"] > planned["mining"]["blocks"]
+    assert less["memory"]["mine"] <= 8 << 30
+    assert less["tables"] == planned["tables"]
+
+
+def test_tables_grow_with_what_they_hold() -> None:
+    one = large().json["tables"]
+    wider = large("--width", "160").json["tables"]
+    longer = large("--set", "order.batch=1024", "--tokens", "20").json["tables"]
+    name = "negatives of queries"
+    assert wider[name]["bytes"] / one[name]["bytes"] == pytest.approx(160 / 40, rel=0.1)
+    assert {table for table in one if one[table] != wider[table]} == {name, "negatives of labels"}
+    assert longer["queries"]["bytes"] > 1.2 * one["queries"]["bytes"]
+
+
+@pytest.mark.slow
+def test_times_come_with_calibration() -> None:
+    done = call("plan", "--queries", "20e3", "--labels", "5e3", *sets("train.epochs=3"), "--json")
+    assert done.status == 0, done.err
+    steps = done.json["seconds"]["steps"]
+    assert set(steps) == {"shard", "mine", "train"}
+    assert all(0 < seconds < 3600 for seconds in steps.values())
+    assert large().json["seconds"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), ("--queries N and --labels L", "--data")),
+        (("--queries", "10.5", "--labels", "3"), ("10.5", "370e6")),
+        (("--queries", "many", "--labels", "3"), ("many",)),
+        (("--queries", "9", "--labels", "3"), ("--labels-per-query 5", "only 3 labels")),
+        (("--queries", "9", "--labels", "9", "--memory", "8 apples"), ("8 apples", "8GiB")),
+        (("--queries", "9", "--labels", "9", "--recipe", "astar"), ("astar", "'astra'")),
+        (("--queries", "9", "--labels", "9", "--memory", "100MiB"), ("--memory", "100")),
+        (("--queries", "9", "--labels", "9", "--tokens", "0"), ("--tokens",)),
+        (("--data", "/nowhere"), ("/nowhere",)),
+    ],
+)
+def test_wrong_numbers_are_refused(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(call("plan", *arguments, "--no-calibrate"), *words)
+
+
+def test_a_recipe_with_clusters_plans_their_tables_and_no_mining() -> None:
+    given = ("--queries", "1e6", "--labels", "1e5", "--no-calibrate", "--json")
+    found = call("plan", "--recipe", "ngame", *given).json
+    assert {"embeddings of queries", "queries in cluster order"} < set(found["tables"])
+    assert found["tables"]["queries in cluster order"]["times"] == 6
+    assert found["tables"]["queries in cluster order"]["bytes"] == found["tables"]["queries"]["bytes"]
+    assert "vectors" not in found["tables"]
+    assert found["mining"] is None
+    assert found["memory"]["cluster"] > found["memory"]["shard"]

@@ -1,0 +1,129 @@
+"""A run whose head encodes labels: trained, resumed, dumped for mining, evaluated; other losses on a classifier."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.layout import RunLayout
+from schemas.manifest import open_manifest
+from schemas.shard_files.parquet import matrix_column
+from schemas.shard_files.shards import iterate
+from tests.builders import SmallData, build_data, build_negatives
+from tests.training import Killed, silent, train, with_sections
+from trainer.config import Recipe, load_recipe
+from trainer.evaluation.evaluate import Scorer
+from trainer.loop import Trainer
+from trainer.model import load_model
+
+DEXML: dict[str, Any] = {
+    "order": {"batch": 16, "streams": 4, "window_groups": 2, "threads": 1},
+    "encoder": {"dimension": 8, "buckets": 64, "dropout": 0.1, "feature_dropout": 0.1, "normalize": True, "lr": 0.02},
+    "head": {"kind": "label-encoder", "label_batch": 7, "query_batch": 5},
+    "negatives": {"pool": "all"},
+    "loss": {"kind": "decoupled", "temperature": 0.1},
+    "train": {"epochs": 3},
+    "checkpoint": {"every_steps": 3},
+    "logging": {"every_steps": 1, "tensorboard": False},
+}
+SAMPLED = {"negatives": {"pool": "batch", "hard": 2, "width": 3}, "refresh": {"start": 2, "every": 2}}
+CACHED = {**SAMPLED, "negatives": {**SAMPLED["negatives"], "cache": 10, "cache_steps": 4}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(str(tmp_path_factory.mktemp("data")))
+
+
+def recipe(**sections: dict[str, Any]) -> Recipe:
+    return with_sections(DEXML, sections)
+
+
+def started(data: SmallData, run: Path, recipe: Recipe) -> Trainer:
+    table = open_manifest(data.layout.queries("train"))
+    build_negatives(
+        RunLayout(str(run)).negatives(2, "queries"), table, data.points["train"].positives, data.labels, 3, pads=False
+    )
+    return Trainer.start(data.layout.root, str(run), recipe, silent)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("sections", [{}, SAMPLED, CACHED], ids=["all", "sampled", "cached"])
+def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(
+    data: SmallData, tmp_path: Path, sections: dict[str, Any], shared: bool
+) -> None:
+    chosen = recipe(**sections, head={"shared": shared})
+    straight = train(started(data, tmp_path / "straight", chosen))
+    assert sections or straight[-1] < straight[0]  # a table makes the pool larger
+    with pytest.raises(Killed):
+        train(started(data, tmp_path / "killed", chosen), stop_after=5)
+    resumed = train(Trainer.resume(data.layout.root, str(tmp_path / "killed"), chosen, silent))
+    assert resumed == straight[-len(resumed) :]
+    models = [load_model(data.layout, RunLayout(str(tmp_path / name)))[1] for name in ("straight", "killed")]
+    assert torch.equal(models[0].classifier.vectors, models[1].classifier.vectors)
+    assert models[0].classifier.vectors.shape == (data.labels, 8)
+    scores = [Scorer.open(data.layout, model, "test").score().report()["metrics"] for model in models]
+    assert scores[0] == scores[1]
+    assert [*models[0].encoders] == (["encoder"] if shared else ["encoder", "label-encoder"])
+
+
+def test_a_dump_holds_the_embeddings_of_queries_and_labels(data: SmallData, tmp_path: Path) -> None:
+    chosen = recipe(**SAMPLED, train={"epochs": 3}, encoder={"dropout": 0.0, "feature_dropout": 0.0, "lr": 1e-9})
+    trainer = started(data, tmp_path / "run", chosen)
+    train(trainer)
+    run = RunLayout(str(tmp_path / "run"))
+    found = open_manifest(run.vectors(0), "vectors")
+    assert found.rows == data.labels
+    assert found.parameters["bias"] is False
+    z = np.concatenate([matrix_column(group, "vector") for group in iterate(run.vectors(0), found)])
+    np.testing.assert_allclose(z, trainer.model.classifier.vectors.numpy(), atol=1e-4)
+    url = run.embeddings(0, "queries")
+    x = np.concatenate([matrix_column(group, "vector") for group in iterate(url, open_manifest(url))])
+    rows = iterate(data.layout.queries("train"), open_manifest(data.layout.queries("train")), trainer.model.columns)
+    expected = torch.cat([trainer.model.embed_table(group) for group in rows])
+    np.testing.assert_allclose(x, expected.numpy(), atol=2e-3)  # float16
+
+
+def test_a_checkpoint_has_no_rows_of_labels(data: SmallData, tmp_path: Path) -> None:
+    train(started(data, tmp_path / "run", recipe(train={"epochs": 1})))
+    run = RunLayout(str(tmp_path / "run"))
+    names = storage.list_names(run.checkpoint(4))
+    assert names
+    assert not [name for name in names if name.startswith("vectors")]
+
+
+@pytest.mark.parametrize("pool", ["shared", "all"])
+@pytest.mark.parametrize("kind", ["softmax", "decoupled", "softtopk", "triplet"])
+def test_every_loss_trains_a_classifier_too(data: SmallData, tmp_path: Path, kind: str, pool: str) -> None:
+    sections = {"head": {"kind": "classifier"}, "negatives": {"pool": pool, "random": 6, "chunk": 4}}
+    chosen = Recipe.model_validate({**DEXML, **sections, "loss": {"kind": kind, "k": 3}, "train": {"epochs": 4}})
+    losses = train(started(data, tmp_path / "run", chosen))
+    assert np.mean(losses[-4:]) < np.mean(losses[:4])
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"negatives": {"pool": "shared"}}, r"negatives\.pool = 'shared' is not of head\.kind = 'label-encoder'"),
+        ({"head": {"kind": "classifier"}, "negatives": {"pool": "batch"}}, r"one of 'shared', 'own', 'all'"),
+    ],
+)
+def test_a_pool_of_another_head_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipe(**sections)
+
+
+def test_the_recipes_say_so() -> None:
+    everything, sampled = load_recipe("dexml"), load_recipe("dexml-sampled")
+    assert (everything.head.kind, everything.negatives.pool, everything.loss.kind) == (
+        "label-encoder",
+        "all",
+        "decoupled",
+    )
+    assert (sampled.negatives.pool, sampled.negatives.table_width, sampled.table_epochs()[0]) == ("batch", 100, 2)
+    with pytest.raises(InputError, match=r"negatives\.pool"):
+        load_recipe("dexml", ["negatives.pool=own"])

@@ -1,0 +1,32 @@
+import random
+from functools import reduce
+
+from pipelines.formats.rejects import SHOWN, Reason, Reject, Rejects
+from pipelines.sharding.blocks import Block
+from pipelines.sharding.summary import Summary
+
+
+def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> None:
+    rejects = [Reject(f"f{i % 3}", i, list(Reason)[i % 4], "x") for i in range(40)]
+    made = set()
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(rejects, len(rejects))
+        parts = [Rejects.of("t", shuffled[i : i + 7]) for i in range(0, 40, 7)]
+        merged = reduce(Rejects.merge, parts)
+        made.add((tuple(sorted(merged.counts.items())), merged.first))
+    ((counts, first),) = made
+    assert sum(n for _, n in counts) == 40
+    assert first == tuple(sorted(rejects)[:SHOWN])
+
+
+def test_a_summary_survives_its_file() -> None:
+    summary = Summary(
+        blocks=(
+            Block("train", 0, 3, ("a", 0, 9), ("a", 9, 4), None),
+            Block("train", 0, 4, ("b", 0, 9), ("b", 9, 4), ("b", 13, 2)),
+        ),
+        rejected=(("train", ("c", 0, 5)),),
+        files={"u": (7, "ab")},
+        rejects=Rejects.of("t", [Reject("f", 3, Reason.NOT_JSON, "é")]),
+    )
+    assert Summary.from_json(summary.to_json()) == summary

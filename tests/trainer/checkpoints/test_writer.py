@@ -1,0 +1,201 @@
+"""Checkpoints by rank, in the background: they hold the moment they were asked for; any number of ranks reads them."""
+
+import itertools
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import trainer.checkpoints.checkpoint
+import trainer.checkpoints.writer
+from schemas.errors import StorageError
+from schemas.layout import RunLayout
+from tests.ranks import on_ranks
+from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges
+from trainer.checkpoints.snapshot import RowSnapshot
+from trainer.checkpoints.tensors import write_tensors
+from trainer.checkpoints.writer import CheckpointWriter, Contents
+from trainer.group import ALONE, Group, label_range
+
+LABELS, D, A_FILE = 21, 3, 4
+
+
+@given(st.data())
+def test_a_snapshot_reads_what_was_there_whatever_changed_since(data: st.DataObject) -> None:
+    tensors = {"weight": torch.randn(LABELS, 2), "square": torch.rand(LABELS)}
+    before = {name: value.clone() for name, value in tensors.items()}
+    snapshot = RowSnapshot(tensors)
+    edges = [0, *sorted(data.draw(st.sets(st.integers(1, LABELS - 1)))), LABELS]
+    for start, stop in itertools.pairwise(edges):
+        for _ in range(data.draw(st.integers(0, 3))):
+            ids = np.asarray(data.draw(st.lists(st.integers(0, LABELS - 1), unique=True)), np.int64)
+            snapshot.keep(ids)
+            for value in tensors.values():
+                value[torch.from_numpy(ids)] += 1
+        read = snapshot.read(start, stop)
+        for name, value in read.items():
+            assert torch.equal(value, before[name][start:stop])
+    snapshot.keep(np.arange(LABELS))
+    assert not snapshot._kept  # nothing is held when all has been read, nor when it changes then
+
+
+@given(labels=st.integers(0, 300), ranks=st.integers(1, 9), row_bytes=st.sampled_from([4, 16, 20, 64, 65, 1000]))
+def test_files_end_at_the_same_labels_whoever_holds_them(labels: int, ranks: int, row_bytes: int) -> None:
+    whole = row_ranges(0, labels, row_bytes)
+    parts = [label_range(labels, rank, ranks) for rank in range(ranks)]
+    cut = [files for start, stop in parts for files in row_ranges(start, stop, row_bytes)]
+    assert [start for start, _ in cut] == [0, *(stop for _, stop in cut)][: len(cut)]
+    assert {stop for _, stop in whole} | {stop for _, stop in parts if stop} == {stop for _, stop in cut}
+    assert all((stop - start) * row_bytes <= max(trainer.checkpoint.FILE_BYTES, row_bytes) for start, stop in cut)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.bool]
+)
+def test_tensors_are_a_safetensors_file_of_any_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {
+        "odd": torch.arange(5).to(torch.uint8),
+        "matrix": torch.randn(7, 3).to(dtype),
+        "turned": torch.randn(3, 2).T,
+        "none": torch.empty(0, 4),
+        "number": torch.tensor(3.5),
+    }
+    shard = write_tensors(str(tmp_path), "x.safetensors", 7, tensors)
+    found = load_file(tmp_path / "x.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, value in tensors.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+    assert shard.bytes == (tmp_path / "x.safetensors").stat().st_size
+
+
+def values(labels: int = LABELS) -> dict[str, torch.Tensor]:
+    rows = torch.arange(labels, dtype=torch.float32)
+    return {"weight": rows[:, None] + torch.arange(D) / 10, "square": rows.sqrt()}
+
+
+def contents(step: int, rows: dict[str, torch.Tensor], group: Group = ALONE) -> Contents:
+    start, stop = label_range(len(rows["weight"]), group.rank, group.ranks)
+    own = {name: value[start:stop].clone() for name, value in rows.items()}
+    parts = {"encoder": {"bias": torch.full((2,), float(step))}}
+    return Contents(step, parts, own, start, len(rows["weight"]), {"step": step}, {})
+
+
+@pytest.fixture(autouse=True)
+def _small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer.checkpoints.checkpoint, "FILE_BYTES", A_FILE * 4 * (D + 1))
+
+
+class Gate:
+    """Lets files of rows be written one at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._turns = threading.Semaphore(0)
+        self.written = 0
+        write = trainer.saving.write_rows
+
+        def write_in_turn(*arguments: Any) -> Any:
+            assert self._turns.acquire(timeout=20)
+            self.written += 1
+            return write(*arguments)
+
+        monkeypatch.setattr(trainer.checkpoints.writer, "write_rows", write_in_turn)
+
+    def open(self, turns: int = 1) -> None:
+        self._turns.release(turns)
+
+
+def test_training_goes_on_while_a_checkpoint_of_its_moment_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, run, draw = Gate(monkeypatch), RunLayout(str(tmp_path)), np.random.default_rng(0)
+    writer = CheckpointWriter(run)
+    given, expected = contents(3, values()), values()
+    writer.save(given)
+    for _ in range(30):
+        ids = draw.choice(LABELS, 4, replace=False)
+        writer.before_change(ids)
+        for value in given.rows.values():
+            value[torch.from_numpy(ids)] = -1.0
+        given.parts["encoder"]["bias"] += 1
+        if draw.random() < 0.15:
+            gate.open()
+    assert latest_checkpoint(run) is None or gate.written == 6
+    gate.open(10)
+    writer.wait()
+    found = latest_checkpoint(run)
+    assert found is not None
+    for name, value in expected.items():
+        assert torch.equal(found.vectors(name), value)
+    assert found.tensors("encoder")["bias"].tolist() == [3, 3]
+    assert any((value == -1).any() for value in given.rows.values())
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file in the way")
+    for background in (True, False):
+        writer = CheckpointWriter(RunLayout(str(tmp_path)), background=background)
+        with pytest.raises(StorageError, match="could not"):
+            save_and_change(writer)
+        writer.close()
+
+
+def save_and_change(writer: CheckpointWriter) -> None:
+    writer.save(contents(1, values()))
+    while True:
+        writer.before_change(np.arange(3))
+
+
+def save_on(group: Group, root: str, background: bool) -> None:
+    trainer.checkpoint.FILE_BYTES = A_FILE * 4 * (D + 1)
+    writer = CheckpointWriter(RunLayout(root), keep=2, background=background, group=group)
+    for step in (5, 9, 12):
+        writer.save(contents(step, values(), group))
+    writer.wait()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_ranks_write_one_checkpoint_that_any_number_of_ranks_reads(tmp_path: Path, background: bool) -> None:
+    on_ranks(3, save_on, str(tmp_path), background)
+    run = RunLayout(str(tmp_path))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000009", "step-00000012"]
+    checkpoint = latest_checkpoint(run)
+    assert checkpoint is not None
+    assert checkpoint.state == {"step": 12}
+    for ranks in (1, 2, 3, 4, 7):
+        for rank in range(ranks):
+            start, stop = label_range(LABELS, rank, ranks)
+            own = {name: torch.zeros_like(value[start:stop]) for name, value in values().items()}
+            checkpoint.read_rows(own, start)
+            assert all(torch.equal(own[name], value[start:stop]) for name, value in values().items())
+
+
+def test_a_rank_reads_only_the_files_of_its_labels(tmp_path: Path) -> None:
+    writer = CheckpointWriter(RunLayout(str(tmp_path)), background=False)
+    writer.save(contents(1, values()))
+    folder = tmp_path / "checkpoints" / "step-00000001"
+    for first in (0, 4, 16, 20):
+        (folder / f"vectors-{first:012d}.safetensors").unlink()
+    checkpoint = Checkpoint.open(str(folder))
+    own = {name: torch.zeros_like(value[9:16]) for name, value in values().items()}
+    checkpoint.read_rows(own, 9)
+    assert torch.equal(own["weight"], values()["weight"][9:16])
+
+
+def test_what_a_killed_try_left_is_not_part_of_the_next(tmp_path: Path) -> None:
+    run = RunLayout(str(tmp_path))
+    CheckpointWriter(run, background=False).save(contents(1, values()))
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(folder / "step-00000001", folder / "step-00000002")
+    (folder / "step-00000002" / "manifest.json").unlink()
+    (folder / "step-00000002" / "vectors-000000000007.safetensors").write_bytes(b"half of")
+    CheckpointWriter(run, background=False).save(contents(2, values(9)))
+    assert len(list((folder / "step-00000002").glob("vectors-*"))) == 3
+    assert torch.equal(latest_checkpoint(run).vectors("weight"), values(9)["weight"])

@@ -1,0 +1,171 @@
+"""Rankings by labels' texts, by both scores and fused, against brute force over all pairs; and on two ranks."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from schemas.errors import InputError
+from schemas.ragged import contains, no_entries
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.shards import iterate
+from tests.builders import SmallData, build_data, ragged, tokens_of
+from tests.ranks import on_ranks
+from tests.training import silent, train
+from trainer.config import Recipe
+from trainer.evaluation.evaluate import Scorer, label_statistics
+from trainer.evaluation.fusion import fit
+from trainer.evaluation.fusion.fused import Fused
+from trainer.evaluation.fusion.ranking import Ranking, texts_of
+from trainer.evaluation.fusion.tree import Fusion
+from trainer.group import ALONE, Group
+from trainer.loop import Trainer
+from trainer.model import Model, load_model
+from trainer.stream import open_queries
+
+D = 6
+SECTIONS: dict[str, Any] = {
+    "encoder": {"dimension": D, "buckets": 64},
+    "classifier": {"bias": True, "initial_scale": 1.0},
+    "negatives": {"random": 4},
+    "order": {"batch": 16, "streams": 2, "threads": 0},
+    "train": {"epochs": 2},
+    "logging": {"tensorboard": False},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(str(tmp_path_factory.mktemp("fusion") / "data"), rows={"train": 50, "val": 40, "test": 30})
+
+
+def model_of(data: SmallData, group: Group = ALONE) -> Model:
+    return Model.build(Recipe.model_validate(SECTIONS), data.vocabulary, data.labels, group=group)
+
+
+def queries(data: SmallData, model: Model, split: str = "test") -> torch.Tensor:
+    table = open_queries(data.layout, split)
+    return torch.cat([model.embed_table(rows) for rows in iterate(table.url, table.manifest, model.columns)])
+
+
+def brute_force(data: SmallData, model: Model, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """E(z).x and w.x of all pairs, [B, L]."""
+    z = normalize(model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :D])
+    return (x[:, :D] @ z.T).numpy(), (x @ model.classifier.vectors.T).numpy()
+
+
+def tree() -> Fusion:
+    draw = np.random.default_rng(3)
+    some = draw.standard_normal((2, 500))
+    return Fusion.fit(*some, draw.integers(0, 9, 500), draw.random(500) < 0.3)
+
+
+def test_by_texts_and_by_both_added(data: SmallData) -> None:
+    model = model_of(data)
+    x = queries(data, model)
+    of_texts, own = brute_force(data, model, x)
+    for ranking, expected in (
+        (Ranking.of(model), own),
+        (Ranking.by_texts(model, data.layout), of_texts),
+        (Ranking.by_texts(model, data.layout, add=True), of_texts + own),
+    ):
+        scores, ids = ranking.top_k(x, 5, no_entries(len(x)))
+        np.testing.assert_allclose(scores, -np.sort(-expected, axis=1)[:, :5], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(np.take_along_axis(expected, ids, 1), scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shortlist", [3, 8, 100])
+def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> None:
+    model, k = model_of(data), 5
+    x, frequency = queries(data, model), label_statistics(data.layout).frequency
+    of_texts, own = brute_force(data, model, x)
+    struck = ragged(data.points["test"].positives)
+    own[contains(*struck, np.tile(np.arange(data.labels), (len(x), 1)))] = -np.inf
+    fused = Fused(tree(), texts_of(model, data.layout), frequency, shortlist)
+    scores, ids = Ranking.of(model, fused=fused).top_k(x, k, struck)
+    for row in range(len(x)):
+        listed = [label for label in np.argsort(-own[row])[: max(k, shortlist)] if own[row, label] > -np.inf]
+        expected = {label: tree()(of_texts[row, label], own[row, label], frequency[label]) for label in listed}
+        found = ids[row][ids[row] >= 0]
+        assert len(found) == min(k, len(listed))
+        np.testing.assert_allclose(scores[row, : len(found)], sorted(expected.values())[::-1][: len(found)], rtol=1e-4)
+        np.testing.assert_allclose([expected[label] for label in found], scores[row, : len(found)], rtol=1e-4)
+
+
+def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
+    model = model_of(data, group)
+    first, frequency = model.classifier.start, label_statistics(data.layout).frequency
+    fused = Fused(tree(), texts_of(model, data.layout), frequency, 8, first, group)
+    x = queries(data, model)
+    return Ranking.of(model, group, fused).top_k(x, 5, no_entries(len(x)))
+
+
+def test_two_ranks_fuse_as_one(data: SmallData) -> None:
+    (scores, ids), (others, other_ids) = on_ranks(2, fused_top, data)
+    np.testing.assert_array_equal(ids, other_ids)
+    np.testing.assert_array_equal(scores, others)
+    expected_scores, expected = fused_top(ALONE, data)
+    np.testing.assert_array_equal(ids, expected)
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
+    assert ids.max() >= data.labels // 2 > ids.min()  # both ranks have some of them
+
+
+class TestFit:
+    @pytest.fixture(scope="class")
+    def run(self, data: SmallData, tmp_path_factory: pytest.TempPathFactory) -> str:
+        root = str(tmp_path_factory.mktemp("run") / "run")
+        train(Trainer.start(data.layout.root, root, Recipe.model_validate(SECTIONS), silent))
+        return root
+
+    def test_it_learns_from_the_shortlists_and_from_every_positive(
+        self, data: SmallData, run: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen = {}
+        real = Fusion.fit
+
+        def fitted(*arguments: np.ndarray) -> Fusion:
+            seen["given"] = arguments
+            return real(*arguments)
+
+        monkeypatch.setattr(fit.Fusion, "fit", fitted)
+        manifest = fit.fit_fusion(data.layout.root, run, shortlist=4)
+        _, model, checkpoint = load_model(data.layout, fit.RunLayout(run))
+        x = queries(data, model, "val")
+        of_texts, own = brute_force(data, model, x)
+        table = open_queries(data.layout, "val")
+        rows = [list_column(group, "label_ids") for group in iterate(table.url, table.manifest, ["label_ids"])]
+        positives = [values[low:high] for values, ends in rows for low, high in itertools.pairwise(ends)]
+        frequency = label_statistics(data.layout).frequency
+        expected = []
+        for row, mine in enumerate(positives):
+            for label in {*np.argsort(-own[row])[:4].tolist(), *mine.tolist()}:
+                expected.append((of_texts[row, label], own[row, label], frequency[label], label in mine))
+        given = np.stack([np.asarray(part, np.float64) for part in seen["given"]], 1)
+        assert len(given) == len(expected) == manifest.parameters["pairs"]
+        order, wanted = np.lexsort(given.T.round(3)), np.array(expected, np.float64)
+        np.testing.assert_allclose(given[order], wanted[np.lexsort(wanted.T.round(3))], rtol=1e-3, atol=1e-4)
+        tree, opened = fit.open_fusion(data.layout.root, run, checkpoint)
+        assert opened.digest == manifest.digest
+        other = replace(checkpoint, manifest=checkpoint.manifest.model_copy(update={"rows": 1}))
+        with pytest.raises(InputError, match="fitted to another checkpoint"):
+            fit.open_fusion(data.layout.root, run, other)
+        scorer = Scorer.open(
+            data.layout,
+            model,
+            "val",
+            ranking=Ranking.of(model, fused=Fused(tree, texts_of(model, data.layout), frequency, 4)),
+        )
+        fused, plain = (one.score().metrics.result()["P@1"] for one in (scorer, Scorer.open(data.layout, model, "val")))
+        assert fused >= plain  # of the very queries that it was fitted on
+
+    def test_what_cannot_be(self, data: SmallData, run: str) -> None:
+        with pytest.raises(InputError, match=r"no split 'other'.*--validation"):
+            fit.fit_fusion(data.layout.root, run, "other")
+        head = {**SECTIONS, "head": {"kind": "label-encoder"}, "negatives": {"pool": "all"}, "classifier": {}}
+        encoded = Model.build(Recipe.model_validate(head), data.vocabulary, data.labels)
+        with pytest.raises(InputError, match="texts alone"):
+            texts_of(encoded, data.layout)

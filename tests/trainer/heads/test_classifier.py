@@ -1,0 +1,53 @@
+"""The classifier's vectors: the bias as a last column, initial values, and steps on touched rows."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.builders import batch_of
+from trainer.config import Classifier as Config
+from trainer.heads.classifier import Classifier
+from trainer.losses import binary_cross_entropy
+from trainer.negatives.planner import shared_pool
+
+L, D = 9, 4
+
+
+def build(seed: int = 0, **options: object) -> Classifier:
+    return Classifier(Config.model_validate(options), L, D, seed)
+
+
+def test_vectors_start_at_zero_or_random_by_the_seed() -> None:
+    assert (build().vectors == 0).all()
+    one, same, other = (build(seed, initial_scale=0.5).vectors for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert 0.2 < float(one.std()) < 1
+
+
+def test_the_bias_is_added_to_every_score() -> None:
+    x = torch.randn(5, D)
+    plain, biased = build(1, initial_scale=1.0), build(1, bias=True, initial_bias=-7.0)
+    assert biased.vectors.shape == (L, D + 1)
+    biased.rows.weight[:, :D] = plain.vectors
+    torch.testing.assert_close(biased.extend(x) @ biased.vectors.T, plain.extend(x) @ plain.vectors.T - 7)
+    assert plain.extend(x) is x
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_steps_lower_the_loss_and_touch_candidates_only(optimizer: str) -> None:
+    classifier = build(optimizer=optimizer, lr=0.1, bias=True)
+    batch = batch_of([[0], [2, 3], [3]])
+    x = classifier.extend(torch.randn(3, D, generator=torch.Generator().manual_seed(0)))
+    candidates = shared_pool(batch, None, np.array([1, 5]), 2.0)
+    losses = []
+    for _ in range(5):
+        w = classifier.gather(candidates.ids)
+        loss = binary_cross_entropy(x, w, candidates)
+        loss.backward()
+        classifier.update(candidates.ids, w, 1.0)
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+    touched = (classifier.vectors != 0).any(1).nonzero().flatten().tolist()
+    assert touched == [0, 1, 2, 3, 5]

@@ -1,0 +1,151 @@
+"""Cached gradients are those of the whole batch, with dropout, on one rank and two; a rank's last label is trained."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.bert import write_bert
+from tests.builders import SmallData, batch_of, build_data
+from tests.ranks import on_ranks
+from trainer.config import Recipe
+from trainer.encoders import Encoder, build_encoder
+from trainer.group import ALONE, Group, label_range
+from trainer.heads.label_encoder import LabelEncoderHead
+from trainer.heads.label_texts import LabelTexts
+from trainer.losses import build_loss
+from trainer.negatives.planner import label_range as every_label
+from trainer.stream.batch import Batch
+
+LABELS, QUERIES, VOCABULARY = 24, 8, 50
+KINDS = ["bag", "transformer"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(str(tmp_path_factory.mktemp("data")), labels=LABELS, vocabulary=VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_bert(tmp_path_factory.mktemp("bert"), VOCABULARY, layers=1)
+
+
+def recipe_of(kind: str, model: str, loss: str = "decoupled", **head: Any) -> Recipe:
+    encoder: dict[str, Any] = {"kind": kind, "dimension": 16, "dropout": 0.2, "normalize": True}
+    if kind == "transformer":
+        encoder["model"] = model
+    else:
+        encoder |= {"ngrams": 2, "buckets": 40, "residual": True, "feature_dropout": 0.2, "optimizer": "sgd"}
+    return Recipe.model_validate(
+        {
+            "encoder": encoder,
+            "head": {"kind": "label-encoder", **head},
+            "negatives": {"pool": "all"},
+            "loss": {"kind": loss, "temperature": 0.2},
+        }
+    )
+
+
+def batch() -> Batch:
+    draw = np.random.default_rng(1)
+    tokens = [draw.integers(0, VOCABULARY, 1 + row % 4).tolist() for row in range(QUERIES)]
+    positives = [sorted({row, (5 * row) % LABELS}) for row in range(QUERIES)]
+    positives[3] = [LABELS // 2 - 1, LABELS - 1]  # the last label of either rank
+    return batch_of(positives, tokens=tokens)
+
+
+def part_of(batch: Batch, group: Group) -> Batch:
+    """The rank's queries."""
+    start, stop = label_range(len(batch), group.rank, group.ranks)
+    low, high = batch.positive_offsets[[start, stop]]
+    return Batch(
+        batch.epoch,
+        batch.step,
+        batch.rows[start:stop],
+        batch.inputs.slice(start, stop),
+        batch.positives[low:high],
+        batch.positive_offsets[start : stop + 1] - low,
+        None if batch.hard is None else batch.hard[start:stop],
+    )
+
+
+def head_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> LabelEncoderHead:
+    encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
+    other = None if recipe.head.shared else build_encoder(recipe.encoder, VOCABULARY, 1)
+    return LabelEncoderHead(recipe, encoder, LabelTexts.open(data.layout, "tokens"), other, group)
+
+
+Gradients = dict[str, np.ndarray]  # by parameter
+
+
+def gradients_of(encoder: Encoder) -> Gradients:
+    """What an SGD step of rate one would take, of any encoder."""
+    modules = getattr(encoder, "_modules", None) or getattr(encoder, "_dense", None)
+    found = {name: p.grad.numpy() for name, p in modules.named_parameters() if p.grad is not None}
+    touched = getattr(encoder, "_touched", None)
+    if touched is not None:
+        ids, rows = touched.take()
+        table = torch.zeros(encoder._table.shape)  # type: ignore[attr-defined]
+        found["table"] = table.index_add_(0, torch.from_numpy(ids), rows.grad).numpy()
+    return found
+
+
+def cached(group: Group, recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
+    head = head_of(recipe, data, group)
+    loss, x = head.backward(part_of(batch(), group), batch())
+    assert len(x) == QUERIES
+    for encoder in head.encoders.values():
+        encoder.reduce(group)
+    return loss, [gradients_of(encoder) for encoder in head.encoders.values()]
+
+
+def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
+    """The same loss with one graph from the tokens on: nothing cached, nothing computed twice."""
+    head, everything, key = head_of(recipe, data), batch(), (0, 0)
+    encoders = list(head.encoders.values())
+    query_encoder, label_encoder = encoders[0], encoders[-1]
+
+    def encoded(encoder: Encoder, inputs: Any, count: int, size: int, what: int) -> torch.Tensor:
+        parts = []
+        for start in range(0, count, size):
+            at = (*key, 2 * start + what)
+            parts.append(encoder.encode(encoder.prepare(inputs(start, min(start + size, count)), at), at))
+        return torch.cat(parts)
+
+    texts = LabelTexts.open(data.layout, "tokens")
+    x = encoded(query_encoder, everything.inputs.slice, QUERIES, recipe.head.query_batch, 0)
+    z = encoded(label_encoder, lambda a, b: texts.take(range(a, b)), LABELS, recipe.head.label_batch, 1)
+    loss = build_loss(recipe.loss)(x, z, every_label(everything, 0, LABELS)) / QUERIES
+    loss.backward()
+    return loss.item(), [gradients_of(encoder) for encoder in encoders]
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    assert got[0] == pytest.approx(expected[0], rel=1e-5)
+    for ours, theirs in zip(got[1], expected[1], strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-6, err_msg=name)
+            assert np.abs(theirs[name]).max() > 0 or "key.bias" in name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shared", [True, False])
+def test_cached_is_whole_with_dropout(kind: str, shared: bool, data: SmallData, bert: str) -> None:
+    for loss in ("decoupled", "softtopk"):
+        recipe = recipe_of(kind, bert, loss, label_batch=4, query_batch=2, shared=shared)
+        assert_same(cached(ALONE, recipe, data), whole(recipe, data))
+
+
+def of_kinds(group: Group, recipes: list[Recipe], data: SmallData) -> list[tuple[float, list[Gradients]]]:
+    return [cached(group, recipe, data) for recipe in recipes]
+
+
+def test_two_ranks_are_one_with_dropout(data: SmallData, bert: str) -> None:
+    recipes = [recipe_of(kind, bert, label_batch=4, query_batch=2) for kind in KINDS]
+    expected = [whole(recipe, data) for recipe in recipes]
+    for found in on_ranks(2, of_kinds, recipes, data):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_same(ours, theirs)

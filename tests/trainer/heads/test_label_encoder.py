@@ -1,0 +1,156 @@
+"""The label-encoder head: which labels a step scores, on which rank, and what it learns."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from schemas.tables import PAD
+from tests.builders import SmallData, batch_of, build_data
+from tests.ranks import on_ranks
+from tests.trainer.heads.test_gradient_cache import LABELS, VOCABULARY, head_of, part_of
+from trainer.config import Recipe
+from trainer.group import ALONE, Group, label_range
+from trainer.heads.label_encoder import among
+from trainer.negatives.planner import Planner, draw_positives
+from trainer.stream.batch import Batch
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(str(tmp_path_factory.mktemp("data")), labels=LABELS, vocabulary=VOCABULARY)
+
+
+def recipe_of(pool: str, hard: int = 0, **encoder: object) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "encoder": {"dimension": 16, "ngrams": 1, "normalize": True, "lr": 0.1, **encoder},
+            "head": {"kind": "label-encoder", "label_batch": 5},
+            "negatives": {"pool": pool, "hard": hard, "width": 4 if hard else 0},
+            "loss": {"kind": "decoupled", "temperature": 0.1},
+        }
+    )
+
+
+def batch(step: int = 0) -> Batch:
+    """Eight queries; the last two know nothing but labels that others have too."""
+    draw = np.random.default_rng(2)
+    tokens = [draw.integers(0, VOCABULARY, 3).tolist() for _ in range(8)]
+    positives = [[1, 5], [2], [LABELS - 1], [5], [7, 9], [LABELS // 2 - 1], [1], [2, 9]]
+    hard = np.array([[row + 10, 1 if row > 6 else 3, (5 * row) % LABELS, PAD] for row in range(8)])
+    hard[1, 2] = 2 + 10
+    made = batch_of(positives, hard, tokens)
+    return Batch(1, step, made.rows, made.inputs, made.positives, made.positive_offsets, made.hard)
+
+
+def planner_of(recipe: Recipe) -> Planner:
+    return Planner(recipe.negatives, LABELS, recipe.train.seed)
+
+
+def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
+    recipe, given = recipe_of("batch", 4), batch()
+    everyone = planner_of(recipe).drawn(given)
+    ids = head_of(recipe, data).pool(everyone)
+    assert list(ids) == sorted({*given.positives.tolist(), *given.hard.ravel().tolist()} - {PAD})
+    candidates = among(everyone, ids)
+    pairs = zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True)
+    owned = [
+        (row, label) for row in range(8) for label in given.positives[slice(*given.positive_offsets[row : row + 2])]
+    ]
+    assert list(pairs) == owned
+    # A query's own positive is no negative of it, whoever brought it into the pool.
+    assert np.array_equal(candidates.struck_pool, candidates.pair_label)
+
+
+def test_before_the_first_table_the_pool_is_the_positives(data: SmallData) -> None:
+    given = replace(batch(), hard=None)
+    assert list(head_of(recipe_of("batch", 4), data).pool(given)) == sorted({*given.positives.tolist()})
+
+
+def test_m_of_the_table_are_drawn_anew_each_step(data: SmallData) -> None:
+    recipe = recipe_of("batch", 1)
+    head, planner = head_of(recipe, data), planner_of(recipe)
+    pools = [tuple(head.pool(planner.drawn(batch(step)))) for step in range(20)]
+    assert len(set(pools)) > 1
+    assert pools == [tuple(head.pool(planner.drawn(batch(step)))) for step in range(20)]
+
+
+def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
+    recipe = recipe_of("batch")
+    taken = set()
+    for step in range(20):
+        given = batch(step)
+        drawn = draw_positives(given, 1, recipe.train.seed)
+        assert drawn is not None
+        np.testing.assert_array_equal(drawn, draw_positives(batch(step), 1, recipe.train.seed))
+        own = [given.positives[low:high][drawn[low:high]] for low, high in itertools.pairwise(given.positive_offsets)]
+        assert [len(one) for one in own] == [1] * 8
+        taken.add(tuple(int(one[0]) for one in own))
+        ids = head_of(recipe, data).pool(replace(given, hard=None), drawn)
+        assert list(ids) == sorted({int(one[0]) for one in own})
+        candidates = among(given, np.asarray(ids), None, drawn)
+        # It learns what it drew; others of its positives are no negatives of it, whoever brought them.
+        assert candidates.ids[candidates.pair_label].tolist() == [int(one[0]) for one in own]
+        struck = set(
+            zip(candidates.struck_query.tolist(), candidates.ids[candidates.struck_pool].tolist(), strict=True)
+        )
+        rows = np.repeat(np.arange(8), np.diff(given.positive_offsets))
+        owned = zip(rows.tolist(), given.positives.tolist(), strict=True)
+        assert struck == {(row, label) for row, label in owned if label in ids}
+    assert len(taken) > 4
+    assert draw_positives(batch(), 0, 0) is None
+    many = draw_positives(batch(), 9, 0)
+    assert many is not None
+    assert many.all()
+
+
+@pytest.mark.parametrize("share", [(0, 4), (4, 9), (9, 9)])
+def test_a_share_of_the_pool_has_its_own_positives_only(share: tuple[int, int]) -> None:
+    ids = np.array([0, 2, 3, 5, 8, 9, 11, 12, 20])[slice(*share)]
+    candidates = among(batch_of([[2, 20], [], [5, 11, 12]]), ids)
+    found = set(zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True))
+    assert found == {(q, label) for q, label in [(0, 2), (0, 20), (2, 5), (2, 11), (2, 12)] if label in ids}
+
+
+Trained = tuple[list[float], np.ndarray]  # losses of some steps, all label embeddings after them
+RECIPES = {"all": recipe_of("all"), "batch": recipe_of("batch"), "mined": recipe_of("batch", 2)}
+
+
+def trained(group: Group, data: SmallData) -> dict[str, Trained]:
+    found = {}
+    for name, recipe in RECIPES.items():
+        head = head_of(recipe, data, group)
+        planner = planner_of(recipe)
+        losses = []
+        for step in range(6):
+            given = batch(step)
+            own = part_of(given if recipe.negatives.hard else replace(given, hard=None), group)
+            losses.append(head.step(own, planner.drawn(planner.gather(own, group)), 1.0).loss)
+        found[name] = losses, group.gather(head.vectors).numpy()
+    return found
+
+
+@pytest.mark.slow
+def test_two_ranks_train_as_one_does(data: SmallData) -> None:
+    alone = trained(ALONE, data)
+    for found in on_ranks(2, trained, data):
+        for name, (losses, z) in alone.items():
+            assert losses[-1] < losses[0]
+            assert found[name][0] == pytest.approx(losses, rel=1e-4)
+            np.testing.assert_allclose(found[name][1], z, rtol=1e-3, atol=1e-4)
+
+
+def test_every_label_of_every_share_is_found_again(data: SmallData) -> None:
+    """The last label of a rank's range too, which another program never trains: a query for each of all labels."""
+    tokens = [[label, label + 10] for label in range(LABELS)]
+    given = batch_of([[label] for label in range(LABELS)], tokens=tokens)
+    for ranks in (1, 2, 3):
+        head = head_of(recipe_of("all"), data)
+        found: set[int] = set()
+        for rank in range(ranks):
+            ids = head.pool(given)
+            start, stop = label_range(len(ids), rank, ranks)
+            candidates = among(given, np.asarray(ids[start:stop]))
+            found |= {int(candidates.ids[place]) for place in candidates.pair_label}
+        assert found == set(range(LABELS))

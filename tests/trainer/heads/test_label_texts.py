@@ -1,0 +1,31 @@
+"""Labels taken by id from scratch files are the rows of the table."""
+
+import numpy as np
+import pytest
+
+from schemas.errors import InputError
+from tests.builders import build_data, value_of
+from trainer.heads.label_texts import LabelTexts
+
+
+@pytest.mark.parametrize("kind", ["tokens", "features", "both"])
+def test_any_labels_in_any_order_are_their_rows(kind: str, tmp_path: object) -> None:
+    data = build_data(str(tmp_path), features=9)
+    texts = LabelTexts.open(data.layout, kind)
+    assert len(texts) == data.labels
+    ids = np.random.default_rng(0).integers(0, data.labels, 50)
+    for chosen in (ids, np.arange(data.labels), np.empty(0, np.int64)):
+        inputs = texts.take(chosen)
+        points = data.label_points
+        if kind != "features":
+            assert inputs.tokens.offsets.tolist() == np.cumsum([0, *(len(points.tokens[i]) for i in chosen)]).tolist()
+            assert inputs.tokens.ids.tolist() == [token for i in chosen for token in points.tokens[i]]
+        if kind != "tokens":
+            assert inputs.features.ids.tolist() == [feature for i in chosen for feature in points.features[i]]
+            assert inputs.features.values.tolist() == [value for i in chosen for value in value_of(points.features[i])]
+
+
+def test_labels_without_what_is_read_are_refused(tmp_path: object) -> None:
+    data = build_data(str(tmp_path))
+    with pytest.raises(InputError, match="feature_ids"):
+        LabelTexts.open(data.layout, "features")

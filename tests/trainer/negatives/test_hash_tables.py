@@ -1,0 +1,149 @@
+"""Buckets against a dictionary of lists; reservoirs against the uniform law."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from trainer.negatives.hash_tables import POLICIES, Buckets
+
+ROWS, TABLES, BUCKETS, CAPACITY = 12, 2, 3, 3
+CODES = st.lists(st.integers(0, BUCKETS - 1), min_size=TABLES, max_size=TABLES)
+NOTHING = np.empty(0, np.int64)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """Codes of all rows, and moves of some."""
+    first = np.array([draw(CODES) for _ in range(ROWS)], np.uint8)
+    moves = []
+    for _ in range(draw(st.integers(0, 6))):
+        rows = np.array(sorted(draw(st.sets(st.integers(0, ROWS - 1), max_size=6))), np.int64)
+        moves.append((rows, np.array([draw(CODES) for _ in rows], np.uint8).reshape(-1, TABLES)))
+    return first, moves
+
+
+def filled(history: tuple, capacity: int, policy: str) -> Buckets:
+    first, moves = history
+    buckets = Buckets(ROWS, TABLES, BUCKETS, capacity, policy)
+    buckets.insert(0, first[:5], 1)
+    buckets.insert(5, first[5:], 2)
+    for number, (rows, codes) in enumerate(moves):
+        buckets.move(rows, codes, 3 + number)
+    return buckets
+
+
+def contents(buckets: Buckets) -> dict[tuple[int, int], list[int]]:
+    return {
+        (table, code): buckets.slots[table, code, : buckets.held[table, code]].tolist()
+        for table in range(TABLES)
+        for code in range(BUCKETS)
+    }
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(histories())
+def test_moved_rows_lie_where_a_rebuild_puts_them(policy: str, history: tuple) -> None:
+    moved = filled(history, ROWS, policy)  # nothing overflows
+    codes = history[0].copy()
+    for rows, new in history[1]:
+        codes[rows] = new
+    rebuilt = Buckets(ROWS, TABLES, BUCKETS, ROWS, policy)
+    rebuilt.insert(0, codes, 9)
+    np.testing.assert_array_equal(moved.codes, rebuilt.codes)
+    np.testing.assert_array_equal(moved.members, rebuilt.members)
+    found, expected = contents(moved), contents(rebuilt)
+    assert {at: sorted(rows) for at, rows in found.items()} == {at: sorted(rows) for at, rows in expected.items()}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(histories())
+def test_a_full_bucket_holds_some_of_its_members_each_once(policy: str, history: tuple) -> None:
+    buckets = filled(history, CAPACITY, policy)
+    for (table, code), rows in contents(buckets).items():
+        members = np.flatnonzero(buckets.codes[:, table] == code).tolist()
+        assert buckets.members[table, code] == len(members)
+        assert len(rows) <= CAPACITY
+        assert len(set(rows)) == len(rows)
+        assert set(rows) <= set(members)
+    assert (buckets.held <= buckets.members).all()
+    assert (buckets.owed >= 0).all()
+    if not history[1]:
+        np.testing.assert_array_equal(buckets.held, np.minimum(buckets.members, CAPACITY))
+
+
+@given(histories())
+def test_fifo_holds_the_newest_in_their_order(history: tuple) -> None:
+    buckets = filled(history, CAPACITY, "fifo")
+    model: dict[tuple[int, int], list[int]] = {at: [] for at in contents(buckets)}
+    codes = history[0].copy()
+
+    def put(row: int, table: int) -> None:
+        model[table, codes[row, table]] = [*model[table, codes[row, table]], row][-CAPACITY:]
+
+    for row in range(ROWS):
+        for table in range(TABLES):
+            put(row, table)
+    for rows, new in history[1]:
+        for row, code in zip(rows, new, strict=True):
+            for table in np.flatnonzero(codes[row] != code):
+                old = model[table, codes[row, table]]
+                model[table, codes[row, table]] = [other for other in old if other != row]
+                codes[row, table] = code[table]
+                put(row, table)
+    assert contents(buckets) == model
+
+
+def test_a_reservoir_is_a_uniform_sample_through_deletions() -> None:
+    """Of 20 rows in one bucket, after some left and some came: each of those that are in is held equally often."""
+    rows, capacity, runs = 20, 6, 3000
+    counts = np.zeros(rows)
+    pairs = np.zeros((rows, rows))
+    for run in range(runs):
+        buckets = Buckets(rows, 1, 2, capacity)
+        buckets.insert(0, (np.arange(rows) >= 14).astype(np.uint8)[:, None], 3 * run)
+        leave, come = np.array([0, 3, 5, 9]), np.array([14, 15, 16])
+        buckets.move(leave, np.ones((4, 1), np.uint8), 3 * run + 1)
+        buckets.move(come, np.zeros((3, 1), np.uint8), 3 * run + 2)
+        held = buckets.slots[0, 0, : buckets.held[0, 0]]
+        counts[held] += 1
+        pairs[np.ix_(held, held)] += 1
+    inside = np.flatnonzero(buckets.codes[:, 0] == 0)
+    assert counts.sum() == counts[inside].sum()
+    assert chisquare(counts[inside]).pvalue > 1e-3
+    # Pairs too: a sample may be fair row by row and still go together.
+    upper = pairs[np.ix_(inside, inside)][np.triu_indices(len(inside), 1)]
+    assert abs(upper / upper.mean() - 1).max() < 0.25
+
+
+@st.composite
+def queries(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]]]:
+    count = draw(st.integers(0, 4))
+    codes = np.array([draw(CODES) for _ in range(count)], np.uint8).reshape(-1, TABLES)
+    return codes, [draw(st.lists(st.integers(0, ROWS - 1), max_size=4, unique=True)) for _ in range(count)]
+
+
+@given(histories(), queries(), st.integers(0, 5), st.permutations(range(TABLES)))
+def test_a_query_finds_the_union_of_its_buckets_without_what_it_is_not_to_have(
+    history: tuple, asked: tuple, most: int, order: list
+) -> None:
+    buckets, (codes, without) = filled(history, CAPACITY, "reservoir"), asked
+    struck = np.array([row for own in without for row in own], np.int64), np.cumsum([0, *map(len, without)])
+    found, offsets = buckets.find(codes, np.array(order), struck, most)
+    for query, own in enumerate(without):
+        lists = [contents(buckets)[table, codes[query, table]] for table in order]
+        union = [row for row in dict.fromkeys(row for rows in lists for row in rows) if row not in own]
+        assert found[offsets[query] : offsets[query + 1]].tolist() == (union[:most] if most else union)
+    assert len(offsets) == len(codes) + 1
+
+
+def test_another_shape_of_state_is_refused() -> None:
+    small, large = Buckets(3, 1, 2, 2), Buckets(4, 1, 2, 2)
+    with pytest.raises(ValueError, match="codes is"):
+        large.load(small.state())
+
+
+def test_rows_beyond_31_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="below 2"):
+        Buckets(1 << 31, 1, 2, 2)

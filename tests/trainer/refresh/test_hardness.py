@@ -1,0 +1,134 @@
+"""What a table's negatives score today against what it says they scored: by brute force over what was measured."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from schemas import tables
+from schemas.layout import RunLayout
+from schemas.shard_files.parquet import matrix_array
+from schemas.shard_files.shards import read_group, write_table
+from schemas.storage import join
+from tests.builders import SmallData, build_data
+from trainer.config import Recipe
+from trainer.group import ALONE
+from trainer.loop import Trainer
+from trainer.refresh import hardness
+from trainer.refresh.hardness import measure
+from trainer.stream import Batch, Source
+from trainer.tracking import read_metrics
+
+K = 3
+RECIPE = Recipe.model_validate(
+    {
+        "data": {"label_texts": True},
+        "order": {"batch": 32, "streams": 4},
+        "encoder": {"dimension": 4, "buckets": 64, "feature_dropout": 0.2},
+        "classifier": {"bias": True, "initial_scale": 0.5},
+        "negatives": {"hard": K, "random": 5},
+        "refresh": {"start": 2, "every": 1},
+        "train": {"epochs": 4},
+        "logging": {"tensorboard": False},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def data() -> SmallData:
+    return build_data("memory://hardness/data", rows={"train": 90, "test": 5})
+
+
+def write_scored(url: str, source: Source, labels: int, **parameters: object) -> tuple[np.ndarray, np.ndarray]:
+    """A table with scores that its rows can be told by, and pads: (label ids [N, K], scores)."""
+    draw = np.random.default_rng(7)
+    ids = draw.integers(0, labels, (source.rows, K))
+    ids[draw.random(ids.shape) < 0.2] = -1
+    scores = np.where(ids < 0, -np.inf, draw.standard_normal(ids.shape)).astype(np.float16)
+    kind = tables.label_type(labels)
+    columns = [pa.array(np.arange(source.rows)), matrix_array(ids, kind), matrix_array(scores, pa.float16())]
+    table = pa.Table.from_arrays(columns, schema=tables.negatives(K, kind))
+    queries = source.table.manifest
+    edges = np.cumsum([0, *(shard.rows for shard in queries.shards)]).tolist()
+    shards = [table.slice(low, high - low) for low, high in itertools.pairwise(edges)]
+    facts = {"parents": {"queries": queries.digest}, "parameters": {"step": 2, **parameters}}
+    write_table(url, "negatives", shards, queries.row_group_rows or 1, **facts)
+    return ids, scores.astype(np.float64)
+
+
+def scored(run: RunLayout, trainer: Trainer, epoch: int, labels: int, **parameters: object) -> list[tuple]:
+    return [
+        write_scored(run.negatives(epoch, source.name), source, labels, **parameters) for source in trainer._sources
+    ]
+
+
+@pytest.fixture
+def trainers(data: SmallData, request: pytest.FixtureRequest) -> Iterator[Trainer]:
+    place = f"memory://hardness/{request.node.name}"
+    return (Trainer.start(data.layout.root, join(place, str(n)), RECIPE, lambda _: None) for n in range(9))
+
+
+def first_batch(trainer: Trainer, epoch: int) -> tuple[list[Source], Batch]:
+    trainer.progress.epoch = epoch
+    _, sources = trainer._adopt()
+    trainer.stream.set_epoch(epoch, sources)
+    return sources, next(iter(trainer.stream))
+
+
+def test_the_mean_over_the_same_pairs(data: SmallData, trainers: Iterator[Trainer], monkeypatch) -> None:
+    monkeypatch.setattr(hardness, "ROWS", 1000)
+    monkeypatch.setattr(hardness, "GROUPS", 1000)
+    trainer = next(trainers)
+    made = scored(trainer.run, trainer, 2, data.labels)
+    sources, batch = first_batch(trainer, 2)
+    found = measure(trainer.model, ALONE, sources, batch)
+    ids, scores = (np.concatenate(parts)[batch.rows] for parts in zip(*made, strict=True))
+    key = (batch.epoch, batch.step)
+    encoder, classifier = trainer.model.encoder, trainer.model.classifier
+    x = classifier.extend(encoder.encode(encoder.prepare(batch.inputs, key), key)).detach().numpy()
+    now = np.einsum("bd,bkd->bk", x, classifier.vectors.numpy()[ids])
+    assert found is not None
+    assert found.then == pytest.approx(scores[ids >= 0].mean(), rel=1e-5)
+    assert found.now == pytest.approx(now[ids >= 0].mean(), rel=1e-4)
+    assert found.drop == pytest.approx(found.then - found.now)
+
+
+def test_few_row_groups_are_read(data: SmallData, trainers: Iterator[Trainer], monkeypatch) -> None:
+    trainer = next(trainers)
+    scored(trainer.run, trainer, 2, data.labels)
+    sources, batch = first_batch(trainer, 2)
+    read: list[int] = []
+
+    def counted(*given):
+        read.append(given[1])
+        return read_group(*given)
+
+    monkeypatch.setattr(hardness, "read_group", counted)
+    monkeypatch.setattr(hardness, "GROUPS", 2)
+    monkeypatch.setattr(hardness, "ROWS", 3)
+    assert measure(trainer.model, ALONE, sources, batch) is not None
+    assert 1 <= len(read) <= 4
+
+
+def test_label_embeddings_do_not_compare(data: SmallData, trainers: Iterator[Trainer]) -> None:
+    trainer = next(trainers)
+    scored(trainer.run, trainer, 2, data.labels, by="labels")
+    assert measure(trainer.model, ALONE, *first_batch(trainer, 2)) is None
+
+
+def test_each_epoch_with_a_table_tells_how_old_it_is(data: SmallData, trainers: Iterator[Trainer]) -> None:
+    trainer = next(trainers)
+    scored(trainer.run, trainer, 2, data.labels)
+    steps = trainer.stream.steps
+    for _ in trainer.train():
+        pass
+    told = [record for record in read_metrics(trainer.run) if record["kind"] == "staleness"]
+    assert [(one["epoch"], one["table_epoch"], one["age"], one["stale"]) for one in told] == [
+        (2, 2, 2, False),
+        (3, 2, 3, True),
+    ]
+    assert [one["age_steps"] for one in told] == [2 * steps - 2, 3 * steps - 2]
+    assert [one["step"] for one in told] == [2 * steps + 1, 3 * steps + 1]
+    assert all(one["score_drop"] == pytest.approx(one["score_then"] - one["score_now"]) for one in told)

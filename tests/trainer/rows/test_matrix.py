@@ -1,0 +1,166 @@
+"""Optimizers of touched rows against torch's dense ones, and rows that a step leaves alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.rows.matrix import RowMatrix, RowOptimizer
+
+ROWS, D, STEPS, LR = 7, 5, 6, 0.1
+EVERY = np.arange(ROWS)
+OPTIMIZERS = [
+    RowOptimizer("sgd"),
+    RowOptimizer("sgd", momentum=0.9),
+    RowOptimizer("adagrad"),
+    RowOptimizer("adam"),
+    RowOptimizer("sgd", momentum=0.9, weight_decay=0.1),
+    RowOptimizer("adagrad", weight_decay=0.1),
+    RowOptimizer("adam", weight_decay=0.1),
+]
+pytestmark = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+
+
+def start(optimizer: RowOptimizer, compiled: bool, weight: torch.Tensor | None = None) -> RowMatrix:
+    if weight is None:
+        weight = torch.randn(ROWS, D, generator=torch.Generator().manual_seed(0))
+    matrix = RowMatrix(weight, optimizer, rate=rate)
+    matrix.compiled = compiled
+    return matrix
+
+
+def rate(step: int) -> float:
+    return LR / (1 + step)
+
+
+def gradients(seed: int = 1) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(ROWS, D, generator=generator) for _ in range(STEPS)]
+
+
+def step(matrix: RowMatrix, ids: np.ndarray, gradient: torch.Tensor, lr: float = LR, at: int = 0) -> None:
+    rows = matrix.gather(ids, at)
+    rows.grad = gradient[torch.from_numpy(ids)]
+    matrix.update(ids, rows, lr, at)
+
+
+DENSE: dict[str, Callable[[list, RowOptimizer], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, ours: torch.optim.SGD(parameters, lr=LR, momentum=ours.momentum),
+    "adam": lambda parameters, ours: torch.optim.Adam(parameters, lr=LR, betas=ours.betas, eps=ours.eps),
+}
+
+
+@pytest.mark.parametrize("optimizer", [each for each in OPTIMIZERS if each.name in DENSE], ids=str)
+def test_touching_every_row_is_torch_s_optimizer(optimizer: RowOptimizer, compiled: bool) -> None:
+    matrix = start(optimizer, compiled)
+    parameter = torch.nn.Parameter(matrix.weight.clone())
+    dense = DENSE[optimizer.name]([parameter], optimizer)
+    for gradient in gradients():
+        step(matrix, np.random.default_rng(0).permutation(EVERY), gradient)
+        with torch.no_grad():
+            parameter.mul_(1 - LR * optimizer.weight_decay)  # decoupled
+        parameter.grad = gradient.clone()
+        dense.step()
+    torch.testing.assert_close(matrix.weight, parameter.detach())
+
+
+def test_adagrad_keeps_one_sum_of_mean_squares_a_row(compiled: bool) -> None:
+    matrix = start(RowOptimizer("adagrad"), compiled)
+    expected, total = matrix.weight.double().numpy().copy(), np.zeros(ROWS)
+    for gradient in gradients():
+        step(matrix, EVERY, gradient)
+        g = gradient.double().numpy()
+        total += (g**2).mean(1)
+        expected -= LR * g / (np.sqrt(total) + 1e-8)[:, None]
+    np.testing.assert_allclose(matrix.weight.numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(matrix.state["square"].numpy(), total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_rows_that_are_not_touched_keep_their_bits(optimizer: RowOptimizer, compiled: bool) -> None:
+    matrix = start(optimizer, compiled)
+    for gradient in gradients(2):
+        step(matrix, EVERY, gradient)  # momentum and moments are not zero
+    before = {"weight": matrix.weight.clone(), **{name: value.clone() for name, value in matrix.state.items()}}
+    touched, rest = np.array([5, 0, 3]), [1, 2, 4, 6]
+    step(matrix, touched, gradients(3)[0])
+    for name, value in {"weight": matrix.weight, **matrix.state}.items():
+        assert torch.equal(value[rest], before[name][rest])
+        assert not torch.equal(value[touched], before[name][touched])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_a_row_moves_as_if_it_were_alone(optimizer: RowOptimizer, compiled: bool) -> None:
+    # State counts a row's own updates: rows touched now and then go the way of a matrix of that row only.
+    together, schedule = (
+        start(optimizer, compiled),
+        [np.array([0, 2]), np.array([2]), np.array([1, 2, 6]), np.array([0, 1])],
+    )
+    alone = [start(optimizer, compiled, together.weight[row : row + 1].clone()) for row in EVERY]
+    for ids, gradient in zip(schedule, gradients(), strict=False):
+        step(together, ids, gradient)
+        for row in ids:
+            step(alone[row], np.array([0]), gradient[row : row + 1])
+    torch.testing.assert_close(together.weight, torch.cat([matrix.weight for matrix in alone]))
+
+
+def test_gathered_rows_are_copies_that_take_a_gradient(compiled: bool) -> None:
+    matrix = start(RowOptimizer("sgd"), compiled)
+    rows = matrix.gather(np.array([2, 4]))
+    assert rows.is_leaf
+    assert rows.requires_grad
+    with torch.no_grad():
+        rows.zero_()
+    assert matrix.weight[2].abs().sum() > 0
+
+
+def test_an_unknown_optimizer_names_the_known_ones(compiled: bool) -> None:
+    with pytest.raises(ValueError, match=r"'adamax'.*'sgd', 'adagrad', 'adam'"):
+        start(RowOptimizer("adamax"), compiled)
+
+
+LAZY = [RowOptimizer(name, weight_decay=0.2, lazy=True) for name in ("sgd", "adagrad")]
+
+
+@pytest.mark.parametrize("optimizer", LAZY, ids=str)
+def test_lazy_decay_is_that_of_the_whole_matrix_at_every_step(optimizer: RowOptimizer, compiled: bool) -> None:
+    # Rows without a gradient move by decay alone under these optimizers, so dense steps are steps on every row.
+    lazy, dense = start(optimizer, compiled), start(replace(optimizer, lazy=False), compiled)
+    schedule = [[0, 2], [2], [], [1, 2, 6], [0, 1], []]
+    for at, (touched, gradient) in enumerate(zip(schedule, gradients(), strict=True)):
+        ids = np.array(touched, np.int64)
+        torch.testing.assert_close(lazy.gather(ids, at).detach(), dense.weight[ids])  # before it is scored with
+        step(lazy, ids, gradient, rate(at), at)
+        everywhere = torch.zeros_like(gradient)
+        everywhere[ids] = gradient[ids]
+        step(dense, EVERY, everywhere, rate(at), at)
+    assert (lazy.weight - dense.weight).abs().max() > 1e-3
+    for _ in range(2):  # and it is not done twice
+        lazy.settle(len(schedule))
+        torch.testing.assert_close(lazy.weight, dense.weight)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_lazy_decay_of_rows_that_every_step_touches_is_plain_decay(optimizer: RowOptimizer, compiled: bool) -> None:
+    lazy, plain = start(replace(optimizer, lazy=True), compiled), start(optimizer, compiled)
+    for at, gradient in enumerate(gradients()):
+        for matrix in (lazy, plain):
+            step(matrix, EVERY, gradient, rate(at), at)
+    assert torch.equal(lazy.weight, plain.weight)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_compiled_loops_do_as_torch_does(optimizer: RowOptimizer, compiled: bool) -> None:
+    weight = torch.randn(5000, 8, generator=torch.Generator().manual_seed(0))
+    found = []
+    for each in (compiled, False):
+        matrix = start(replace(optimizer, lazy=True), each, weight.clone())
+        for at in range(3):
+            ids = np.random.default_rng(at).permutation(5000)[:4000]  # enough for several threads
+            step(matrix, ids, torch.sin(weight * (at + 1)), rate(at), at)
+        matrix.settle(9)
+        found.append({"weight": matrix.weight, **matrix.state})
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name])

@@ -1,0 +1,41 @@
+"""Large matrices of zeros: in memory, or in a file without a name that has no blocks before they are written to."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from schemas.errors import InputError
+from trainer.rows.memory import zeros
+
+
+@pytest.mark.parametrize("where", ["memory", "file"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32], ids=str)
+def test_it_is_zeros_that_can_be_written_to(where: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    made = zeros((1000, 7), dtype, where if where == "memory" else str(tmp_path))
+    assert made.shape == (1000, 7)
+    assert made.dtype == dtype
+    assert not made.any()
+    made[999] = 3
+    assert float(made.sum()) == 21
+    assert zeros((0, 7), dtype).shape == (0, 7)
+
+
+def test_a_file_takes_no_more_disk_than_was_written_to_and_leaves_nothing(tmp_path: Path) -> None:
+    made = zeros((1 << 20, 64), torch.float16, str(tmp_path))  # 128 MiB
+    made[77] = 1
+    assert os.listdir(tmp_path) == []
+    with open("/proc/self/maps") as maps:
+        line = next(line for line in maps if str(tmp_path) in line)
+    inode = os.stat(f"/proc/self/map_files/{line.split()[0]}") if os.geteuid() == 0 else None
+    if inode is not None:
+        assert inode.st_size == 1 << 27
+        assert inode.st_blocks * 512 < 1 << 20
+
+
+def test_no_room_and_no_directory_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"classifier.storage = .*TiB are needed there, .* are free"):
+        zeros((1 << 40, 64), torch.float16, str(tmp_path))
+    with pytest.raises(InputError, match=r"classifier.storage = .*gone.*No such file"):
+        zeros((10, 64), torch.float16, str(tmp_path / "gone"))

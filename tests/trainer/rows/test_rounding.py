@@ -1,0 +1,123 @@
+"""Stochastic rounding: unbiased, to a neighbour, the same bits in torch and in the compiled loops, however rows lie."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.rows.matrix import RowMatrix, RowOptimizer
+from trainer.rows.rounding import key_of, noise, rounded
+
+NARROW = [torch.bfloat16, torch.float16]
+
+
+def neighbours(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest value of `dtype` that is at most x, and the least that is at least x, as float64."""
+    nearest = x.to(dtype)
+    down, up = torch.nextafter(nearest, torch.tensor(-torch.inf, dtype=dtype)), nearest
+    below = nearest.double() <= x.double()
+    up = torch.where(below, torch.nextafter(nearest, torch.tensor(torch.inf, dtype=dtype)), nearest)
+    down = torch.where(below, nearest, down)
+    up = torch.where(nearest.double() == x.double(), nearest, up)
+    return down.double(), up.double()
+
+
+def every_way(x: float, dtype: torch.dtype) -> torch.Tensor:
+    """x rounded with each of the 2**16 values of the random bits."""
+    bits = torch.arange(1 << 16, dtype=torch.int32)
+    return rounded(torch.full((1 << 16,), x, dtype=torch.float32), dtype, bits).double()
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@given(st.floats(-60000, 60000, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30))
+def test_the_mean_over_all_random_bits_is_the_value(dtype: torch.dtype, x: float) -> None:
+    found = every_way(x, dtype)
+    down, up = neighbours(torch.tensor([x]), dtype)
+    assert set(found.tolist()) <= {down.item(), up.item()}
+    # Exact to float64, but for what float16 cuts off under 2**-13 of the distance of its smallest values.
+    allowed = 2.0**-37 if dtype == torch.float16 and abs(x) < 2**-14 else 1e-13 * abs(x)
+    assert abs(found.mean().item() - x) <= allowed
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_what_the_type_holds_stays_and_what_it_does_not_ends_at_its_last_value(dtype: torch.dtype) -> None:
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)
+    every = every[every.isfinite()]
+    for bits in (0, 1, 0xFFFF):
+        assert torch.equal(rounded(every.float(), dtype, torch.full_like(every, bits, dtype=torch.int32)), every)
+    odd = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    found = rounded(odd, dtype, torch.full((3,), 0xFFFF, dtype=torch.int32))
+    assert found[:2].tolist() == [torch.inf, -torch.inf]
+    assert found[2].isnan()
+    if dtype == torch.float16:
+        assert every_way(-65519.0, dtype).tolist() == [-65504.0] * (1 << 16)
+
+
+def test_the_bits_are_even_and_one_row_s_say_nothing_of_another_s() -> None:
+    bits = noise(key_of(3, 7), torch.arange(4096), 64).double() / 65535
+    assert abs(bits.mean() - 0.5) < 0.002
+    assert abs(bits.std() - 12**-0.5) < 0.002
+    assert bits.std(0).min() > 0.27
+    flat = bits - bits.mean()
+    for one, other in (
+        (flat[1:], flat[:-1]),  # the next row
+        (flat[:, 1:], flat[:, :-1]),  # the next column
+        (flat[:, :32], flat[:, 32:]),  # the column that shares its word
+        (flat, noise(key_of(3, 8), torch.arange(4096), 64).double() / 65535 - 0.5),  # the next step
+    ):
+        assert abs((one * other).mean() * 12) < 0.01
+
+
+def step_of(matrix: RowMatrix, ids: np.ndarray, step: int) -> None:
+    rows = matrix.gather(ids, step)
+    rows.grad = torch.sin(torch.arange(rows.numel(), dtype=torch.float32)).view_as(rows) * 1e-3
+    matrix.update(ids, rows, 0.1, step)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW], ids=str)
+@pytest.mark.parametrize("columns", [1, 2, 5, 64])
+def test_compiled_loops_round_as_torch_does(dtype: torch.dtype, columns: int) -> None:
+    start = torch.randn(50, columns, generator=torch.Generator().manual_seed(0))
+    start[:20] *= torch.logspace(-9, -1, 20)[:, None]
+    start[20] *= 3e4
+    found = []
+    for compiled in (True, False):
+        matrix = RowMatrix(start.to(dtype), RowOptimizer("sgd"), first=1 << 33, seed=5)
+        matrix.compiled = compiled
+        for step in range(3):
+            step_of(matrix, np.arange(step, 50, 2), step)
+        found.append(matrix.weight)
+    torch.testing.assert_close(found[0].float(), found[1].float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_neither_the_order_of_rows_nor_the_cut_into_ranks_shows(dtype: torch.dtype, compiled: bool) -> None:
+    start = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    gradient = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+
+    def stepped(rows: torch.Tensor, first: int, order: np.ndarray) -> torch.Tensor:
+        matrix = RowMatrix(rows.clone(), RowOptimizer("adagrad"), first=first, seed=2)
+        matrix.compiled = compiled
+        gathered = matrix.gather(order, 4)
+        gathered.grad = gradient[first + torch.from_numpy(order)]
+        matrix.update(order, gathered, 0.1, 4)
+        return matrix.weight
+
+    whole = stepped(start, 0, np.arange(40))
+    assert torch.equal(whole, stepped(start, 0, np.random.default_rng(0).permutation(40)))
+    parts = [stepped(start[:13], 0, np.arange(13)), stepped(start[13:], 13, np.arange(27))]
+    assert torch.equal(whole, torch.cat(parts))
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_steps_below_half_a_value_s_distance_are_not_lost(dtype: torch.dtype) -> None:
+    # Rounded to the nearest, 1 + 1e-5 is 1 for ever.
+    matrix = RowMatrix(torch.ones(64, 64, dtype=dtype), RowOptimizer("sgd"))
+    ids = np.arange(64)
+    for step in range(200):
+        rows = matrix.gather(ids, step)
+        rows.grad = torch.full_like(rows, -1.0)
+        matrix.update(ids, rows, 1e-5, step)
+    assert abs(matrix.weight.double().mean().item() - 1.002) < 2e-4

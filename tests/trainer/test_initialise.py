@@ -1,0 +1,76 @@
+"""Vectors that begin at the texts of their labels."""
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from schemas.errors import InputError
+from tests.builders import SmallData, build_data, ragged, tokens_of
+from tests.training import Killed, silent, train
+from trainer.config import Recipe
+from trainer.heads.classifier import Classifier
+from trainer.initialise import begin_at_texts
+from trainer.loop import Trainer
+from trainer.model import Model
+
+SECTIONS: dict[str, Any] = {
+    "encoder": {"dimension": 6, "buckets": 64},
+    "classifier": {"bias": True, "initial_bias": -3.0, "initial": "labels", "initial_scale": 2.0},
+    "negatives": {"random": 4},
+    "order": {"batch": 16, "streams": 2, "threads": 0},
+    "train": {"epochs": 2},
+    "logging": {"tensorboard": False},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(str(tmp_path_factory.mktemp("initial") / "data"))
+
+
+def recipe(**sections: dict[str, Any]) -> Recipe:
+    return Recipe.model_validate({**SECTIONS, **sections})
+
+
+def test_every_vector_has_the_direction_of_its_label_s_text_and_the_length_asked_for(data: SmallData) -> None:
+    model = Model.build(recipe(), data.vocabulary, data.labels)
+    begin_at_texts(model, data.layout, 2.0)
+    x = model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :6]
+    torch.testing.assert_close(model.classifier.vectors[:, :6], normalize(x) * 2)
+    assert (model.classifier.vectors[:, 6] == -3).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_fill_the_labels_that_they_have(data: SmallData, ranks: int) -> None:
+    whole = Model.build(recipe(), data.vocabulary, data.labels)
+    begin_at_texts(whole, data.layout, 2.0)
+    ends = [data.labels * rank // ranks for rank in range(ranks + 1)]
+    parts = []
+    for start, stop in itertools.pairwise(ends):
+        part = replace(whole, classifier=Classifier(recipe().classifier, data.labels, 6, 0, (start, stop)))
+        begin_at_texts(part, data.layout, 2.0)
+        parts.append(part.classifier.vectors)
+    torch.testing.assert_close(torch.cat(parts), whole.classifier.vectors)
+
+
+def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_there_again(data: SmallData, tmp_path: Path) -> None:
+    straight = train(Trainer.start(data.layout.root, str(tmp_path / "straight"), recipe(), silent))
+    with pytest.raises(Killed):
+        train(Trainer.start(data.layout.root, str(tmp_path / "cut"), recipe(), silent), stop_after=1)
+    assert train(Trainer.resume(data.layout.root, str(tmp_path / "cut"), recipe(), silent)) == straight
+    zeros = recipe(classifier={**SECTIONS["classifier"], "initial": "random", "initial_scale": 0.0})
+    assert train(Trainer.start(data.layout.root, str(tmp_path / "zeros"), zeros, silent)) != straight
+
+
+def test_what_cannot_begin_so_is_refused(data: SmallData, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"needs classifier\.initial_scale"):
+        recipe(classifier={"initial": "labels"})
+    encoded = recipe(head={"kind": "label-encoder"}, negatives={"pool": "all"})
+    with pytest.raises(InputError, match="no vectors to begin with"):
+        Trainer.start(data.layout.root, str(tmp_path / "run"), encoded, silent)

@@ -1,0 +1,1 @@
+"""Checkpoints: written by rank in the background, read by label range."""

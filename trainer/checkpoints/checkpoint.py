@@ -1,0 +1,127 @@
+"""Checkpoints: safetensors files by label range and a manifest with the state, whole or not there. No pickle."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from schemas import storage
+from schemas.layout import RunLayout, parse_number
+from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from trainer.checkpoints.tensors import read_tensors, write_tensors
+
+FILE_BYTES = 1 << 28  # of vectors and their optimizer's state, at most, in a file
+_VECTORS = "vectors-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published checkpoint; `state` is what the loop needs to go on."""
+
+    url: str
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, url: str) -> "Checkpoint":
+        """Raises TableError when there is none, or it is damaged."""
+        return cls(url, open_manifest(url, "checkpoint"))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.manifest.parameters
+
+    @property
+    def step(self) -> int:
+        """Steps of the run before it."""
+        return int(self.state["progress"]["global_step"])
+
+    @property
+    def labels(self) -> int:
+        """L."""
+        return self.manifest.rows
+
+    def has(self, name: str) -> bool:
+        """Whether there is a part of this name."""
+        return any(shard.path == f"{name}.safetensors" for shard in self.manifest.shards)
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """The tensors of one part (`encoder`, `encoder-optimizer`). Raises TableError."""
+        return self._read(next(shard for shard in self.manifest.shards if shard.path == f"{name}.safetensors"))
+
+    def vectors(self, name: str) -> torch.Tensor:
+        """The classifier's `weight` or an optimizer's state, label ranges laid end to end. Raises TableError."""
+        return torch.cat([rows[name] for _, rows in self.rows(0, self.labels)])
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """(first label, rows by name) of labels [start, stop), a file at a time; others are not read. TableError."""
+        first = 0
+        for shard in self.manifest.shards:
+            if not shard.path.startswith(_VECTORS):
+                continue
+            low, high = max(start, first), min(stop, first + shard.rows)
+            if low < high:
+                yield low, {name: rows[low - first : high - first] for name, rows in self._read(shard).items()}
+            first += shard.rows
+
+    def read_rows(self, into: Mapping[str, torch.Tensor], start: int) -> None:
+        """Fill tensors [n, ...] with the rows of labels [start, start + n). Raises TableError."""
+        stop = start + len(next(iter(into.values()), ()))
+        for first, rows in self.rows(start, stop):
+            for name, tensor in into.items():
+                tensor[first - start : first - start + len(rows[name])] = rows[name]
+
+    def _read(self, shard: Shard) -> dict[str, torch.Tensor]:
+        return read_tensors(self.url, shard, f"Remove {self.url} to go on from the checkpoint before it.")
+
+
+def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
+    """The labels [start, stop), cut where files of rows of `row_bytes` end: at the same labels whoever holds them."""
+    rows = 1 << max(0, (FILE_BYTES // max(1, row_bytes)).bit_length() - 1)
+    edges = [start, *range((start // rows + 1) * rows, stop, rows), stop]
+    return [(low, high) for low, high in itertools.pairwise(edges) if low < high]
+
+
+def write_rows(url: str, first: int, rows: Mapping[str, torch.Tensor]) -> Shard:
+    """A file of the rows [n, ...] of labels [first, first + n). Raises StorageError."""
+    return write_tensors(url, f"{_VECTORS}{first:012d}.safetensors", len(rows["weight"]), rows)
+
+
+def write_part(url: str, name: str, tensors: Mapping[str, torch.Tensor]) -> Shard:
+    """A file of whatever has no label. Raises StorageError."""
+    return write_tensors(url, f"{name}.safetensors", 0, tensors)
+
+
+def publish_checkpoint(
+    url: str, shards: list[Shard], labels: int, state: Mapping[str, Any], parents: Mapping[str, str]
+) -> Manifest:
+    """Make a checkpoint of its files: those of rows by ascending label. Raises StorageError."""
+    manifest = Manifest(
+        kind="checkpoint",
+        shards=tuple(shards),
+        rows=labels,
+        id_range=(0, labels),
+        parameters=dict(state),
+        parents=dict(parents),
+    )
+    return publish(url, manifest)
+
+
+def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
+    """The newest finished checkpoint of a run, or None."""
+    steps = sorted((n for n in map(parse_number, storage.list_names(run.checkpoints)) if n is not None), reverse=True)
+    for step in steps:
+        if is_published(run.checkpoint(step)):
+            return Checkpoint.open(run.checkpoint(step))
+    return None
+
+
+def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
+    """Remove all but the newest `keep` finished checkpoints, and the one of step `spare` (the best)."""
+    steps = sorted(n for n in map(parse_number, storage.list_names(run.checkpoints)) if n is not None)
+    kept = {*[step for step in steps if is_published(run.checkpoint(step))][-keep:], spare}
+    for step in steps:
+        if step not in kept:
+            unpublish(run.checkpoint(step))
+            storage.remove(run.checkpoint(step), recursive=True)

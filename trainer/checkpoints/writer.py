@@ -1,0 +1,128 @@
+"""Writes checkpoints by rank, in the background while the training goes on."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from schemas import storage
+from schemas.layout import RunLayout
+from schemas.manifest import Shard, unpublish
+from trainer.checkpoints.checkpoint import drop_old_checkpoints, publish_checkpoint, row_ranges, write_part, write_rows
+from trainer.checkpoints.snapshot import RowSnapshot
+from trainer.group import ALONE, Group
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint of global `step` is made of, on one rank.
+
+    `parts`: tensors that every rank has, by file; rank 0 writes them. `rows`: the tensors [n, ...] of the labels
+    [first, first + n) of [0, `labels`) that this rank holds. `best`: the step whose checkpoint is not dropped.
+    """
+
+    step: int
+    parts: Mapping[str, Tensors]
+    rows: Tensors
+    first: int
+    labels: int
+    state: Mapping[str, Any]
+    parents: Mapping[str, str]
+    best: int | None = None
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time; the newest `keep` are kept.
+
+    In the background it works on what was there when `save` was called: a copy of the parts, on rank 0, and a snapshot
+    of the rows, for which the training calls `before_change`. Memory: the parts, a file of rows (FILE_BYTES), a byte a
+    row, and the rows that change while it writes; never all rows. In the foreground it takes no copy of anything.
+    """
+
+    def __init__(self, run: RunLayout, keep: int = 2, background: bool = True, group: Group = ALONE) -> None:
+        self._run, self._keep, self._background = run, keep, background
+        self._group = group.twin() if background else group
+        self._thread: threading.Thread | None = None
+        self._snapshot: RowSnapshot | None = None
+        self._failed: BaseException | None = None
+
+    def save(self, contents: Contents) -> None:
+        """Begin to write a checkpoint, once the one before is there; all ranks call it. StorageError of either."""
+        self.wait()
+        if not self._background:
+            self._write(contents, None)
+            return
+        self._snapshot = RowSnapshot(contents.rows)
+        parts = {
+            name: {key: value.detach().clone() for key, value in tensors.items()}
+            for name, tensors in (contents.parts.items() if self._group.first else ())
+        }
+        copied = Contents(**{**vars(contents), "parts": parts})
+        self._thread = threading.Thread(
+            target=self._work, args=(copied, self._snapshot), name="extremis-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def before_change(self, ids: np.ndarray) -> None:
+        """Rows `ids` [C], counted from this rank's first, are about to change. Raises StorageError: writing failed."""
+        if self._snapshot is None or self._thread is None:
+            return
+        if self._thread.is_alive():
+            self._snapshot.keep(ids)
+        else:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until what was begun is published. Raises StorageError; RankLostError."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = self._snapshot = None
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
+    def close(self) -> None:
+        """Let what was begun come to its end, whatever it is: this is called when all is well, or on an error's way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self, contents: Contents, snapshot: RowSnapshot) -> None:
+        try:
+            self._write(contents, snapshot)
+        except BaseException as error:
+            self._failed = error
+
+    def _write(self, contents: Contents, snapshot: RowSnapshot | None) -> None:
+        url, group = self._run.checkpoint(contents.step), self._group
+        if group.first:
+            # What a try before left: it may have been cut at other labels.
+            unpublish(url)
+            storage.remove(url, recursive=True)
+        group.barrier()
+        shards = [write_part(url, name, tensors) for name, tensors in contents.parts.items()] if group.first else []
+        shards += self._write_rows(url, contents, snapshot)
+        found = group.gather_objects(shards)
+        if group.first:
+            everything = [shard for part in found for shard in part]
+            publish_checkpoint(url, everything, contents.labels, contents.state, contents.parents)
+            drop_old_checkpoints(self._run, self._keep, contents.best)
+
+    def _write_rows(self, url: str, contents: Contents, snapshot: RowSnapshot | None) -> list[Shard]:
+        rows, first = contents.rows, contents.first
+        count = len(next(iter(rows.values()), ()))  # none where labels are encoded
+        row_bytes = sum(value[:1].numel() * value.element_size() for value in rows.values())
+        shards = []
+        for start, stop in row_ranges(first, first + count, row_bytes):
+            here = slice(start - first, stop - first)
+            taken = (
+                {name: value[here] for name, value in rows.items()}
+                if snapshot is None
+                else snapshot.read(here.start, here.stop)
+            )
+            shards.append(write_rows(url, start, taken))
+        return shards

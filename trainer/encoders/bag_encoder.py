@@ -1,0 +1,192 @@
+"""A bag of embeddings over tokens and hashed n-grams, or sparse features: trains from scratch on a CPU in minutes."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from schemas.errors import TableError
+from schemas.randomness import generator
+from trainer.config import Encoder as EncoderConfig
+from trainer.device import torch_generator
+from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
+from trainer.encoders.embedding_bag import BagGradients, BagInputs
+from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
+from trainer.encoders.residual import Residual
+from trainer.group import ALONE, Group
+from trainer.inputs import Inputs
+from trainer.rows.matrix import RowMatrix, RowOptimizer
+
+
+class BagEncoder(Encoder):
+    """x = dropout(r(sum_f weight_f E_f)), r the identity or a residual layer; E is trained on touched rows only.
+
+    Rows of E are tokens, then hashed n-grams, then the data's sparse features; only those that `inputs` reads.
+    """
+
+    def __init__(self, config: EncoderConfig, vocabulary: int, seed: int, features: int = 0) -> None:
+        self.dimension = config.dimension
+        self._config, self._seed = config, seed
+        reads_tokens, reads_features = config.inputs != "features", config.inputs != "tokens"
+        self._vocabulary = vocabulary if reads_tokens else 0
+        self._sparse_from = self._vocabulary + (config.buckets if reads_tokens and config.ngrams > 1 else 0)
+        self._features = self._sparse_from + (features if reads_features else 0)
+        weight = torch.empty(self._features, config.dimension)
+        spread = config.initial_scale / math.sqrt(config.dimension)
+        weight.normal_(0, spread, generator=torch_generator(seed, "initial weights", 1))
+        self._table = RowMatrix(weight, RowOptimizer(config.optimizer))
+        self._weights = torch.ones(self._features)
+        self._weights[self._vocabulary : self._sparse_from] = config.ngram_weight
+        self._weights[self._sparse_from :] = config.feature_weight
+        self._dense = (
+            Residual(config.dimension, config.hidden, torch_generator(seed, "initial weights", 2))
+            if config.residual
+            else None
+        )
+        self._dense_optimizer = (
+            None
+            if self._dense is None
+            else torch.optim.AdamW(self._dense.parameters(), lr=config.dense_lr, weight_decay=config.weight_decay)
+        )
+        self._touched = BagGradients(self._table)
+
+    def fit_idf(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:
+        """Set IDF weights from document frequencies over batches of training rows, `idf_rows` rows at most.
+
+        Each rank brings its parts of the batches.
+        """
+        config = self._config
+        if not config.idf and config.inputs == "tokens":
+            return
+        frequency = np.zeros(self._features, np.int64)
+        documents = 0
+        for inputs in rows:
+            found = self._bag(inputs)
+            frequency += np.bincount(found.features, minlength=self._features)
+            documents += sum(group.sizes(len(found.offsets) - 1))
+            if documents >= self._config.idf_rows:
+                break
+        group.sum(torch.from_numpy(frequency))
+        weights = inverse_document_frequency(frequency, documents)
+        if not config.idf:
+            weights[: self._sparse_from] = 1
+        if not config.feature_idf:
+            weights[self._sparse_from :] = 1
+        if documents < self._config.idf_rows:
+            # A feature that no training row has keeps its random vector: at test it would be noise of the highest IDF.
+            weights[frequency == 0] = 0
+        self._weights *= torch.from_numpy(weights)
+
+    def prepare(
+        self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
+    ) -> BagInputs:
+        rows, first = self._bag(inputs).weighted(self._weights.numpy()), 0
+        if self._config.unit_features:
+            rows = rows.unit()
+        if dropout_key is not None:
+            first = before(len(rows.offsets) - 1)
+            rows = self._dropped(rows, dropout_key, before)
+        return BagInputs.of(rows.features, rows.weights, rows.offsets, first)
+
+    def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
+        rows = self._table.gather(inputs.ids)
+        with torch.no_grad():
+            v = inputs.sums(rows)
+            if dropout_key is None:
+                return self._head(v, None)
+        if torch.is_grad_enabled():
+            self._touched.add(inputs, rows, v.requires_grad_())
+        return self._head(v, dropout_key, inputs.first)
+
+    def reduce(self, group: Group) -> None:
+        self._touched.reduce(group)
+        if self._dense is not None:
+            reduce_parameters(self._dense.parameters(), group)
+
+    def update(self, factor: float, clip: float = 0.0) -> None:
+        touched = self._touched.take()
+        dense = () if self._dense is None else self._dense.parameters()
+        clip_gradients([None if touched is None else touched[1].grad, *(each.grad for each in dense)], clip)
+        if touched is not None:
+            self._table.update(*touched, self._config.lr * factor)
+        if self._dense_optimizer is not None:
+            self._dense_optimizer.param_groups[0]["lr"] = self._config.dense_lr * factor
+            self._dense_optimizer.step()
+            self._dense_optimizer.zero_grad()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        named = {"embedding": self._table.weight, "feature_weights": self._weights}
+        if self._dense is not None:
+            named |= {f"dense.{name}": value.detach() for name, value in self._dense.named_parameters()}
+        return named
+
+    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        named = {f"embedding.{name}": value for name, value in self._table.state.items()}
+        if self._dense_optimizer is not None and self._dense is not None:
+            for name, parameter in self._dense.named_parameters():
+                for key, value in self._dense_optimizer.state.get(parameter, {}).items():
+                    named[f"dense.{name}.{key}"] = torch.as_tensor(value)
+        return named
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._table.weight.copy_(tensors["embedding"])
+        self._weights = tensors["feature_weights"].clone()
+        if self._dense is not None:
+            with torch.no_grad():
+                for name, parameter in self._dense.named_parameters():
+                    parameter.copy_(tensors[f"dense.{name}"])
+
+    def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, value in self._table.state.items():
+            value.copy_(tensors[f"embedding.{name}"])
+        if self._dense_optimizer is not None and self._dense is not None:
+            for name, parameter in self._dense.named_parameters():
+                prefix = f"dense.{name}."
+                saved = {key[len(prefix) :]: value.clone() for key, value in tensors.items() if key.startswith(prefix)}
+                if saved:
+                    self._dense_optimizer.state[parameter] = saved
+
+    def _dropped(self, rows: SparseRows, dropout_key: tuple[int, ...], before: Before) -> SparseRows:
+        share = self._config.feature_dropout
+        if not share:
+            return rows
+        first = before(len(rows.features))
+        drawn = generator(self._seed, "feature dropout", *dropout_key).random(first + len(rows.features))
+        rows = rows.where(drawn[first:] >= share)
+        return SparseRows(rows.features, rows.weights / np.float32(1 - share), rows.offsets)
+
+    def _bag(self, inputs: Inputs) -> SparseRows:
+        """A row's features and their weights before IDF."""
+        if self._config.inputs == "features":
+            return self._sparse(inputs)
+        if self._config.inputs == "tokens":
+            return self._ngrams(inputs)
+        return side_by_side(self._ngrams(inputs), self._sparse(inputs))
+
+    def _sparse(self, inputs: Inputs) -> SparseRows:
+        assert inputs.features is not None, "these rows were read without features"
+        ids, values, offsets = inputs.features
+        if ids.size and not 0 <= ids.min() <= ids.max() < self._features - self._sparse_from:
+            raise TableError(
+                f"a row has feature {ids.max() if ids.min() >= 0 else ids.min()}, but the data's manifest states "
+                f"{self._features - self._sparse_from} features. Shard the data again."
+            )
+        return SparseRows(ids.astype(np.int64) + self._sparse_from, values, offsets)
+
+    def _ngrams(self, inputs: Inputs) -> SparseRows:
+        assert inputs.tokens is not None, "these rows were read without tokens"
+        return bag_of_ngrams(
+            *inputs.tokens,
+            ngrams=self._config.ngrams,
+            vocabulary=self._vocabulary,
+            buckets=self._config.buckets,
+        )
+
+    def _head(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor:
+        if self._dense is not None:
+            x = self._dense(x)
+        x = finish(x, normalize=self._config.normalize, scale=self._config.scale)
+        if dropout_key is not None and self._config.dropout:
+            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key), first)
+        return x

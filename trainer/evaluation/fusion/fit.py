@@ -1,0 +1,112 @@
+"""Learns a run's tree on a split that it was not trained on, and keeps it with the run (NGAME, appendix C)."""
+
+import numpy as np
+import pyarrow as pa
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.ragged import contains, padded
+from schemas.shard_files.parquet import filters_of, list_column
+from schemas.shard_files.shards import iterate
+from schemas.storage import join
+from schemas.tables import PAD
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.evaluation.evaluate import label_statistics
+from trainer.evaluation.fusion.fused import Rows, score_pairs
+from trainer.evaluation.fusion.ranking import Ranking, texts_of
+from trainer.evaluation.fusion.tree import DEPTH, Fusion
+from trainer.inputs import scored_columns
+from trainer.model import Model, load_model
+from trainer.stream import Table, open_queries
+
+KIND, TREE = "fusion", "tree.json"
+SHORTLIST, QUERIES = 100, 10_000
+
+
+def fit_fusion(
+    data: str, run: str, split: str = "val", step: int | None = None, shortlist: int = SHORTLIST, queries: int = QUERIES
+) -> Manifest:
+    """Fit the tree for a checkpoint on the first `queries` of `split`: each one's `shortlist` best labels, and its own.
+
+    What is there is replaced. Raises InputError: no such split, no texts, no classifier; TableError, StorageError.
+    """
+    layout = DataLayout(data)
+    table = _open(layout, split)
+    _, model, checkpoint = load_model(layout, RunLayout(run), step)
+    texts, frequency = texts_of(model, layout), label_statistics(layout).frequency
+    found, seen = [], 0
+    for group in iterate(table.url, table.manifest, scored_columns(table.manifest, model.columns)):
+        rows = group.slice(0, queries - seen)
+        found.append(_pairs(model, texts, rows, shortlist))
+        seen += rows.num_rows
+        if seen >= queries:
+            break
+    label_scores, scores, ids, relevant = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    tree = Fusion.fit(label_scores, scores, frequency[ids], relevant)
+    url = RunLayout(run).fusion(checkpoint.step)
+    if is_published(url):
+        unpublish(url)
+    body = tree.to_json()
+    storage.write_bytes(join(url, TREE), body)
+    return publish(
+        url,
+        Manifest(
+            kind=KIND,
+            shards=(Shard(path=TREE, rows=0, bytes=len(body), sha256=storage.sha256(body)),),
+            parents={"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
+            parameters={
+                "split": split,
+                "queries": seen,
+                "pairs": len(relevant),
+                "positive_pairs": int(relevant.sum()),
+                "shortlist": shortlist,
+                "depth": DEPTH,
+            },
+        ),
+    )
+
+
+def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> tuple[Fusion, Manifest]:
+    """The tree of `checkpoint`. InputError where `extremis fuse` made none, TableError."""
+    url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
+    if not is_published(url):
+        raise InputError(f"{run}: no tree is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
+    manifest = open_manifest(url, KIND)
+    if manifest.parents["checkpoint"] != checkpoint.manifest.digest:
+        raise InputError(
+            f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "
+            f"`extremis fuse {data} {run}` fits one anew."
+        )
+    return Fusion.load(join(url, TREE)), manifest
+
+
+def _open(data: DataLayout, split: str) -> Table:
+    try:
+        table = open_queries(data, split)
+    except InputError as error:
+        raise InputError(
+            f"{error} A tree is fitted on queries that the run was not trained on: `extremis shard --validation 0.05` "
+            "cuts some out of train as split val; --split names another."
+        ) from None
+    if not table.manifest.rows:
+        raise InputError(f"{table.url}: has no queries to fit a tree on. Name another split with --split.")
+    return table
+
+
+def _pairs(model: Model, texts: Rows, rows: pa.Table, shortlist: int) -> tuple[np.ndarray, ...]:
+    """(E(z).x, w.x, label, whether it is relevant), [n] each, of all pairs of some queries."""
+    x = model.embed_table(rows)
+    positives = list_column(rows, "label_ids")
+    struck = filters_of(rows)
+    scores, ids = Ranking.of(model).top_k(x, shortlist, struck)
+    # Its own labels that the shortlist lacks, though nothing strikes them.
+    own = padded(*positives)
+    listed = contains(ids.reshape(-1), np.arange(len(x) + 1) * ids.shape[1], own)
+    own = np.where(listed | contains(struck[0], struck[1], own), PAD, own)
+    vectors = model.classifier.vectors
+    scores = np.concatenate([scores, score_pairs(x, vectors, own)], axis=1)
+    ids = np.concatenate([ids, own], axis=1)
+    pairs = score_pairs(x, texts, ids), scores, ids, contains(positives[0], positives[1], ids)
+    return tuple(part[ids != PAD] for part in pairs)

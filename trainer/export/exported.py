@@ -1,0 +1,197 @@
+"""An export at work: texts as token ids, or sparse features, to the best labels with their scores."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from schemas import storage
+from schemas.errors import InputError, TableError
+from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_manifest
+from schemas.ragged import longest, no_entries, strike
+from schemas.shard_files.parquet import list_column
+from schemas.storage import join
+from trainer.config import Recipe, validate
+from trainer.evaluation.fusion.fused import Fused
+from trainer.evaluation.fusion.tree import Fusion
+from trainer.evaluation.search import filtered_top_k
+from trainer.export.encoders import load_encoder
+from trainer.export.index import Indexed, open_indexes, search_indexes
+from trainer.export.vectors import Vectors, map_vectors
+from trainer.model import Model
+
+KIND = "export"
+ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
+TEXTS, TREE = "label-texts", "fusion.json"  # where scores are fused
+_HASHED = 256 << 20  # of a larger file only the length is looked at; `extremis inspect --verify` reads everything
+_AT_ONCE = 1 << 20  # bytes of a copy held in memory
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A model's encoder, the vectors [L, D] it is scored against, and an index over each of their ranges, or none.
+
+    With `fused` the best by these vectors are ranked anew.
+    """
+
+    model: Model
+    vectors: Vectors
+    index: tuple[Indexed, ...] = ()
+    fused: Fused | None = None
+
+    @property
+    def labels(self) -> int:
+        return len(self.vectors)
+
+    def embed(self, rows: pa.Table) -> torch.Tensor:
+        """x [B, D] of rows with the columns `model.columns`, as the vectors are scored against it."""
+        return self.model.embed_table(rows)
+
+    def top_k(
+        self, x: torch.Tensor, k: int, struck: tuple[np.ndarray, np.ndarray] | None = None, exact: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 where k > L.
+
+        `struck`: label ids of each row, ragged, that are left out. By the index where there is one and not `exact`;
+        what it finds is scored exactly.
+        """
+        if self.fused is not None:
+            shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), struck, exact)
+            return self.fused.rank(x, *shortlisted, k)
+        values, offsets = struck or no_entries(len(x))
+        if exact or not self.index:
+            return filtered_top_k(x, self.vectors, k, values, offsets)
+        ids, scores = search_indexes(self.index, x.numpy(), k + longest(offsets))
+        ids, scores = strike(ids, scores, values, offsets, k)
+        return scores, ids
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `extremis export` published at `url`, open. `folder` is where its files are on a local disk."""
+
+    url: str
+    manifest: Manifest
+    recipe: Recipe
+    folder: Path
+    serving: Serving
+    _scratch: Any = field(default=None, repr=False)
+
+    @classmethod
+    def open(cls, url: str, exact: bool = False) -> "Exported":
+        """Vectors are memory-mapped, and read beyond a local disk to TMPDIR first; `exact` leaves an index aside.
+
+        Raises TableError: no export there, unfinished, or damaged; StorageError.
+        """
+        manifest = open_manifest(url, KIND)
+        recipe = validate(manifest.parameters["recipe"], url)
+        scratch = None
+        if storage.is_local(url):
+            folder = Path(storage.filesystem(url)[1])
+            _look_at(url, manifest)
+        else:
+            scratch = tempfile.TemporaryDirectory(prefix="extremis-export-")
+            folder = Path(scratch.name)
+            _fetch(url, manifest, folder)
+        model = _model(recipe, manifest.parameters, folder / ENCODER)
+        vectors = Vectors([map_vectors(folder / shard.path) for shard in shards_of(manifest, VECTORS)])
+        indexed: tuple[Indexed, ...] = ()
+        if manifest.parameters["index"] and not exact:
+            places = [str(folder / shard.path) for shard in shards_of(manifest, INDEX)]
+            indexed = open_indexes(places, manifest.parameters["index"], vectors)
+        fused = None
+        if manifest.parameters.get("shortlist"):
+            texts = Vectors([map_vectors(folder / shard.path) for shard in shards_of(manifest, TEXTS)])
+            frequency = _label_table(folder, manifest, ("frequency",))["frequency"].to_numpy()
+            fused = Fused(Fusion.load(str(folder / TREE)), texts, frequency, manifest.parameters["shortlist"])
+        return cls(url, manifest, recipe, folder, Serving(model, vectors, indexed, fused), scratch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a text, at most."""
+        return int(self.manifest.parameters["max_tokens"])
+
+    def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
+        """Columns of all labels, label 0 first. Raises TableError."""
+        return _label_table(self.folder, self.manifest, columns)
+
+    def threshold(self, precision: float) -> float:
+        """The score from which on predictions had `precision` on the split that thresholds were made on.
+
+        Raises InputError where the export states none.
+        """
+        known = self.manifest.parameters["thresholds"]
+        for row in known["thresholds"] if known else []:
+            if row["precision"] == precision:
+                return float(row["score"])
+        stated = ", ".join(f"{row['precision']:g}" for row in known["thresholds"]) if known else "none"
+        raise InputError(
+            f"{self.url}: no threshold for a precision of {precision:g}; it states {stated or 'none'}. "
+            f"Export with --precision {precision:g} and a split to measure it on, or give --threshold SCORE."
+        )
+
+
+def use_threads(threads: int | None, indexed: bool) -> None:
+    """Let torch, and Faiss where something is `indexed`, work with so many threads; None: with all cores."""
+    if threads:
+        torch.set_num_threads(threads)
+    if indexed:
+        from search.index import set_up
+
+        set_up(threads)
+
+
+def shards_of(manifest: Manifest, part: str) -> tuple[Shard, ...]:
+    """The files of one part of an export, in order."""
+    return tuple(shard for shard in manifest.shards if shard.path.startswith(f"{part}/"))
+
+
+def _label_table(folder: Path, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
+    parts = [pq.read_table(folder / shard.path, columns=[*columns]) for shard in shards_of(manifest, LABELS)]
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def _model(recipe: Recipe, facts: Mapping[str, Any], folder: Path) -> Model:
+    encoder = recipe.encoder
+    if encoder.kind == "transformer":
+        encoder = encoder.model_copy(update={"model": str(folder)})
+    # No rows: the vectors are those of the files.
+    model = Model.build(recipe.model_copy(update={"encoder": encoder}), facts["vocabulary"], 0, facts["features"])
+    load_encoder(model.encoder, folder)
+    return model
+
+
+def _look_at(url: str, manifest: Manifest) -> None:
+    """Raises TableError where a file is gone or not what it was."""
+    for shard in manifest.shards:
+        if shard.bytes <= _HASHED:
+            check_shard(join(url, shard.path), shard, "Export the run again.")
+        else:
+            find_shard(url, shard)
+
+
+def _fetch(url: str, manifest: Manifest, folder: Path) -> None:
+    for shard in manifest.shards:
+        place, target = find_shard(url, shard), folder / shard.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with storage.open_read(place) as source, target.open("wb") as out:
+            shutil.copyfileobj(source, out, _AT_ONCE)
+        if storage.file_sha256(str(target)) != shard.sha256:
+            raise TableError(f"{place}: damaged: its SHA-256 is not that of the manifest. Export the run again.")
+
+
+def iterate_ranked(
+    serving: Serving, rows: Iterator[pa.Table], k: int, *, filter: bool = True, exact: bool = False
+) -> Iterator[tuple[pa.Table, np.ndarray, np.ndarray]]:
+    """(rows, scores [B, k], ids [B, k]) for every table of `rows`; their `filter_label_ids` are struck."""
+    for table in rows:
+        struck = list_column(table, "filter_label_ids") if filter and "filter_label_ids" in table.column_names else None
+        scores, ids = serving.top_k(serving.embed(table), k, struck, exact)
+        yield table, scores, ids

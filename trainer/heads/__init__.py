@@ -1,0 +1,1 @@
+"""What turns embeddings of queries into a loss: a classifier, or an encoder of labels."""

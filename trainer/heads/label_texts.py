@@ -1,0 +1,95 @@
+"""What an encoder reads of the labels, on disk: rows are taken by label id, and none stays in memory."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+
+from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.shards import iterate
+from trainer.inputs import Features, Inputs, Kind, Tokens, columns_of, require_inputs
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A list column of L rows, mapped: `values` [V], `offsets` [L + 1]."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def take(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows `ids` [n]: values, offsets [n + 1] from 0."""
+        starts = self.offsets[ids]
+        counts = self.offsets[ids + 1] - starts
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return self.values[np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])], offsets
+
+
+class LabelTexts:
+    """Tokens, features or both of the labels [0, L), decoded once into scratch files that are mapped into memory.
+
+    The system keeps of them in memory what it has room for. They are gone when the process ends.
+    """
+
+    def __init__(self, columns: dict[str, _Column], rows: int) -> None:
+        self._columns, self._rows = columns, rows
+
+    @classmethod
+    def open(cls, data: DataLayout, kind: Kind) -> "LabelTexts":
+        """Raises InputError where the labels have not what `kind` reads, TableError."""
+        manifest = open_manifest(data.labels, "labels")
+        require_inputs(data.labels, manifest, kind)
+        names = columns_of(kind)
+        writers = {name: _Writer() for name in names}
+        for group in iterate(data.labels, manifest, names):
+            for name, writer in writers.items():
+                writer.add(*list_column(group, name))
+        return cls({name: writer.mapped() for name, writer in writers.items()}, manifest.rows)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def take(self, ids: np.ndarray | Sequence[int]) -> Inputs:
+        """The labels `ids` [n], in that order."""
+        rows = np.asarray(ids, np.int64)
+        columns = self._columns
+        tokens = Tokens(*columns["input_ids"].take(rows)) if "input_ids" in columns else None
+        if "feature_ids" not in columns:
+            return Inputs(tokens)
+        features, offsets = columns["feature_ids"].take(rows)
+        return Inputs(tokens, Features(features, columns["feature_values"].take(rows)[0], offsets))
+
+
+class _Writer:
+    """Lays the row groups of a list column end to end in scratch files."""
+
+    def __init__(self) -> None:
+        self._values, self._offsets = _scratch(), _scratch()
+        self._count, self._rows, self._dtype = 0, 0, np.dtype(np.uint16)
+
+    def add(self, values: np.ndarray, offsets: np.ndarray) -> None:
+        self._dtype = values.dtype
+        self._values.write(np.ascontiguousarray(values[offsets[0] : offsets[-1]]).data)
+        self._offsets.write((offsets[:-1].astype(np.int64) - offsets[0] + self._count).data)
+        self._count += int(offsets[-1] - offsets[0])
+        self._rows += len(offsets) - 1
+
+    def mapped(self) -> _Column:
+        self._offsets.write(np.array([self._count], np.int64).data)
+        return _Column(
+            _map(self._values, self._dtype, self._count), _map(self._offsets, np.dtype(np.int64), self._rows + 1)
+        )
+
+
+def _scratch() -> IO[bytes]:
+    return tempfile.TemporaryFile(prefix="extremis-labels-")
+
+
+def _map(file: IO[bytes], dtype: np.dtype, count: int) -> np.ndarray:
+    file.flush()
+    # An empty file cannot be mapped.
+    return np.memmap(file, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)

@@ -1,0 +1,113 @@
+"""How hard a table's negatives still are: their scores by the model of today against those that the table stores."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from schemas.errors import TableError
+from schemas.shard_files.parquet import matrix_column, row_groups_of
+from schemas.shard_files.shards import open_shard, read_group
+from schemas.storage import join
+from schemas.tables import PAD
+from trainer.group import Group
+from trainer.model import Model
+from trainer.stream import Batch, Source, Table
+
+GROUPS = 8  # row groups of a table that are read for it, at most
+ROWS = 64  # of a batch that are scored, at most
+
+
+@dataclass(frozen=True)
+class Hardness:
+    """Mean score of the same (query, hard negative) pairs: `then`, as the table holds it, and `now`."""
+
+    then: float
+    now: float
+
+    @property
+    def drop(self) -> float:
+        return self.then - self.now
+
+    def facts(self) -> dict[str, float]:
+        """What a run records."""
+        return {"score_then": self.then, "score_now": self.now, "score_drop": self.drop}
+
+
+@torch.no_grad()
+def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> Hardness | None:
+    """Over some rows of the batch, encoded as training does, dropout included, before the batch changes anything.
+
+    Every rank calls it with its part of the batch. None where there is nothing to compare: no rows of a table, or one
+    that was mined by label embeddings.
+    """
+    at, labels, scores = _stored(sources, batch.rows)
+    key = (batch.epoch, batch.step)
+    if len(at):
+        # Rows stand next to each other in what a batch can be cut into.
+        stop = int(at.max()) + 1
+        encoder = model.encoder
+        x = model.classifier.extend(encoder.encode(encoder.prepare(batch.inputs.slice(0, stop), key), key))[at]
+    else:
+        x = torch.empty(0, model.classifier.vectors.shape[1])
+    sizes = group.sizes(len(at))
+    width = max(group.sizes(labels.shape[1]))
+    if not sum(sizes) or not width:
+        return None
+    x = group.gather(x, sizes)
+    labels = group.gather(torch.from_numpy(_widened(labels, width, PAD)), sizes).numpy()
+    scores = group.gather(torch.from_numpy(_widened(scores, width, 0.0)), sizes).numpy()
+    row, column = np.nonzero((labels >= model.classifier.start) & (labels < model.classifier.stop))
+    w = model.classifier.vectors[torch.from_numpy(labels[row, column] - model.classifier.start)].to(x.dtype)
+    now = float((x[torch.from_numpy(row)] * w).sum())
+    sums = torch.tensor([float(scores[row, column].sum()), now, float(len(row))], dtype=torch.float64)
+    then, now, pairs = group.sum(sums).tolist()
+    return Hardness(then / pairs, now / pairs) if pairs else None
+
+
+def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(places in `rows` [n], label ids int64 [n, K], scores float32 [n, K]) of some of the rows, out of few row groups.
+
+    Row ids count source after source in storage order.
+    """
+    first = 0
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for source in sources:
+        table, stop = source.negatives, first + source.rows
+        if table is not None and table.manifest.parameters.get("by", "classifier") == "classifier":
+            inside = np.flatnonzero((rows >= first) & (rows < stop))
+            found += _of_table(table, inside, rows[inside] - first)
+        first = stop
+    found = found[:GROUPS]
+    if not found:
+        return np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
+    width = max(labels.shape[1] for _, labels, _ in found)
+    at = np.concatenate([places for places, _, _ in found])
+    labels = np.concatenate([_widened(some, width, PAD) for _, some, _ in found])
+    scores = np.concatenate([_widened(some, width, 0.0) for _, _, some in found])
+    kept = np.argsort(at)[:ROWS]
+    return at[kept], labels[kept], scores[kept]
+
+
+def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The same of one table's `rows`, a row group each; what is damaged is left for the stream to tell of."""
+    shard, group, first = row_groups_of(table.manifest)
+    owner = np.searchsorted(first, rows, side="right") - 1
+    found = []
+    for m in np.unique(owner)[:GROUPS].tolist():
+        entry = table.manifest.shards[int(shard[m])]
+        try:
+            with open_shard(table.url, entry) as file:
+                place = join(table.url, entry.path)
+                read = read_group(file, int(group[m]), ["label_ids", "scores"], place)
+        except TableError:
+            continue
+        mine = owner == m
+        at = rows[mine] - first[m]
+        labels = matrix_column(read, "label_ids")[at].astype(np.int64)
+        found.append((places[mine], labels, matrix_column(read, "scores")[at].astype(np.float32)))
+    return found
+
+
+def _widened(matrix: np.ndarray, width: int, fill: float) -> np.ndarray:
+    return np.pad(matrix, ((0, 0), (0, width - matrix.shape[1])), constant_values=fill)

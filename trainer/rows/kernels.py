@@ -1,0 +1,371 @@
+"""Compiled loops over rows of a matrix in main memory: what matrix.py says in torch, in one pass over the rows.
+
+Matrices of vectors come as unsigned integers of their width, uint32 for float32 and uint16 for the others, with their
+`form`. Every loop takes rows [start, stop) of `ids`, so that threads share one; rows are distinct.
+
+`matrix`: (vectors [R, D], form, first [R, D], second [R, D], scalar [R], seen [R] int32, the label of row 0); what an
+optimizer does not keep has no rows. `now`: (decayed [step + 1] as in matrix.py, step, key of its random bits).
+`rule`: (method, rate, what decay leaves at this step, beta1 or momentum, beta2, eps).
+
+Each part goes over many rows: called for every row, it would spend more on being called than on the row. For the same
+reason a loop over columns does one thing: of two, no vector instructions are made.
+"""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from trainer.rows.rounding import GOLDEN, MIX32, MIX64
+
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
+SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
+
+_GOLDEN = np.uint64(GOLDEN)
+(_S1, _F1), (_S2, _F2) = ((np.uint64(shift), np.uint64(factor)) for shift, factor in MIX64)
+(_R1, _M1), (_R2, _M2) = ((np.uint32(shift), np.uint32(factor)) for shift, factor in MIX32)
+_SIGN = np.uint32(0x8000)
+_BLOCK = 32  # rows in hand at a time; as many are on their way from memory meanwhile
+_LINE = 64  # bytes that come together
+
+# Sums may be taken in any order that the compiler finds best, always the same one.
+_loop: Any = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+
+
+@intrinsic
+def _prefetch(context, address):  # type: ignore[no-untyped-def]
+    """Ask for the cache line at `address`, to be written to; nothing waits for it, and no address is wrong."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        byte = ir.IntType(8).as_pointer()
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        ask = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        builder.call(ask, [builder.inttoptr(arguments[0], byte), number(1), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+@_loop
+def _lines(array):  # type: ignore[no-untyped-def]
+    """(address, bytes of a row) of a matrix or of one number a row; (0, 0) of none."""
+    if len(array) == 0:
+        return 0, 0
+    return np.intp(array.ctypes.data), array.strides[0]
+
+
+@_loop
+def _expect(lines, row):  # type: ignore[no-untyped-def]
+    """Row `row` of what `_lines` told of is soon to be read."""
+    # Rows lie far apart: one that is asked for when it is needed costs more than all that is done with it.
+    address, width = lines
+    for place in range(address + row * width, address + (row + 1) * width, _LINE):
+        _prefetch(place)
+
+
+@_loop
+def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
+    """Rows ids[start:stop] as float32 into `bits` uint32 [n, D], number i into row i - before."""
+    columns = bits.shape[1]
+    if form == FLOAT32:
+        for i in range(start, stop):
+            row, place = ids[i], i - before
+            for j in range(columns):
+                bits[place, j] = vectors[row, j]
+    elif form == BFLOAT16:
+        for i in range(start, stop):
+            row, place = ids[i], i - before
+            for j in range(columns):
+                bits[place, j] = np.uint32(np.uint32(vectors[row, j]) << np.uint32(16))
+    else:
+        for i in range(start, stop):
+            row, place = ids[i], i - before
+            for j in range(columns):
+                bits[place, j] = _wide(np.uint32(vectors[row, j]))
+
+
+@_loop
+def _wide(half):  # type: ignore[no-untyped-def]
+    """A float16 as float32."""
+    rest = np.uint32(half & np.uint32(0x7FFF))
+    # 2**(e - 15) is 2**(e + 112 - 127); what has no exponent is a multiple of 2**-24, taken apart from 2**-14 + it.
+    normal = np.uint32(np.uint32(rest << np.uint32(13)) + np.uint32(112 << 23))
+    normal = np.uint32(normal + np.uint32(112 << 23)) if rest >= np.uint32(0x7C00) else normal
+    tiny = np.float32(np.int32(rest)) * np.float32(2.0**-24)
+    normal = _raw(tiny) if rest < np.uint32(0x400) else normal
+    return np.uint32(normal | np.uint32(np.uint32(half & np.uint32(0x8000)) << np.uint32(16)))
+
+
+@intrinsic
+def _raw(context, value):  # type: ignore[no-untyped-def]
+    """The bits of a float32."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@_loop
+def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
+    """`raw`, a float32, rounded with 16 bits of `noise`: the law of trainer/rows/rounding.py."""
+    return np.uint32(np.uint32(raw + noise) >> np.uint32(16))
+
+
+@_loop
+def _float16(raw, noise):  # type: ignore[no-untyped-def]
+    """The same to float16. All ways are computed and one is chosen, as vector instructions do it."""
+    magnitude = np.uint32(raw & np.uint32(0x7FFFFFFF))
+    noise = np.uint32(noise >> np.uint32(3))
+    half = np.uint32(np.uint32(np.uint32(magnitude + noise) >> np.uint32(13)) - np.uint32(112 << 10))
+    half = half if half < np.uint32(0x7BFF) else np.uint32(0x7BFF)
+    away = np.uint32(np.uint32(113) - np.uint32(magnitude >> np.uint32(23)))
+    away = away if away < np.uint32(31) else np.uint32(31)
+    mantissa = np.uint32(np.uint32(magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000))
+    even = np.uint32(np.uint32(np.uint32(mantissa >> away) + noise) >> np.uint32(13))
+    half = even if magnitude < np.uint32(0x38800000) else half
+    other = np.uint32(0x7E00) if magnitude > np.uint32(0x7F800000) else np.uint32(0x7C00)
+    half = half if magnitude < np.uint32(0x7F800000) else other
+    return np.uint32(np.uint32(np.uint32(raw >> np.uint32(16)) & _SIGN) | half)
+
+
+@_loop
+def _store(vectors, form, ids, start, stop, bits, before, origin, key):  # type: ignore[no-untyped-def]
+    """The inverse of `_load`; label ids[i] + origin, `key` and the column say which way a value is rounded."""
+    columns = bits.shape[1]
+    if form == FLOAT32:
+        for i in range(start, stop):
+            row, place = ids[i], i - before
+            for j in range(columns):
+                vectors[row, j] = bits[place, j]
+        return
+    # One word serves a column of the first half and one of the second.
+    half = (columns + 1) // 2
+    count, words = np.arange(half).astype(np.uint32), np.empty(half, np.uint32)
+    for i in range(start, stop):
+        row, place = ids[i], i - before
+        mixed = np.uint64(np.uint64(row + origin) * _GOLDEN + np.uint64(key))
+        mixed = np.uint64((mixed ^ (mixed >> _S1)) * _F1)
+        mixed = np.uint64((mixed ^ (mixed >> _S2)) * _F2)
+        mixed = np.uint64(mixed ^ (mixed >> np.uint64(31)))
+        first, stride = np.uint32(mixed), np.uint32(np.uint32(mixed >> np.uint64(32)) | np.uint32(1))
+        for j in range(half):
+            word = np.uint32(first + np.uint32(count[j] * stride))
+            word = np.uint32(np.uint32(word ^ np.uint32(word >> _R1)) * _M1)
+            word = np.uint32(np.uint32(word ^ np.uint32(word >> _R2)) * _M2)
+            words[j] = np.uint32(word ^ np.uint32(word >> np.uint32(16)))
+        if form == BFLOAT16:
+            for j in range(half):
+                vectors[row, j] = _bfloat16(bits[place, j], np.uint32(words[j] & np.uint32(0xFFFF)))
+            for j in range(columns - half):
+                vectors[row, half + j] = _bfloat16(bits[place, half + j], np.uint32(words[j] >> np.uint32(16)))
+        else:
+            for j in range(half):
+                vectors[row, j] = _float16(bits[place, j], np.uint32(words[j] & np.uint32(0xFFFF)))
+            for j in range(columns - half):
+                vectors[row, half + j] = _float16(bits[place, half + j], np.uint32(words[j] >> np.uint32(16)))
+
+
+@_loop
+def _catch_up(seen, decayed, step, ids, start, stop, w, before):  # type: ignore[no-untyped-def]
+    """Decay what `_load` gave for the steps since its rows were seen."""
+    if len(seen) == 0:
+        return
+    for i in range(start, stop):
+        row, place = ids[i], i - before
+        if seen[row] < step:
+            factor = np.float32(math.exp(decayed[step] - decayed[seen[row]]))
+            for j in range(w.shape[1]):
+                w[place, j] *= factor
+
+
+@_loop
+def _descend(first, second, scalar, rule, ids, start, stop, w, g, before):  # type: ignore[no-untyped-def]
+    """One step of the optimizer on what `_load` gave, by its gradient g [n, D]."""
+    method, rate, keep, beta1, beta2, eps = rule
+    columns, one = w.shape[1], np.float32(1)
+    for i in range(start, stop):
+        row, at = ids[i], i - before
+        if keep != one:
+            for j in range(columns):
+                w[at, j] *= keep
+        if method == SGD:
+            for j in range(columns):
+                w[at, j] -= rate * g[at, j]
+        elif method == MOMENTUM:
+            for j in range(columns):
+                first[row, j] = beta1 * first[row, j] + g[at, j]
+            for j in range(columns):
+                w[at, j] -= rate * first[row, j]
+        elif method == ADAGRAD:
+            square = np.float32(0)
+            for j in range(columns):
+                square += g[at, j] * g[at, j]
+            scalar[row] += square / np.float32(columns)
+            slowed = rate / (np.sqrt(scalar[row]) + eps)
+            for j in range(columns):
+                w[at, j] -= slowed * g[at, j]
+        else:
+            scalar[row] += one
+            short = np.float32(1 - math.pow(beta1, scalar[row]))
+            long = np.float32(1 - math.pow(beta2, scalar[row]))
+            for j in range(columns):
+                first[row, j] += (one - beta1) * (g[at, j] - first[row, j])
+            for j in range(columns):
+                second[row, j] = beta2 * second[row, j] + (one - beta2) * g[at, j] * g[at, j]
+            for j in range(columns):
+                w[at, j] -= rate * (first[row, j] / short) / (np.sqrt(second[row, j] / long) + eps)
+
+
+@_loop
+def gather(matrix, now, ids, out, start, stop):  # type: ignore[no-untyped-def]
+    """Rows `ids` [C] as float32 into `out` [C, D]."""
+    vectors, form, _, _, _, seen, _ = matrix
+    decayed, step, _ = now
+    bits, rows, other = out.view(np.uint32), _lines(vectors), _lines(seen)
+    for low in range(start, stop, _BLOCK):
+        high = min(low + _BLOCK, stop)
+        for i in range(high, min(high + _BLOCK, stop)):
+            _expect(rows, ids[i])
+            _expect(other, ids[i])
+        _load(vectors, form, ids, low, high, bits, 0)
+        _catch_up(seen, decayed, step, ids, low, high, out, 0)
+
+
+@_loop
+def update(matrix, now, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def]
+    """One step on rows `ids` [C] from w [C, D], as gathered, and its gradient g; w is changed too."""
+    vectors, form, first, second, scalar, seen, origin = matrix
+    _, step, key = now
+    bits = w.view(np.uint32)
+    rows, number, other = _lines(vectors), _lines(scalar), _lines(seen)
+    moved, spread = _lines(first), _lines(second)
+    for low in range(start, stop, _BLOCK):
+        high = min(low + _BLOCK, stop)
+        for i in range(high, min(high + _BLOCK, stop)):
+            row = ids[i]
+            _expect(rows, row)
+            _expect(number, row)
+            _expect(other, row)
+            _expect(moved, row)
+            _expect(spread, row)
+        _descend(first, second, scalar, rule, ids, low, high, w, g, 0)
+        _store(vectors, form, ids, low, high, bits, 0, origin, key)
+        if len(seen):
+            for i in range(low, high):
+                seen[ids[i]] = step + 1
+
+
+@_loop
+def settle(matrix, now, start, stop):  # type: ignore[no-untyped-def]
+    """Decay rows [start, stop) for the steps since they were seen."""
+    vectors, form, _, _, _, seen, origin = matrix
+    decayed, step, key = now
+    bits = np.empty((_BLOCK, vectors.shape[1]), np.uint32)
+    w, ids = bits.view(np.float32), np.empty(_BLOCK, np.int64)
+    for low in range(start, stop, _BLOCK):
+        count = 0
+        for row in range(low, min(low + _BLOCK, stop)):
+            ids[count] = row
+            count += 1 if seen[row] < step else 0
+        _load(vectors, form, ids, 0, count, bits, 0)
+        _catch_up(seen, decayed, step, ids, 0, count, w, 0)
+        _store(vectors, form, ids, 0, count, bits, 0, origin, key)
+        for i in range(count):
+            seen[ids[i]] = step
+
+
+@_loop
+def _score(  # type: ignore[no-untyped-def]
+    query, weight, starts, x, scale, start, stop, w, g, before, on_x, lines, ids, ahead
+):
+    """The loss of the pairs of labels [start, stop), its gradient on w added to g and that on x to `on_x`.
+
+    Meanwhile as many rows of what `lines` tell of as there are here are asked for, none from number `ahead` on.
+    """
+    columns = w.shape[1]
+    rows, number, other, moved, spread = lines
+    loss = 0.0
+    for i in range(start, stop):
+        if i + _BLOCK < ahead:
+            row = ids[i + _BLOCK]
+            _expect(rows, row)
+            _expect(number, row)
+            _expect(other, row)
+            _expect(moved, row)
+            _expect(spread, row)
+        at = i - before
+        for pair in range(starts[i], starts[i + 1]):
+            q, heavy = query[pair], weight[pair]
+            score = np.float32(0)
+            for j in range(columns):
+                score += w[at, j] * x[q, j]
+            # softplus(m) = max(m, 0) + log(1 + e), sigmoid(m) = 1 or e over 1 + e, e = exp(-|m|)
+            margin = np.float64(score if heavy > 0 else -score)
+            small = math.exp(-abs(margin))
+            loss += abs(heavy) * (max(margin, 0.0) + math.log(1.0 + small))
+            slope = np.float32(scale * heavy * ((1.0 if margin > 0 else small) / (1.0 + small)))
+            for j in range(columns):
+                g[at, j] += slope * x[q, j]
+            for j in range(columns):
+                on_x[q, j] += slope * w[at, j]
+    return loss
+
+
+@_loop
+def binary_step(  # type: ignore[no-untyped-def]
+    matrix, now, rule, ids, query, weight, starts, pool, x, scale, on_x, start, stop
+):
+    """A step of binary cross-entropy on rows `ids` [C], each read once and written once.
+
+    Pairs lie by label: those of ids[i] are [starts[i], starts[i + 1]) of `query` and `weight`, whose sign says which
+    are positive (minus) and whose size how much they count. x [B, D]; the gradient on it is added to `on_x` [B, D].
+    `pool` [R, D] is a gradient on the first R rows that comes on top. Everything but the loss, which is returned as
+    float64, is multiplied by `scale`.
+    """
+    vectors, form, first, second, scalar, seen, origin = matrix
+    decayed, step, key = now
+    columns = vectors.shape[1]
+    bits, g = np.empty((_BLOCK, columns), np.uint32), np.empty((_BLOCK, columns), np.float32)
+    w = bits.view(np.float32)
+    lines = _lines(vectors), _lines(scalar), _lines(seen), _lines(first), _lines(second)
+    loss = 0.0
+    for low in range(start, stop, _BLOCK):
+        high = min(low + _BLOCK, stop)
+        _load(vectors, form, ids, low, high, bits, low)
+        _catch_up(seen, decayed, step, ids, low, high, w, low)
+        g[:] = np.float32(0)
+        for i in range(low, min(high, len(pool))):
+            for j in range(columns):
+                g[i - low, j] = pool[i, j]
+        loss += _score(query, weight, starts, x, scale, low, high, w, g, low, on_x, lines, ids, stop)
+        _descend(first, second, scalar, rule, ids, low, high, w, g, low)
+        _store(vectors, form, ids, low, high, bits, low, origin, key)
+        if len(seen):
+            for i in range(low, high):
+                seen[ids[i]] = step + 1
+    return loss
+
+
+@_loop
+def by_row(row, column, value, rows):  # type: ignore[no-untyped-def]
+    """Entries (row, column, value) [n] in the order of their rows: columns, values, and starts [rows + 1] int64.
+
+    Entries of one row stay in order.
+    """
+    ends = np.zeros(rows + 2, np.int64)
+    for i in range(len(row)):
+        ends[row[i] + 2] += 1
+    for i in range(2, rows + 2):
+        ends[i] += ends[i - 1]
+    columns, values = np.empty(len(row), column.dtype), np.empty(len(row), value.dtype)
+    for i in range(len(row)):
+        place = ends[row[i] + 1]
+        ends[row[i] + 1] = place + 1
+        columns[place], values[place] = column[i], value[i]
+    return columns, values, ends[: rows + 1]

@@ -1,0 +1,57 @@
+"""Scores of (query, label) pairs and their gradients as sparse products: no [pairs, D] is ever materialised."""
+
+import warnings
+
+import torch
+
+from trainer.rows.kernels import by_row
+
+# Torch calls its sparse formats beta at first use; the tests hold what is used of them here against dense products.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
+
+def pair_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """x[query_n] . w[label_n] for x [B, D], w [C, D] -> [n]; `query` ascending. Gradients do not flow through it.
+
+    `query` and `label` are both int32, or both int64.
+    """
+    # The dense product sampled at the pairs reads rows where they lie; gathering both sides takes 20 times as long.
+    pairs = torch.sparse_csr_tensor(
+        _starts(query, len(x)), label, x.new_zeros(len(query)), (len(x), len(w)), check_invariants=False
+    )
+    return torch.sparse.sampled_addmm(pairs, x, w.T, beta=0.0).values()
+
+
+def sparse_product(
+    row: torch.Tensor,
+    column: torch.Tensor,
+    value: torch.Tensor,
+    rows: int,
+    dense: torch.Tensor,
+    ascending: bool = False,
+) -> torch.Tensor:
+    """[rows, D] = A @ dense, where A has `value` at (row, column); repeated entries add up.
+
+    Rows come in any order, unless they are said to be `ascending`.
+    """
+    if ascending:
+        starts = _starts(row, rows)
+    elif row.device.type == "cpu":
+        # A counting sort: a tenth of the time of torch's.
+        sorted_by_row = by_row(row.numpy(), column.numpy(), value.numpy(), rows)
+        column, value, starts = map(torch.from_numpy, sorted_by_row)
+        starts = starts.to(column.dtype)
+    else:
+        order = torch.argsort(row, stable=True)
+        column, value, starts = column[order], value[order], _starts(row, rows)
+    # A weighted sum of gathered rows per output row, in a fixed order: the same bits at every run.
+    return torch.nn.functional.embedding_bag(
+        column, dense, starts, mode="sum", per_sample_weights=value, include_last_offset=True
+    )
+
+
+def _starts(row: torch.Tensor, rows: int) -> torch.Tensor:
+    """Offsets [rows + 1] of ascending row numbers (or of any, once sorted)."""
+    starts = torch.zeros(rows + 1, dtype=row.dtype, device=row.device)
+    torch.cumsum(torch.bincount(row, minlength=rows), 0, dtype=row.dtype, out=starts[1:])
+    return starts
