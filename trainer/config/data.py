@@ -6,14 +6,14 @@ from pydantic import Field, model_validator
 
 from schemas.errors import InputError
 from schemas.layout import LABEL_TEXTS
+from schemas.options import Options
 from schemas.sizes import parse_bytes
-from trainer.config.section import Section
 from trainer.schedule import MOST_WEIGHT, ClusterSchedule
 
 _RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside the sources' embeddings in a dump
 
 
-class Data(Section):
+class Data(Options):
     """Which rows are trained on."""
 
     split: str = "train"
@@ -43,7 +43,7 @@ class Data(Section):
         return self
 
 
-class Order(Section):
+class Order(Options):
     """The stream's order (DESIGN section 5)."""
 
     batch: int = Field(512, ge=1, description="B, queries a step over all ranks")
@@ -83,7 +83,7 @@ class Order(Section):
         return ClusterSchedule(self.cluster, self.cluster_doubles_every)
 
 
-class Storage(Section):
+class Storage(Options):
     """How the stream reads storage. It changes no order and no number, so a resumed run may have it otherwise."""
 
     verify: bool = Field(True, description="checksums of what is read are verified")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import code_version
+from schemas.options import fault_text
 from trainer.config.recipe import Recipe
 
 if sys.version_info >= (3, 11):
@@ -134,10 +135,7 @@ def _explain(fault: Any) -> str:
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(known)}"
         return f"unknown key {where!r}{hint}"
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "value_error":
-        return message
-    return f"{where}: {message.lower()}, got {fault['input']!r}"
+    return fault_text(fault)
 
 
 def _keys_at(path: list[str]) -> list[str]:

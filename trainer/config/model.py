@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.section import Section
+from schemas.options import Options
 
 
-class Encoder(Section):
+class Encoder(Options):
     """Text or sparse features to x in R^D: a bag of embeddings, or a Hugging Face model."""
 
     kind: Literal["bag", "transformer"] = "bag"
@@ -62,7 +62,7 @@ class Encoder(Section):
         return self
 
 
-class Classifier(Section):
+class Classifier(Options):
     """Vectors w_l in R^D, updated on touched rows only."""
 
     optimizer: Literal["sgd", "adagrad", "adam"] = "adagrad"
@@ -100,7 +100,7 @@ class Classifier(Section):
         return self
 
 
-class Head(Section):
+class Head(Options):
     """What a label is: a vector of a classifier, or its text through an encoder (DEXML)."""
 
     kind: Literal["classifier", "label-encoder"] = "classifier"
@@ -117,7 +117,7 @@ class Head(Section):
     )
 
 
-class Loss(Section):
+class Loss(Options):
     """What is minimised, over whatever candidates (DEXML, sections 3 and 4); scores are x.w / temperature."""
 
     kind: Literal["bce", "softmax", "infonce", "decoupled", "softtopk", "triplet"] = Field(

@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.section import Section
+from schemas.options import Options
 
 LEAD = 2  # epochs between a dump and the first use of its table
 
 
-class Hashing(Section):
+class Hashing(Options):
     """Negatives from hash tables over the classifier's vectors (LNS)."""
 
     hard: int = Field(0, ge=0, description="labels a query, at most; 0: none from here")
@@ -28,7 +28,7 @@ class Hashing(Section):
     growth: float = Field(1.1, ge=1, description="of the steps from one time to the next")
 
 
-class Negatives(Section):
+class Negatives(Options):
     """Which labels a query is scored against, besides its positives."""
 
     random: int = Field(3200, ge=0, description="k_r labels drawn uniformly with replacement from [0, L)")
@@ -104,7 +104,7 @@ class Negatives(Section):
         return self
 
 
-class Refresh(Section):
+class Refresh(Options):
     """When hard-negative tables are made and used (ASTRA's tau_s and tau_r), and what happens when they are not."""
 
     source: Literal["table", "in-trainer"] = Field(

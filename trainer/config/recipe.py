@@ -3,15 +3,15 @@
 from pydantic import model_validator
 
 from schemas.layout import LABEL_TEXTS
+from schemas.options import Options
 from trainer.config.data import Data, Order, Storage
 from trainer.config.model import Classifier, Encoder, Head, Loss
 from trainer.config.negatives import Negatives, Refresh
-from trainer.config.section import Section
 from trainer.config.training import Checkpoint, Logging, Train, Validation
 from trainer.schedule import SINGLE_ROWS
 
 
-class Recipe(Section):
+class Recipe(Options):
     """Everything that decides a run's numbers, besides DATA."""
 
     method: str = "astra"

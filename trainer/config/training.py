@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from trainer.config.section import Section
+from schemas.options import Options
 
 
-class Train(Section):
+class Train(Options):
     """How long, how fast, from which random numbers."""
 
     epochs: int = Field(20, ge=1, description="passes over the training split; with minutes the most that there may be")
@@ -46,7 +46,7 @@ class Train(Section):
     )
 
 
-class Checkpoint(Section):
+class Checkpoint(Options):
     every_epochs: int = Field(1, ge=0, description="0: only the last")
     every_steps: int = Field(0, ge=0, description="also within epochs; 0: not")
     keep: int = Field(2, ge=1)
@@ -55,7 +55,7 @@ class Checkpoint(Section):
     )
 
 
-class Validation(Section):
+class Validation(Options):
     split: str = Field("", description="a split to score while training; empty: none")
     every_epochs: int = Field(1, ge=1)
     queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
@@ -66,7 +66,7 @@ class Validation(Section):
     )
 
 
-class Logging(Section):
+class Logging(Options):
     every_steps: int = Field(20, ge=1)
     ranks_every: int = Field(
         0,
