@@ -18,7 +18,7 @@ Checked = TypeVar("Checked", bound=Options)
 
 
 def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
-    """`values` as options of `kind`. Raises InputError with one clause a fault: the option, what is wrong, the value."""
+    """`values` as options of `kind`. Raises InputError: for each fault the option, what is wrong, the value."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
