@@ -95,7 +95,7 @@ class World:
 
     def _apart(self, candidates: Candidates) -> torch.Tensor:
         leaf = self.x.clone().requires_grad_()
-        w = self.classifier.gather(candidates.ids, self.step)
+        w = self.classifier.gather(candidates.ids)
         (binary_cross_entropy(leaf, w, candidates) / B).backward()
         self.classifier.update(candidates.ids, w, 1.0, self.step)
         return leaf

@@ -70,7 +70,6 @@ class Trainer:
         self.model = Model.build(
             recipe, facts.vocabulary, facts.labels, facts.features, group, open_texts(data, recipe)
         )
-        self.model.classifier.schedule = self._rate_factor
         self._index = OwnIndex(recipe) if recipe.indexes else None
         self._found = open_found(recipe, self.model, group)
         self._frozen = FrozenEmbeddings(self.model.encoder) if recipe.train.freeze_encoder else None
@@ -174,7 +173,6 @@ class Trainer:
                 if on_step is not None:
                     on_step(progress.global_step, self.total_steps, taken.loss)
                 clock.lap("rest")
-            self._settle()
             if collector is not None:
                 self._publish_dump(collector)
                 clock.lap("dump")
@@ -246,15 +244,9 @@ class Trainer:
             "hard", self.progress.global_step + 1, {"epoch": batch.epoch, "of": self.labels, **age, **found.facts()}
         )
 
-    def _settle(self) -> None:
-        """All rows as they are to be read, which lazy decay owes them at the end of an epoch."""
-        if self.recipe.classifier.decay == "lazy":
-            self._writer.wait()  # it reads rows that this changes
-            self.model.classifier.settle(self.progress.global_step)
-
     def _rate_factor(self, step: int) -> float:
         options = self.recipe.train
-        epochs = self.progress.budget.epochs(step, options.epochs)  # as planned then: lazy decay asks for the past
+        epochs = self.progress.budget.epochs(step, options.epochs)
         return rate_factor(step, self._steps_an_epoch * epochs, options.warmup, options.final_lr)
 
     def _after_step(self, taken: Taken, collector: EmbeddingCollector | None) -> None:

@@ -21,8 +21,6 @@ from trainer.inputs import Inputs, Kind, columns_of
 from trainer.losses import Loss, binary_cross_entropy, build_loss, is_binary
 from trainer.stream.batch import Candidates
 
-_CACHE = "label-cache"  # a part of a checkpoint
-
 
 @dataclass
 class Model:
@@ -107,8 +105,7 @@ class Model:
         found: dict[str, dict[str, torch.Tensor]] = {}
         for name, encoder in self.encoders.items():
             found |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
-        cache = getattr(self.classifier, "cache", None)
-        return found if cache is None else {**found, _CACHE: cache.tensors()}
+        return found
 
     def rows(self) -> dict[str, torch.Tensor]:
         """What there is of each of this rank's labels, with its optimizer's state: nothing where labels are encoded."""
@@ -127,8 +124,6 @@ class Model:
         self.load_encoders(checkpoint)
         for name, encoder in self.encoders.items():
             encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
-        if isinstance(self.classifier, LabelEncoderHead) and self.classifier.cache is not None:
-            self.classifier.cache.load(checkpoint.tensors(_CACHE))
         checkpoint.read_rows(self.rows(), self.classifier.start)
 
     def load_encoders(self, checkpoint: Checkpoint) -> None:

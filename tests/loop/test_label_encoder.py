@@ -31,7 +31,6 @@ DEXML: dict[str, Any] = {
     "logging": {"every_steps": 1, "tensorboard": False},
 }
 SAMPLED = {"negatives": {"pool": "batch", "hard": 2, "width": 3}, "refresh": {"start": 2, "every": 2}}
-CACHED = {**SAMPLED, "negatives": {**SAMPLED["negatives"], "cache": 10, "cache_steps": 4}}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def started(data: SmallData, run: Path, recipe: Recipe) -> Trainer:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("sections", [{}, SAMPLED, CACHED], ids=["all", "sampled", "cached"])
+@pytest.mark.parametrize("sections", [{}, SAMPLED], ids=["all", "sampled"])
 def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(
     data: SmallData, tmp_path: Path, sections: dict[str, Any], shared: bool
 ) -> None:

@@ -24,7 +24,7 @@ MOST = 9
 BASE: dict[str, dict] = {
     "order": {"batch": 16, "streams": 4},
     "encoder": {"dimension": 4, "buckets": 64, "optimizer": "adagrad"},
-    "classifier": {"initial_scale": 0.5, "weight_decay": 0.01, "decay": "lazy"},
+    "classifier": {"initial_scale": 0.5, "weight_decay": 0.01},
     "negatives": {"random": 4},
     "train": {"epochs": MOST, "threads": 1},
     "checkpoint": {"every_epochs": 2, "every_steps": 4},
@@ -115,7 +115,7 @@ def test_a_run_ends_when_its_minutes_are_over(data: SmallData, wanted: float, ep
         (epoch, MOST if not epoch else epochs) for epoch in range(epochs)
     ]
     assert json.loads(storage.read_bytes(trainer.run.finished)) == {"step": epochs * steps, "epochs": epochs}
-    # Rates have come down to their end, and lazy decay still finds those of the first epoch as they were.
+    # Rates have come down to their end.
     rates = [line["encoder_lr"] for line in read_metrics(trainer.run) if line["kind"] == "train"]
     assert len(rates) == len(losses)
     full = trainer.recipe.encoder.lr

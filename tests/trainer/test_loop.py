@@ -123,10 +123,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-def test_narrow_vectors_in_a_file_with_lazy_decay_are_resumed_to_the_same_bits(
+def test_narrow_vectors_in_a_file_are_resumed_to_the_same_bits(
     dtype: str, data: SmallData, runs: Iterator[RunLayout], tmp_path: Path
 ) -> None:
-    options = {"dtype": dtype, "decay": "lazy", "weight_decay": 0.1, "storage": str(tmp_path)}
+    options = {"dtype": dtype, "weight_decay": 0.1, "storage": str(tmp_path)}
     whole, cut = next(runs), next(runs)
     losses = train(Trainer.start(data.layout.root, whole.root, recipe(classifier={"bias": True, **options}), silent))
     # Where the rows are kept is no part of the recipe that a resume has to have.

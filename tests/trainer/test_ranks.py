@@ -60,7 +60,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "classifier": {"optimizer": "sgd", "momentum": 0.5, "lr": 0.05},
         "order": {"tail": "drop"},
     },
-    "lazy decay": {"classifier": {"decay": "lazy", "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.1}},
+    "weight decay": {"classifier": {"optimizer": "sgd", "lr": 0.05, "weight_decay": 0.1}},
     "16 bits": {"classifier": {"dtype": "bfloat16"}},
     "decoupled softmax": {"loss": {"kind": "decoupled", "temperature": 0.5}},
     "softmax over all": {"loss": {"kind": "softmax"}, "negatives": {"pool": "all", "hard": 0, "width": 0}},

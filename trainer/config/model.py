@@ -69,11 +69,6 @@ class Classifier(Options):
     lr: float = Field(0.1, gt=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0, description="decoupled: a row is multiplied by 1 - lr * weight_decay a step")
-    decay: Literal["touched", "lazy"] = Field(
-        "touched",
-        description="touched: in the steps that touch the row. lazy: in every step, caught up when the row is next "
-        "touched or read, as if the whole matrix had been decayed each time",
-    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="of the vectors; the narrower ones are rounded stochastically, computed in float32"
     )

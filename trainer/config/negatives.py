@@ -61,13 +61,6 @@ class Negatives(Options):
     in_batch: int = Field(0, ge=0, description="other queries' positives a query, those with the highest scores")
     lsh: Hashing = Hashing()
     start: int = Field(0, ge=0, description="the first epoch with negatives from in_batch and lsh")
-    cache: int = Field(
-        0,
-        ge=0,
-        description="of pool = 'batch': labels drawn uniformly whose embeddings of a while ago are negatives too, "
-        "without a gradient of their own (Lindgren et al., 2021); 0: none",
-    )
-    cache_steps: int = Field(32, ge=1, description="steps until every embedding in the cache has been made anew")
 
     @property
     def table_width(self) -> int:
@@ -94,11 +87,6 @@ class Negatives(Options):
             raise ValueError("negatives.warmup is for epochs before the first hard negatives: set negatives.hard > 0")
         if self.start and not self.found:
             raise ValueError("negatives.start is for in_batch and lsh: set one of them, or leave it out")
-        if self.cache and self.pool != "batch":
-            raise ValueError(
-                f"negatives.cache = {self.cache} is for labels that are encoded, beside those of the batch: set "
-                "negatives.pool = 'batch', or leave it out"
-            )
         if self.lsh.family == "dwta" and self.lsh.width**self.lsh.bits > 1 << 15:
             raise ValueError("negatives.lsh.width ** bits is above 32768 buckets a table: lower one of them")
         return self

@@ -73,10 +73,6 @@ class Recipe(Options):
             )
         if self.head.positives and not encodes:
             raise ValueError("head.positives saves encoding labels: leave it out, or set head.kind = 'label-encoder'")
-        if self.head.positives and self.negatives.cache:
-            raise ValueError(
-                "negatives.cache would take positives that are not drawn for negatives: set one of them to 0"
-            )
         unit = encodes and encoder.normalize and encoder.scale == 1 and self.loss.temperature == 1
         if self.loss.radius and not (self.loss.kind == "triplet" and unit):
             raise ValueError(

@@ -21,7 +21,6 @@ class Classifier:
     """w_l in R^D for l in [0, L), with an optional bias as last column, which meets a constant 1 in x.
 
     A rank holds the labels [start, stop), `part`: ids given and rows are counted from start.
-    `schedule(step)`: the share of the full rate at a global step, which lazy decay asks for; a run sets it.
     Raises InputError where `config.storage` has no room.
     """
 
@@ -31,17 +30,15 @@ class Classifier:
         self.labels = labels
         self.start, self.stop = part or (0, labels)
         self.bias = config.bias
-        self.schedule: Callable[[int], float] = lambda step: 1.0
         self._lr = config.lr
         weight = zeros((self.stop - self.start, dimension + int(config.bias)), DTYPES[config.dtype], config.storage)
         _initialise(weight, config, labels, self.start, seed)
         self.rows = RowMatrix(
             weight,
-            RowOptimizer(config.optimizer, config.momentum, config.weight_decay, lazy=config.decay == "lazy"),
+            RowOptimizer(config.optimizer, config.momentum, config.weight_decay),
             first=self.start,
             seed=seed,
             storage=config.storage,
-            rate=lambda step: self._lr * self.schedule(step),
         )
 
     @property
@@ -57,9 +54,9 @@ class Classifier:
         """Copies of the rows `ids` [C] as float32, without a gradient."""
         return self.rows.weight.index_select(0, torch.from_numpy(ids)).float().numpy()
 
-    def gather(self, ids: np.ndarray, step: int = 0) -> torch.Tensor:
-        """Rows `ids` [C] as they are before global step `step`: a float32 leaf that takes a gradient."""
-        return self.rows.gather(ids, step)
+    def gather(self, ids: np.ndarray) -> torch.Tensor:
+        """Return rows `ids` [C] as a float32 leaf that takes a gradient."""
+        return self.rows.gather(ids)
 
     def update(self, ids: np.ndarray, gathered: torch.Tensor, factor: float, step: int = 0) -> None:
         """One optimizer step on rows `ids` from the gradient on what `gather` gave; `factor` scales the rate."""
@@ -80,16 +77,12 @@ class Classifier:
         """
         if self.rows.compiled and loss is binary_cross_entropy:
             return binary_step(x, self.rows, candidates, self._lr * factor, step, scale)
-        leaf, w = x.detach().requires_grad_(), self.gather(candidates.ids, step)
+        leaf, w = x.detach().requires_grad_(), self.gather(candidates.ids)
         value = loss(leaf, w, candidates) * scale
         value.backward()
         self.update(candidates.ids, w, factor, step)
         assert leaf.grad is not None
         return float(value.detach()), leaf.grad
-
-    def settle(self, step: int) -> None:
-        """Bring every row to what it is before global step `step`; lazy decay asks for it before rows are read."""
-        self.rows.settle(step)
 
 
 def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, first: int, seed: int) -> None:

@@ -1,6 +1,6 @@
 """The label-encoder head: labels are encoded from their text, so there is no vector to keep for any of them (DEXML)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +11,10 @@ from trainer.config import Recipe
 from trainer.encoders.base import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.gradient_cache import LABELS, QUERIES, CachedEmbeddings
-from trainer.heads.label_cache import LabelCache
 from trainer.heads.label_texts import LabelTexts
 from trainer.inputs import Inputs
 from trainer.losses import build_loss
-from trainer.negatives.planner import among, draw_positives, widened
+from trainer.negatives.planner import among, draw_positives
 from trainer.stream.batch import Batch
 
 
@@ -30,8 +29,7 @@ class LabelEncoderHead:
     """Queries and labels through one encoder, or one each, and a loss over the labels of all ranks.
 
     With `negatives.pool = "all"` every step scores every label. With "batch" the pool is what the batch brings:
-    positives of all its queries, and `negatives.hard` a query drawn from its row of the table, B(1 + m) labels at most;
-    and, as negatives that pass no gradient on, what a cache of `negatives.cache` labels has besides.
+    positives of all its queries, and `negatives.hard` a query drawn from its row of the table, B(1 + m) labels at most.
     It stands where a classifier does, with `vectors` that are embeddings: a rank has those of [start, stop).
     """
 
@@ -49,12 +47,8 @@ class LabelEncoderHead:
         self._encoder, self._label_encoder = encoder, label_encoder or encoder
         self._loss = build_loss(recipe.loss)
         self._vectors: torch.Tensor | None = None
-        self.schedule: Callable[[int], float] = lambda step: 1.0  # as a classifier has one; nothing here asks for it
         self.labels = 0 if texts is None else len(texts)
         self.start, self.stop = label_range(self.labels, group.rank, group.ranks)
-        options = recipe.negatives
-        known = options.cache, options.cache_steps, self.labels, encoder.dimension, recipe.train.seed
-        self.cache = LabelCache(*known) if options.cache else None
 
     @property
     def encoders(self) -> dict[str, Encoder]:
@@ -94,9 +88,6 @@ class LabelEncoderHead:
             low, high = (min(self.start + piece + end, self.stop) for end in (0, size))
             yield self.texts.take(np.arange(low, high))
 
-    def settle(self, step: int) -> None:
-        """There are no rows whose decay could be behind."""
-
     def forget(self) -> None:
         """The encoders have changed."""
         self._vectors = None
@@ -109,7 +100,6 @@ class LabelEncoderHead:
         `everyone` has the hard negatives that count (`Planner.gather`); `weight` [L] weighs the positives; `clip` is of
         `Encoder.update`.
         """
-        self.refresh_cache(batch.epoch, batch.step)
         found = self.backward(batch, everyone, weight)
         for encoder in self.encoders.values():
             encoder.reduce(self._group)
@@ -139,36 +129,13 @@ class LabelEncoderHead:
         )
         own, z = queries.embed(), labels.embed()
         x = group.gather(own.detach(), sizes).requires_grad_()
-        w = z
-        if self.cache is not None:
-            stale = self.cache.outside(ids)
-            low, high = label_range(len(stale.ids), group.rank, group.ranks)
-            candidates = widened(candidates, stale.ids[low:high], self._stale_weight(len(ids), len(stale.ids)))
-            w = torch.cat([z, stale.z[low:high]])
-        part = self._loss(x, w, candidates, group) / len(x)
+        part = self._loss(x, z, candidates, group) / len(x)
         part.backward()
         assert x.grad is not None
         assert z.grad is not None
         queries.backward(group.sum(x.grad)[first : first + len(batch)])
         labels.backward(z.grad)
         return Embedded(float(group.sum(part.detach())), x.detach())
-
-    def refresh_cache(self, epoch: int, step: int) -> None:
-        """Bring the labels that this step draws into the cache, as the encoder sees them now, without dropout."""
-        if self.cache is None:
-            return
-        group, ids = self._group, self.cache.draw(epoch, step)
-        shares = [label_range(len(ids), rank, group.ranks) for rank in range(group.ranks)]
-        start, stop = shares[group.rank]
-        size, z = self._recipe.head.label_batch, torch.empty(stop - start, self._encoder.dimension)
-        for low in range(start, stop, size):
-            high = min(low + size, stop)
-            z[low - start : high - start] = self.embed(self.texts.take(ids[low:high]))
-        self.cache.add(ids, group.gather(z, [high - low for low, high in shares]))
-
-    def _stale_weight(self, pool: int, stale: int) -> float:
-        """What one of the cache's `stale` labels counts: a uniform sample of all that are not in the pool."""
-        return (self.labels - pool) / stale if stale and self._recipe.negatives.reweight else 1.0
 
     def pool(self, everyone: Batch, drawn: np.ndarray | None = None) -> np.ndarray | range:
         """The labels of a step over all ranks, ascending and each once; a rank encodes its share of them.

@@ -50,7 +50,7 @@ def binary_step(
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
     if pool:
-        w = rows.gather(candidates.ids[:pool], step).detach()
+        w = rows.gather(candidates.ids[:pool]).detach()
         pool_loss, slopes = _pool_of(x, w, candidates)
         loss += float(pool_loss)
         on_x, on_pool = slopes @ w, (slopes.T @ x).mul_(scale)
@@ -61,21 +61,17 @@ def binary_step(
         signed.astype(np.float32, copy=False),
         len(candidates.ids),
     )
-    parts = np.zeros((PARTS, *x.shape), np.float32)
-    given = (
-        *rows.compiled_step(lr, step),
-        candidates.ids,
-        query,
-        weight,
-        starts,
-        on_pool.numpy(),
-        x.numpy(),
-    )
-    losses = in_parts(
-        lambda part, start, stop: kernels.binary_step(*given, np.float32(scale), parts[part], start, stop),
-        len(candidates.ids),
-    )
-    return scale * (loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(parts.sum(0))
+    on_x_parts = np.zeros((PARTS, *x.shape), np.float32)
+    matrix, rule = rows.compiled_step(lr, step)
+    pairs, queries = kernels.Pairs(query, weight, starts), x.numpy()
+
+    def step_on(part: int, start: int, stop: int) -> float:
+        into = kernels.Queries(queries, on_x_parts[part], np.float32(scale))
+        loss: float = kernels.binary_step(matrix, rule, candidates.ids, pairs, into, on_pool.numpy(), (start, stop))
+        return loss
+
+    losses = in_parts(step_on, len(candidates.ids))
+    return scale * (loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(on_x_parts.sum(0))
 
 
 def _pool_of(x: torch.Tensor, w: torch.Tensor, candidates: Candidates) -> tuple[torch.Tensor, torch.Tensor]:

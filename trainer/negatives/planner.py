@@ -260,18 +260,6 @@ def among(
     )
 
 
-def widened(candidates: Candidates, ids: np.ndarray, weight: float) -> Candidates:
-    """With the labels `ids` [c] in the pool of every query too, each counting `weight`: nobody's positives or hard.
-
-    All of `candidates.ids` are in the pool, as `among` has it.
-    """
-    return replace(
-        candidates,
-        ids=np.concatenate([candidates.ids, ids]),
-        pool_weight=np.concatenate([candidates.pool_weight, np.full(len(ids), weight, np.float32)]),
-    )
-
-
 def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
     """Every label of [start, stop) for every query, counted once: a chunk of one-vs-all (ASTRA, equation 1)."""
     return among(batch, np.arange(start, stop), positive_weight)

@@ -1,18 +1,15 @@
 """Compiled loops over rows of a matrix in main memory: what matrix.py says in torch, in one pass over the rows.
 
 Matrices of vectors come as unsigned integers of their width, uint32 for float32 and uint16 for the others, with their
-`form`. Every loop takes rows [start, stop) of `ids`, so that threads share one; rows are distinct.
-
-`matrix`: (vectors [R, D], form, first [R, D], second [R, D], scalar [R], seen [R] int32, the label of row 0); what an
-optimizer does not keep has no rows. `now`: (decayed [step + 1] as in matrix.py, step, key of its random bits).
-`rule`: (method, rate, what decay leaves at this step, beta1 or momentum, beta2, eps).
+`form`. Every loop takes rows [start, stop) of `ids`, so that threads share one; rows are distinct. `block`: rows in
+hand as float32 [n, D] and their gradient, with number i of `ids` in row i - before.
 
 Each part goes over many rows: called for every row, it would spend more on being called than on the row. For the same
 reason a loop over columns does one thing: of two, no vector instructions are made.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -24,6 +21,49 @@ from trainer.rows.rounding import GOLDEN, MIX32, MIX64
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
 SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
+
+
+class Matrix(NamedTuple):
+    """Vectors [R, D] in `form`, and their optimizer's state; state that it does not keep has no rows."""
+
+    vectors: np.ndarray
+    form: int
+    first: np.ndarray  # [R, D]
+    second: np.ndarray  # [R, D]
+    scalar: np.ndarray  # [R]
+    origin: int  # the label of row 0
+
+
+class Rule(NamedTuple):
+    """An optimizer's step; `keep` is the share of a row that weight decay leaves, `key` that of its random bits."""
+
+    method: int
+    rate: np.float32
+    keep: np.float32
+    beta1: np.float32  # or momentum
+    beta2: np.float32
+    eps: np.float32
+    key: int
+
+
+class Pairs(NamedTuple):
+    """Pairs in the order of their labels: those of label number i are [starts[i], starts[i + 1]).
+
+    The sign of a weight says whether the label is positive (minus), its size how much the pair counts.
+    """
+
+    query: np.ndarray  # [n]
+    weight: np.ndarray  # [n]
+    starts: np.ndarray  # [C + 1]
+
+
+class Queries(NamedTuple):
+    """x [B, D], the gradient on it [B, D] that is added to, and what all gradients are multiplied by."""
+
+    x: np.ndarray
+    gradient: np.ndarray
+    scale: np.float32
+
 
 _GOLDEN = np.uint64(GOLDEN)
 (_S1, _F1), (_S2, _F2) = ((np.uint64(shift), np.uint64(factor)) for shift, factor in MIX64)
@@ -135,8 +175,9 @@ def _float16(raw, noise):  # type: ignore[no-untyped-def]
 
 
 @_loop
-def _store(vectors, form, ids, start, stop, bits, before, origin, key):  # type: ignore[no-untyped-def]
-    """The inverse of `_load`; label ids[i] + origin, `key` and the column say which way a value is rounded."""
+def _store(matrix, key, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
+    """Undo `_load`; label ids[i] + origin, `key` and the column say which way a value is rounded."""
+    vectors, form, origin = matrix.vectors, matrix.form, matrix.origin
     columns = bits.shape[1]
     if form == FLOAT32:
         for i in range(start, stop):
@@ -172,183 +213,139 @@ def _store(vectors, form, ids, start, stop, bits, before, origin, key):  # type:
 
 
 @_loop
-def _catch_up(seen, decayed, step, ids, start, stop, w, before):  # type: ignore[no-untyped-def]
-    """Decay what `_load` gave for the steps since its rows were seen."""
-    if len(seen) == 0:
-        return
+def _descend(matrix, rule, ids, start, stop, block, before):  # type: ignore[no-untyped-def]
+    """Make one step of the optimizer on the rows of `block`."""
+    method, rate, keep, beta1, beta2, eps, _ = rule
+    first, second, scalar = matrix.first, matrix.second, matrix.scalar
+    w, g = block
+    columns, whole = w.shape[1], np.float32(1)
     for i in range(start, stop):
         row, place = ids[i], i - before
-        if seen[row] < step:
-            factor = np.float32(math.exp(decayed[step] - decayed[seen[row]]))
-            for j in range(w.shape[1]):
-                w[place, j] *= factor
-
-
-@_loop
-def _descend(first, second, scalar, rule, ids, start, stop, w, g, before):  # type: ignore[no-untyped-def]
-    """One step of the optimizer on what `_load` gave, by its gradient g [n, D]."""
-    method, rate, keep, beta1, beta2, eps = rule
-    columns, one = w.shape[1], np.float32(1)
-    for i in range(start, stop):
-        row, at = ids[i], i - before
-        if keep != one:
+        if keep != whole:
             for j in range(columns):
-                w[at, j] *= keep
+                w[place, j] *= keep
         if method == SGD:
             for j in range(columns):
-                w[at, j] -= rate * g[at, j]
+                w[place, j] -= rate * g[place, j]
         elif method == MOMENTUM:
             for j in range(columns):
-                first[row, j] = beta1 * first[row, j] + g[at, j]
+                first[row, j] = beta1 * first[row, j] + g[place, j]
             for j in range(columns):
-                w[at, j] -= rate * first[row, j]
+                w[place, j] -= rate * first[row, j]
         elif method == ADAGRAD:
             square = np.float32(0)
             for j in range(columns):
-                square += g[at, j] * g[at, j]
+                square += g[place, j] * g[place, j]
             scalar[row] += square / np.float32(columns)
             slowed = rate / (np.sqrt(scalar[row]) + eps)
             for j in range(columns):
-                w[at, j] -= slowed * g[at, j]
+                w[place, j] -= slowed * g[place, j]
         else:
-            scalar[row] += one
+            scalar[row] += whole
             short = np.float32(1 - math.pow(beta1, scalar[row]))
             long = np.float32(1 - math.pow(beta2, scalar[row]))
             for j in range(columns):
-                first[row, j] += (one - beta1) * (g[at, j] - first[row, j])
+                first[row, j] += (whole - beta1) * (g[place, j] - first[row, j])
             for j in range(columns):
-                second[row, j] = beta2 * second[row, j] + (one - beta2) * g[at, j] * g[at, j]
+                second[row, j] = beta2 * second[row, j] + (whole - beta2) * g[place, j] * g[place, j]
             for j in range(columns):
-                w[at, j] -= rate * (first[row, j] / short) / (np.sqrt(second[row, j] / long) + eps)
+                w[place, j] -= rate * (first[row, j] / short) / (np.sqrt(second[row, j] / long) + eps)
 
 
 @_loop
-def gather(matrix, now, ids, out, start, stop):  # type: ignore[no-untyped-def]
-    """Rows `ids` [C] as float32 into `out` [C, D]."""
-    vectors, form, _, _, _, seen, _ = matrix
-    decayed, step, _ = now
-    bits, rows, other = out.view(np.uint32), _lines(vectors), _lines(seen)
+def _state_lines(matrix):  # type: ignore[no-untyped-def]
+    """Return what `_lines` tells of the vectors and of each part of their optimizer's state."""
+    return _lines(matrix.vectors), _lines(matrix.scalar), _lines(matrix.first), _lines(matrix.second)
+
+
+@_loop
+def _expect_state(lines, row):  # type: ignore[no-untyped-def]
+    """Ask for row `row` of all that `_state_lines` tells of."""
+    rows, number, moved, spread = lines
+    _expect(rows, row)
+    _expect(number, row)
+    _expect(moved, row)
+    _expect(spread, row)
+
+
+@_loop
+def gather(matrix, ids, out, start, stop):  # type: ignore[no-untyped-def]
+    """Copy rows `ids` [C] as float32 into `out` [C, D]."""
+    bits, rows = out.view(np.uint32), _lines(matrix.vectors)
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
         for i in range(high, min(high + _BLOCK, stop)):
             _expect(rows, ids[i])
-            _expect(other, ids[i])
-        _load(vectors, form, ids, low, high, bits, 0)
-        _catch_up(seen, decayed, step, ids, low, high, out, 0)
+        _load(matrix.vectors, matrix.form, ids, low, high, bits, 0)
 
 
 @_loop
-def update(matrix, now, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def]
-    """One step on rows `ids` [C] from w [C, D], as gathered, and its gradient g; w is changed too."""
-    vectors, form, first, second, scalar, seen, origin = matrix
-    _, step, key = now
-    bits = w.view(np.uint32)
-    rows, number, other = _lines(vectors), _lines(scalar), _lines(seen)
-    moved, spread = _lines(first), _lines(second)
+def update(matrix, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def]
+    """Make one step on rows `ids` [C] from w [C, D], as gathered, and its gradient g; w is changed too."""
+    bits, lines = w.view(np.uint32), _state_lines(matrix)
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
         for i in range(high, min(high + _BLOCK, stop)):
-            row = ids[i]
-            _expect(rows, row)
-            _expect(number, row)
-            _expect(other, row)
-            _expect(moved, row)
-            _expect(spread, row)
-        _descend(first, second, scalar, rule, ids, low, high, w, g, 0)
-        _store(vectors, form, ids, low, high, bits, 0, origin, key)
-        if len(seen):
-            for i in range(low, high):
-                seen[ids[i]] = step + 1
+            _expect_state(lines, ids[i])
+        _descend(matrix, rule, ids, low, high, (w, g), 0)
+        _store(matrix, rule.key, ids, low, high, bits, 0)
 
 
 @_loop
-def settle(matrix, now, start, stop):  # type: ignore[no-untyped-def]
-    """Decay rows [start, stop) for the steps since they were seen."""
-    vectors, form, _, _, _, seen, origin = matrix
-    decayed, step, key = now
-    bits = np.empty((_BLOCK, vectors.shape[1]), np.uint32)
-    w, ids = bits.view(np.float32), np.empty(_BLOCK, np.int64)
-    for low in range(start, stop, _BLOCK):
-        count = 0
-        for row in range(low, min(low + _BLOCK, stop)):
-            ids[count] = row
-            count += 1 if seen[row] < step else 0
-        _load(vectors, form, ids, 0, count, bits, 0)
-        _catch_up(seen, decayed, step, ids, 0, count, w, 0)
-        _store(vectors, form, ids, 0, count, bits, 0, origin, key)
-        for i in range(count):
-            seen[ids[i]] = step
+def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-def]
+    """Return the loss of the pairs of labels [start, stop); add to the gradients on them and on x.
 
-
-@_loop
-def _score(  # type: ignore[no-untyped-def]
-    query, weight, starts, x, scale, start, stop, w, g, before, on_x, lines, ids, ahead
-):
-    """The loss of the pairs of labels [start, stop), its gradient on w added to g and that on x to `on_x`.
-
-    Meanwhile as many rows of what `lines` tell of as there are here are asked for, none from number `ahead` on.
+    Meanwhile as many rows of what `lines` tell of as there are in the block are asked for, none from number `last` on.
     """
+    query, weight, starts = pairs
+    x, on_x, scale = queries
+    start, stop, last = span
+    w, g = block
     columns = w.shape[1]
-    rows, number, other, moved, spread = lines
     loss = 0.0
     for i in range(start, stop):
-        if i + _BLOCK < ahead:
-            row = ids[i + _BLOCK]
-            _expect(rows, row)
-            _expect(number, row)
-            _expect(other, row)
-            _expect(moved, row)
-            _expect(spread, row)
-        at = i - before
+        if i + _BLOCK < last:
+            _expect_state(lines, ids[i + _BLOCK])
+        place = i - start
         for pair in range(starts[i], starts[i + 1]):
             q, heavy = query[pair], weight[pair]
             score = np.float32(0)
             for j in range(columns):
-                score += w[at, j] * x[q, j]
+                score += w[place, j] * x[q, j]
             # softplus(m) = max(m, 0) + log(1 + e), sigmoid(m) = 1 or e over 1 + e, e = exp(-|m|)
             margin = np.float64(score if heavy > 0 else -score)
             small = math.exp(-abs(margin))
             loss += abs(heavy) * (max(margin, 0.0) + math.log(1.0 + small))
             slope = np.float32(scale * heavy * ((1.0 if margin > 0 else small) / (1.0 + small)))
             for j in range(columns):
-                g[at, j] += slope * x[q, j]
+                g[place, j] += slope * x[q, j]
             for j in range(columns):
-                on_x[q, j] += slope * w[at, j]
+                on_x[q, j] += slope * w[place, j]
     return loss
 
 
 @_loop
-def binary_step(  # type: ignore[no-untyped-def]
-    matrix, now, rule, ids, query, weight, starts, pool, x, scale, on_x, start, stop
-):
-    """A step of binary cross-entropy on rows `ids` [C], each read once and written once.
+def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[no-untyped-def]
+    """Make a step of binary cross-entropy on rows [start, stop) = `span` of `ids` [C], each read and written once.
 
-    Pairs lie by label: those of ids[i] are [starts[i], starts[i + 1]) of `query` and `weight`, whose sign says which
-    are positive (minus) and whose size how much they count. x [B, D]; the gradient on it is added to `on_x` [B, D].
-    `pool` [R, D] is a gradient on the first R rows that comes on top. Everything but the loss, which is returned as
-    float64, is multiplied by `scale`.
+    `pool` [R, D] is a gradient on the first R rows that comes on top. Returns the loss as float64, which alone is not
+    multiplied by `queries.scale`.
     """
-    vectors, form, first, second, scalar, seen, origin = matrix
-    decayed, step, key = now
-    columns = vectors.shape[1]
+    start, stop = span
+    columns = matrix.vectors.shape[1]
     bits, g = np.empty((_BLOCK, columns), np.uint32), np.empty((_BLOCK, columns), np.float32)
-    w = bits.view(np.float32)
-    lines = _lines(vectors), _lines(scalar), _lines(seen), _lines(first), _lines(second)
+    block, lines = (bits.view(np.float32), g), _state_lines(matrix)
     loss = 0.0
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
-        _load(vectors, form, ids, low, high, bits, low)
-        _catch_up(seen, decayed, step, ids, low, high, w, low)
+        _load(matrix.vectors, matrix.form, ids, low, high, bits, low)
         g[:] = np.float32(0)
         for i in range(low, min(high, len(pool))):
             for j in range(columns):
                 g[i - low, j] = pool[i, j]
-        loss += _score(query, weight, starts, x, scale, low, high, w, g, low, on_x, lines, ids, stop)
-        _descend(first, second, scalar, rule, ids, low, high, w, g, low)
-        _store(vectors, form, ids, low, high, bits, low, origin, key)
-        if len(seen):
-            for i in range(low, high):
-                seen[ids[i]] = step + 1
+        loss += _score(pairs, queries, ids, (low, high, stop), block, lines)
+        _descend(matrix, rule, ids, low, high, block, low)
+        _store(matrix, rule.key, ids, low, high, bits, low)
     return loss
 
 

@@ -129,7 +129,7 @@ def test_the_upstream_gradient_scales_both_gradients() -> None:
 OPTIMIZERS = [
     RowOptimizer("sgd"),
     RowOptimizer("sgd", momentum=0.9, weight_decay=0.1),
-    RowOptimizer("adagrad", weight_decay=0.1, lazy=True),
+    RowOptimizer("adagrad", weight_decay=0.1),
     RowOptimizer("adam"),
 ]
 
@@ -142,7 +142,7 @@ def test_one_pass_does_what_gather_loss_backward_and_update_do(
 ) -> None:
     labels, dimension, scale = 3000, 9, 0.25
     weight = torch.randn(labels, dimension, generator=torch.Generator().manual_seed(0)).to(dtype)
-    one, other = (RowMatrix(weight.clone(), optimizer, rate=lambda step: 0.1) for _ in range(2))
+    one, other = (RowMatrix(weight.clone(), optimizer) for _ in range(2))
     for step in range(3):
         given = problem(step, 40, labels, dimension, 5, weighted=True)
         batch, draw = batch_of(given.positives, given.hard), np.random.default_rng(step)
@@ -156,7 +156,7 @@ def test_one_pass_does_what_gather_loss_backward_and_update_do(
         loss, on_x = binary_step(x, one, candidates, 0.1, step, scale)
 
         leaf = x.clone().requires_grad_()
-        w = other.gather(candidates.ids, step)
+        w = other.gather(candidates.ids)
         expected = binary_cross_entropy(leaf, w, candidates) * scale
         expected.backward()
         other.update(candidates.ids, w, 0.1, step)

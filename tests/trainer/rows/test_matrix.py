@@ -1,7 +1,6 @@
 """Optimizers of touched rows against torch's dense ones, and rows that a step leaves alone."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.parametrize("compiled", [True, False], ids=["compiled",
 def start(optimizer: RowOptimizer, compiled: bool, weight: torch.Tensor | None = None) -> RowMatrix:
     if weight is None:
         weight = torch.randn(ROWS, D, generator=torch.Generator().manual_seed(0))
-    matrix = RowMatrix(weight, optimizer, rate=rate)
+    matrix = RowMatrix(weight, optimizer)
     matrix.compiled = compiled
     return matrix
 
@@ -41,7 +40,7 @@ def gradients(seed: int = 1) -> list[torch.Tensor]:
 
 
 def step(matrix: RowMatrix, ids: np.ndarray, gradient: torch.Tensor, lr: float = LR, at: int = 0) -> None:
-    rows = matrix.gather(ids, at)
+    rows = matrix.gather(ids)
     rows.grad = gradient[torch.from_numpy(ids)]
     matrix.update(ids, rows, lr, at)
 
@@ -121,46 +120,15 @@ def test_an_unknown_optimizer_names_the_known_ones(compiled: bool) -> None:
         start(RowOptimizer("adamax"), compiled)
 
 
-LAZY = [RowOptimizer(name, weight_decay=0.2, lazy=True) for name in ("sgd", "adagrad")]
-
-
-@pytest.mark.parametrize("optimizer", LAZY, ids=str)
-def test_lazy_decay_is_that_of_the_whole_matrix_at_every_step(optimizer: RowOptimizer, compiled: bool) -> None:
-    # Rows without a gradient move by decay alone under these optimizers, so dense steps are steps on every row.
-    lazy, dense = start(optimizer, compiled), start(replace(optimizer, lazy=False), compiled)
-    schedule = [[0, 2], [2], [], [1, 2, 6], [0, 1], []]
-    for at, (touched, gradient) in enumerate(zip(schedule, gradients(), strict=True)):
-        ids = np.array(touched, np.int64)
-        torch.testing.assert_close(lazy.gather(ids, at).detach(), dense.weight[ids])  # before it is scored with
-        step(lazy, ids, gradient, rate(at), at)
-        everywhere = torch.zeros_like(gradient)
-        everywhere[ids] = gradient[ids]
-        step(dense, EVERY, everywhere, rate(at), at)
-    assert (lazy.weight - dense.weight).abs().max() > 1e-3
-    for _ in range(2):  # and it is not done twice
-        lazy.settle(len(schedule))
-        torch.testing.assert_close(lazy.weight, dense.weight)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_lazy_decay_of_rows_that_every_step_touches_is_plain_decay(optimizer: RowOptimizer, compiled: bool) -> None:
-    lazy, plain = start(replace(optimizer, lazy=True), compiled), start(optimizer, compiled)
-    for at, gradient in enumerate(gradients()):
-        for matrix in (lazy, plain):
-            step(matrix, EVERY, gradient, rate(at), at)
-    assert torch.equal(lazy.weight, plain.weight)
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_compiled_loops_do_as_torch_does(optimizer: RowOptimizer, compiled: bool) -> None:
     weight = torch.randn(5000, 8, generator=torch.Generator().manual_seed(0))
     found = []
     for each in (compiled, False):
-        matrix = start(replace(optimizer, lazy=True), each, weight.clone())
+        matrix = start(optimizer, each, weight.clone())
         for at in range(3):
             ids = np.random.default_rng(at).permutation(5000)[:4000]  # enough for several threads
             step(matrix, ids, torch.sin(weight * (at + 1)), rate(at), at)
-        matrix.settle(9)
         found.append({"weight": matrix.weight, **matrix.state})
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name])

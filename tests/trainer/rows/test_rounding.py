@@ -70,7 +70,7 @@ def test_the_bits_are_even_and_one_row_s_say_nothing_of_another_s() -> None:
 
 
 def step_of(matrix: RowMatrix, ids: np.ndarray, step: int) -> None:
-    rows = matrix.gather(ids, step)
+    rows = matrix.gather(ids)
     rows.grad = torch.sin(torch.arange(rows.numel(), dtype=torch.float32)).view_as(rows) * 1e-3
     matrix.update(ids, rows, 0.1, step)
 
@@ -100,7 +100,7 @@ def test_neither_the_order_of_rows_nor_the_cut_into_ranks_shows(dtype: torch.dty
     def stepped(rows: torch.Tensor, first: int, order: np.ndarray) -> torch.Tensor:
         matrix = RowMatrix(rows.clone(), RowOptimizer("adagrad"), first=first, seed=2)
         matrix.compiled = compiled
-        gathered = matrix.gather(order, 4)
+        gathered = matrix.gather(order)
         gathered.grad = gradient[first + torch.from_numpy(order)]
         matrix.update(order, gathered, 0.1, 4)
         return matrix.weight
@@ -117,7 +117,7 @@ def test_steps_below_half_a_value_s_distance_are_not_lost(dtype: torch.dtype) ->
     matrix = RowMatrix(torch.ones(64, 64, dtype=dtype), RowOptimizer("sgd"))
     ids = np.arange(64)
     for step in range(200):
-        rows = matrix.gather(ids, step)
+        rows = matrix.gather(ids)
         rows.grad = torch.full_like(rows, -1.0)
         matrix.update(ids, rows, 1e-5, step)
     assert abs(matrix.weight.double().mean().item() - 1.002) < 2e-4
