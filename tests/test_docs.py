@@ -19,7 +19,7 @@ from trainer.config import recipe_names
 PAGES = sorted(DOCS.glob("*.md"))
 ALL = [*PAGES, *sorted((DOCS / "decisions").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 LINK = re.compile(r"(?<!\!)\[[^\]]+\]\(([^)\s]+)\)")
-FOREIGN = ("cluster", "runners")  # pages with options of other programs
+FOREIGN = ("deploy", "runners")  # pages with options of other programs
 
 
 def anchors(page: Path) -> set[str]:

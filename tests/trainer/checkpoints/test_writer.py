@@ -53,7 +53,9 @@ def test_files_end_at_the_same_labels_whoever_holds_them(labels: int, ranks: int
     cut = [files for start, stop in parts for files in row_ranges(start, stop, row_bytes)]
     assert [start for start, _ in cut] == [0, *(stop for _, stop in cut)][: len(cut)]
     assert {stop for _, stop in whole} | {stop for _, stop in parts if stop} == {stop for _, stop in cut}
-    assert all((stop - start) * row_bytes <= max(trainer.checkpoint.FILE_BYTES, row_bytes) for start, stop in cut)
+    assert all(
+        (stop - start) * row_bytes <= max(trainer.checkpoints.checkpoint.FILE_BYTES, row_bytes) for start, stop in cut
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._turns = threading.Semaphore(0)
         self.written = 0
-        write = trainer.saving.write_rows
+        write = trainer.checkpoints.writer.write_rows
 
         def write_in_turn(*arguments: Any) -> Any:
             assert self._turns.acquire(timeout=20)
@@ -154,7 +156,7 @@ def save_and_change(writer: CheckpointWriter) -> None:
 
 
 def save_on(group: Group, root: str, background: bool) -> None:
-    trainer.checkpoint.FILE_BYTES = A_FILE * 4 * (D + 1)
+    trainer.checkpoints.checkpoint.FILE_BYTES = A_FILE * 4 * (D + 1)
     writer = CheckpointWriter(RunLayout(root), keep=2, background=background, group=group)
     for step in (5, 9, 12):
         writer.save(contents(step, values(), group))
