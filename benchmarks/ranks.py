@@ -160,7 +160,7 @@ def on_paper(recipe: Recipe, group: Group, trainer: Trainer) -> dict[str, int]:
     """Bytes that a rank has to send a step, by what they are (docs/ranks.md), for G ranks of b = B/G rows each."""
     ranks, batch = group.ranks, recipe.order.batch
     own, others = batch // ranks, ranks - 1
-    dimension, columns = recipe.encoder.dimension, trainer.model.classifier.vectors.shape[1]
+    dimension, columns = recipe.encoder.dimension, trainer.model.head.vectors.shape[1]
     dense = sum(value.numel() for name, value in trainer.model.encoder.tensors().items() if name.startswith("dense."))
     positives, entries = averages(trainer)
     hard = recipe.negatives.hard

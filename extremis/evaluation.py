@@ -55,5 +55,5 @@ def _ranking(data: str, run: str, checkpoint: Checkpoint, model: Model, group: G
     tree, manifest = group.decide(lambda: open_fusion(data, run, checkpoint))
     frequency = label_statistics(layout).frequency
     shortlist = int(manifest.parameters["shortlist"])
-    fused = Fused(tree, texts_of(model, layout), frequency, shortlist, model.classifier.start, group)
+    fused = Fused(tree, texts_of(model, layout), frequency, shortlist, model.head.start, group)
     return Ranking.of(model, group, fused)

@@ -5,8 +5,7 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from trainer.config import Recipe
-from trainer.heads.classifier import Classifier
-from trainer.label_embeddings import embed_texts
+from trainer.evaluation.label_embeddings import embed_texts
 from trainer.model import Model, find_checkpoint
 
 _OF_TRAINING = {  # what an encoder may have otherwise than the one that it begins as
@@ -59,9 +58,9 @@ def begin_at_texts(model: Model, data: DataLayout, norm: float) -> None:
     NGAME's classifiers begin so (appendix C, module M2), with an encoder that is trained already. Raises InputError
     where labels have not what the encoder reads or the head encodes them anyway, TableError.
     """
-    classifier = model.classifier
-    if not isinstance(classifier, Classifier):
+    head = model.head
+    if not head.has_rows:
         raise InputError("classifier.initial = 'labels': a head that encodes labels has no vectors to begin with.")
-    for first, z in embed_texts(model, data, classifier.start, classifier.stop):
-        start = first - classifier.start
-        classifier.vectors[start : start + len(z), : z.shape[1]] = z * norm
+    for first, z in embed_texts(model, data, head.start, head.stop):
+        start = first - head.start
+        head.vectors[start : start + len(z), : z.shape[1]] = z * norm

@@ -1,7 +1,5 @@
-"""Encoder and classifier as one thing: built from a recipe and DATA, saved to a checkpoint, loaded from one."""
+"""Model: encoder and head, built from a recipe and DATA, saved to a checkpoint, loaded from one."""
 
-import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,23 +11,22 @@ from schemas.manifest import Manifest, open_manifest
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, load_config, validate
 from trainer.encoders import Encoder, build_encoder
-from trainer.group import ALONE, Group, label_range
+from trainer.group import ALONE, Group
+from trainer.heads.base import Head
 from trainer.heads.classifier import Classifier
 from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.heads.label_texts import LabelTexts
 from trainer.inputs import Inputs, Kind, columns_of
-from trainer.losses import Loss, binary_cross_entropy, build_loss, is_binary
-from trainer.stream.batch import Candidates
+from trainer.losses import binary_cross_entropy, build_loss, is_binary
 
 
 @dataclass
 class Model:
-    """The parameters of a run."""
+    """Parameters of a run: an encoder of queries, and a head."""
 
     encoder: Encoder
-    classifier: Classifier | LabelEncoderHead
+    head: Head
     inputs: Kind = "tokens"
-    loss: Loss | None = None  # of a classifier; without, binary cross-entropy by the way that is made for it
 
     @classmethod
     def build(
@@ -41,7 +38,7 @@ class Model:
         group: Group = ALONE,
         texts: LabelTexts | None = None,
     ) -> "Model":
-        """Freshly initialised from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError.
+        """Initialise a model from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError.
 
         A head that encodes labels reads them from `texts`; without, it can embed what it is given.
         """
@@ -50,30 +47,19 @@ class Model:
         if recipe.head.kind == "label-encoder":
             other = None if recipe.head.shared else build_encoder(recipe.encoder, vocabulary, seed + 1, features)
             return cls(encoder, LabelEncoderHead(recipe, encoder, texts, other, group), recipe.encoder.inputs)
-        part = label_range(labels, group.rank, group.ranks)
-        classifier = Classifier(recipe.classifier, labels, encoder.dimension, recipe.train.seed, part)
-        return cls(
-            encoder, classifier, recipe.encoder.inputs, None if is_binary(recipe.loss) else build_loss(recipe.loss)
-        )
-
-    def descend(
-        self, x: torch.Tensor, candidates: Candidates, factor: float, step: int, scale: float, group: Group
-    ) -> tuple[float, torch.Tensor]:
-        """`scale` times a classifier's loss, its gradient on x [B, D], and the step of all rows it scores."""
-        classifier = self.classifier
-        assert isinstance(classifier, Classifier), "a head that encodes labels has a step of its own"
-        loss = binary_cross_entropy if self.loss is None else functools.partial(self.loss, group=group)
-        return classifier.descend(x, candidates, factor, step, scale, loss)
+        loss = binary_cross_entropy if is_binary(recipe.loss) else build_loss(recipe.loss)
+        head = Classifier(recipe.classifier, labels, encoder.dimension, seed, loss, group)
+        return cls(encoder, head, recipe.encoder.inputs)
 
     @property
     def encoders(self) -> dict[str, Encoder]:
-        """By the name of their part of a checkpoint."""
-        return self.classifier.encoders if isinstance(self.classifier, LabelEncoderHead) else {"encoder": self.encoder}
+        """Encoders by the name of their part of a checkpoint."""
+        return {"encoder": self.encoder, **self.head.encoders()}
 
     @property
     def width(self) -> int:
         """D, or D + 1 with a bias: columns of x and of the vectors."""
-        return self.encoder.dimension + int(self.classifier.bias)
+        return self.encoder.dimension + int(self.head.bias)
 
     @property
     def columns(self) -> list[str]:
@@ -81,57 +67,45 @@ class Model:
         return columns_of(self.inputs)
 
     def embed(self, inputs: Inputs) -> torch.Tensor:
-        """x [B, D] (D + 1 with a bias) of B rows, without a graph, as the vectors are scored against it."""
-        return self.classifier.extend(self.encoder.encode(self.encoder.prepare(inputs)))
+        """Embed B queries as the vectors are scored against them, [B, D] (D + 1 with a bias), without a graph."""
+        return self.head.extend(self.encoder.encode(self.encoder.prepare(inputs)))
 
     def embed_labels(self, inputs: Inputs) -> torch.Tensor:
-        """The same of B labels; another encoder has them where `head.shared` is false."""
-        head = self.classifier
-        return head.embed(inputs) if isinstance(head, LabelEncoderHead) else self.embed(inputs)
+        """Embed B labels in the same way, by their own encoder where `head.shared` is false."""
+        encoder = self.encoders.get("label-encoder", self.encoder)
+        return self.head.extend(encoder.encode(encoder.prepare(inputs)))
 
     def embed_table(self, rows: pa.Table, batch: int = 1024, labels: bool = False) -> torch.Tensor:
-        """x of a table's `columns`, queries or `labels`, in slices of `batch` rows."""
+        """Embed a table's `columns`, queries or `labels`, in slices of `batch` rows."""
         rows = rows.select(self.columns)
         embed = self.embed_labels if labels else self.embed
         parts = [embed(Inputs.of(rows.slice(start, batch))) for start in range(0, rows.num_rows, batch)]
         return torch.cat(parts) if parts else torch.empty(0, self.width)
 
-    def label_inputs(self) -> Iterator[Inputs]:
-        """Texts of this rank's labels, where they are encoded: as many pieces on every rank."""
-        return self.classifier.inputs() if isinstance(self.classifier, LabelEncoderHead) else iter(())
-
     def parts(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What a checkpoint holds besides rows of labels, by part."""
-        found: dict[str, dict[str, torch.Tensor]] = {}
+        """Return what a checkpoint holds besides rows of labels, by part."""
+        parts: dict[str, dict[str, torch.Tensor]] = {}
         for name, encoder in self.encoders.items():
-            found |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
-        return found
-
-    def rows(self) -> dict[str, torch.Tensor]:
-        """What there is of each of this rank's labels, with its optimizer's state: nothing where labels are encoded."""
-        if isinstance(self.classifier, LabelEncoderHead):
-            return {}
-        return {"weight": self.classifier.rows.weight, **self.classifier.rows.state}
+            parts |= {name: encoder.tensors(), f"{name}-optimizer": encoder.optimizer_tensors()}
+        return parts
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take the parameters, and not the optimizer state, of a checkpoint. Raises TableError."""
         self.load_encoders(checkpoint)
-        if isinstance(self.classifier, Classifier):
-            checkpoint.read_rows({"weight": self.classifier.rows.weight}, self.classifier.start)
+        checkpoint.read_rows(self.head.rows(optimizer=False), self.head.start)
 
     def load_to_train(self, checkpoint: Checkpoint) -> None:
         """Take all that training goes on from. Raises TableError."""
         self.load_encoders(checkpoint)
         for name, encoder in self.encoders.items():
             encoder.load_optimizer_tensors(checkpoint.tensors(f"{name}-optimizer"))
-        checkpoint.read_rows(self.rows(), self.classifier.start)
+        checkpoint.read_rows(self.head.rows(), self.head.start)
 
     def load_encoders(self, checkpoint: Checkpoint) -> None:
         """Take the encoders' parameters alone. Raises TableError."""
         for name, encoder in self.encoders.items():
             encoder.load_tensors(checkpoint.tensors(name))
-        if isinstance(self.classifier, LabelEncoderHead):
-            self.classifier.forget()
+        self.head.encoders_changed()
 
 
 @dataclass(frozen=True)
@@ -195,12 +169,12 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None) -> M
 
 
 def open_texts(data: DataLayout, recipe: Recipe) -> LabelTexts | None:
-    """What the recipe's head reads of the labels; None for a classifier. Raises InputError, TableError."""
+    """Open what the recipe's head reads of the labels; None for a classifier. Raises InputError, TableError."""
     return LabelTexts.open(data, recipe.encoder.inputs) if recipe.head.kind == "label-encoder" else None
 
 
 def has_bias(recipe: Recipe) -> bool:
-    """Whether the vectors have a last column that x meets with a constant 1."""
+    """Tell whether the vectors have a last column that x meets with a constant 1."""
     return recipe.classifier.bias and recipe.head.kind == "classifier"
 
 

@@ -1,16 +1,16 @@
-"""How far a run is, as its checkpoints say, and what an epoch did."""
+"""Progress of a run, as its checkpoints keep it, and reports of its epochs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainer.budget import Budget
 from trainer.refresh.adoption import Adoption
+from trainer.schedule import Budget
 
 
 @dataclass
 class Progress:
-    """Where the loop is; saved with each checkpoint."""
+    """Position of the loop; saved with each checkpoint."""
 
     epoch: int = 0
     step: int = 0  # of the epoch, next to do
@@ -21,7 +21,7 @@ class Progress:
     budget: Budget = field(default_factory=Budget)
 
     def state(self, timed: bool) -> dict[str, Any]:
-        """As a checkpoint has it: with seconds only where they decide something, since no two runs have the same."""
+        """Return what a checkpoint keeps: seconds only where they decide something, since no two runs have the same."""
         state = asdict(self)
         if not timed:
             del state["budget"]
@@ -29,13 +29,13 @@ class Progress:
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> "Progress":
-        """What `state` made of one."""
+        """Read a `state`."""
         return Progress(**{**state, "budget": Budget(**state.get("budget", {}))})
 
 
 @dataclass(frozen=True)
 class EpochReport:
-    """What an epoch did, for whoever watches. `epochs`: of the run, as far as is known."""
+    """Report of an epoch. `epochs`: of the run, as far as is known."""
 
     epoch: int
     epochs: int

@@ -1,13 +1,16 @@
-"""What changes while a run goes on: learning rates, and how many near queries a cluster has."""
+"""Schedules of a run: learning rates, epochs in given minutes, sizes of clusters."""
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MOST_WEIGHT = 1000  # of a source in a mix: how often an epoch deals its rows, at most
 
 
 def rate_factor(step: int, steps: int, warmup: float, final: float) -> float:
-    """The share of the full rate at global `step` in [0, steps): linear warm-up, then cosine decay (ASTRA, section 5).
+    """Return the share of the full rate at global `step` in [0, steps): linear warm-up, then cosine decay (ASTRA, section 5).
 
     It rises over the share `warmup` of the steps, and falls to `final`.
     """
@@ -16,6 +19,42 @@ def rate_factor(step: int, steps: int, warmup: float, final: float) -> float:
         return (step + 1) / (rising + 1)
     progress = (step - rising) / max(1.0, steps - rising)
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def epochs_that_fit(minutes: float, most: int, spent: Sequence[float]) -> int:
+    """Return the epochs of a run of about so many `minutes` (0: `most`), before the epoch that comes after `spent`.
+
+    `spent`: seconds of each epoch so far. Those fit for which the minutes left have room at the pace of the last one,
+    this one at least, `most` at most.
+    """
+    if not minutes or not spent:
+        return most
+    left = minutes * 60 - sum(spent)
+    return min(most, len(spent) + max(1, round(left / max(spent[-1], 1e-9))))
+
+
+@dataclass
+class Budget:
+    """`spent`: seconds of each epoch, of the current one so far. `plans`: [its first step, epochs], one an epoch."""
+
+    spent: list[float] = field(default_factory=list)
+    plans: list[list[int]] = field(default_factory=list)
+
+    def begin(self, step: int, epochs: int) -> None:
+        """Begin an epoch at global `step` of a run that is to have `epochs`."""
+        self.plans.append([step, epochs])
+        self.spent.append(0.0)
+
+    def spend(self, seconds: float) -> None:
+        """Count `seconds` as the current epoch's, which a run from before there were budgets never began."""
+        if not self.spent:
+            self.spent.append(0.0)
+        self.spent[-1] += seconds
+
+    def epochs(self, step: int, most: int) -> int:
+        """Return the epochs of the run as they were planned at global `step`; `most` before there was a plan."""
+        number = bisect_right(self.plans, step, key=lambda plan: plan[0])
+        return self.plans[max(0, number - 1)][1] if self.plans else most
 
 
 class ClusterSchedule(NamedTuple):
@@ -28,7 +67,7 @@ class ClusterSchedule(NamedTuple):
     every: int = 0
 
     def at(self, epoch: int, most: int) -> int:
-        """Rows of a cluster in `epoch`: doubled as the schedule says, while twice as many divide `most`."""
+        """Return the rows of a cluster in `epoch`: doubled as the schedule says, while twice as many divide `most`."""
         size = self.first
         for _ in range(epoch // self.every if self.every else 0):
             if most % (2 * size):

@@ -1,22 +1,156 @@
-"""What a run reads and finds negatives with, as its recipe asks, and what cannot be."""
+"""Setup of a run: its parts opened and built as the recipe asks, or refused."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
 
 from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest
+from trainer.checkpoints.saver import Saver
+from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
-from trainer.group import SILENCE_SECONDS, Group
-from trainer.heads.classifier import Classifier
-from trainer.model import Model
+from trainer.encoders.frozen import FrozenEmbeddings
+from trainer.evaluation.evaluate import label_statistics, positive_weights
+from trainer.evaluation.validator import Validator
+from trainer.group import SILENCE_SECONDS, Group, label_range
+from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
+from trainer.initialise import begin_at_texts, begin_with_encoder
+from trainer.losses import is_binary
+from trainer.model import DataFacts, Model, open_texts
+from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
+from trainer.negatives.curriculum import mixtures
+from trainer.negatives.in_trainer_index import IndexOptions, InTrainerIndex
 from trainer.negatives.planner import Planner
-from trainer.negatives.sources import Sources
-from trainer.stream import JoinedStream, Reading, Source
+from trainer.refresh.refresher import Refresher
+from trainer.step import Clock, StepContext
+from trainer.stream import JoinedStream, Reading, Source, open_sources
+from trainer.tracking import NoTracker, Tracker
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All parts of one rank's run."""
+
+    recipe: Recipe
+    data: DataLayout
+    run: RunLayout
+    group: Group
+    say: Say
+    manifest: Manifest  # DATA's
+    labels: int
+    tables: list[Source]
+    stream: JoinedStream
+    step: StepContext
+    frozen: FrozenEmbeddings | None
+    refresher: Refresher
+    validator: Validator
+    saver: Saver
+    tracker: Tracker | NoTracker
+
+    @property
+    def model(self) -> Model:
+        return self.step.model
+
+
+def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Group) -> Parts:
+    """Open and build the parts of a run, on every rank. Raises InputError, TableError."""
+    say = say if group.first else _say_nothing
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    facts = DataFacts.of(data)
+    tables = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs, recipe.data.mix)
+    require_streamable(recipe, tables, data.root, group)
+    planner = open_planner(recipe, data, facts.labels, group, say)
+    texts = open_texts(data, recipe)
+    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts)
+    sources = open_sources_of_negatives(recipe, model, group)
+    # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
+    ahead = group.ranks == 1 and not sources.sources and model.head.has_rows
+    writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
+    frozen = FrozenEmbeddings(model.encoder) if recipe.train.freeze_encoder else None
+    clock = Clock()
+
+    def before_change(rows: np.ndarray) -> None:
+        writer.before_change(rows)
+        sources.touch(rows)
+
+    queries = open_queries(recipe, model, group, clock, frozen)
+    return Parts(
+        recipe=recipe,
+        data=data,
+        run=run,
+        group=group,
+        say=say,
+        manifest=facts.manifest,
+        labels=facts.labels,
+        tables=tables,
+        stream=open_stream(recipe, tables, facts.labels, group, planner if ahead else None),
+        step=StepContext(model, planner, sources, queries, group, clock, before_change, recipe.train.clip),
+        frozen=frozen,
+        refresher=Refresher(run, recipe, tables, group, say),
+        validator=Validator(recipe.validation, data, group),
+        saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
+        tracker=Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker(),
+    )
+
+
+def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, say: Say) -> Planner:
+    """Build the planner of a rank. Raises TableError."""
+    negatives, seed = recipe.negatives, recipe.train.seed
+    weights = positive_weights(data, recipe.train, say)
+    part = label_range(labels, group.rank, group.ranks) if group.ranks > 1 else None
+    course = mixtures(negatives, recipe.train.epochs, recipe.refresh.start)
+    frequency = label_statistics(data).frequency if negatives.frequency_share else None
+    if not is_binary(recipe.loss):  # what it makes of a score depends on all of them
+        negatives = negatives.model_copy(update={"chunk": max(1, labels)})
+    return Planner(negatives, labels, seed, weights, part, course, frequency)
+
+
+def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
+    """Open the sources of negatives that need embeddings. Raises InputError where they cannot be on several ranks."""
+    refresh, sources = recipe.refresh, list[NegativeSource]()
+    context = SourceContext(model.head, group, recipe.train.seed, recipe.negatives.start)  # type: ignore[arg-type]
+    if recipe.indexes:
+        options = IndexOptions(
+            refresh.index, refresh.every_steps, refresh.rebuild_steps, recipe.negatives.table_width, refresh.start
+        )
+        sources.append(InTrainerIndex(options, context))
+    sources += [section.open(context) for section in recipe.negatives.sections]
+    opened = NegativeSources(sources)
+    if opened.stateful and group.ranks > 1:
+        raise InputError(
+            f"negatives.{opened.stateful[0]} on {group.ranks} ranks: its state is saved by one rank. "
+            "Train on one rank, or take negatives from tables or the trainer's own index (negatives.hard)."
+        )
+    return opened
+
+
+def open_queries(
+    recipe: Recipe, model: Model, group: Group, clock: Clock, frozen: FrozenEmbeddings | None = None
+) -> QueryEmbeddings:
+    """Open the way that queries are encoded in training."""
+    if frozen is not None:
+        return FrozenQueries(frozen)
+    if model.head.query_batch is not None:
+        return SubBatches(model.encoder, size=model.head.query_batch)
+    if recipe.train.accumulate > 1:
+        return SubBatches(model.encoder, parts=recipe.train.accumulate)
+    return WholeBatch(model.encoder, group, clock.lap)
 
 
 def open_stream(
-    recipe: Recipe, sources: list[Source], labels: int, group: Group, plan: Planner | None = None
+    recipe: Recipe, tables: list[Source], labels: int, group: Group, plan: Planner | None = None
 ) -> JoinedStream:
-    """The rank's stream over `sources`; with `plan` its batches come with candidates."""
+    """Open the rank's stream over `tables`; with `plan` its batches come with candidates."""
     order, reading = recipe.order, recipe.storage
     return JoinedStream(
-        sources,
+        tables,
         labels,
         inputs=recipe.encoder.inputs,
         batch=order.batch,
@@ -39,26 +173,21 @@ def open_stream(
     )
 
 
-def open_found(recipe: Recipe, model: Model, group: Group) -> Sources | None:
-    """The sources of hard negatives beside tables and the trainer's own index; None where there are none.
-
-    Raises InputError where they cannot be on several ranks.
-    """
-    classifier = model.classifier
-    if not isinstance(classifier, Classifier):
-        return None
-    count, dimension = classifier.vectors.shape
-    found = Sources.of(recipe.negatives, classifier.read, count, dimension, recipe.train.seed)
-    if found is not None and found.stateful and group.ranks > 1:
-        raise InputError(
-            f"negatives.lsh on {group.ranks} ranks: its state is saved by one rank. "
-            "Train on one rank, or take negatives from tables or the trainer's own index (negatives.hard)."
-        )
-    return found
+def initialise(parts: Parts) -> None:
+    """Give the model what it takes from the data, and from another run, before its first step. InputError, TableError."""
+    recipe, model = parts.recipe, parts.model
+    began = begin_with_encoder(model, parts.data, recipe)
+    for name, encoder in model.encoders.items():
+        if not (began and name == "encoder"):
+            batches = open_stream(recipe, parts.tables, parts.labels, parts.group)
+            queries = (batch.inputs for batch in batches)
+            encoder.fit(itertools.chain(queries, model.head.label_inputs()), parts.group)
+    if recipe.classifier.initial == "labels":
+        begin_at_texts(model, parts.data, recipe.classifier.initial_scale)
 
 
 def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: Group) -> None:
-    """Raises InputError for tables that cannot be streamed, and waits that ranks would take for a loss."""
+    """Refuse tables that cannot be streamed, and waits that ranks would take for a loss. Raises InputError."""
     waits = recipe.refresh.wait_seconds
     if group.ranks > 1 and waits >= SILENCE_SECONDS:
         raise InputError(
@@ -84,3 +213,7 @@ def require_same_recipe(started: Recipe, given: Recipe, run: str) -> None:
             f"{run}: this run was started with another recipe: {'; '.join(differing)}. "
             "Resume with the recipe and --set that it was started with, or choose another RUN."
         )
+
+
+def _say_nothing(_: str) -> None:
+    """Keep quiet, as ranks other than 0 do."""

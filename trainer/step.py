@@ -1,9 +1,8 @@
 """One optimizer step of all ranks: encode the parts, score the whole batch against each rank's labels, update.
 
-The encoder is data-parallel: a rank encodes its part of the batch, and x of all parts goes to every rank. The
-classifier is model-parallel: a rank scores the global batch against the candidates of its own labels and updates their
-vectors. What the labels of each rank say about x is summed over ranks and goes back through the encoder. One rank does
-the same with nobody to tell.
+The encoder is data-parallel: a rank encodes its part of the batch, and x of all parts goes to every rank. The head is
+model-parallel: a rank scores the global batch against its own labels. The gradient on x that the labels of each rank
+give is summed over ranks and goes back through the encoder. One rank does the same alone.
 """
 
 import time
@@ -13,20 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trainer.checkpoints.writer import CheckpointWriter
-from trainer.config import Train
-from trainer.encoders.frozen import FrozenEmbeddings
 from trainer.group import Group
-from trainer.heads.gradient_cache import CachedEmbeddings
-from trainer.heads.label_encoder import LabelEncoderHead
+from trainer.heads.base import BeforeChange, HeadStep
+from trainer.heads.queries import QueryEmbeddings
 from trainer.model import Model
-from trainer.negatives.in_trainer_index import OwnIndex
-from trainer.negatives.planner import Find, Planner
-from trainer.negatives.sources import Sources
+from trainer.negatives.base import NegativeSources, Sampled
+from trainer.negatives.planner import Planner
 from trainer.stream import Batch
 
-# Sees the global batch, its x [B, D], and what finds hard negatives for it, before anything changes.
-Look = Callable[[Batch, torch.Tensor, Find | None], None]
+# Sees the global batch, its x [B, D], and the negatives sampled for it, before anything changes.
+StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 
 
 @dataclass
@@ -36,15 +31,34 @@ class Clock:
     seconds: dict[str, float] = field(default_factory=dict)
     _last: float = field(default_factory=time.perf_counter)
 
+    def restart(self) -> None:
+        """Count from zero again."""
+        self.seconds, self._last = {}, time.perf_counter()
+
     def lap(self, name: str) -> None:
+        """Count the time since the last lap under `name`."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What `step` of the epoch gave, on every rank: the mean loss of the global batch, its row ids [B] and x [B, D]."""
+class StepContext:
+    """Parts that all steps of a run share; `clip` limits the norm of the encoder's gradient, 0 does not."""
+
+    model: Model
+    planner: Planner
+    sources: NegativeSources
+    queries: QueryEmbeddings
+    group: Group
+    clock: Clock
+    before_change: BeforeChange
+    clip: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Result of `step` of the epoch on every rank: mean loss of the global batch, its row ids [B], and x [B, D]."""
 
     step: int
     loss: float
@@ -53,78 +67,40 @@ class Taken:
 
 
 def take_step(
-    model: Model,
-    planner: Planner,
-    group: Group,
-    batch: Batch,
-    step: int,
-    factor: float,
-    clock: Clock,
-    writer: CheckpointWriter,
-    index: OwnIndex | None = None,
-    found: Sources | None = None,
-    options: Train | None = None,
-    frozen: FrozenEmbeddings | None = None,
-    look: Look | None = None,
-) -> Taken:
-    """Train on the global batch of which `batch` is this rank's part, at global `step`; `factor` scales every rate.
+    context: StepContext, batch: Batch, number: int, factor: float, hook: StepHook | None = None
+) -> StepResult:
+    """Train on the global batch of which `batch` is this rank's part, at step `number` of the run.
 
-    `writer` hears of rows before they change. Hard negatives are those of `index` where there is one, and what `found`
-    finds with the model as it is now. `options`: in how many parts the encoder takes the batch, and how long its
-    gradient may be. `frozen` has x where the encoder does not learn. `look` sees what is about to be scored. Raises
-    RankLostError; StorageError of a checkpoint being written.
+    `factor` scales every rate. Raises RankLostError; StorageError of a checkpoint being written.
     """
-    key = (batch.epoch, batch.step)
-    accumulate, clip = (options.accumulate, options.clip) if options else (1, 0.0)
-    everyone = planner.gather(batch, group)
+    model, group, clock = context.model, context.group, context.clock
+    everyone = context.planner.gather(batch, group)
     clock.lap("gather")
-    if isinstance(model.classifier, LabelEncoderHead):
-        embedded = model.classifier.step(batch, planner.drawn(everyone), factor, planner.positive_weight, clip)
-        clock.lap("encode")
-        return Taken(batch.step, embedded.loss, everyone.rows, embedded.x)
     sizes = group.sizes(len(batch))
     first = sum(sizes[: group.rank])
-    cached: CachedEmbeddings | None = None
-    if frozen is not None:
-        encoded = frozen.of(batch)
-    elif accumulate > 1:
-        size = -(-len(batch) // accumulate)
-        cached = CachedEmbeddings(model.encoder, batch.inputs.slice, len(batch), size, key, first=first)
-        encoded = cached.embed()
-    else:
-        inputs = model.encoder.prepare(batch.inputs, key, group.before)
-        clock.lap("prepare")
-        encoded = model.encoder.encode(inputs, key)
-    x = model.classifier.extend(encoded)
+    own_x = context.queries.embed(batch, first)
     clock.lap("encode")
-    every_x = group.gather(x.detach(), sizes)
+    x = group.gather(model.head.extend(own_x), sizes)
     clock.lap("gather")
-    if index is not None:
-        everyone = index.join(everyone, every_x, model.classifier, group)
+    sampled = context.sources.find(everyone, x)
+    if sampled:
         clock.lap("search")
-    total, on_x = 0.0, torch.zeros_like(every_x)
-    find = None if found is None else found.finder(batch.epoch, every_x.float().numpy())
-    if look is not None:
-        look(everyone, every_x, find)
+    if hook is not None:
+        hook(everyone, x, sampled)
         clock.lap("look")
-    for candidates in planner.chunks(everyone, find):
-        writer.before_change(candidates.ids)
-        loss, grad = model.descend(every_x, candidates, factor, step, 1 / len(everyone), group)
-        total += loss
-        on_x += grad
-        if found is not None:
-            found.touch(candidates.ids)
+    part, on_x = model.head.learn(
+        HeadStep(everyone, x, sampled, context.planner, number, factor, context.before_change)
+    )
     clock.lap("classify")
-    total = group.sum(torch.tensor(total, dtype=torch.float64)).item()
-    if frozen is not None:
-        return Taken(batch.step, total, everyone.rows, every_x)
-    grad = group.sum(on_x)[first : first + len(batch)]
-    clock.lap("gather")
-    x.backward(grad)
-    if cached is not None:
-        assert encoded.grad is not None
-        cached.backward(encoded.grad)
-    model.encoder.reduce(group)
-    model.encoder.update(factor, clip)
-    clock.lap("update")
-    return Taken(batch.step, total, everyone.rows, every_x)
+    result = StepResult(batch.step, float(group.sum(part)), everyone.rows, x)
+    if context.queries.trains:
+        gradient = group.sum(on_x)[first : first + len(batch), : own_x.shape[1]]
+        clock.lap("gather")
+        context.queries.backward(gradient)
+        model.head.backward()
+        for encoder in model.encoders.values():
+            encoder.reduce(group)
+            encoder.update(factor, context.clip)
+        model.head.encoders_changed()
+        clock.lap("update")
+    return result

@@ -63,8 +63,8 @@ def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(
     resumed = train(Trainer.resume(data.layout.root, str(tmp_path / "killed"), chosen, silent))
     assert resumed == straight[-len(resumed) :]
     models = [load_model(data.layout, RunLayout(str(tmp_path / name)))[1] for name in ("straight", "killed")]
-    assert torch.equal(models[0].classifier.vectors, models[1].classifier.vectors)
-    assert models[0].classifier.vectors.shape == (data.labels, 8)
+    assert torch.equal(models[0].head.vectors, models[1].head.vectors)
+    assert models[0].head.vectors.shape == (data.labels, 8)
     scores = [Scorer.open(data.layout, model, "test").score().report()["metrics"] for model in models]
     assert scores[0] == scores[1]
     assert [*models[0].encoders] == (["encoder"] if shared else ["encoder", "label-encoder"])
@@ -79,7 +79,7 @@ def test_a_dump_holds_the_embeddings_of_queries_and_labels(data: SmallData, tmp_
     assert found.rows == data.labels
     assert found.parameters["bias"] is False
     z = np.concatenate([matrix_column(group, "vector") for group in iterate(run.vectors(0), found)])
-    np.testing.assert_allclose(z, trainer.model.classifier.vectors.numpy(), atol=1e-4)
+    np.testing.assert_allclose(z, trainer.model.head.vectors.numpy(), atol=1e-4)
     url = run.embeddings(0, "queries")
     x = np.concatenate([matrix_column(group, "vector") for group in iterate(url, open_manifest(url))])
     rows = iterate(data.layout.queries("train"), open_manifest(data.layout.queries("train")), trainer.model.columns)

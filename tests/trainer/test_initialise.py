@@ -42,8 +42,8 @@ def test_every_vector_has_the_direction_of_its_label_s_text_and_the_length_asked
     model = Model.build(recipe(), data.vocabulary, data.labels)
     begin_at_texts(model, data.layout, 2.0)
     x = model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :6]
-    torch.testing.assert_close(model.classifier.vectors[:, :6], normalize(x) * 2)
-    assert (model.classifier.vectors[:, 6] == -3).all()
+    torch.testing.assert_close(model.head.vectors[:, :6], normalize(x) * 2)
+    assert (model.head.vectors[:, 6] == -3).all()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -53,10 +53,10 @@ def test_ranks_fill_the_labels_that_they_have(data: SmallData, ranks: int) -> No
     ends = [data.labels * rank // ranks for rank in range(ranks + 1)]
     parts = []
     for start, stop in itertools.pairwise(ends):
-        part = replace(whole, classifier=Classifier(recipe().classifier, data.labels, 6, 0, (start, stop)))
+        part = replace(whole, head=Classifier(recipe().classifier, data.labels, 6, 0, (start, stop)))
         begin_at_texts(part, data.layout, 2.0)
-        parts.append(part.classifier.vectors)
-    torch.testing.assert_close(torch.cat(parts), whole.classifier.vectors)
+        parts.append(part.head.vectors)
+    torch.testing.assert_close(torch.cat(parts), whole.head.vectors)
 
 
 def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_there_again(data: SmallData, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def save(data: SmallData, run: RunLayout, step: int, seed: int, digest: str | No
     model = model_of(data, seed)
     found = digest or open_manifest(data.layout.root, "data").digest
     storage.write_bytes(run.config, dump_config(RECIPE, data={"digest": found}))
-    parts, rows = {"encoder": model.encoder.tensors()}, {"weight": model.classifier.vectors}
+    parts, rows = {"encoder": model.encoder.tensors()}, {"weight": model.head.vectors}
     CheckpointWriter(run, background=False).save(Contents(step, parts, rows, 0, data.labels, {}, {}))
 
 
@@ -63,7 +63,7 @@ def test_the_newest_or_a_given_checkpoint_is_loaded(data: SmallData) -> None:
         assert recipe == RECIPE
         assert checkpoint.url == run.checkpoint(seed)
         assert torch.equal(model.embed(tokens_of(tokens)), model_of(data, seed).embed(tokens_of(tokens)))
-        assert torch.equal(model.classifier.vectors, model_of(data, seed).classifier.vectors)
+        assert torch.equal(model.head.vectors, model_of(data, seed).classifier.vectors)
 
 
 def test_a_run_of_other_data_names_both_digests(data: SmallData) -> None:

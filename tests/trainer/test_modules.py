@@ -59,11 +59,11 @@ def second(first: str, **sections: dict[str, Any]) -> Recipe:
 def test_vectors_begin_at_the_trained_texts_and_the_encoder_stays(data: SmallData, first: str, tmp_path: Path) -> None:
     trained = load_model(data.layout, RunLayout(first))[1]
     trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), second(first), silent)
-    before = trainer.model.classifier.vectors.clone()
-    torch.testing.assert_close(before, trained.classifier.vectors)
+    before = trainer.model.head.vectors.clone()
+    torch.testing.assert_close(before, trained.head.vectors)
     losses = train(trainer)
     assert sum(losses[-4:]) < sum(losses[:4])
-    assert not torch.equal(trainer.model.classifier.vectors, before)
+    assert not torch.equal(trainer.model.head.vectors, before)
     for name, value in trained.encoder.tensors().items():
         assert torch.equal(trainer.model.encoder.tensors()[name], value), name
 

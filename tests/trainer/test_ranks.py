@@ -120,7 +120,7 @@ def train(
         "losses": losses,
         "metrics": [report.metrics for report in reports],
         "rows": [report.rows for report in reports],
-        "vectors": trainer.model.classifier.vectors.float().numpy(),
+        "vectors": trainer.model.head.vectors.float().numpy(),
         "encoder": {name: value.numpy() for name, value in encoder.tensors().items()},
         "optimizer": {name: value.numpy() for name, value in encoder.optimizer_tensors().items()},
     }

@@ -24,7 +24,7 @@ def trained(data: str, run: Path, **train: object) -> dict[str, torch.Tensor]:
     trainer = Trainer.start(data, str(run), validate(choices, "test"), lambda line: None)
     for _ in trainer.train():
         pass
-    return {"vectors": trainer.model.classifier.vectors, **trainer.model.encoder.tensors()}
+    return {"vectors": trainer.model.head.vectors, **trainer.model.encoder.tensors()}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def look_closely(
     `rows` hold the model's columns; nothing is filtered out.
     """
     x = model.embed_table(rows)
-    vectors = model.classifier.vectors
+    vectors = model.head.vectors
     scores, ids = filtered_top_k(x, vectors, k, *no_entries(len(x)))
     of_named = [
         (vectors[torch.as_tensor(labels, dtype=torch.int64)].to(x.dtype) @ one).tolist()

@@ -40,7 +40,7 @@ from trainer.export.index import choose_index, write_indexes
 from trainer.export.thresholds import Ranked
 from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
 from trainer.inputs import columns_of, scored_columns
-from trainer.label_embeddings import embed_labels, embed_texts
+from trainer.evaluation.label_embeddings import embed_labels, embed_texts
 from trainer.model import DataFacts, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 

@@ -1,4 +1,4 @@
-"""The classifier: one vector per label, gathered and updated by the rows that a step touches."""
+"""Classifier: one vector a label, gathered and updated by the rows that a step touches."""
 
 from collections.abc import Callable
 
@@ -7,33 +7,41 @@ import torch
 
 from trainer.config import Classifier as ClassifierConfig
 from trainer.device import torch_generator
+from trainer.group import ALONE, Group, label_range
+from trainer.heads.base import Head, HeadStep
 from trainer.losses.binary import binary_cross_entropy, binary_step
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import zeros
 from trainer.stream.batch import Candidates
 
-LossOf = Callable[[torch.Tensor, torch.Tensor, Candidates], torch.Tensor]  # x [B, D], w [C, D] and what they score
+LossOf = Callable[[torch.Tensor, torch.Tensor, Candidates, Group], torch.Tensor]  # of x [B, D], w [C, D]
 
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 
 
-class Classifier:
+class Classifier(Head):
     """w_l in R^D for l in [0, L), with an optional bias as last column, which meets a constant 1 in x.
 
-    A rank holds the labels [start, stop), `part`: ids given and rows are counted from start.
-    Raises InputError where `config.storage` has no room.
+    A rank of `group` holds the labels [start, stop): ids of rows are counted from start. Raises InputError where
+    `config.storage` has no room.
     """
 
     def __init__(
-        self, config: ClassifierConfig, labels: int, dimension: int, seed: int, part: tuple[int, int] | None = None
+        self,
+        config: ClassifierConfig,
+        labels: int,
+        dimension: int,
+        seed: int,
+        loss: LossOf = binary_cross_entropy,
+        group: Group = ALONE,
     ) -> None:
         self.labels = labels
-        self.start, self.stop = part or (0, labels)
+        self.start, self.stop = label_range(labels, group.rank, group.ranks)
         self.bias = config.bias
-        self._lr = config.lr
+        self._lr, self._loss, self._group = config.lr, loss, group
         weight = zeros((self.stop - self.start, dimension + int(config.bias)), DTYPES[config.dtype], config.storage)
         _initialise(weight, config, labels, self.start, seed)
-        self.rows = RowMatrix(
+        self.matrix = RowMatrix(
             weight,
             RowOptimizer(config.optimizer, config.momentum, config.weight_decay),
             first=self.start,
@@ -43,50 +51,44 @@ class Classifier:
 
     @property
     def vectors(self) -> torch.Tensor:
-        """[stop - start, D], or D + 1 with the bias, in `config.dtype`: what is dumped, indexed and searched."""
-        return self.rows.weight
+        return self.matrix.weight
 
-    def extend(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, D] as the vectors meet it: with a last column of ones where there is a bias."""
-        return torch.cat([x, x.new_ones(len(x), 1)], 1) if self.bias else x
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Copy `rows` [C] as float32, without a gradient."""
+        return self.matrix.weight.index_select(0, torch.from_numpy(rows)).float().numpy()
 
-    def read(self, ids: np.ndarray) -> np.ndarray:
-        """Copies of the rows `ids` [C] as float32, without a gradient."""
-        return self.rows.weight.index_select(0, torch.from_numpy(ids)).float().numpy()
-
-    def gather(self, ids: np.ndarray) -> torch.Tensor:
-        """Return rows `ids` [C] as a float32 leaf that takes a gradient."""
-        return self.rows.gather(ids)
-
-    def update(self, ids: np.ndarray, gathered: torch.Tensor, factor: float, step: int = 0) -> None:
-        """One optimizer step on rows `ids` from the gradient on what `gather` gave; `factor` scales the rate."""
-        self.rows.update(ids, gathered, self._lr * factor, step)
+    def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
+        total, on_x = 0.0, torch.zeros_like(step.x)
+        for candidates in step.planner.chunks(step.batch, step.sampled):
+            step.before_change(candidates.ids)
+            loss, gradient = self.descend(step.x, candidates, step.factor, step.number, 1 / len(step.batch))
+            total += loss
+            on_x += gradient
+        return torch.tensor(total, dtype=torch.float64), on_x
 
     def descend(
-        self,
-        x: torch.Tensor,
-        candidates: Candidates,
-        factor: float,
-        step: int = 0,
-        scale: float = 1.0,
-        loss: LossOf = binary_cross_entropy,
+        self, x: torch.Tensor, candidates: Candidates, factor: float, number: int = 0, scale: float = 1.0
     ) -> tuple[float, torch.Tensor]:
-        """`scale` times the loss of x [B, D], its gradient on x, and the step of all rows it scores.
+        """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
         Gather, loss, backward pass and update; binary cross-entropy does it in one pass over rows in main memory.
         """
-        if self.rows.compiled and loss is binary_cross_entropy:
-            return binary_step(x, self.rows, candidates, self._lr * factor, step, scale)
-        leaf, w = x.detach().requires_grad_(), self.gather(candidates.ids)
-        value = loss(leaf, w, candidates) * scale
+        lr = self._lr * factor
+        if self.matrix.compiled and self._loss is binary_cross_entropy:
+            return binary_step(x, self.matrix, candidates, lr, number, scale)
+        leaf, w = x.detach().requires_grad_(), self.matrix.gather(candidates.ids)
+        value = self._loss(leaf, w, candidates, self._group) * scale
         value.backward()
-        self.update(candidates.ids, w, factor, step)
+        self.matrix.update(candidates.ids, w, lr, number)
         assert leaf.grad is not None
         return float(value.detach()), leaf.grad
 
+    def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:
+        return {"weight": self.matrix.weight, **(self.matrix.state if optimizer else {})}
+
 
 def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, first: int, seed: int) -> None:
-    """Rows [first, ...) of L random vectors, and the bias's first value; zeros are there already.
+    """Fill rows [first, ...) of L random vectors, and the bias's first value; zeros are there already.
 
     Random numbers are keyed by blocks of labels, so a rank draws only those that it has rows of.
     """

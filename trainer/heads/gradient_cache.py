@@ -6,21 +6,37 @@ dropout as the first, because an encoder's random numbers are a function of the 
 """
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
 from trainer.encoders.base import Encoder
 from trainer.inputs import Inputs
 
-QUERIES, LABELS = 0, 1  # what is embedded: their dropout differs
+QUERIES, LABELS = 0, 1  # their dropout differs
+
+
+class EmbeddingKey(NamedTuple):
+    """Key of the dropout of rows: queries or labels, numbered from `first` on over all ranks.
+
+    So a row's dropout does not depend on the number of ranks, as long as sub-batches begin alike.
+    """
+
+    epoch: int
+    step: int
+    kind: int = QUERIES
+    first: int = 0
+
+    def of(self, start: int) -> tuple[int, int, int]:
+        """Return the key of the sub-batch that begins at row `start`."""
+        return self.epoch, self.step, 2 * (self.first + start) + self.kind
 
 
 class CachedEmbeddings:
     """x [n, D] of n rows in training, in sub-batches of `size` without a graph; `backward` computes them anew with one.
 
-    `inputs(start, stop)` gives rows [start, stop) of [0, n). `key` is (epoch, step); rows are numbered from `first` on,
-    over all ranks, so that a row's dropout does not depend on the number of ranks, as long as sub-batches begin alike.
-    One sub-batch alone keeps its graph: nothing is computed twice.
+    `inputs(start, stop)` gives rows [start, stop) of [0, n). One sub-batch alone keeps its graph: nothing is computed
+    twice.
     """
 
     def __init__(
@@ -29,13 +45,11 @@ class CachedEmbeddings:
         inputs: Callable[[int, int], Inputs],
         count: int,
         size: int,
-        key: tuple[int, int],
-        what: int = QUERIES,
-        first: int = 0,
+        key: EmbeddingKey,
     ) -> None:
         self._encoder, self._inputs, self._count = encoder, inputs, count
         self._size = size or max(1, count)
-        self._key, self._what, self._first = key, what, first
+        self._key = key
         self._graph: torch.Tensor | None = None
 
     def embed(self) -> torch.Tensor:
@@ -63,5 +77,5 @@ class CachedEmbeddings:
             yield start, min(start + self._size, self._count)
 
     def _encode(self, start: int, stop: int) -> torch.Tensor:
-        key = (*self._key, 2 * (self._first + start) + self._what)
+        key = self._key.of(start)
         return self._encoder.encode(self._encoder.prepare(self._inputs(start, stop), key), key)

@@ -1,8 +1,8 @@
-"""How many hard and random negatives a query gets in which epoch."""
+"""Numbers of hard and random negatives of a query by epoch (ASTRA, Table 5, "curriculum")."""
 
 from typing import NamedTuple
 
-from trainer.config import Recipe
+from trainer.negatives.section import Negatives
 
 
 class Mixture(NamedTuple):
@@ -12,21 +12,19 @@ class Mixture(NamedTuple):
     random: int
 
 
-def mixtures(recipe: Recipe) -> tuple[Mixture, ...]:
-    """Of every epoch of the run: with `negatives.curriculum` from random ones alone to `hard` and `random`.
+def mixtures(options: Negatives, epochs: int, start: int) -> tuple[Mixture, ...]:
+    """Return the mixture of every epoch; empty without `negatives.curriculum`, where all have the same.
 
-    Linear in the epochs from `refresh.start` on (ASTRA, Table 5, "curriculum"): the first has a step of the way, the
-    last all of it. Without it every epoch has the same.
+    Linear in the epochs from `start` on, from random negatives alone to `hard` and `random`: the first has a step of
+    the way, the last all of it.
     """
-    options, epochs = recipe.negatives, recipe.train.epochs
-    whole = Mixture(options.hard, options.random)
     if not options.curriculum:
-        return (whole,) * epochs
+        return ()
     before = options.warmup or options.random + options.hard
-    steps = max(1, epochs - recipe.refresh.start)
-    found = []
+    steps = max(1, epochs - start)
+    course = []
     for epoch in range(epochs):
-        share = min(1.0, max(0, epoch - recipe.refresh.start + 1) / steps)
+        share = min(1.0, max(0, epoch - start + 1) / steps)
         hard = max(1, round(share * options.hard)) if share else 0
-        found.append(Mixture(hard, round(before + share * (options.random - before))))
-    return tuple(found)
+        course.append(Mixture(hard, round(before + share * (options.random - before))))
+    return tuple(course)

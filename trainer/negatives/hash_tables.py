@@ -5,7 +5,7 @@ so that a row is found where it was put. Cost of a row: L codes and at most L ca
 are.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numba
 import numpy as np
@@ -17,53 +17,69 @@ Policy = Literal["reservoir", "fifo"]
 _FILLED = 4096  # rows put into one table after the other: their codes stay in the processor
 
 
-class Buckets:
-    """Rows [0, N) in L tables.
+class TableArrays(NamedTuple):
+    """All that the tables hold.
 
-    `slots` [L, buckets, capacity] int32 holds rows, the first `held` [L, buckets] of each bucket; `members`
-    [L, buckets] counts all rows whose code it is. 'fifo' keeps the newest of them; 'reservoir' keeps a uniform sample,
-    through deletions too: a deletion is made up for by a later insertion (random pairing, Gemulla, Lehner and Haas,
-    VLDB 2006), and `owed` [L, buckets] counts those that are not yet. `codes` [N, L]: the bucket of each row.
+    `codes` [N, L]: the bucket of each row. `slots` [L, buckets, capacity] int32 holds rows, the first `held`
+    [L, buckets] of each bucket. `members` [L, buckets] counts all rows with the bucket's code, `owed` [L, buckets] the
+    deletions that no insertion has made up for.
+    """
+
+    codes: np.ndarray
+    slots: np.ndarray
+    held: np.ndarray
+    members: np.ndarray
+    owed: np.ndarray
+
+
+class HashTables:
+    """Rows [0, N) in L tables of buckets.
+
+    'fifo' keeps the newest rows of a bucket; 'reservoir' keeps a uniform sample, through deletions too: a deletion is
+    made up for by a later insertion (random pairing, Gemulla, Lehner and Haas, VLDB 2006).
     """
 
     def __init__(self, rows: int, tables: int, buckets: int, capacity: int, policy: Policy = "reservoir") -> None:
         if not 0 <= rows < 1 << 31 or capacity < 1:
             raise ValueError(f"{rows} rows in buckets of {capacity}; expected below 2**31 rows, and 1 or more a bucket")
         self.policy = policy
-        self.codes = np.zeros((rows, tables), code_type(buckets))
-        self.slots = np.full((tables, buckets, capacity), -1, np.int32)
-        self.held, self.members, self.owed = np.zeros((3, tables, buckets), np.int32)
+        held, members, owed = np.zeros((3, tables, buckets), np.int32)
+        slots = np.full((tables, buckets, capacity), -1, np.int32)
+        self.arrays = TableArrays(np.zeros((rows, tables), code_type(buckets)), slots, held, members, owed)
 
     @property
-    def capacity(self) -> int:
-        return self.slots.shape[2]
+    def codes(self) -> np.ndarray:
+        """[N, L]: the bucket of each row."""
+        return self.arrays.codes
 
     @property
     def nbytes(self) -> int:
-        """What it holds in memory: `codes` grows with the rows, nothing else does."""
-        return sum(array.nbytes for array in self.state().values())
+        """Bytes in memory: those of `codes` grow with the rows, no others do."""
+        return sum(array.nbytes for array in self.arrays)
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything that a later step depends on, by name; not copied."""
-        return {name: getattr(self, name) for name in ("codes", "slots", "held", "members", "owed")}
+        """Return everything that a later step depends on, by name; not copied."""
+        return self.arrays._asdict()
 
     def load(self, state: dict[str, np.ndarray]) -> None:
         """Go on from a `state`. Raises ValueError where its shapes are not these."""
-        for name, own in self.state().items():
-            if state[name].shape != own.shape or state[name].dtype != own.dtype:
-                raise ValueError(f"{name} is {state[name].dtype}{state[name].shape}; expected {own.dtype}{own.shape}")
-            own[:] = state[name]
+        for name, array in self.state().items():
+            if state[name].shape != array.shape or state[name].dtype != array.dtype:
+                raise ValueError(
+                    f"{name} is {state[name].dtype}{state[name].shape}; expected {array.dtype}{array.shape}"
+                )
+            array[:] = state[name]
 
     def insert(self, first: int, codes: np.ndarray, key: int) -> None:
         """Put rows [first, first + n) with `codes` [n, L], none of which is in yet; `key` seeds the reservoirs."""
         self.codes[first : first + len(codes)] = codes
         for start in range(first, first + len(codes), _FILLED):
             stop = min(start + _FILLED, first + len(codes))
-            _insert_rows(start, stop, np.uint64(key), self.policy == "fifo", *self.state().values())
+            _insert_rows(start, stop, np.uint64(key), self.policy == "fifo", self.arrays)
 
     def move(self, rows: np.ndarray, codes: np.ndarray, key: int) -> None:
         """Put `rows` [n], each once and all of them in already, into the buckets of their new `codes` [n, L]."""
-        _move_rows(rows, codes, np.uint64(key), self.policy == "fifo", *self.state().values())
+        _move_rows(rows, codes, np.uint64(key), self.policy == "fifo", self.arrays)
 
     def find(
         self,
@@ -72,73 +88,43 @@ class Buckets:
         without: tuple[np.ndarray, np.ndarray],
         most: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The union of the buckets that `codes` [B, L] name, each row once a query: (rows [n] int32, offsets [B + 1]).
+        """Return the union of the buckets that `codes` [B, L] name: (rows [n] int32, each once a query, offsets [B + 1]).
 
         Tables are looked through in `order` [L] until a query has `most` rows (0: all). `without`: values [V] and
-        offsets [B + 1] of what a query is not to have.
+        offsets [B + 1] of the rows that a query is not to have.
         """
-        values, offsets = without
-        tables, _, capacity = self.slots.shape
+        tables, _, capacity = self.arrays.slots.shape
         width = min(most or tables * capacity, tables * capacity, len(self.codes))
-        longest = int(np.diff(offsets).max(initial=0))
+        longest = int(np.diff(without[1]).max(initial=0))
         size = 1 << max(4, (2 * (width + longest)).bit_length())
-        seen = np.zeros((2, size), np.int32)  # who is there, and for which query
-        found, starts = np.empty(len(codes) * width, np.int32), np.zeros(len(codes) + 1, np.int64)
-        count = _find(codes, order, values, offsets, width, self.slots, self.held, seen, found, starts)
-        return found[:count], starts
+        seen = np.zeros((2, size), np.int32)  # rows, and the query that has each
+        rows, starts = np.empty(len(codes) * width, np.int32), np.zeros(len(codes) + 1, np.int64)
+        count = _find(codes, order, without, width, self.arrays, seen, (rows, starts))
+        return rows[:count], starts
 
 
 @numba.njit(nogil=True, cache=True)
-def _insert_rows(
-    first: int,
-    stop: int,
-    key: np.uint64,
-    fifo: bool,
-    codes: np.ndarray,
-    slots: np.ndarray,
-    held: np.ndarray,
-    members: np.ndarray,
-    owed: np.ndarray,
-) -> None:
-    for table in range(len(slots)):
+def _insert_rows(first: int, stop: int, key: np.uint64, fifo: bool, tables: TableArrays) -> None:
+    for table in range(len(tables.slots)):
         for row in range(first, stop):
-            _insert(row, table, codes[row, table], key, fifo, slots, held, members, owed)
+            _insert(row, table, tables.codes[row, table], key, fifo, tables)
 
 
 @numba.njit(nogil=True, cache=True)
-def _move_rows(
-    rows: np.ndarray,
-    new: np.ndarray,
-    key: np.uint64,
-    fifo: bool,
-    codes: np.ndarray,
-    slots: np.ndarray,
-    held: np.ndarray,
-    members: np.ndarray,
-    owed: np.ndarray,
-) -> None:
+def _move_rows(rows: np.ndarray, codes: np.ndarray, key: np.uint64, fifo: bool, tables: TableArrays) -> None:
     for i in range(len(rows)):
         row = rows[i]
-        for table in range(len(slots)):
-            if codes[row, table] != new[i, table]:
-                _delete(row, table, codes[row, table], fifo, slots, held, members, owed)
-                codes[row, table] = new[i, table]
-                _insert(row, table, new[i, table], key, fifo, slots, held, members, owed)
+        for table in range(len(tables.slots)):
+            if tables.codes[row, table] != codes[i, table]:
+                _delete(row, table, tables.codes[row, table], fifo, tables)
+                tables.codes[row, table] = codes[i, table]
+                _insert(row, table, codes[i, table], key, fifo, tables)
 
 
 @numba.njit(nogil=True, cache=True)
-def _insert(
-    row: int,
-    table: int,
-    code: int,
-    key: np.uint64,
-    fifo: bool,
-    slots: np.ndarray,
-    held: np.ndarray,
-    members: np.ndarray,
-    owed: np.ndarray,
-) -> None:
-    bucket, count, capacity = slots[table, code], held[table, code], slots.shape[2]
+def _insert(row: int, table: int, code: int, key: np.uint64, fifo: bool, tables: TableArrays) -> None:
+    held, members, owed = tables.held, tables.members, tables.owed
+    bucket, count, capacity = tables.slots[table, code], held[table, code], tables.slots.shape[2]
     members[table, code] += 1
     if fifo:
         if count == capacity:
@@ -159,41 +145,33 @@ def _insert(
         bucket[count] = row
         held[table, code] = count + 1
     else:
-        at = int(chance * members[table, code])
-        if at < capacity:
-            bucket[at] = row
+        slot = int(chance * members[table, code])
+        if slot < capacity:
+            bucket[slot] = row
 
 
 @numba.njit(nogil=True, cache=True)
-def _delete(
-    row: int,
-    table: int,
-    code: int,
-    fifo: bool,
-    slots: np.ndarray,
-    held: np.ndarray,
-    members: np.ndarray,
-    owed: np.ndarray,
-) -> None:
-    bucket, count = slots[table, code], held[table, code]
+def _delete(row: int, table: int, code: int, fifo: bool, tables: TableArrays) -> None:
+    held, members, owed = tables.held, tables.members, tables.owed
+    bucket, count = tables.slots[table, code], held[table, code]
     members[table, code] -= 1
     if not fifo:
         owed[table, code] = owed[table, code] + 1 if members[table, code] else 0  # an empty bucket begins anew
-    for at in range(count):
-        if bucket[at] == row:
+    for slot in range(count):
+        if bucket[slot] == row:
             if fifo:
-                _shift(bucket, at, count)
+                _shift(bucket, slot, count)
             else:
-                bucket[at] = bucket[count - 1]
+                bucket[slot] = bucket[count - 1]
             bucket[count - 1] = -1
             held[table, code] = count - 1
             return
 
 
 @numba.njit(nogil=True, cache=True)
-def _shift(bucket: np.ndarray, at: int, count: int) -> None:
-    """Close the gap that the entry `at` of `count` leaves, in their order."""
-    for i in range(at, count - 1):
+def _shift(bucket: np.ndarray, slot: int, count: int) -> None:
+    """Close the gap that entry `slot` of `count` leaves, in their order."""
+    for i in range(slot, count - 1):
         bucket[i] = bucket[i + 1]
 
 
@@ -201,15 +179,15 @@ def _shift(bucket: np.ndarray, at: int, count: int) -> None:
 def _find(
     codes: np.ndarray,
     order: np.ndarray,
-    values: np.ndarray,
-    offsets: np.ndarray,
+    without: tuple[np.ndarray, np.ndarray],
     most: int,
-    slots: np.ndarray,
-    held: np.ndarray,
+    tables: TableArrays,
     seen: np.ndarray,
-    found: np.ndarray,
-    starts: np.ndarray,
+    into: tuple[np.ndarray, np.ndarray],
 ) -> int:
+    """Write rows and offsets to `into`; return the number of rows."""
+    values, offsets = without
+    rows, starts = into
     count = 0
     for query in range(len(codes)):
         stop = count + most
@@ -218,12 +196,12 @@ def _find(
         for i in range(len(order)):
             table = order[i]
             code = codes[query, table]
-            for at in range(held[table, code]):
+            for slot in range(tables.held[table, code]):
                 if count == stop:
                     break
-                row = slots[table, code, at]
+                row = tables.slots[table, code, slot]
                 if _see(row, query + 1, seen):
-                    found[count] = row
+                    rows[count] = row
                     count += 1
         starts[query + 1] = count
     return count
@@ -231,10 +209,10 @@ def _find(
 
 @numba.njit(nogil=True, cache=True)
 def _see(row: int, query: int, seen: np.ndarray) -> bool:
-    """Whether `row` is new to `query`; it is not afterwards."""
+    """Note that `query` has `row`; return whether it is new to it."""
     mask = seen.shape[1] - 1
-    at = (np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
-    place = int(at) & mask
+    hashed = (np.uint64(row) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    place = int(hashed) & mask
     while seen[1, place] == query:
         if seen[0, place] == row:
             return False

@@ -7,21 +7,20 @@ one is built in a thread meanwhile, and used from a step on that does not depend
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from schemas.ragged import no_entries
-from trainer.config import Recipe
-from trainer.group import Group
-from trainer.heads.classifier import Classifier
-from trainer.stream import Batch
+from search.factory import AUTO
+from trainer.negatives.base import NegativeSource, Sampled, SourceContext
+from trainer.stream.batch import Batch
 
 if TYPE_CHECKING:
     from search.block import Block
-    from search.effort import Effort
+    from search.effort import Effort as SearchParams
 
 EXACT_LABELS = 1 << 15  # up to so many, 'auto' scores every label
 TARGET_RECALL = 0.9
@@ -29,87 +28,100 @@ MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 ar
 PROBED = 64
 
 
-class OwnIndex:
+@dataclass(frozen=True)
+class IndexOptions:
+    """`kind`: a recipe's `refresh.index`. Made anew every `every` steps, used `lag` steps after; K = `width`."""
+
+    kind: str = AUTO
+    every: int = 1000
+    lag: int = 0
+    width: int = 1
+    first_epoch: int = 0
+
+
+class InTrainerIndex(NegativeSource):
     """The index of a rank's labels, built when it is first asked."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._spec, self._every = recipe.refresh.index, recipe.refresh.every_steps
-        self._width, self._seed = recipe.negatives.table_width, recipe.train.seed
-        self._lag = recipe.refresh.rebuild_steps
-        self._built: tuple[Block, Effort] | None = None
-        self._next: Future[tuple[Block, Effort]] | None = None
+    name = "in-trainer"
+
+    def __init__(self, options: IndexOptions, context: SourceContext) -> None:
+        self._options, self._vectors, self._group = options, context.vectors, context.group
+        self._seed, self.first_epoch = context.seed, options.first_epoch
+        self._current: tuple[Block, SearchParams] | None = None
+        self._next: Future[tuple[Block, SearchParams]] | None = None
         self._age = 0  # steps since the copy of the vectors that is in use was made
 
-    @property
-    def age(self) -> int | None:
-        """Steps from the copy of the vectors that the last step searched to that step; None before the first."""
-        return self._age - 1 if self._built else None
+    def before_checkpoint(self) -> None:
+        """Have it built anew at the next step: a run that is resumed has none, and builds it of these very vectors."""
+        self._current = self._next = None
 
-    def drop(self) -> None:
-        """Have it built anew at the next step; what is being built is of no use then."""
-        self._built = self._next = None
+    def facts(self) -> dict[str, float]:
+        """Return the steps from the copy of the vectors that the last step searched to that step."""
+        return {"index_age": self._age - 1} if self._current else {}
 
-    def join(self, batch: Batch, x: torch.Tensor, classifier: Classifier, group: Group) -> Batch:
-        """The global batch with `hard` [B, K]: of all ranks' labels the best for x [B, D] that are no positives."""
+    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
+        """Return of all ranks' labels the best for x [B, D] that are no positives, [B, K]."""
         from search.block import padded
         from search.candidates import best, unpack
         from search.exclusions import Exclusions, Ragged, search_negatives
 
+        assert x is not None
         queries = x.cpu().numpy()
-        block, effort = self._current(classifier, queries)
+        block, params = self._index(queries)
         nothing = Ragged(*no_entries(len(batch)))
-        known = Exclusions(Ragged(batch.positives, batch.positive_offsets), nothing)
+        exclusions = Exclusions(Ragged(batch.positives, batch.positive_offsets), nothing)
         queries = padded(queries, block.vectors.shape[1])
-        own = search_negatives(block, queries, known, self._width, refine=effort.factor)
-        (keys,) = group.gather_arrays(own)
-        keys = np.concatenate(np.split(keys, group.ranks), axis=1)  # [B, G K]
-        labels, _ = unpack(best(keys, self._width))
-        return replace(batch, hard=labels)
+        keys = search_negatives(block, queries, exclusions, self._options.width, refine=params.factor)
+        (keys,) = self._group.gather_arrays(keys)
+        keys = np.concatenate(np.split(keys, self._group.ranks), axis=1)  # [B, G K]
+        labels, _ = unpack(best(keys, self._options.width))
+        return Sampled(labels, ranked=True)
 
-    def _current(self, classifier: Classifier, queries: np.ndarray) -> "tuple[Block, Effort]":
-        """The index of this step."""
-        if self._built is None:
-            self._built, self._age = self._build(_copied(classifier), classifier.start, queries), 0
-        elif self._lag and self._age == self._every:
-            # A thread of its own each: one whose index was dropped may still be at work.
+    def _index(self, queries: np.ndarray) -> "tuple[Block, SearchParams]":
+        """Return the index of this step."""
+        every, lag = self._options.every, self._options.lag
+        if self._current is None:
+            self._current, self._age = self._build(self._copy(), queries), 0
+        elif lag and self._age == every:
+            # A thread for each: one whose index was dropped may still be at work.
             worker = ThreadPoolExecutor(1, thread_name_prefix="index")
-            self._next = worker.submit(self._build, _copied(classifier), classifier.start, queries)
+            self._next = worker.submit(self._build, self._copy(), queries)
             worker.shutdown(wait=False)
-        elif self._age == self._every + self._lag:
-            made = self._next.result() if self._next else self._build(_copied(classifier), classifier.start, queries)
-            self._built, self._next, self._age = made, None, self._lag
+        elif self._age == every + lag:
+            index = self._next.result() if self._next else self._build(self._copy(), queries)
+            self._current, self._next, self._age = index, None, lag
         self._age += 1
-        return self._built
+        return self._current
 
-    def _build(self, vectors: np.ndarray, start: int, queries: np.ndarray) -> "tuple[Block, Effort]":
-        """Of `vectors` [n, D] float32, which nobody else changes, of the labels from `start` on."""
+    def _copy(self) -> np.ndarray:
+        """Copy the vectors as they are now, float32 [n, D]."""
+        return self._vectors.vectors.to("cpu", torch.float32, copy=True).numpy()
+
+    def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
+        """Index `vectors` [n, D] float32, which nobody else changes, of the rank's labels."""
         from search.block import Block, padded
-        from search.effort import Effort, apply, tune
-        from search.factory import AUTO, EXACT, Factory
+        from search.effort import Effort as SearchParams
+        from search.effort import apply, tune
+        from search.factory import EXACT, Factory
         from search.index import build, pays, set_up
 
         set_up(None)
-        rows = len(vectors)
-        spec = self._spec
-        if spec == MIPS:
+        rows, start, kind = len(vectors), self._vectors.start, self._options.kind
+        spec = kind
+        if kind == MIPS:
             spec = f"IVF{max(1, int(rows**0.5))},Flat"
-        elif spec == AUTO:
+        elif kind == AUTO:
             spec = EXACT if rows <= EXACT_LABELS else f"IVF{int(4 * rows**0.5)},Flat"
         factory = Factory.parse(spec)
         vectors = padded(vectors, factory.dimension(vectors.shape[1]))
         block = Block(start, vectors, build(factory, vectors, self._seed))
         wide = padded(queries, vectors.shape[1])
-        if self._spec == MIPS:
-            effort = Effort(nprobe=min(PROBED, factory.lists))
+        if kind == MIPS:
+            params = SearchParams(nprobe=min(PROBED, factory.lists))
         else:
-            effort = tune(block, Effort(), factory.lossy, wide, self._width, TARGET_RECALL)
+            params = tune(block, SearchParams(), factory.lossy, wide, self._options.width, TARGET_RECALL)
         # Vectors that are hardly trained lie in no clusters: most lists would be read, which is dearer than a product.
-        if self._spec == AUTO and effort.nprobe and not pays(factory, rows, self._width, effort.nprobe):
-            return Block(start, vectors, None), Effort()
-        apply(block.index, effort)
-        return block, effort
-
-
-def _copied(classifier: Classifier) -> np.ndarray:
-    """The vectors as they are now, float32 [n, D]."""
-    return classifier.vectors.to("cpu", torch.float32, copy=True).numpy()
+        if kind == AUTO and params.nprobe and not pays(factory, rows, self._options.width, params.nprobe):
+            return Block(start, vectors, None), SearchParams()
+        apply(block.index, params)
+        return block, params

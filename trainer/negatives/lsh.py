@@ -1,40 +1,97 @@
 """Locality-sensitive negative sampling (LNS, Algorithm 1): labels whose vectors hash as the query does."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import Field, model_validator
 
+from schemas.ragged import padded
 from schemas.randomness import generator
-from trainer.negatives.hash_functions import Family, open_hashes
-from trainer.negatives.hash_tables import Buckets, Policy
+from trainer.negatives.base import NegativeSource, Sampled, SourceContext, SourceSection, State, ids_from, within
+from trainer.negatives.hash_functions import MOST_BUCKETS, Family, open_hashes
+from trainer.negatives.hash_tables import HashTables, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from trainer.negatives.base import Vectors
+    from trainer.stream.batch import Batch
+
+    # Rows `ids` [n] of the classifier as float32 [n, D].
+    ReadRows = Callable[[np.ndarray], np.ndarray]
 
 Ragged = tuple[np.ndarray, np.ndarray]
-# Rows `ids` [n] of the classifier as float32 [n, D].
-Rows = Callable[[np.ndarray], np.ndarray]
 _HASHED = 1 << 16  # rows of the classifier at a time
 
 
-@dataclass(frozen=True)
-class Options:
-    """Which functions, how many tables, what a bucket keeps, and when touched rows are hashed again."""
+class LshSection(SourceSection):
+    """Negatives from hash tables over the classifier's vectors (LNS)."""
 
+    hard: int = Field(0, ge=0, description="labels a query, at most; 0: none from here")
+    query: Literal["embedding", "label"] = Field(
+        "embedding", description="what is hashed: x, or the vector of one positive that is drawn each step"
+    )
     family: Family = "dwta"
-    bits: int = 6  # K
-    tables: int = 50  # L
-    width: int = 2  # m of DWTA
-    capacity: int = 128
-    policy: Policy = "reservoir"
-    query: Literal["embedding", "label"] = "embedding"
-    most: int = 0  # labels a query; 0: all that are found
-    every: int = 50  # steps to the first re-hash
-    growth: float = 1.1  # of the steps from one re-hash to the next
+    bits: int = Field(6, ge=1, le=15, description="K functions to a code")
+    tables: int = Field(50, ge=1, description="L hash tables")
+    width: int = Field(2, ge=2, description="coordinates of a bin of dwta; a table has width ** bits buckets")
+    capacity: int = Field(128, ge=1, description="labels that a bucket keeps")
+    policy: Policy = Field("reservoir", description="which they are: a uniform sample, or the newest")
+    every: int = Field(50, ge=1, description="steps until touched rows are hashed again for the first time")
+    growth: float = Field(1.1, ge=1, description="of the steps from one time to the next")
+
+    @model_validator(mode="after")
+    def _few_buckets(self) -> LshSection:
+        if self.family == "dwta" and self.width**self.bits > MOST_BUCKETS:
+            raise ValueError(f"negatives.lsh.width ** bits is above {MOST_BUCKETS} buckets a table: lower one of them")
+        return self
+
+    def open(self, context: SourceContext) -> HashedNegatives:
+        rows, dimension = context.vectors.vectors.shape
+        sampler = LshSampler(self, rows, dimension, context.seed)
+        return HashedNegatives(sampler, context.vectors, context.first_epoch)
+
+
+class HashedNegatives(NegativeSource):
+    """Labels in the buckets of the query."""
+
+    name = "lsh"
+    stateful = True
+
+    def __init__(self, sampler: LshSampler, vectors: Vectors, first_epoch: int = 0) -> None:
+        self._sampler, self._vectors, self.first_epoch = sampler, vectors, first_epoch
+
+    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
+        assert x is not None
+        batch = within(batch, self._vectors.start, self._vectors.stop)
+        positives = batch.positives, batch.positive_offsets
+        labels = self._sampler.sample(x.float().cpu().numpy(), *positives, epoch=batch.epoch, step=batch.step)
+        return Sampled(ids_from(padded(*labels), self._vectors.start))
+
+    def start(self) -> None:
+        self._sampler.build(self._vectors.read)
+
+    def touch(self, rows: np.ndarray) -> None:
+        self._sampler.touch(rows)
+
+    def after_step(self, global_step: int, epoch: int, step: int) -> None:
+        self._sampler.after_step(self._vectors.read, global_step, epoch=epoch, step=step)
+
+    def state(self) -> State:
+        return self._sampler.state()
+
+    def load(self, state: State) -> None:
+        self._sampler.load(state)
 
 
 def is_due(step: int, every: int, growth: float) -> bool:
-    """Whether touched rows are hashed again after `step` steps: number k comes growth**k times `every` after the last.
+    """Tell whether touched rows are hashed again after `step` steps: number k comes growth**k * `every` after the last.
 
     LNS, section 3.3: every 50 iterations at first, exponentially less often then.
     """
@@ -42,7 +99,9 @@ def is_due(step: int, every: int, growth: float) -> bool:
 
 
 def _rehashed(step: int, every: int, growth: float) -> int:
-    """Times that rows were hashed again in `step` steps: the largest k with every (growth**k - 1) / (growth - 1)."""
+    """Count the times that rows were hashed again in `step` steps: the largest k with
+    every (growth**k - 1) / (growth - 1) <= step.
+    """
     if step <= 0:
         return 0
     if growth == 1:
@@ -53,12 +112,12 @@ def _rehashed(step: int, every: int, growth: float) -> int:
 
 @dataclass(eq=False)
 class LshSampler:
-    """Hash tables over the vectors of labels [0, N), asked for negatives and kept up with the training.
+    """Hash tables over the vectors of labels [0, N), kept up with the training.
 
     Everything is a function of (options, seed), the vectors given, and the (epoch, step) of each call.
     """
 
-    options: Options
+    options: LshSection
     labels: int  # N
     dimension: int
     seed: int = 0
@@ -73,42 +132,42 @@ class LshSampler:
 
     def _empty(self) -> None:
         options, hashes = self.options, self.hashes
-        self.buckets = Buckets(self.labels, hashes.tables, hashes.buckets, options.capacity, options.policy)
+        self.tables = HashTables(self.labels, hashes.tables, hashes.buckets, options.capacity, options.policy)
 
-    def build(self, rows: Rows, *, epoch: int = 0, step: int = 0) -> None:
+    def build(self, rows: ReadRows, *, epoch: int = 0, step: int = 0) -> None:
         """Hash every row anew: linear in N, once a run. No row is touched afterwards."""
         self._empty()
         self._touched.clear()
         for start in range(0, self.labels, _HASHED):
             ids = np.arange(start, min(start + _HASHED, self.labels))
-            self.buckets.insert(start, self.hashes.codes(rows(ids)), self._key(epoch, step))
+            self.tables.insert(start, self.hashes.codes(rows(ids)), self._key(epoch, step))
 
     def touch(self, ids: np.ndarray) -> None:
         """Rows `ids` [n] were updated: they are hashed again when it is due."""
         self._touched.append(ids)
 
-    def after_step(self, rows: Rows, global_step: int, *, epoch: int, step: int) -> int:
-        """Hash what was touched again if it is due after `global_step` steps; how many rows that were."""
+    def after_step(self, rows: ReadRows, global_step: int, *, epoch: int, step: int) -> int:
+        """Hash touched rows again if it is due after `global_step` steps; return their number."""
         if not is_due(global_step, self.options.every, self.options.growth):
             return 0
         return self.rehash(rows, epoch=epoch, step=step)
 
-    def rehash(self, rows: Rows, *, epoch: int, step: int) -> int:
-        """Hash the touched rows again now; how many they were."""
+    def rehash(self, rows: ReadRows, *, epoch: int, step: int) -> int:
+        """Hash the touched rows again; return their number."""
         touched = self.touched
         self._touched.clear()
         for start in range(0, len(touched), _HASHED):
             ids = touched[start : start + _HASHED]
-            self.buckets.move(ids, self.hashes.codes(rows(ids)), self._key(epoch, step))
+            self.tables.move(ids, self.hashes.codes(rows(ids)), self._key(epoch, step))
         return len(touched)
 
     @property
     def touched(self) -> np.ndarray:
-        """Rows that wait to be hashed again, each once, ascending, int64."""
+        """Rows that are to be hashed again, each once, ascending, int64."""
         return np.unique(np.concatenate(self._touched)) if self._touched else np.empty(0, np.int64)
 
     def sample(self, x: np.ndarray, positives: np.ndarray, offsets: np.ndarray, *, epoch: int, step: int) -> Ragged:
-        """Negatives of B queries, each once and no positive: (labels [n] int32, offsets [B + 1]).
+        """Return negatives of B queries, each once and no positive: (labels [n] int32, offsets [B + 1]).
 
         x [B, D]; positives [P] with offsets [B + 1]. By embedding (Theorem 2) x is hashed; by label (Theorem 1) one
         positive a query, drawn anew each step, stands for it with the code that it lies under, and a query without a
@@ -117,24 +176,24 @@ class LshSampler:
         draw = generator(self.seed, "hash tables", epoch, step, 1)
         order = draw.permutation(self.options.tables)
         if self.options.query == "embedding":
-            return self.buckets.find(self.hashes.codes(x), order, (positives, offsets), self.options.most)
+            return self.tables.find(self.hashes.codes(x), order, (positives, offsets), self.options.hard)
         counts = np.diff(offsets)
-        asked = np.flatnonzero(counts)
-        drawn = positives[offsets[asked] + draw.integers(0, counts[asked])]
+        queries = np.flatnonzero(counts)
+        drawn = positives[offsets[queries] + draw.integers(0, counts[queries])]
         # Rows without a positive take nothing from `positives`, so its offsets without them are those of the rest.
-        without = positives, np.append(offsets[asked], offsets[-1])
-        found, starts = self.buckets.find(self.buckets.codes[drawn], order, without, self.options.most)
+        without = positives, np.append(offsets[queries], offsets[-1])
+        labels, starts = self.tables.find(self.tables.codes[drawn], order, without, self.options.hard)
         sizes = np.zeros(len(counts), np.int64)
-        sizes[asked] = np.diff(starts)
-        return found, np.concatenate([[0], np.cumsum(sizes)])
+        sizes[queries] = np.diff(starts)
+        return labels, np.concatenate([[0], np.cumsum(sizes)])
 
-    def state(self) -> dict[str, np.ndarray]:
-        """What a resumed run needs to go on with the same negatives, as arrays by name."""
-        return {**self.buckets.state(), "touched": self.touched}
+    def state(self) -> State:
+        """Return what a resumed run needs to go on with the same negatives, as arrays by name."""
+        return {**self.tables.state(), "touched": self.touched}
 
-    def load(self, state: dict[str, np.ndarray]) -> None:
+    def load(self, state: State) -> None:
         """Go on from a `state`. Raises ValueError where it is that of other tables."""
-        self.buckets.load(state)
+        self.tables.load(state)
         self._touched = [state["touched"].copy()]
 
     def _key(self, epoch: int, step: int) -> int:

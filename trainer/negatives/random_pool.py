@@ -9,12 +9,12 @@ from schemas.randomness import generator
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
+class RandomPool:
     """Labels drawn with replacement: a share `by_frequency` as (n_l + 1) ** `power` is, the others uniformly.
 
     So q_l = (1 - share) / L + share (n_l + 1)^power / Z, which is above 0 for every label: a draw that counts
     1 / (k q_l) makes a sum over k draws an unbiased one over all labels, however the mixture is made. `frequency` [L]
-    is n. A rank that holds the labels [start, stop), `part`, is told the weights of those.
+    is n. A rank that holds the labels [start, stop), `part`, has the weights of those.
     """
 
     labels: int  # L
@@ -23,19 +23,19 @@ class Draws:
     frequency: np.ndarray | None = None
     part: tuple[int, int] | None = None
 
-    def pool(self, size: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-        """`size` labels of [0, L), int64."""
+    def draw(self, size: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
+        """Draw `size` labels of [0, L), int64."""
         pool = draw_pool(self.labels, size, seed=seed, epoch=epoch, step=step)
         if not self.by_frequency:
             return pool
         draw = generator(seed, "random pool", epoch, step, 1)
-        chosen = draw.random(size) < self.by_frequency
-        at = draw.random(int(chosen.sum())) * self._cumulative[-1]
-        pool[chosen] = np.searchsorted(self._cumulative, at, side="right")
+        frequent = draw.random(size) < self.by_frequency
+        mass = draw.random(int(frequent.sum())) * self._cumulative[-1]
+        pool[frequent] = np.searchsorted(self._cumulative, mass, side="right")
         return pool
 
     def weight(self, size: int) -> float | np.ndarray:
-        """What one of `size` draws counts: L / size, or of each of the rank's labels 1 / (size q_l), float64."""
+        """Return the weight of one of `size` draws: L / size, or of each of the rank's labels 1 / (size q_l), float64."""
         return self._inverse / size if self.by_frequency else self.labels / size
 
     @cached_property
@@ -51,6 +51,6 @@ class Draws:
         return inverse if self.part is None else inverse[slice(*self.part)]
 
 
-def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int, stream: int = 0) -> np.ndarray:
-    """`size` labels drawn uniformly with replacement from [0, labels), int64."""
-    return generator(seed, "random pool", epoch, step, stream).integers(0, labels, size)
+def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
+    """Draw `size` labels uniformly with replacement from [0, labels), int64."""
+    return generator(seed, "random pool", epoch, step).integers(0, labels, size)

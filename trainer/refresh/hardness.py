@@ -47,9 +47,9 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
         # Rows stand next to each other in what a batch can be cut into.
         stop = int(at.max()) + 1
         encoder = model.encoder
-        x = model.classifier.extend(encoder.encode(encoder.prepare(batch.inputs.slice(0, stop), key), key))[at]
+        x = model.head.extend(encoder.encode(encoder.prepare(batch.inputs.slice(0, stop), key), key))[at]
     else:
-        x = torch.empty(0, model.classifier.vectors.shape[1])
+        x = torch.empty(0, model.head.vectors.shape[1])
     sizes = group.sizes(len(at))
     width = max(group.sizes(labels.shape[1]))
     if not sum(sizes) or not width:
@@ -57,8 +57,8 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     x = group.gather(x, sizes)
     labels = group.gather(torch.from_numpy(_widened(labels, width, PAD)), sizes).numpy()
     scores = group.gather(torch.from_numpy(_widened(scores, width, 0.0)), sizes).numpy()
-    row, column = np.nonzero((labels >= model.classifier.start) & (labels < model.classifier.stop))
-    w = model.classifier.vectors[torch.from_numpy(labels[row, column] - model.classifier.start)].to(x.dtype)
+    row, column = np.nonzero((labels >= model.head.start) & (labels < model.head.stop))
+    w = model.head.vectors[torch.from_numpy(labels[row, column] - model.head.start)].to(x.dtype)
     now = float((x[torch.from_numpy(row)] * w).sum())
     sums = torch.tensor([float(scores[row, column].sum()), now, float(len(row))], dtype=torch.float64)
     then, now, pairs = group.sum(sums).tolist()

@@ -16,14 +16,14 @@ def test_scores_are_inner_products_and_predictions_the_best_of_them() -> None:
     small = build_data("memory://closely/data", labels=12)
     recipe = validate({"method": "astra", "encoder": {"dimension": 8, "buckets": 64}}, "test")
     model = Model.build(recipe, small.vocabulary, small.labels)
-    model.classifier.vectors.copy_(
-        torch.as_tensor(np.random.default_rng(0).normal(size=model.classifier.vectors.shape))
+    model.head.vectors.copy_(
+        torch.as_tensor(np.random.default_rng(0).normal(size=model.head.vectors.shape))
     )
     url = small.layout.queries("test")
     rows = next(iterate(url, open_manifest(url, "queries")))
     named = [[3, 5], [], *([[row % 12] for row in range(2, rows.num_rows)])]
     scores, ids, of_named = look_closely(model, rows, named, 4)
-    whole = model.embed_table(rows) @ model.classifier.vectors.T
+    whole = model.embed_table(rows) @ model.head.vectors.T
     for row, labels in enumerate(named):
         assert of_named[row] == pytest.approx(whole[row, labels].tolist(), rel=1e-5)
         assert ids[row].tolist() == whole[row].argsort(descending=True)[:4].tolist()

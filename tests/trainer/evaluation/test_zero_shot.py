@@ -63,7 +63,7 @@ def ranked(data: SmallData, head: str, split: str) -> np.ndarray:
     model = model_of(data, head)
     url = data.layout.queries(split)
     x = model.embed_table(pa.concat_tables(list(iterate(url, open_manifest(url), model.columns))))
-    scores = (x @ model.classifier.vectors.T).numpy()
+    scores = (x @ model.head.vectors.T).numpy()
     for row, labels in enumerate(struck(data.points["test"].positives) if split == FILTERED else []):
         scores[row, labels] = -np.inf
     order = np.argsort(-scores, axis=1, kind="stable")

@@ -1,4 +1,4 @@
-"""Buckets against a dictionary of lists; reservoirs against the uniform law."""
+"""HashTables against a dictionary of lists; reservoirs against the uniform law."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from trainer.negatives.hash_tables import POLICIES, Buckets
+from trainer.negatives.hash_tables import POLICIES, HashTables
 
 ROWS, TABLES, BUCKETS, CAPACITY = 12, 2, 3, 3
 CODES = st.lists(st.integers(0, BUCKETS - 1), min_size=TABLES, max_size=TABLES)
@@ -24,9 +24,9 @@ def histories(draw: st.DrawFn) -> tuple[np.ndarray, list[tuple[np.ndarray, np.nd
     return first, moves
 
 
-def filled(history: tuple, capacity: int, policy: str) -> Buckets:
+def filled(history: tuple, capacity: int, policy: str) -> HashTables:
     first, moves = history
-    buckets = Buckets(ROWS, TABLES, BUCKETS, capacity, policy)
+    buckets = HashTables(ROWS, TABLES, BUCKETS, capacity, policy)
     buckets.insert(0, first[:5], 1)
     buckets.insert(5, first[5:], 2)
     for number, (rows, codes) in enumerate(moves):
@@ -34,7 +34,7 @@ def filled(history: tuple, capacity: int, policy: str) -> Buckets:
     return buckets
 
 
-def contents(buckets: Buckets) -> dict[tuple[int, int], list[int]]:
+def contents(buckets: HashTables) -> dict[tuple[int, int], list[int]]:
     return {
         (table, code): buckets.slots[table, code, : buckets.held[table, code]].tolist()
         for table in range(TABLES)
@@ -49,7 +49,7 @@ def test_moved_rows_lie_where_a_rebuild_puts_them(policy: str, history: tuple) -
     codes = history[0].copy()
     for rows, new in history[1]:
         codes[rows] = new
-    rebuilt = Buckets(ROWS, TABLES, BUCKETS, ROWS, policy)
+    rebuilt = HashTables(ROWS, TABLES, BUCKETS, ROWS, policy)
     rebuilt.insert(0, codes, 9)
     np.testing.assert_array_equal(moved.codes, rebuilt.codes)
     np.testing.assert_array_equal(moved.members, rebuilt.members)
@@ -101,7 +101,7 @@ def test_a_reservoir_is_a_uniform_sample_through_deletions() -> None:
     counts = np.zeros(rows)
     pairs = np.zeros((rows, rows))
     for run in range(runs):
-        buckets = Buckets(rows, 1, 2, capacity)
+        buckets = HashTables(rows, 1, 2, capacity)
         buckets.insert(0, (np.arange(rows) >= 14).astype(np.uint8)[:, None], 3 * run)
         leave, come = np.array([0, 3, 5, 9]), np.array([14, 15, 16])
         buckets.move(leave, np.ones((4, 1), np.uint8), 3 * run + 1)
@@ -139,11 +139,11 @@ def test_a_query_finds_the_union_of_its_buckets_without_what_it_is_not_to_have(
 
 
 def test_another_shape_of_state_is_refused() -> None:
-    small, large = Buckets(3, 1, 2, 2), Buckets(4, 1, 2, 2)
+    small, large = HashTables(3, 1, 2, 2), HashTables(4, 1, 2, 2)
     with pytest.raises(ValueError, match="codes is"):
         large.load(small.state())
 
 
 def test_rows_beyond_31_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="below 2"):
-        Buckets(1 << 31, 1, 2, 2)
+        HashTables(1 << 31, 1, 2, 2)

@@ -86,7 +86,7 @@ def test_the_mean_over_the_same_pairs(data: SmallData, trainers: Iterator[Traine
     found = measure(trainer.model, ALONE, sources, batch)
     ids, scores = (np.concatenate(parts)[batch.rows] for parts in zip(*made, strict=True))
     key = (batch.epoch, batch.step)
-    encoder, classifier = trainer.model.encoder, trainer.model.classifier
+    encoder, classifier = trainer.model.encoder, trainer.model.head
     x = classifier.extend(encoder.encode(encoder.prepare(batch.inputs, key), key)).detach().numpy()
     now = np.einsum("bd,bkd->bk", x, classifier.vectors.numpy()[ids])
     assert found is not None

@@ -105,7 +105,7 @@ def _pairs(model: Model, texts: Rows, rows: pa.Table, shortlist: int) -> tuple[n
     own = padded(*positives)
     listed = contains(ids.reshape(-1), np.arange(len(x) + 1) * ids.shape[1], own)
     own = np.where(listed | contains(struck[0], struck[1], own), PAD, own)
-    vectors = model.classifier.vectors
+    vectors = model.head.vectors
     scores = np.concatenate([scores, score_pairs(x, vectors, own)], axis=1)
     ids = np.concatenate([ids, own], axis=1)
     pairs = score_pairs(x, texts, ids), scores, ids, contains(positives[0], positives[1], ids)

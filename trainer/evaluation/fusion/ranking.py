@@ -11,8 +11,7 @@ from schemas.layout import DataLayout
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.search import Rows, filtered_top_k
 from trainer.group import ALONE, Group
-from trainer.heads.classifier import Classifier
-from trainer.label_embeddings import embed_texts
+from trainer.evaluation.label_embeddings import embed_texts
 from trainer.model import Model
 
 By = Literal["classifier", "labels", "sum", "fused"]
@@ -30,14 +29,14 @@ class Ranking:
     @classmethod
     def of(cls, model: Model, group: Group = ALONE, fused: Fused | None = None) -> "Ranking":
         """By the vectors that the model was trained with."""
-        return cls(model.classifier.vectors, model.classifier.start, group, fused)
+        return cls(model.head.vectors, model.head.start, group, fused)
 
     @classmethod
     def by_texts(cls, model: Model, data: DataLayout, group: Group = ALONE, add: bool = False) -> "Ranking":
         """By the labels' texts; `add` adds the classifier's scores. Raises as `texts_of`."""
         texts = texts_of(model, data)
         rows = torch.nn.functional.pad(texts, (0, model.width - texts.shape[1]))
-        return cls(rows + model.classifier.vectors.float() if add else rows, model.classifier.start, group)
+        return cls(rows + model.head.vectors.float() if add else rows, model.head.start, group)
 
     def top_k(
         self, x: torch.Tensor, k: int, struck: tuple[np.ndarray, np.ndarray], among: np.ndarray | None = None
@@ -55,12 +54,12 @@ class Ranking:
 
 def texts_of(model: Model, data: DataLayout) -> torch.Tensor:
     """E(z) float32 [n, D] of length 1 of this rank's labels. InputError: no classifier, or labels without texts."""
-    classifier = model.classifier
-    if not isinstance(classifier, Classifier):
+    head = model.head
+    if not head.has_rows:
         raise InputError(
             "head.kind = 'label-encoder': labels have the scores of their texts alone, and no others beside them."
         )
-    texts = torch.empty(classifier.stop - classifier.start, model.encoder.dimension)
-    for first, rows in embed_texts(model, data, classifier.start, classifier.stop):
-        texts[first - classifier.start :][: len(rows)] = rows
+    texts = torch.empty(head.stop - head.start, model.encoder.dimension)
+    for first, rows in embed_texts(model, data, head.start, head.stop):
+        texts[first - head.start :][: len(rows)] = rows
     return texts

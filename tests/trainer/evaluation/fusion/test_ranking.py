@@ -55,7 +55,7 @@ def queries(data: SmallData, model: Model, split: str = "test") -> torch.Tensor:
 def brute_force(data: SmallData, model: Model, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """E(z).x and w.x of all pairs, [B, L]."""
     z = normalize(model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :D])
-    return (x[:, :D] @ z.T).numpy(), (x @ model.classifier.vectors.T).numpy()
+    return (x[:, :D] @ z.T).numpy(), (x @ model.head.vectors.T).numpy()
 
 
 def tree() -> Fusion:
@@ -98,7 +98,7 @@ def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> Non
 
 def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     model = model_of(data, group)
-    first, frequency = model.classifier.start, label_statistics(data.layout).frequency
+    first, frequency = model.head.start, label_statistics(data.layout).frequency
     fused = Fused(tree(), texts_of(model, data.layout), frequency, 8, first, group)
     x = queries(data, model)
     return Ranking.of(model, group, fused).top_k(x, 5, no_entries(len(x)))

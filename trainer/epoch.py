@@ -1,0 +1,182 @@
+"""One epoch of a run: a table is adopted, every batch is a step, and at its end come validation and a checkpoint."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import torch
+
+from schemas.errors import ExtremisError
+from trainer.progress import EpochReport, Progress
+from trainer.refresh import true_ranks
+from trainer.refresh.adoption import Adoption
+from trainer.refresh.refresher import EpochDump
+from trainer.schedule import epochs_that_fit, rate_factor
+from trainer.negatives.base import Sampled
+from trainer.setup import Parts
+from trainer.step import StepResult, take_step
+from trainer.stream import Batch, Source
+
+OnStep = Callable[[int, int, float], None]  # global step, steps of the run, loss
+
+
+class EpochRunner:
+    """Runs epochs from wherever `progress` is."""
+
+    def __init__(self, parts: Parts, progress: Progress) -> None:
+        self._parts, self.progress = parts, progress
+        self._steps_an_epoch = parts.stream.steps
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the run, as far as is known: with `train.minutes` that is decided before each."""
+        return self.progress.budget.epochs(self.progress.global_step, self._parts.recipe.train.epochs)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the run: clusters that are a row short may add one to an epoch, which the rates do not wait for."""
+        return self._steps_an_epoch * self.epochs
+
+    def rate_factor(self, step: int) -> float:
+        """Return the share of the full rate at global `step`."""
+        options = self._parts.recipe.train
+        epochs = self.progress.budget.epochs(step, options.epochs)
+        return rate_factor(step, self._steps_an_epoch * epochs, options.warmup, options.final_lr)
+
+    def run(self, on_step: OnStep | None = None) -> EpochReport:
+        """Run the rest of the current epoch. Raises ExtremisError where training diverges."""
+        parts, progress, clock = self._parts, self.progress, self._parts.step.clock
+        clock.restart()
+        began = spent_until = time.perf_counter()
+        adoption, tables = self.adopt()
+        clock.lap("adopt")
+        self._begin(adoption, tables)
+        stream, rows, skipped = parts.stream, 0, parts.stream.skipped_rows
+        with parts.refresher.dump(progress.epoch, progress.step, tables, parts.model.width) as dump:
+            for batch in stream:
+                clock.lap("stream")
+                if batch.step == 0 and adoption.table_epoch is not None:
+                    step = progress.global_step
+                    facts = parts.refresher.staleness(adoption, step, parts.model, tables, batch)
+                    parts.tracker.record("staleness", step + 1, facts)
+                    clock.lap("rest")
+                result = self._step(batch)
+                spent_until = self._spend(spent_until)
+                self._after_step(result, dump)
+                rows += len(result.rows)
+                if on_step is not None:
+                    on_step(progress.global_step, self.total_steps, result.loss)
+                clock.lap("rest")
+            if dump.collector is not None:
+                parts.refresher.publish(dump, parts.model, progress.global_step)
+                clock.lap("dump")
+        skipped = sum(parts.group.sizes(stream.skipped_rows - skipped))
+        if skipped:
+            parts.say(
+                f"epoch {progress.epoch}: {skipped:,} rows left out, their row groups are damaged or gone; "
+                f"extremis inspect --verify {parts.data.root} names the files"
+            )
+        self._spend(spent_until)
+        return self._end(adoption, rows, skipped, time.perf_counter() - began)
+
+    def adopt(self) -> tuple[Adoption, list[Source]]:
+        """Return rank 0's decision about the epoch, and the tables joined with it."""
+        options, progress = self._parts.recipe.train, self.progress
+        epochs = epochs_that_fit(options.minutes, options.epochs, progress.budget.spent)
+        return self._parts.refresher.adopt(progress.epoch, epochs)
+
+    def save(self) -> None:
+        """Begin to write a checkpoint of the run as it is. Raises StorageError."""
+        parts, progress = self._parts, self.progress
+        # First, so that a resume finds every record up to the checkpoint.
+        parts.tracker.sync()
+        state = {
+            "progress": progress.state(timed=parts.recipe.train.minutes > 0),
+            "stream": parts.stream.state_dict(),
+            "seed": parts.recipe.train.seed,
+        }
+        parts.saver.save(state, progress.best_step)
+
+    def _begin(self, adoption: Adoption, tables: list[Source]) -> None:
+        parts, progress = self._parts, self.progress
+        parts.stream.set_epoch(progress.epoch, tables)
+        if parts.frozen is not None:
+            parts.frozen.begin(tables)
+        if progress.step:
+            parts.stream.load_state_dict({**parts.stream.state_dict(), "step": progress.step})
+            return
+        progress.loss_sum = 0.0
+        progress.budget.begin(progress.global_step, adoption.epochs or parts.recipe.train.epochs)
+        parts.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
+
+    def _spend(self, since: float) -> float:
+        """Count the seconds `since` then as the epoch's. Returns the time."""
+        now = time.perf_counter()
+        self.progress.budget.spend(now - since)
+        return now
+
+    def _step(self, batch: Batch) -> StepResult:
+        number, every = self.progress.global_step, self._parts.recipe.logging.ranks_every
+        hook = self._record_ranks if every and (number + 1) % every == 0 else None
+        return take_step(self._parts.step, batch, number, self.rate_factor(number), hook)
+
+    def _record_ranks(self, batch: Batch, x: torch.Tensor, sampled: list[Sampled]) -> None:
+        """Record the true ranks of a step's hard negatives; `batch` is the global one."""
+        parts, head = self._parts, self._parts.model.head
+        hard = parts.step.planner.hard(batch, sampled)
+        ranks = None if hard is None else true_ranks.measure(head.vectors, head.start, x, batch, hard, parts.group)
+        if ranks is not None:
+            facts = {"epoch": batch.epoch, "of": parts.labels, **parts.step.sources.facts(), **ranks.facts()}
+            parts.tracker.record("hard", self.progress.global_step + 1, facts)
+
+    def _after_step(self, result: StepResult, dump: EpochDump) -> None:
+        parts, progress, recipe = self._parts, self.progress, self._parts.recipe
+        factor = self.rate_factor(progress.global_step)
+        if not math.isfinite(result.loss):
+            raise ExtremisError(
+                f"the loss is {result.loss} at step {progress.global_step} (epoch {progress.epoch}): training has "
+                "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
+            )
+        dump.add(result.rows, result.x)
+        progress.step = result.step + 1
+        progress.global_step += 1
+        progress.loss_sum += result.loss
+        parts.step.sources.after_step(progress.global_step, progress.epoch, result.step)
+        if progress.global_step % recipe.logging.every_steps == 0:
+            rates = {"encoder_lr": recipe.encoder.lr * factor, "classifier_lr": recipe.classifier.lr * factor}
+            facts = {"epoch": progress.epoch, "loss": result.loss, **rates}
+            parts.tracker.record("train", progress.global_step, facts)
+        every = recipe.checkpoint.every_steps
+        if every and progress.global_step % every == 0 and progress.step < parts.stream.steps:
+            dump.save_part(progress.step)
+            self.save()
+
+    def _end(self, adoption: Adoption, rows: int, skipped: int, seconds: float) -> EpochReport:
+        parts, progress = self._parts, self.progress
+        epoch, loss = progress.epoch, progress.loss_sum / max(1, parts.stream.steps)
+        progress.epoch, progress.step = epoch + 1, 0
+        last = progress.epoch == self.epochs
+        metrics = parts.validator.measure(parts.model) if parts.validator.is_due(progress.epoch, last) else {}
+        facts = {
+            "epoch": epoch,
+            "loss": loss,
+            "seconds": seconds,
+            "rows_per_second": rows / max(seconds, 1e-9),
+            "skipped_rows": skipped,
+            "table_epoch": adoption.table_epoch,
+            "table_age": adoption.age,
+            "late": adoption.late,
+        }
+        seconds_of = {f"seconds_{name}": round(value, 3) for name, value in parts.step.clock.seconds.items()}
+        parts.tracker.record("epoch", progress.global_step, {**facts, **seconds_of})
+        if metrics:
+            parts.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
+            if parts.validator.is_best(metrics, progress.best_metric):
+                progress.best_metric = metrics[parts.recipe.validation.metric]
+                progress.best_step = progress.global_step
+        every = parts.recipe.checkpoint.every_epochs
+        if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
+            self.save()
+        parts.tracker.sync()
+        return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)

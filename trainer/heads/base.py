@@ -1,0 +1,74 @@
+"""Heads: from embeddings of queries and their candidates to a loss, its gradient on the queries, and an update."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from trainer.encoders import Encoder
+from trainer.inputs import Inputs
+from trainer.negatives.base import Sampled
+from trainer.negatives.planner import Planner
+from trainer.stream.batch import Batch
+
+BeforeChange = Callable[[np.ndarray], None]  # rows [C], counted from the rank's first label, are about to change
+
+
+@dataclass(frozen=True)
+class HeadStep:
+    """A step as a head sees it: the global `batch`, its x [B, D], and negatives from sources that needed them.
+
+    `number`: of the run, from 0. `factor` scales every rate. `before_change` hears of rows before they change.
+    """
+
+    batch: Batch
+    x: torch.Tensor
+    sampled: list[Sampled]
+    planner: Planner
+    number: int
+    factor: float
+    before_change: BeforeChange
+
+
+class Head(ABC):
+    """Labels [start, stop) of [0, labels), this rank's, and what x is scored against for them."""
+
+    labels: int
+    start: int
+    stop: int
+    bias = False  # True: vectors have a last column, which x meets with a constant 1
+    has_rows = True  # False: labels are encoded, so there is no row to keep for any of them
+    query_batch: int | None = None  # queries encoded at a time, 0 for all; None: as `train.accumulate` says
+
+    @property
+    @abstractmethod
+    def vectors(self) -> torch.Tensor:
+        """[stop - start, D], D + 1 with a bias: what is dumped, indexed and searched."""
+
+    @abstractmethod
+    def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return this rank's part of the loss, a scalar, and its gradient on x [B, D]; update rows that it has."""
+
+    def backward(self) -> None:  # noqa: B027
+        """Add to the gradients of encoders what the last `learn` owes them."""
+
+    def encoders(self) -> dict[str, Encoder]:
+        """Return encoders beside that of the queries, by the name of their part of a checkpoint."""
+        return {}
+
+    def encoders_changed(self) -> None:  # noqa: B027
+        """Drop what was made with the encoders as they were."""
+
+    def extend(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x [B, D] as the vectors meet it: with a last column of ones where there is a bias."""
+        return torch.cat([x, x.new_ones(len(x), 1)], 1) if self.bias else x
+
+    def label_inputs(self) -> Iterator[Inputs]:
+        """Yield texts of this rank's labels, where they are encoded: as many pieces on every rank."""
+        return iter(())
+
+    def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:
+        """Return what there is of each of this rank's labels, [n, ...] by name, with its `optimizer` state or without."""
+        return {}

@@ -1,0 +1,183 @@
+"""Sources of negatives: labels that a query is scored against besides its positives and the random ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from schemas.options import Options
+from schemas.tables import PAD
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.group import Group
+    from trainer.stream.batch import Batch
+
+State = dict[str, np.ndarray]
+
+
+class Sampled(NamedTuple):
+    """Labels [B, k] of the global batch, ids of [0, L) with -1 pads.
+
+    `ranked`: each row holds the best first, each once and none of its query's positives; `negatives.hard` of its
+    columns are drawn for each step. Otherwise all count, once what is known already is taken out.
+    """
+
+    ids: np.ndarray
+    ranked: bool = False
+
+
+class Vectors(Protocol):
+    """Vectors [n, D] of a rank's labels [start, stop)."""
+
+    start: int
+    stop: int
+
+    @property
+    def vectors(self) -> torch.Tensor: ...
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Copy `rows` [n], counted from `start`, as float32 [n, D]."""
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """Facts that a source is opened with; `first_epoch` is the first that it serves."""
+
+    vectors: Vectors
+    group: Group
+    seed: int = 0
+    first_epoch: int = 0
+
+
+class NegativeSource(ABC):
+    """A source of negatives. One that keeps nothing overrides `find` alone.
+
+    A new source is a file with its section and its class, and an entry in section.py.
+    """
+
+    name: ClassVar[str]
+    needs_x: ClassVar[bool] = True  # False: batches are planned ahead, before their queries are embedded
+    stateful: ClassVar[bool] = False  # True: a resumed run needs its `state`, which one rank saves
+    first_epoch: int = 0
+
+    @abstractmethod
+    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
+        """Return negatives of the global batch with embeddings x [B, D], or None.
+
+        On several ranks each returns labels of its own range, or all the same labels.
+        """
+
+    def start(self) -> None:  # noqa: B027
+        """Get ready for the first step, unless `load` brings the state of an earlier one."""
+
+    def touch(self, rows: np.ndarray) -> None:  # noqa: B027
+        """Note that vectors `rows` [C], counted from the rank's first, each once, are updated."""
+
+    def after_step(self, global_step: int, epoch: int, step: int) -> None:  # noqa: B027
+        """Follow `step` of `epoch`, which was number `global_step` of the run, counted from 1."""
+
+    def before_checkpoint(self) -> None:  # noqa: B027
+        """Drop what a run that is resumed from the checkpoint will not have."""
+
+    def state(self) -> State:
+        """Return what a resumed run needs, as arrays by name; not copied."""
+        return {}
+
+    def load(self, state: State) -> None:  # noqa: B027
+        """Go on from a `state`. Raises ValueError where it is of other options."""
+
+    def facts(self) -> dict[str, float]:
+        """Return figures about the last step for the run's record."""
+        return {}
+
+
+class SourceSection(Options):
+    """Options of one source, a table of a recipe's section `negatives`."""
+
+    hard: int = 0  # labels a query, at most; 0: the source is not used
+
+    def open(self, context: SourceContext) -> NegativeSource:
+        """Build the source."""
+        raise NotImplementedError
+
+
+@dataclass
+class NegativeSources:
+    """All sources of a run that need embeddings, asked and kept up together."""
+
+    sources: list[NegativeSource]
+    _started: set[str] = field(default_factory=set)
+
+    @property
+    def stateful(self) -> list[str]:
+        """Names of the sources that a checkpoint has to keep."""
+        return [source.name for source in self.sources if source.stateful]
+
+    def find(self, batch: Batch, x: torch.Tensor) -> list[Sampled]:
+        """Return what each source that serves the batch's epoch finds for it; x [B, D]."""
+        serving = [source for source in self.sources if batch.epoch >= source.first_epoch]
+        for source in serving:
+            if source.name not in self._started:
+                source.start()
+                self._started.add(source.name)
+        return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
+
+    def touch(self, rows: np.ndarray) -> None:
+        """Note that vectors `rows` [C], each once, are updated."""
+        for source in self._running():
+            source.touch(rows)
+
+    def after_step(self, global_step: int, epoch: int, step: int) -> None:
+        """Follow `step` of `epoch`, which was number `global_step` of the run, counted from 1."""
+        for source in self._running():
+            source.after_step(global_step, epoch, step)
+
+    def before_checkpoint(self) -> None:
+        """Drop what a run that is resumed from the checkpoint will not have."""
+        for source in self.sources:
+            source.before_checkpoint()
+
+    def facts(self) -> dict[str, float]:
+        """Return figures of all sources about the last step."""
+        return {name: value for source in self.sources for name, value in source.facts().items()}
+
+    def state(self) -> State:
+        """Return the state of every source by its name; empty before the first was asked."""
+        return {f"{s.name}.{name}": array for s in self._running() for name, array in s.state().items()}
+
+    def load(self, state: State) -> None:
+        """Go on from a `state`. Raises ValueError where it is of other sources."""
+        for source in self.sources if state else ():
+            prefix = f"{source.name}."
+            source.load({name.removeprefix(prefix): a for name, a in state.items() if name.startswith(prefix)})
+            self._started.add(source.name)
+
+    def _running(self) -> list[NegativeSource]:
+        return [source for source in self.sources if source.name in self._started]
+
+
+def within(batch: Batch, start: int, stop: int) -> Batch:
+    """Keep the batch's labels of [start, stop), counted from start: other positives go, other negatives are pads."""
+    inside = (batch.positives >= start) & (batch.positives < stop)
+    ends = np.concatenate([[0], np.cumsum(inside)])
+    return replace(
+        batch,
+        positives=batch.positives[inside] - start,
+        positive_offsets=ends[batch.positive_offsets],
+        hard=None if batch.hard is None else ids_within(batch.hard, start, stop),
+    )
+
+
+def ids_within(ids: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Count label ids [B, k] from `start`; those outside [start, stop) become pads."""
+    return np.where((ids >= start) & (ids < stop), ids - start, PAD)
+
+
+def ids_from(ids: np.ndarray, start: int) -> np.ndarray:
+    """Count label ids [B, k] from 0 that were counted from `start`; pads stay."""
+    return np.where(ids == PAD, PAD, ids + start) if start else ids

@@ -1,0 +1,148 @@
+"""Candidates of a batch from its positives, hard negatives and draws: each label once, and who uses it how."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from schemas.ragged import contains
+from schemas.randomness import generator
+from schemas.tables import PAD
+from trainer.negatives.merge import merge
+from trainer.stream.batch import Batch, Candidates
+
+_NONE = np.empty(0, np.int64)
+
+
+def join_hard(batch: Batch, others: np.ndarray) -> np.ndarray:
+    """Join `others` [B, k] to the batch's hard negatives: each label once a query, and none of its positives."""
+    others = np.sort(others.astype(np.int64, copy=False), axis=1)
+    others[:, 1:][others[:, 1:] == others[:, :-1]] = PAD
+    others[contains(batch.positives, batch.positive_offsets, others)] = PAD
+    if batch.hard is None:
+        return others
+    width = batch.hard.shape[1]
+    others[contains(batch.hard.reshape(-1), np.arange(len(batch) + 1) * width, others)] = PAD
+    return np.concatenate([batch.hard, others], axis=1)
+
+
+def shared_pool(
+    batch: Batch,
+    hard: np.ndarray | None,
+    pool: np.ndarray,
+    weight: float | np.ndarray,
+    positive_weight: np.ndarray | None = None,
+) -> Candidates:
+    """Build candidates with one random pool for the whole batch.
+
+    `pool` [k_r]: draws with replacement; each counts `weight` (L / k_r for an unbiased sum over every label outside
+    P and H), or, as an array [L], its label's; repeated draws count repeatedly. A query's own P and H are struck from
+    its pool. `positive_weight` [L], where given, weights the positives.
+    """
+    ids, counts, query, place, positive, struck, _ = merge(pool, batch.positives, batch.positive_offsets, hard)
+    return Candidates(
+        ids=ids,
+        pair_query=query,
+        pair_label=place,
+        pair_positive=positive,
+        pair_weight=_pair_weights(batch.positives, positive, positive_weight),
+        pool_weight=(counts * _weight_of(weight, ids[: len(counts)])).astype(np.float32),
+        struck_query=query[struck],
+        struck_pool=place[struck],
+    )
+
+
+def own_pool(
+    batch: Batch,
+    hard: np.ndarray | None,
+    pool: np.ndarray,
+    weight: float | np.ndarray,
+    positive_weight: np.ndarray | None = None,
+) -> Candidates:
+    """Build candidates with a random pool for each query: `pool` [B, k_r], draws with replacement from [0, L), -1 pads.
+
+    Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
+    query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
+    """
+    merged = merge(_NONE, batch.positives, batch.positive_offsets, hard, pool)
+    # Ascending: of millions of labels, rows that lie near each other are then read after each other.
+    ids, rank = _ascending(merged.ids)
+    label = merged.ids[merged.place] if isinstance(weight, np.ndarray) else _NONE
+    drawn = merged.draws > 0
+    weights = (merged.draws * _weight_of(weight, label)).astype(np.float32)
+    weights[~drawn] = _pair_weights(batch.positives, merged.positive[~drawn], positive_weight)
+    return Candidates(
+        ids=ids,
+        pair_query=merged.query,
+        pair_label=rank[merged.place],
+        pair_positive=merged.positive,
+        pair_weight=weights,
+        pool_weight=np.empty(0, np.float32),
+        struck_query=_NONE,
+        struck_pool=_NONE,
+    )
+
+
+def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
+    """Draw the positives that the step learns, [sum P] bool: `count` of each query's; None for all (0)."""
+    if not count:
+        return None
+    offsets = batch.positive_offsets
+    query = np.repeat(np.arange(len(batch)), np.diff(offsets))
+    order = np.lexsort((generator(seed, "positives", batch.epoch, batch.step).random(len(query)), query))
+    drawn = np.empty(len(query), bool)
+    drawn[order] = np.arange(len(query)) - offsets[query] < count
+    return drawn
+
+
+def every_query_with(
+    batch: Batch, ids: np.ndarray, positive_weight: np.ndarray | None = None, drawn: np.ndarray | None = None
+) -> Candidates:
+    """Build candidates of the labels `ids` [C] int64, ascending, for every query; positives are struck from the pool.
+
+    Positives that are `drawn` [sum P] are learnt, all where it is None.
+    """
+    query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))
+    place = np.searchsorted(ids, batch.positives)
+    inside = place < len(ids)
+    inside[inside] = ids[place[inside]] == batch.positives[inside]
+    query, place = query[inside], place[inside].astype(np.int64)
+    learnt = slice(None) if drawn is None else drawn[inside]
+    positive = np.ones(len(place[learnt]), bool)
+    return Candidates(
+        ids=ids,
+        pair_query=query[learnt],
+        pair_label=place[learnt],
+        pair_positive=positive,
+        pair_weight=_pair_weights(ids[place[learnt]], positive, positive_weight),
+        pool_weight=np.ones(len(ids), np.float32),
+        struck_query=query,
+        struck_pool=place,
+    )
+
+
+def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
+    """Build candidates of every label of [start, stop) for every query: a chunk of one-vs-all (ASTRA, equation 1)."""
+    return every_query_with(batch, np.arange(start, stop), positive_weight)
+
+
+def _ascending(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sort distinct `ids` [C], and give the place of each there, int32; C < 2**24, as `merge` has it."""
+    # Id and place as one number: sorting numbers takes a quarter of the time of sorting places by them.
+    places = np.arange(len(ids))
+    both = np.sort((ids << 24) | places)
+    rank = np.empty(len(ids), np.int32)
+    rank[both & 0xFFFFFF] = places
+    return both >> 24, rank
+
+
+def _weight_of(weight: float | np.ndarray, labels: np.ndarray) -> float | np.ndarray:
+    """Return the weight of each of `labels`."""
+    return weight[labels] if isinstance(weight, np.ndarray) else weight
+
+
+def _pair_weights(positives: np.ndarray, positive: np.ndarray, positive_weight: np.ndarray | None) -> np.ndarray:
+    """Return 1 for every pair; for the positives, in the order of the pairs, their label's weight where there is one."""
+    weights = np.ones(len(positive), np.float32)
+    if positive_weight is not None:
+        weights[positive] = positive_weight[positives]
+    return weights
