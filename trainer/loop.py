@@ -16,7 +16,7 @@ from schemas.manifest import open_manifest
 from trainer.budget import epochs_that_fit
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.checkpoints.writer import CheckpointWriter, Contents
-from trainer.config import Recipe, dump_config, load_config, validate
+from trainer.config import Recipe, dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
 from trainer.encoders.frozen import FrozenEmbeddings
 from trainer.evaluation.evaluate import Scorer, label_statistics, positive_weights
@@ -104,7 +104,7 @@ class Trainer:
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, open_manifest(data, "data"), data, run)
-        require_same_recipe(validate(config["recipe"], layout.config), recipe, run)
+        require_same_recipe(restore_recipe(config["recipe"], layout.config), recipe, run)
         trainer = cls(DataLayout(data), layout, recipe, say, group)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is None:
@@ -394,11 +394,10 @@ class Trainer:
         """What the model takes from the data, and from another run, before its first step."""
         began = begin_with_encoder(self.model, self._data, self.recipe)
         for name, encoder in self.model.encoders.items():
-            fit = getattr(encoder, "fit_idf", None)
-            if fit is not None and not (began and name == "encoder"):
+            if not (began and name == "encoder"):
                 stream = open_stream(self.recipe, self._sources, self.labels, self._group)
                 queries = (batch.inputs for batch in stream)
-                fit(itertools.chain(queries, self.model.label_inputs()), self._group)
+                encoder.fit(itertools.chain(queries, self.model.label_inputs()), self._group)
         if self.recipe.classifier.initial == "labels":
             begin_at_texts(self.model, self._data, self.recipe.classifier.initial_scale)
 

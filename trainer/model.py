@@ -11,7 +11,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
-from trainer.config import Recipe, load_config, validate
+from trainer.config import Recipe, load_config, restore_recipe
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.classifier import Classifier
@@ -164,7 +164,7 @@ def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -
     checkpoint = latest_checkpoint(run) if step is None else Checkpoint.open(run.checkpoint(step))
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
-    return validate(config["recipe"], run.config), checkpoint
+    return restore_recipe(config["recipe"], run.config), checkpoint
 
 
 def load_model(

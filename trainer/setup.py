@@ -73,11 +73,11 @@ def require_same_recipe(started: Recipe, given: Recipe, run: str) -> None:
     """Refuse to go on with another recipe than the run started with. Raises InputError that names what differs."""
     before, now = started.model_dump(), given.model_dump()
     differing = [
-        f"{section}.{key} was {before[section][key]!r}, now {value!r}"
+        f"{section}.{key} was {before[section].get(key)!r}, now {value!r}"
         for section, values in now.items()
         if isinstance(values, dict) and section != "storage"  # how it is read, not what
         for key, value in values.items()
-        if value != before[section][key] and (section, key) != ("classifier", "storage")  # where it is kept
+        if value != before[section].get(key) and (section, key) != ("classifier", "storage")  # where it is kept
     ]
     if differing:
         raise InputError(

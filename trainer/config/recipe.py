@@ -1,13 +1,22 @@
 """A recipe: everything that decides a run's numbers, besides DATA."""
 
-from pydantic import model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from schemas.layout import LABEL_TEXTS
 from schemas.options import Options
-from trainer.config.data import Data, Order, Storage
-from trainer.config.model import Classifier, Encoder, Head, Loss
-from trainer.config.negatives import Negatives, Refresh
-from trainer.config.training import Checkpoint, Logging, Train, Validation
+from trainer.config.checkpoint import Checkpoint
+from trainer.config.classifier import Classifier
+from trainer.config.data import Data
+from trainer.config.encoder import EncoderSection
+from trainer.config.head import Head
+from trainer.config.logging import Logging
+from trainer.config.loss import LossSection
+from trainer.config.negatives import Negatives
+from trainer.config.order import Order
+from trainer.config.refresh import Refresh
+from trainer.config.storage import Storage
+from trainer.config.train import Train
+from trainer.config.validation import Validation
 from trainer.schedule import SINGLE_ROWS
 
 
@@ -18,11 +27,11 @@ class Recipe(Options):
     data: Data = Data()
     order: Order = Order()
     storage: Storage = Storage()
-    encoder: Encoder = Encoder()
+    encoder: SerializeAsAny[EncoderSection] = Field(default_factory=lambda: EncoderSection.model_validate({}))
     head: Head = Head()
     classifier: Classifier = Classifier()
     negatives: Negatives = Negatives()
-    loss: Loss = Loss()
+    loss: SerializeAsAny[LossSection] = Field(default_factory=lambda: LossSection.model_validate({}))
     refresh: Refresh = Refresh()
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
@@ -73,12 +82,7 @@ class Recipe(Options):
             )
         if self.head.positives and not encodes:
             raise ValueError("head.positives saves encoding labels: leave it out, or set head.kind = 'label-encoder'")
-        unit = encodes and encoder.normalize and encoder.scale == 1 and self.loss.temperature == 1
-        if self.loss.radius and not (self.loss.kind == "triplet" and unit):
-            raise ValueError(
-                f"loss.radius = {self.loss.radius:g} is a distance of unit vectors: it needs loss.kind = 'triplet', "
-                "loss.temperature = 1, head.kind = 'label-encoder', encoder.normalize = true and encoder.scale = 1"
-            )
+        self.loss.check_vectors(unit=encodes and encoder.normalize and encoder.scale == 1)
         return self
 
     @model_validator(mode="after")
