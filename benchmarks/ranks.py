@@ -167,7 +167,7 @@ def on_paper(recipe: Recipe, group: Group, trainer: Trainer) -> dict[str, int]:
     summed = 2 * others / ranks  # a ring sends each part twice, but for its own
     parts = {
         "row ids, positives, hard negatives": own * others * (8 + 8 + 4 * positives + 4 * hard),
-        "bags": own * others * (4 + 8 * entries * (1 - recipe.encoder.feature_dropout)),
+        "bags": own * others * (4 + 8 * entries * (1 - recipe.encoder.model_dump().get("feature_dropout", 0.0))),
         "x": own * others * 4 * columns,
         "gradient on x": summed * 4 * batch * columns,
         "gradient on bags": own * others * 4 * dimension,

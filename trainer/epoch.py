@@ -8,12 +8,12 @@ from dataclasses import asdict
 import torch
 
 from schemas.errors import ExtremisError
+from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
 from trainer.refresh import true_ranks
 from trainer.refresh.adoption import Adoption
 from trainer.refresh.refresher import EpochDump
 from trainer.schedule import epochs_that_fit, rate_factor
-from trainer.negatives.base import Sampled
 from trainer.setup import Parts
 from trainer.step import StepResult, take_step
 from trainer.stream import Batch, Source

@@ -8,21 +8,6 @@ from trainer.config import Recipe
 from trainer.evaluation.label_embeddings import embed_texts
 from trainer.model import Model, find_checkpoint
 
-_OF_TRAINING = {  # what an encoder may have otherwise than the one that it begins as
-    "dropout",
-    "normalize",
-    "scale",
-    "lr",
-    "weight_decay",
-    "optimizer",
-    "dense_lr",
-    "initial_scale",
-    "idf_rows",
-    "feature_dropout",
-    "max_tokens",
-    "precision",
-}
-
 
 def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
     """Take the encoder of the run `train.encoder_from`; whether there is one to take.
@@ -39,12 +24,7 @@ def begin_with_encoder(model: Model, data: DataLayout, recipe: Recipe) -> bool:
             )
         return False
     trained, checkpoint = find_checkpoint(data, RunLayout(url))
-    theirs, ours = (one.encoder.model_dump(exclude=_OF_TRAINING) for one in (trained, recipe))
-    differing = [
-        f"encoder.{name} is {theirs[name]!r} there, {value!r} here"
-        for name, value in ours.items()
-        if value != theirs[name]
-    ]
+    differing = recipe.encoder.differences(trained.encoder)
     if differing:
         raise InputError(f"{url}: its encoder is of another make: {'; '.join(differing)}. Set them alike.")
     model.encoder.load_tensors(checkpoint.tensors("encoder"))

@@ -8,13 +8,13 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from trainer.checkpoints.checkpoint import latest_checkpoint
-from trainer.config import Recipe, dump_config, load_config, validate
+from trainer.config import Recipe, dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
 from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
 from trainer.model import Model, require_same_data
 from trainer.progress import EpochReport, Progress
-from trainer.setup import Parts, Say, initialise, require_same_recipe, set_up
+from trainer.setup import Parts, Say, initialise_model, require_same_recipe, set_up
 from trainer.stream import JoinedStream
 from trainer.tracking import Watcher
 
@@ -36,7 +36,7 @@ class Trainer:
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
         parts = set_up(DataLayout(data), layout, recipe, say, group)
-        initialise(parts)
+        initialise_model(parts)
         facts = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
         if group.first:
             storage.write_bytes(layout.config, dump_config(recipe, data=facts))
@@ -52,11 +52,11 @@ class Trainer:
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, open_manifest(data, "data"), data, run)
-        require_same_recipe(validate(config["recipe"], layout.config), recipe, run)
+        require_same_recipe(restore_recipe(config["recipe"], layout.config), recipe, run)
         parts = set_up(DataLayout(data), layout, recipe, say, group)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is None:
-            initialise(parts)
+            initialise_model(parts)
             progress = Progress()
         else:
             progress = Progress.of(parts.saver.load(checkpoint)["progress"])

@@ -1,5 +1,6 @@
 """Model: encoder and head, built from a recipe and DATA, saved to a checkpoint, loaded from one."""
 
+import functools
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -9,15 +10,12 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
-from trainer.config import Recipe, load_config, validate
+from trainer.config import Recipe, load_config, restore_recipe
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group
-from trainer.heads.base import Head
-from trainer.heads.classifier import Classifier
-from trainer.heads.label_encoder import LabelEncoderHead
+from trainer.heads.base import Head, HeadContext
 from trainer.heads.label_texts import LabelTexts
 from trainer.inputs import Inputs, Kind, columns_of
-from trainer.losses import binary_cross_entropy, build_loss, is_binary
 
 
 @dataclass
@@ -44,11 +42,8 @@ class Model:
         """
         seed = recipe.train.seed
         encoder = build_encoder(recipe.encoder, vocabulary, seed, features)
-        if recipe.head.kind == "label-encoder":
-            other = None if recipe.head.shared else build_encoder(recipe.encoder, vocabulary, seed + 1, features)
-            return cls(encoder, LabelEncoderHead(recipe, encoder, texts, other, group), recipe.encoder.inputs)
-        loss = binary_cross_entropy if is_binary(recipe.loss) else build_loss(recipe.loss)
-        head = Classifier(recipe.classifier, labels, encoder.dimension, seed, loss, group)
+        second = functools.partial(build_encoder, recipe.encoder, vocabulary, seed + 1, features)
+        head = recipe.head.implementation.build(recipe, encoder, labels, HeadContext(second, texts, group))
         return cls(encoder, head, recipe.encoder.inputs)
 
     @property
@@ -138,7 +133,7 @@ def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -
     checkpoint = latest_checkpoint(run) if step is None else Checkpoint.open(run.checkpoint(step))
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
-    return validate(config["recipe"], run.config), checkpoint
+    return restore_recipe(config["recipe"], run.config), checkpoint
 
 
 def load_model(
@@ -170,12 +165,12 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None) -> M
 
 def open_texts(data: DataLayout, recipe: Recipe) -> LabelTexts | None:
     """Open what the recipe's head reads of the labels; None for a classifier. Raises InputError, TableError."""
-    return LabelTexts.open(data, recipe.encoder.inputs) if recipe.head.kind == "label-encoder" else None
+    return LabelTexts.open(data, recipe.encoder.inputs) if recipe.head.encodes_labels else None
 
 
 def has_bias(recipe: Recipe) -> bool:
     """Tell whether the vectors have a last column that x meets with a constant 1."""
-    return recipe.classifier.bias and recipe.head.kind == "classifier"
+    return recipe.classifier.bias and not recipe.head.encodes_labels
 
 
 def require_same_data(config: dict, manifest: Manifest, data: str, run: str) -> None:

@@ -10,9 +10,9 @@ MOST_WEIGHT = 1000  # of a source in a mix: how often an epoch deals its rows, a
 
 
 def rate_factor(step: int, steps: int, warmup: float, final: float) -> float:
-    """Return the share of the full rate at global `step` in [0, steps): linear warm-up, then cosine decay (ASTRA, section 5).
+    """Return the share of the full rate at global `step` in [0, steps) (ASTRA, section 5).
 
-    It rises over the share `warmup` of the steps, and falls to `final`.
+    Linear warm-up over the share `warmup` of the steps, then cosine decay to `final`.
     """
     rising = max(1.0, warmup * steps)
     if step < rising:

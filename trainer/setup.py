@@ -91,7 +91,7 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         labels=facts.labels,
         tables=tables,
         stream=open_stream(recipe, tables, facts.labels, group, planner if ahead else None),
-        step=StepContext(model, planner, sources, queries, group, clock, before_change, recipe.train.clip),
+        step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
         frozen=frozen,
         refresher=Refresher(run, recipe, tables, group, say),
         validator=Validator(recipe.validation, data, group),
@@ -115,7 +115,7 @@ def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, sa
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
     """Open the sources of negatives that need embeddings. Raises InputError where they cannot be on several ranks."""
     refresh, sources = recipe.refresh, list[NegativeSource]()
-    context = SourceContext(model.head, group, recipe.train.seed, recipe.negatives.start)  # type: ignore[arg-type]
+    context = SourceContext(model.head, group, recipe.train.seed, recipe.negatives.start)
     if recipe.indexes:
         options = IndexOptions(
             refresh.index, refresh.every_steps, refresh.rebuild_steps, recipe.negatives.table_width, refresh.start
@@ -173,8 +173,8 @@ def open_stream(
     )
 
 
-def initialise(parts: Parts) -> None:
-    """Give the model what it takes from the data, and from another run, before its first step. InputError, TableError."""
+def initialise_model(parts: Parts) -> None:
+    """Give the model what it takes from the data and from another run. Raises InputError, TableError."""
     recipe, model = parts.recipe, parts.model
     began = begin_with_encoder(model, parts.data, recipe)
     for name, encoder in model.encoders.items():
@@ -202,11 +202,11 @@ def require_same_recipe(started: Recipe, given: Recipe, run: str) -> None:
     """Refuse to go on with another recipe than the run started with. Raises InputError that names what differs."""
     before, now = started.model_dump(), given.model_dump()
     differing = [
-        f"{section}.{key} was {before[section][key]!r}, now {value!r}"
+        f"{section}.{key} was {before[section].get(key)!r}, now {value!r}"
         for section, values in now.items()
         if isinstance(values, dict) and section != "storage"  # how it is read, not what
         for key, value in values.items()
-        if value != before[section][key] and (section, key) != ("classifier", "storage")  # where it is kept
+        if value != before[section].get(key) and (section, key) != ("classifier", "storage")  # where it is kept
     ]
     if differing:
         raise InputError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trainer.group import Group
+from trainer.group import ALONE, Group
 from trainer.heads.base import BeforeChange, HeadStep
 from trainer.heads.queries import QueryEmbeddings
 from trainer.model import Model
@@ -42,17 +42,21 @@ class Clock:
         self._last = now
 
 
+def _nothing_before(rows: np.ndarray) -> None:
+    """Let rows change."""
+
+
 @dataclass(frozen=True)
 class StepContext:
-    """Parts that all steps of a run share; `clip` limits the norm of the encoder's gradient, 0 does not."""
+    """Parts that all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 does not."""
 
     model: Model
     planner: Planner
-    sources: NegativeSources
     queries: QueryEmbeddings
-    group: Group
-    clock: Clock
-    before_change: BeforeChange
+    group: Group = ALONE
+    sources: NegativeSources = field(default_factory=NegativeSources)
+    clock: Clock = field(default_factory=Clock)
+    before_change: BeforeChange = _nothing_before
     clip: float = 0.0
 
 
@@ -73,14 +77,26 @@ def take_step(
 
     `factor` scales every rate. Raises RankLostError; StorageError of a checkpoint being written.
     """
+    result = learn(context, batch, number, factor, hook)
+    if context.queries.trains:
+        for encoder in context.model.encoders.values():
+            encoder.reduce(context.group)
+            encoder.update(factor, context.clip)
+        context.model.head.encoders_changed()
+        context.clock.lap("update")
+    return result
+
+
+def learn(context: StepContext, batch: Batch, number: int, factor: float, hook: StepHook | None = None) -> StepResult:
+    """Take a step up to the encoders' gradients, which are still to be summed over ranks; the head's rows learn."""
     model, group, clock = context.model, context.group, context.clock
     everyone = context.planner.gather(batch, group)
     clock.lap("gather")
     sizes = group.sizes(len(batch))
     first = sum(sizes[: group.rank])
-    own_x = context.queries.embed(batch, first)
+    part = context.queries.embed(batch, first)
     clock.lap("encode")
-    x = group.gather(model.head.extend(own_x), sizes)
+    x = group.gather(model.head.extend(part), sizes)
     clock.lap("gather")
     sampled = context.sources.find(everyone, x)
     if sampled:
@@ -88,19 +104,14 @@ def take_step(
     if hook is not None:
         hook(everyone, x, sampled)
         clock.lap("look")
-    part, on_x = model.head.learn(
+    loss, on_x = model.head.learn(
         HeadStep(everyone, x, sampled, context.planner, number, factor, context.before_change)
     )
     clock.lap("classify")
-    result = StepResult(batch.step, float(group.sum(part)), everyone.rows, x)
+    result = StepResult(batch.step, float(group.sum(loss)), everyone.rows, x)
     if context.queries.trains:
-        gradient = group.sum(on_x)[first : first + len(batch), : own_x.shape[1]]
+        gradient = group.sum(on_x)[first : first + len(batch), : part.shape[1]]
         clock.lap("gather")
         context.queries.backward(gradient)
         model.head.backward()
-        for encoder in model.encoders.values():
-            encoder.reduce(group)
-            encoder.update(factor, context.clip)
-        model.head.encoders_changed()
-        clock.lap("update")
     return result

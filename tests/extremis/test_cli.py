@@ -256,10 +256,10 @@ def test_the_grids_of_astra() -> None:
 def test_the_tables_of_dexml() -> None:
     overrides = ("train.epochs=7",)
     found = variants("dexml-4", *overrides)
-    assert [(r.loss.kind, r.loss.k) for r in found.values()] == [
-        ("bce", 5),
-        ("softmax", 5),
-        ("decoupled", 5),
+    assert [(r.loss.kind, getattr(r.loss, "k", None)) for r in found.values()] == [
+        ("bce", None),
+        ("softmax", None),
+        ("decoupled", None),
         ("softtopk", 5),
         ("softtopk", 100),
     ]

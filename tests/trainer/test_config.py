@@ -6,7 +6,8 @@ import pytest
 
 from schemas import storage
 from schemas.errors import InputError
-from trainer.config import Recipe, dump_config, load_config, load_recipe, recipe_names, validate
+from trainer.config import Recipe, dump_config, load_config, load_recipe, recipe_names, restore_recipe, validate
+from trainer.config.load import REMOVED
 
 
 def toml(folder: Path, text: str) -> str:
@@ -175,3 +176,68 @@ def test_the_schedule_of_tables() -> None:
 def test_a_recipe_cannot_change_once_made() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_recipe("astra").train.epochs = 5
+
+
+def test_a_kind_has_its_own_options_alone() -> None:
+    assert set(load_recipe("astra").model_dump()["loss"]) == {"kind", "temperature", "chunk"}
+    transformer = load_recipe("astra", ["encoder.kind=transformer", "encoder.model=x"]).model_dump()["encoder"]
+    assert {"model", "pooling"} <= transformer.keys()
+    assert not {"buckets", "ngrams"} & transformer.keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["encoder.precision=bfloat16"], "encoder.precision is of encoder.kind = 'transformer', and this is 'bag'"),
+        (["loss.radius=1.0"], "loss.radius is of loss.kind = 'triplet', and this is 'bce': leave it out"),
+        (
+            ["encoder.ngram_weight=2", "encoder.kind=transformer", "encoder.model=x"],
+            "encoder.ngram_weight is of encoder.kind = 'bag', and this is 'transformer': leave it out",
+        ),
+        (["encoder.kind=bags"], "encoder.kind = 'bags': expected one of 'bag', 'transformer'"),
+        (["loss.kind=[1]"], r"loss.kind = \[1\]: expected one of 'bce', 'softmax'"),
+        (["encoder.kind=transformer", "encoder.model=x", "encoder.modl=y"], "'encoder.modl', did you mean 'model'"),
+    ],
+)
+def test_a_key_of_another_kind_is_refused_with_its_kind(overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_recipe("astra", overrides)
+
+
+def test_a_kind_that_changes_leaves_out_what_recipes_below_set_for_another(tmp_path: Path) -> None:
+    """`astra` sets options of a bag; those beside or above the new kind are faults."""
+    mine = toml(
+        tmp_path, 'extends = "astra"\n[encoder]\nkind = "transformer"\nmodel = "x"\n[loss]\nkind = "softtopk"\n'
+    )
+    recipe = load_recipe(mine)
+    assert (recipe.encoder.kind, recipe.encoder.dimension, recipe.loss.kind) == ("transformer", 512, "softtopk")
+    assert load_recipe(mine, ["loss.k=3"]).loss.model_dump()["k"] == 3
+    with pytest.raises(InputError, match=r"encoder\.hidden is of encoder\.kind = 'bag'"):
+        load_recipe(mine, ["encoder.hidden=8"])
+    again = load_recipe(mine, ["encoder.kind=bag", "encoder.optimizer=sgd"])
+    assert again.encoder == load_recipe("astra", ["encoder.optimizer=sgd"]).encoder
+    with pytest.raises(InputError, match=r"loss\.k is of loss\.kind = 'softtopk', and this is 'bce'"):
+        load_recipe(toml(tmp_path, 'extends = "astra"\n[loss]\nkind = "bce"\nk = 3\n'))
+
+
+OLD = {  # as a run of an earlier version has it: options of all kinds, and such as are gone
+    "encoder": {"kind": "transformer", "model": "x", "ngram_weight": 0.3, "hidden": 8, "residual": True},
+    "loss": {"kind": "bce", "k": 5.0, "alpha": 2.0, "margin": 0.3, "radius": 0.0},
+    "classifier": {"decay": "touched"},
+    "negatives": {"cache": 0, "cache_steps": 32},
+}
+
+
+def test_the_recipe_of_an_earlier_run_comes_back() -> None:
+    recipe = restore_recipe(OLD, "run")
+    assert recipe == Recipe.model_validate({"encoder": {"kind": "transformer", "model": "x"}})
+    with pytest.raises(InputError, match=r"'encoder\.modl', did you mean 'model'"):
+        restore_recipe({"encoder": {**OLD["encoder"], "modl": "y"}}, "run")
+
+
+def test_an_option_that_was_removed_is_named_where_it_did_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REMOVED, "train.gone", 0)
+    assert restore_recipe({"train": {"gone": 0}}, "run") == Recipe()
+    for read in (restore_recipe, validate):
+        with pytest.raises(InputError, match=r"train\.gone = 3: this option was removed, leave it out"):
+            read({"train": {"gone": 3}}, "run")

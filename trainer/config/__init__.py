@@ -1,22 +1,30 @@
 """A recipe: frozen, typed, validated, saved with what it made. One TOML file a method, changed by `--set a.b=c`."""
 
-from trainer.config.data import Data, Order, Storage
-from trainer.config.load import dump_config, load_config, load_recipe, recipe_names, validate
-from trainer.config.model import Classifier, Encoder, Head, Loss
-from trainer.config.negatives import LEAD, Hashing, Negatives, Refresh
+from trainer.config.checkpoint import Checkpoint
+from trainer.config.classifier import Classifier
+from trainer.config.data import Data
+from trainer.config.encoder import EncoderSection
+from trainer.config.head import HeadSection
+from trainer.config.load import dump_config, load_config, load_recipe, recipe_names, restore_recipe, validate
+from trainer.config.logging import Logging
+from trainer.config.loss import LossSection
+from trainer.config.order import Order
 from trainer.config.recipe import Recipe
-from trainer.config.training import Checkpoint, Logging, Train, Validation
+from trainer.config.refresh import LEAD, Refresh
+from trainer.config.storage import Storage
+from trainer.config.train import Train
+from trainer.config.validation import Validation
+from trainer.negatives.section import Negatives
 
 __all__ = [
     "LEAD",
     "Checkpoint",
     "Classifier",
     "Data",
-    "Encoder",
-    "Hashing",
-    "Head",
+    "EncoderSection",
+    "HeadSection",
     "Logging",
-    "Loss",
+    "LossSection",
     "Negatives",
     "Order",
     "Recipe",
@@ -28,5 +36,6 @@ __all__ = [
     "load_config",
     "load_recipe",
     "recipe_names",
+    "restore_recipe",
     "validate",
 ]

@@ -1,19 +1,20 @@
-"""Recipes as TOML files: found, changed by `--set a.b=c`, explained where they are wrong, saved with what they made."""
+"""Recipes as TOML files: read, changed by `--set a.b=c`, explained where they are wrong, saved with what they made."""
 
 import difflib
 import importlib.metadata
 import importlib.resources
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import code_version
-from schemas.options import fault_text
+from schemas.options import Options, fault_text
+from trainer.config.kinds import KindSection
 from trainer.config.recipe import Recipe
 
 if sys.version_info >= (3, 11):
@@ -21,25 +22,58 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# Options that are gone, by dotted key: with these values, which did nothing, configs of earlier runs have them.
+REMOVED: dict[str, Any] = {
+    "classifier.decay": "touched",
+    "negatives.cache": 0,
+    "negatives.cache_steps": 32,
+}
+
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
+    """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
-    A recipe may say `extends = "astra"` and state only what differs.
-    Raises InputError: no such recipe, not TOML, an unknown key (names the nearest known one), a value out of range.
+    A recipe may say `extends = "astra"` and state only what differs. Where it, or an override, changes the kind of a
+    section, options of other kinds that it stands on are left out.
+    Raises InputError: no such recipe, not TOML, an unknown key (names the nearest known one), a key of another kind, a
+    value out of range.
     """
-    body = _body_of(source)
+    layers = _read_layers(source)
+    body: dict[str, Any] = {}
+    for layer in layers:
+        body = _lay_over(body, layer)
+    top: dict[str, Any] = {}
     for override in overrides:
         _override(body, override)
+        _override(top, override)
+    for name, section in _kind_sections().items():
+        if isinstance(body.get(name), dict):
+            keys = _keys_before_kind([layer.get(name) for layer in [*layers, top]], section.kind_in({}))
+            body[name] = section.without_foreign(body[name], keys)
     return validate(body, source)
 
 
+def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
+    """Read the recipe that a run or an export was made by, also one of an earlier version of Extremis.
+
+    Options of kinds that were not chosen, and removed options that did nothing, are left out. Raises InputError.
+    """
+    restored = dict(body)
+    for name, values in body.items():
+        if isinstance(values, dict):
+            restored[name] = {key: value for key, value in values.items() if REMOVED.get(f"{name}.{key}", ...) != value}
+    for name, section in _kind_sections().items():
+        if isinstance(restored.get(name), dict):
+            restored[name] = section.without_foreign(restored[name], restored[name])
+    return validate(restored, source)
+
+
 def validate(body: Mapping[str, Any], source: str) -> Recipe:
-    """`body` as a Recipe. Raises InputError with one line a fault."""
+    """Check `body` and return it as a Recipe. Raises InputError with one line a fault."""
     try:
         return Recipe.model_validate(body)
     except ValidationError as error:
-        faults = "; ".join(_explain(fault) for fault in error.errors())
+        faults = "; ".join(_explain(fault, body) for fault in error.errors())
         raise InputError(f"recipe {source}: {faults}.") from None
 
 
@@ -70,24 +104,41 @@ def recipe_names() -> list[str]:
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def _body_of(source: str, seen: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The recipe's TOML laid over the recipe that it `extends`."""
+def _read_layers(source: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Read the recipe's TOML and, before it, those that it `extends`."""
     if source in seen:
         raise InputError(f"recipe {source}: extends itself ({' -> '.join([*seen, source])}).")
-    body = _parse(_text_of(source), source)
+    body = _parse(_read_text(source), source)
     base = body.pop("extends", None)
-    return body if base is None else _laid_over(_body_of(str(base), (*seen, source)), body)
+    return [body] if base is None else [*_read_layers(str(base), (*seen, source)), body]
 
 
-def _laid_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+def _lay_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """Return both merged, in tables of their own."""
     merged = dict(base)
     for key, value in top.items():
         under = merged.get(key)
-        merged[key] = _laid_over(under, value) if isinstance(value, dict) and isinstance(under, dict) else value
+        merged[key] = _lay_over(under if isinstance(under, dict) else {}, value) if isinstance(value, dict) else value
     return merged
 
 
-def _text_of(source: str) -> str:
+def _kind_sections() -> dict[str, type[KindSection]]:
+    """Return the sections that have kinds, by name."""
+    types = {name: field.annotation for name, field in Recipe.model_fields.items()}
+    return {name: kind for name, kind in types.items() if isinstance(kind, type) and issubclass(kind, KindSection)}
+
+
+def _keys_before_kind(layers: Sequence[Any], default: str) -> set[str]:
+    """Return the keys of a section that only layers before its last change of kind have."""
+    kind, first = default, 0
+    sections = [layer if isinstance(layer, dict) else {} for layer in layers]
+    for number, section in enumerate(sections):
+        if section.get("kind", kind) != kind:
+            kind, first = section["kind"], number
+    return set().union(*sections[:first]) - set().union(*sections[first:])
+
+
+def _read_text(source: str) -> str:
     if source in recipe_names():
         return importlib.resources.files("recipes").joinpath(f"{source}.toml").read_text()
     if not source.endswith(".toml"):
@@ -127,22 +178,23 @@ def _override(body: dict[str, Any], override: str) -> None:
     body[keys[-1]] = parsed
 
 
-def _explain(fault: Any) -> str:
-    path = [str(part) for part in fault["loc"]]
-    where = ".".join(path)
-    if fault["type"] == "extra_forbidden":
-        known = _keys_at(path[:-1])
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(known)}"
-        return f"unknown key {where!r}{hint}"
-    return fault_text(fault)
-
-
-def _keys_at(path: list[str]) -> list[str]:
-    model: type[BaseModel] = Recipe
+def _explain(fault: Any, body: Mapping[str, Any]) -> str:
+    if fault["type"] != "extra_forbidden":
+        return fault_text(fault)
+    *path, key = (str(part) for part in fault["loc"])
+    where = ".".join([*path, key])
+    if where in REMOVED:
+        return f"{where} = {fault['input']!r}: this option was removed, leave it out"
+    section: type[Options] = Recipe
     for part in path:
-        annotation = model.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return list(model.model_fields)
+        section = section.model_fields[part].annotation  # type: ignore[assignment]
+        body = body[part]
+        if issubclass(section, KindSection):
+            kinds, kind, section = section.kinds_with(key), section.kind_in(body), section.section_of(body)
+            if kinds:
+                names = " or ".join(map(repr, kinds))
+                return f"{where} is of {part}.kind = {names}, and this is {kind!r}: leave it out"
+    known = list(section.model_fields)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(known)}"
+    return f"unknown key {where!r}{hint}"

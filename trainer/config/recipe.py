@@ -1,13 +1,22 @@
 """A recipe: everything that decides a run's numbers, besides DATA."""
 
-from pydantic import model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from schemas.layout import LABEL_TEXTS
 from schemas.options import Options
-from trainer.config.data import Data, Order, Storage
-from trainer.config.model import Classifier, Encoder, Head, Loss
-from trainer.config.negatives import Negatives, Refresh
-from trainer.config.training import Checkpoint, Logging, Train, Validation
+from trainer.config.checkpoint import Checkpoint
+from trainer.config.classifier import Classifier
+from trainer.config.data import Data
+from trainer.config.encoder import EncoderSection
+from trainer.config.head import HeadSection
+from trainer.config.logging import Logging
+from trainer.config.loss import LossSection
+from trainer.config.order import Order
+from trainer.config.refresh import Refresh
+from trainer.config.storage import Storage
+from trainer.config.train import Train
+from trainer.config.validation import Validation
+from trainer.negatives.section import Negatives
 from trainer.schedule import SINGLE_ROWS
 
 
@@ -18,11 +27,11 @@ class Recipe(Options):
     data: Data = Data()
     order: Order = Order()
     storage: Storage = Storage()
-    encoder: Encoder = Encoder()
-    head: Head = Head()
+    encoder: SerializeAsAny[EncoderSection] = Field(default_factory=lambda: EncoderSection.model_validate({}))
+    head: SerializeAsAny[HeadSection] = Field(default_factory=lambda: HeadSection.model_validate({}))
     classifier: Classifier = Classifier()
     negatives: Negatives = Negatives()
-    loss: Loss = Loss()
+    loss: SerializeAsAny[LossSection] = Field(default_factory=lambda: LossSection.model_validate({}))
     refresh: Refresh = Refresh()
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
@@ -31,24 +40,23 @@ class Recipe(Options):
 
     @model_validator(mode="after")
     def _scored(self) -> "Recipe":
-        head, pool = self.head.kind, self.negatives.pool
-        known = ("all", "batch") if head == "label-encoder" else ("shared", "own", "all")
-        if pool not in known:
+        encodes, pool = self.head.encodes_labels, self.negatives.pool
+        if pool not in self.head.POOLS:
             raise ValueError(
-                f"negatives.pool = {pool!r} is not of head.kind = {head!r}: set negatives.pool to one of "
-                + ", ".join(map(repr, known))
+                f"negatives.pool = {pool!r} is not of head.kind = {self.head.kind!r}: set negatives.pool to one of "
+                + ", ".join(map(repr, self.head.POOLS))
             )
-        if head == "label-encoder" and (self.indexes or self.negatives.found):
+        if encodes and (self.indexes or self.negatives.sampled):
             raise ValueError(
                 "refresh.source = 'in-trainer', negatives.in_batch and negatives.lsh look at a classifier's vectors: "
                 "leave them out for head.kind = 'label-encoder', whose hard negatives come from a table"
             )
-        if head == "label-encoder" and self.logging.ranks_every:
+        if encodes and self.logging.ranks_every:
             raise ValueError(
                 f"logging.ranks_every = {self.logging.ranks_every} ranks labels by a classifier's vectors: leave it "
                 "out for head.kind = 'label-encoder', which encodes those of the step alone"
             )
-        if head == "label-encoder" and self.train.accumulate > 1:
+        if encodes and self.train.accumulate > 1:
             raise ValueError(
                 f"train.accumulate = {self.train.accumulate} divides the batch of a classifier: for head.kind = "
                 "'label-encoder' leave it out and set head.query_batch"
@@ -66,19 +74,12 @@ class Recipe(Options):
 
     @model_validator(mode="after")
     def _drawn(self) -> "Recipe":
-        encodes, encoder = self.head.kind == "label-encoder", self.encoder
+        encodes, encoder = self.head.encodes_labels, self.encoder
         if self.train.freeze_encoder and encodes:
             raise ValueError(
                 "train.freeze_encoder leaves head.kind = 'label-encoder' nothing to learn: set head.kind = 'classifier'"
             )
-        if self.head.positives and not encodes:
-            raise ValueError("head.positives saves encoding labels: leave it out, or set head.kind = 'label-encoder'")
-        unit = encodes and encoder.normalize and encoder.scale == 1 and self.loss.temperature == 1
-        if self.loss.radius and not (self.loss.kind == "triplet" and unit):
-            raise ValueError(
-                f"loss.radius = {self.loss.radius:g} is a distance of unit vectors: it needs loss.kind = 'triplet', "
-                "loss.temperature = 1, head.kind = 'label-encoder', encoder.normalize = true and encoder.scale = 1"
-            )
+        self.loss.check_vectors(unit=encodes and encoder.normalize and encoder.scale == 1)
         return self
 
     @model_validator(mode="after")

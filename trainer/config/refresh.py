@@ -1,4 +1,4 @@
-"""Section `refresh` of a recipe: when tables of hard negatives are made and used."""
+"""Section `refresh`: when tables of hard negatives are made and used."""
 
 from typing import Any, Literal
 

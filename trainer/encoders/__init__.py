@@ -1,21 +1,16 @@
 """Encoders: text, as token ids, or sparse features to x in R^D."""
 
-from trainer.config import Encoder as EncoderConfig
+from trainer.config.encoder import EncoderSection
 from trainer.encoders.base import Encoder
 
 
-def build_encoder(config: EncoderConfig, vocabulary: int, seed: int, features: int = 0) -> Encoder:
-    """The encoder that `config` describes, freshly initialised; `features`: the data's number of sparse features.
+def build_encoder(config: EncoderSection, vocabulary: int, seed: int, features: int = 0) -> Encoder:
+    """Build the encoder that `config` describes, freshly initialised. Raises InputError.
 
-    Raises InputError.
+    `features`: the data's number of sparse features.
     """
-    if config.kind == "bag":
-        from trainer.encoders.bag_encoder import BagEncoder
-
-        return BagEncoder(config, vocabulary, seed, features)
-    from trainer.encoders.transformer import TransformerEncoder
-
-    return TransformerEncoder(config, seed)
+    encoder: Encoder = config.implementation(config, vocabulary, seed, features)
+    return encoder
 
 
 __all__ = ["Encoder", "build_encoder"]

@@ -2,15 +2,26 @@
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 
 from schemas.errors import TableError
 from schemas.randomness import generator
-from trainer.config import Encoder as EncoderConfig
+from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
-from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
+from trainer.encoders.base import (
+    Before,
+    Encoder,
+    Size,
+    clip_gradients,
+    drop,
+    finish,
+    nothing_before,
+    reduce_parameters,
+)
 from trainer.encoders.embedding_bag import BagGradients, BagInputs
 from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
 from trainer.encoders.residual import Residual
@@ -19,13 +30,45 @@ from trainer.inputs import Inputs
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 
+class BagSection(EncoderSection):
+    """Options of a bag of embeddings."""
+
+    FREE = EncoderSection.FREE | {"optimizer", "dense_lr", "initial_scale", "idf_rows", "feature_dropout"}
+
+    kind: Literal["bag"] = "bag"
+    optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")
+    dense_lr: float = Field(0.001, gt=0, description="Adam's rate for the dense parameters of a bag")
+    initial_scale: float = Field(1.0, gt=0, description="expected norm of a feature's initial vector")
+    ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
+    buckets: int = Field(1 << 18, ge=0, description="hash buckets for n-grams of two and more tokens")
+    ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
+    idf: bool = Field(True, description="weight features by inverse document frequency")
+    idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
+    feature_idf: bool = Field(False, description="weight sparse features by inverse document frequency too")
+    feature_weight: float = Field(1.0, gt=0, description="factor on the values of sparse features, beside tokens")
+    unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
+    feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
+    residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
+    hidden: int = Field(0, ge=0, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without")
+
+    @model_validator(mode="after")
+    def _check(self) -> "BagSection":
+        if self.hidden and not self.residual:
+            raise ValueError("encoder.hidden is the width of the residual layer: set encoder.residual = true")
+        if self.ngrams > 1 and self.buckets == 0:
+            raise ValueError("encoder.ngrams > 1 needs encoder.buckets > 0")
+        return self
+
+
 class BagEncoder(Encoder):
     """x = dropout(r(sum_f weight_f E_f)), r the identity or a residual layer; E is trained on touched rows only.
 
     Rows of E are tokens, then hashed n-grams, then the data's sparse features; only those that `inputs` reads.
     """
 
-    def __init__(self, config: EncoderConfig, vocabulary: int, seed: int, features: int = 0) -> None:
+    section = BagSection
+
+    def __init__(self, config: BagSection, vocabulary: int, seed: int, features: int = 0) -> None:
         self.dimension = config.dimension
         self._config, self._seed = config, seed
         reads_tokens, reads_features = config.inputs != "features", config.inputs != "tokens"
@@ -51,11 +94,18 @@ class BagEncoder(Encoder):
         )
         self._touched = BagGradients(self._table)
 
-    def fit_idf(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:
-        """Set IDF weights from document frequencies over batches of training rows, `idf_rows` rows at most.
+    @classmethod
+    def size(cls, config: BagSection, vocabulary: int) -> Size:
+        """Return the bytes of a bag, which is linear in its features, from those of bags with one and two of them."""
+        changes = {"inputs": "tokens", "ngrams": 1}
+        first, second = (cls(config.model_copy(update=changes), tokens, 0)._measure() for tokens in (1, 2))
+        row, row_state = second.parameters - first.parameters, second.state - first.state
+        dense = first.parameters - row
+        features = vocabulary + (config.buckets if config.ngrams > 1 else 0)
+        return Size(dense + features * row, 2 * dense + features * row_state)
 
-        Each rank brings its parts of the batches.
-        """
+    def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:
+        """Set IDF weights from document frequencies over at most `idf_rows` rows."""
         config = self._config
         if not config.idf and config.inputs == "tokens":
             return

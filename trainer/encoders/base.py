@@ -1,13 +1,18 @@
-"""What the loop asks of an encoder."""
+"""Interface of an encoder: what training, export and sizing ask of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from safetensors.torch import load_file, save_file
 
-from trainer.group import Group
+from trainer.config.encoder import EncoderSection
+from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
+
+WEIGHTS = "model.safetensors"
 
 Before = Callable[[int], int]
 
@@ -17,13 +22,40 @@ def nothing_before(count: int) -> int:
     return 0
 
 
+class Size(NamedTuple):
+    """Bytes of parameters, and of their optimizer's state."""
+
+    parameters: int
+    state: int
+
+
 class Encoder(ABC):
-    """Inputs to x [B, D] float32, with its own parameters, optimizers and way to be saved.
+    """Inputs to x [B, D] float32, with its own parameters, optimizers and files.
 
     Each rank has a whole one and encodes parts of the batch; all stay the same, to the bit, by `reduce` and `update`.
     """
 
+    section: ClassVar[type[EncoderSection]]  # options of this kind
     dimension: int
+
+    @abstractmethod
+    def __init__(self, config: Any, vocabulary: int, seed: int, features: int = 0) -> None:
+        """Build a freshly initialised encoder; `config` is of type `section`. Raises InputError."""
+
+    @classmethod
+    def size(cls, config: Any, vocabulary: int) -> Size:
+        """Return the bytes of such an encoder. Raises InputError: a model that is not there.
+
+        By default one is built, and Adam's state is twice its parameters.
+        """
+        parameters = cls(config, vocabulary, 0)._measure().parameters
+        return Size(parameters, 2 * parameters)
+
+    def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:  # noqa: B027
+        """Take what is to be known of the training rows before the first step; by default nothing.
+
+        Each rank brings its parts of the batches.
+        """
 
     @abstractmethod
     def prepare(
@@ -68,6 +100,23 @@ class Encoder(ABC):
     @abstractmethod
     def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         """The inverse of `optimizer_tensors`."""
+
+    def write(self, folder: Path, tokens: int) -> None:
+        """Write the parameters to the empty `folder`; texts are cut after `tokens` tokens."""
+        save_file({name: value.contiguous() for name, value in self.tensors().items()}, folder / WEIGHTS)
+
+    def load(self, folder: Path) -> None:
+        """Read what `write` wrote; this encoder was built by `config.at_folder(folder)`."""
+        self.load_tensors(load_file(folder / WEIGHTS))
+
+    def _measure(self) -> Size:
+        """Return the bytes of the tensors that there are."""
+        return Size(tensor_bytes(self.tensors().values()), tensor_bytes(self.optimizer_tensors().values()))
+
+
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Count the bytes of `tensors`."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def reduce_parameters(parameters: Iterable[torch.nn.Parameter], group: Group) -> None:

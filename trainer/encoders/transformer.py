@@ -1,19 +1,55 @@
 """A Hugging Face model as encoder: mean or [CLS] pooling, optional bottleneck, dropout, optional unit norm."""
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from pydantic import Field, model_validator
 from torch import nn
 
 from schemas.errors import InputError
 from schemas.randomness import torch_seed
-from trainer.config import Encoder as EncoderConfig
+from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
 from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
+from trainer.encoders.sentence_transformers import read_bottleneck, write_modules
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.padding import pad_rows
+
+
+class TransformerSection(EncoderSection):
+    """Options of a Hugging Face model."""
+
+    FREE = EncoderSection.FREE | {"max_tokens", "precision"}
+
+    kind: Literal["transformer"] = "transformer"
+    model: str = Field("", description="local directory or hub name")
+    pooling: Literal["mean", "cls"] = "mean"
+    bottleneck: bool = Field(False, description="project the model's output to `dimension`")
+    max_tokens: int = Field(128, ge=1)
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of a transformer's products (automatic mixed precision); its parameters are float32"
+    )
+
+    @property
+    def token_limit(self) -> int:
+        return self.max_tokens
+
+    def at_folder(self, folder: str) -> "TransformerSection":
+        return self.model_copy(update={"model": folder})
+
+    @model_validator(mode="after")
+    def _check(self) -> "TransformerSection":
+        if not self.model:
+            raise ValueError("encoder.kind = 'transformer' needs encoder.model (a local directory or a hub name)")
+        if self.inputs != "tokens":
+            raise ValueError(
+                f"encoder.inputs = {self.inputs!r}: a transformer reads token ids only; set encoder.kind = 'bag', "
+                "or encoder.inputs = 'tokens'"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -28,7 +64,9 @@ class PaddedInputs:
 class TransformerEncoder(Encoder):
     """x = dropout(bottleneck(pool(model(tokens)))); every parameter is trained with AdamW."""
 
-    def __init__(self, config: EncoderConfig, seed: int) -> None:
+    section = TransformerSection
+
+    def __init__(self, config: TransformerSection, vocabulary: int, seed: int, features: int = 0) -> None:
         self._config, self._seed = config, seed
         self._model = _load_model(config.model)
         hidden = int(self._model.config.hidden_size)
@@ -53,11 +91,6 @@ class TransformerEncoder(Encoder):
     def model(self) -> Any:
         """The Hugging Face model."""
         return self._model
-
-    @property
-    def bottleneck(self) -> nn.Linear | None:
-        """What follows pooling, where there is one."""
-        return self._bottleneck
 
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
@@ -117,6 +150,20 @@ class TransformerEncoder(Encoder):
             }
             if saved:
                 self._optimizer.state[parameter] = saved
+
+    def write(self, folder: Path, tokens: int) -> None:
+        """Write what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` open.
+
+        The former gives x as training does, dropout apart. The tokenizer's files are not among those written here.
+        """
+        self._model.save_pretrained(folder)
+        hidden = int(self._model.config.hidden_size)
+        write_modules(folder, self._config, hidden, self._config.pooling, self._bottleneck, tokens)
+
+    def load(self, folder: Path) -> None:
+        """Read the bottleneck, where there is one: the model was read from `folder` when it was built."""
+        if self._bottleneck is not None:
+            self._bottleneck.load_state_dict(read_bottleneck(folder))
 
     def _embed(self, inputs: PaddedInputs) -> torch.Tensor:
         if not len(inputs.input_ids):  # a rank's part of the last batch; the model may not take it

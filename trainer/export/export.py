@@ -24,7 +24,7 @@ from trainer.encoders import Encoder
 from trainer.evaluation.evaluate import label_statistics
 from trainer.evaluation.fusion.fit import open_fusion
 from trainer.evaluation.fusion.fused import Fused
-from trainer.export.encoders import write_encoder
+from trainer.evaluation.label_embeddings import embed_labels, embed_texts
 from trainer.export.exported import (
     INDEX,
     KIND,
@@ -40,13 +40,13 @@ from trainer.export.index import choose_index, write_indexes
 from trainer.export.thresholds import Ranked
 from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
 from trainer.inputs import columns_of, scored_columns
-from trainer.evaluation.label_embeddings import embed_labels, embed_texts
 from trainer.model import DataFacts, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
 ROWS_A_FILE = 1 << 22  # vectors of a file, and of an index
 DEPTH = 10  # predictions of a query that thresholds are made on
 _TUNING_QUERIES = 512
+_TOKENS = 128  # of a text, where neither the data nor the encoder says
 _LABEL_COLUMNS = ("label_id", "key", "text", "frequency")
 
 Say = Callable[[str], None]
@@ -90,7 +90,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     split = _threshold_split(layout, options.split)
     wanted = {**_wanted(options), "threshold_split": split}
     parents = {"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
-    if options.scores != "classifier" and recipe.head.kind == "label-encoder":
+    if options.scores != "classifier" and recipe.head.encodes_labels:
         raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
@@ -102,12 +102,12 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     model = load_encoder(layout, RunLayout(run), options.step)
     facts = DataFacts.of(layout)
     tokens = _tokens(layout, facts.manifest, recipe, say)
-    shards = [*_encoders(layout, model, recipe, tokens, out), *_labels(layout, out)]
+    shards = [*_encoders(layout, model, tokens, out), *_labels(layout, out)]
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         files = options.dtype, out, Path(scratch)
         rows_of = functools.partial(_rows, checkpoint)
         texts_of = functools.partial(_embedded, embed_texts, model, layout)
-        if recipe.head.kind == "label-encoder":
+        if recipe.head.encodes_labels:
             rows_of = functools.partial(_embedded, embed_labels, model, layout)
         elif options.scores == "sum":
             rows_of = functools.partial(_added, rows_of, texts_of)
@@ -190,28 +190,29 @@ def _threshold_split(data: DataLayout, split: str | None) -> str | None:
 
 def _tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int:
     """Tokens of a text, at most: as DATA cut them, and the encoder once more."""
-    stored = recipe.encoder.max_tokens
+    limit = recipe.encoder.token_limit
+    stored = limit or _TOKENS
     if "tokenizer" in data.parents:
         stored = int(open_manifest(layout.tokenizer, "tokenizer").parameters.get("max_tokens", stored))
-    if recipe.encoder.kind == "transformer" and recipe.encoder.max_tokens < stored:
+    if limit is not None and limit < stored:
         say(
-            f"encoder.max_tokens = {recipe.encoder.max_tokens} is below the {stored} tokens of the data: texts longer "
+            f"encoder.max_tokens = {limit} is below the {stored} tokens of the data: texts longer "
             "than that lost their last special token in training, and keep it in the exported encoder"
         )
-        return recipe.encoder.max_tokens
+        return limit
     return stored
 
 
-def _encoders(data: DataLayout, model: Model, recipe: Recipe, tokens: int, out: str) -> Iterator[Shard]:
+def _encoders(data: DataLayout, model: Model, tokens: int, out: str) -> Iterator[Shard]:
     """The directory of the queries' encoder, and of the labels' where they have another, with the tokenizer's files."""
     for name, encoder in model.encoders.items():
-        yield from _encoder(data, encoder, recipe, tokens, out, name)
+        yield from _encoder(data, encoder, tokens, out, name)
 
 
-def _encoder(data: DataLayout, encoder: Encoder, recipe: Recipe, tokens: int, out: str, name: str) -> Iterator[Shard]:
+def _encoder(data: DataLayout, encoder: Encoder, tokens: int, out: str, name: str) -> Iterator[Shard]:
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         folder = Path(scratch)
-        write_encoder(encoder, recipe.encoder, tokens, folder)
+        encoder.write(folder, tokens)
         if "tokenizer" in open_manifest(data.root, "data").parents:
             for shard in open_manifest(data.tokenizer, "tokenizer").shards:
                 (folder / shard.path).write_bytes(storage.read_bytes(join(data.tokenizer, shard.path)))

@@ -18,11 +18,10 @@ from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_mani
 from schemas.ragged import longest, no_entries, strike
 from schemas.shard_files.parquet import list_column
 from schemas.storage import join
-from trainer.config import Recipe, validate
+from trainer.config import Recipe, restore_recipe
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.search import filtered_top_k
-from trainer.export.encoders import load_encoder
 from trainer.export.index import Indexed, open_indexes, search_indexes
 from trainer.export.vectors import Vectors, map_vectors
 from trainer.model import Model
@@ -91,7 +90,7 @@ class Exported:
         Raises TableError: no export there, unfinished, or damaged; StorageError.
         """
         manifest = open_manifest(url, KIND)
-        recipe = validate(manifest.parameters["recipe"], url)
+        recipe = restore_recipe(manifest.parameters["recipe"], url)
         scratch = None
         if storage.is_local(url):
             folder = Path(storage.filesystem(url)[1])
@@ -159,12 +158,10 @@ def _label_table(folder: Path, manifest: Manifest, columns: Sequence[str]) -> pa
 
 
 def _model(recipe: Recipe, facts: Mapping[str, Any], folder: Path) -> Model:
-    encoder = recipe.encoder
-    if encoder.kind == "transformer":
-        encoder = encoder.model_copy(update={"model": str(folder)})
+    encoder = recipe.encoder.at_folder(str(folder))
     # No rows: the vectors are those of the files.
     model = Model.build(recipe.model_copy(update={"encoder": encoder}), facts["vocabulary"], 0, facts["features"])
-    load_encoder(model.encoder, folder)
+    model.encoder.load(folder)
     return model
 
 

@@ -3,11 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
+from trainer.config import Recipe
+from trainer.config.head import HeadSection
 from trainer.encoders import Encoder
+from trainer.group import ALONE, Group
+from trainer.heads.label_texts import LabelTexts
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
@@ -32,9 +37,19 @@ class HeadStep:
     before_change: BeforeChange
 
 
+@dataclass(frozen=True)
+class HeadContext:
+    """Facts that a head is built with: texts of labels, where there are any; an encoder of its own, built if asked."""
+
+    build_encoder: Callable[[], Encoder]
+    texts: LabelTexts | None = None
+    group: Group = ALONE
+
+
 class Head(ABC):
     """Labels [start, stop) of [0, labels), this rank's, and what x is scored against for them."""
 
+    section: ClassVar[type[HeadSection]]
     labels: int
     start: int
     stop: int
@@ -42,10 +57,19 @@ class Head(ABC):
     has_rows = True  # False: labels are encoded, so there is no row to keep for any of them
     query_batch: int | None = None  # queries encoded at a time, 0 for all; None: as `train.accumulate` says
 
+    @classmethod
+    @abstractmethod
+    def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "Head":
+        """Build the head of a recipe for L = `labels` over the `encoder` of queries. Raises InputError."""
+
     @property
     @abstractmethod
     def vectors(self) -> torch.Tensor:
         """[stop - start, D], D + 1 with a bias: what is dumped, indexed and searched."""
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Copy vectors `rows` [C], counted from `start`, as float32, without a gradient."""
+        return self.vectors.index_select(0, torch.from_numpy(rows)).float().numpy()
 
     @abstractmethod
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,5 +94,5 @@ class Head(ABC):
         return iter(())
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:
-        """Return what there is of each of this rank's labels, [n, ...] by name, with its `optimizer` state or without."""
+        """Return what there is of each of this rank's labels, [n, ...] by name; `optimizer`: its state too."""
         return {}

@@ -1,14 +1,18 @@
 """Classifier: one vector a label, gathered and updated by the rows that a step touches."""
 
 from collections.abc import Callable
+from typing import Literal
 
-import numpy as np
 import torch
 
 from trainer.config import Classifier as ClassifierConfig
+from trainer.config import Recipe
+from trainer.config.head import HeadSection
 from trainer.device import torch_generator
+from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
-from trainer.heads.base import Head, HeadStep
+from trainer.heads.base import Head, HeadContext, HeadStep
+from trainer.losses import build_loss, is_binary
 from trainer.losses.binary import binary_cross_entropy, binary_step
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import zeros
@@ -19,12 +23,22 @@ LossOf = Callable[[torch.Tensor, torch.Tensor, Candidates, Group], torch.Tensor]
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 
 
+class ClassifierHeadSection(HeadSection):
+    """Head that is a classifier; its options are the section `classifier`."""
+
+    POOLS = ("shared", "own", "all")
+
+    kind: Literal["classifier"] = "classifier"
+
+
 class Classifier(Head):
     """w_l in R^D for l in [0, L), with an optional bias as last column, which meets a constant 1 in x.
 
     A rank of `group` holds the labels [start, stop): ids of rows are counted from start. Raises InputError where
     `config.storage` has no room.
     """
+
+    section = ClassifierHeadSection
 
     def __init__(
         self,
@@ -49,13 +63,14 @@ class Classifier(Head):
             storage=config.storage,
         )
 
+    @classmethod
+    def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "Classifier":
+        loss = binary_cross_entropy if is_binary(recipe.loss) else build_loss(recipe.loss)
+        return cls(recipe.classifier, labels, encoder.dimension, recipe.train.seed, loss, context.group)
+
     @property
     def vectors(self) -> torch.Tensor:
         return self.matrix.weight
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        """Copy `rows` [C] as float32, without a gradient."""
-        return self.matrix.weight.index_select(0, torch.from_numpy(rows)).float().numpy()
 
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
         total, on_x = 0.0, torch.zeros_like(step.x)

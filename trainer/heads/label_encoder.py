@@ -1,21 +1,45 @@
-"""Label encoder as a head: labels are encoded from their text, so there is no vector to keep for any of them (DEXML)."""
+"""Label encoder as a head: labels are encoded from their text, so no vector is kept for any of them (DEXML)."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from schemas.tables import PAD
 from trainer.config import Recipe
+from trainer.config.head import HeadSection
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
-from trainer.heads.base import Head, HeadStep
+from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.heads.gradient_cache import LABELS, CachedEmbeddings, EmbeddingKey
 from trainer.heads.label_texts import LabelTexts
 from trainer.inputs import Inputs
 from trainer.losses import build_loss
 from trainer.negatives.candidates import draw_positives, every_query_with
 from trainer.stream.batch import Batch
+
+
+class LabelEncoderSection(HeadSection):
+    """Labels by their text through an encoder (DEXML)."""
+
+    POOLS = ("all", "batch")
+    encodes_labels = True
+
+    kind: Literal["label-encoder"]
+    shared: bool = Field(True, description="labels go through the encoder of the queries")
+    label_batch: int = Field(
+        1024, ge=1, description="eta: labels encoded at a time; more of them in a step are encoded twice"
+    )
+    query_batch: int = Field(0, ge=0, description="queries encoded at a time; 0: those of a rank at once")
+    positives: int = Field(
+        0, ge=0, description="positives a query, drawn anew each step, that it learns and brings to the pool; 0: all"
+    )
+
+    @property
+    def encoders(self) -> int:
+        return 1 if self.shared else 2
 
 
 class LabelEncoderHead(Head):
@@ -26,6 +50,7 @@ class LabelEncoderHead(Head):
     Its `vectors` are embeddings: a rank has those of [start, stop). Without `texts` it can embed what it is given.
     """
 
+    section = LabelEncoderSection
     has_rows = False
 
     def __init__(
@@ -36,7 +61,10 @@ class LabelEncoderHead(Head):
         label_encoder: Encoder | None = None,
         group: Group = ALONE,
     ) -> None:
-        self._recipe, self._texts, self._group = recipe, texts, group
+        assert isinstance(recipe.head, LabelEncoderSection)
+        self._options = recipe.head
+        self._pool, self._seed = recipe.negatives.pool, recipe.train.seed
+        self._texts, self._group = texts, group
         self._label_encoder, self._shared = label_encoder or encoder, label_encoder is None
         self._loss = build_loss(recipe.loss)
         self._vectors: torch.Tensor | None = None
@@ -45,6 +73,11 @@ class LabelEncoderHead(Head):
         self.labels = 0 if texts is None else len(texts)
         self.start, self.stop = label_range(self.labels, group.rank, group.ranks)
 
+    @classmethod
+    def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "LabelEncoderHead":
+        second = None if recipe.head.encoders == 1 else context.build_encoder()
+        return cls(recipe, encoder, context.texts, second, context.group)
+
     def encoders(self) -> dict[str, Encoder]:
         return {} if self._shared else {"label-encoder": self._label_encoder}
 
@@ -52,7 +85,7 @@ class LabelEncoderHead(Head):
     def vectors(self) -> torch.Tensor:
         """z [stop - start, D] of this rank's labels, without dropout; kept until the encoders change."""
         if self._vectors is None:
-            encoder, size = self._label_encoder, self._recipe.head.label_batch
+            encoder, size = self._label_encoder, self._options.label_batch
             z = torch.empty(self.stop - self.start, encoder.dimension)
             for low in range(self.start, self.stop, size):
                 high = min(low + size, self.stop)
@@ -79,7 +112,7 @@ class LabelEncoderHead(Head):
         """Score the labels of the step's pool that this rank encodes; `backward` takes their gradient on."""
         group, planner = self._group, step.planner
         batch = planner.drawn(step.batch)
-        drawn = draw_positives(batch, self._recipe.head.positives, self._recipe.train.seed)
+        drawn = draw_positives(batch, self._options.positives, self._seed)
         ids = self.pool(batch, drawn)
         start, stop = label_range(len(ids), group.rank, group.ranks)
         share = np.asarray(ids[start:stop], np.int64)
@@ -88,7 +121,7 @@ class LabelEncoderHead(Head):
             self._label_encoder,
             lambda low, high: self.texts.take(share[low:high]),
             stop - start,
-            self._recipe.head.label_batch,
+            self._options.label_batch,
             EmbeddingKey(batch.epoch, batch.step, LABELS, start),
         )
         x, z = step.x.detach().requires_grad_(), labels.embed()
@@ -110,7 +143,7 @@ class LabelEncoderHead(Head):
 
         Positives that are `drawn` [sum P] are among them, all where it is None.
         """
-        if self._recipe.negatives.pool == "all":
+        if self._pool == "all":
             return range(self.labels)
         hard = np.empty(0, np.int64) if batch.hard is None else batch.hard.ravel()
         positives = batch.positives if drawn is None else batch.positives[drawn]

@@ -18,7 +18,7 @@ class QueryEmbeddings(Protocol):
     trains: bool  # False: the encoder stays as it is, and no gradient is wanted
 
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
-        """Return x [b, D] of a rank's part of a batch, without a graph; `first` is its first row of the global batch."""
+        """Return x [b, D] of a rank's part of a batch, without a graph; it begins at row `first` of the global one."""
 
     def backward(self, gradient: torch.Tensor) -> None:
         """Add to the encoder's gradients from `gradient` [b, D] on the last x."""

@@ -2,13 +2,12 @@
 
 from trainer.losses.base import Loss
 from trainer.losses.binary import OneVsAll, binary_cross_entropy
-from trainer.losses.build import LOSSES, build_loss, is_binary
+from trainer.losses.build import build_loss, is_binary
 from trainer.losses.contrastive import DecoupledSoftmax, InfoNCE, SoftmaxCrossEntropy
 from trainer.losses.soft_top_k import SoftTopK
 from trainer.losses.triplet import Triplet
 
 __all__ = [
-    "LOSSES",
     "DecoupledSoftmax",
     "InfoNCE",
     "Loss",

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from trainer.config.loss import LossSection
 from trainer.group import ALONE, Group
 from trainer.losses.candidate_scores import Reading, Scores
 from trainer.rows.sparse_products import sparse_product
@@ -31,8 +32,15 @@ class Loss(ABC):
     more than [B, chunk] exist at a time and are computed again in every pass; 0 keeps those of all labels of the rank.
     """
 
+    section: ClassVar[type[LossSection]] = LossSection  # options of this kind
+
     temperature: float = 1.0
     chunk: int = 0
+
+    @classmethod
+    def of(cls, config: Any) -> "Loss":
+        """Build the loss that `config`, of type `section`, describes: its fields are those of the section."""
+        return cls(**config.model_dump(exclude={"kind"}))
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, group: Group = ALONE) -> torch.Tensor:
         """x [B, D] of the queries of all ranks, w [C, D] of the labels `candidates.ids` of this rank alone.

@@ -1,15 +1,26 @@
 """SoftTop-k (DEXML, equations 6 and 7): positives are to be among the k best, in whatever order."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch.nn.functional import logsigmoid
 
+from trainer.config.loss import LossSection
 from trainer.losses.base import Loss, Weighed
 from trainer.losses.candidate_scores import Scores, finite
 
 _PASSES = 60  # a bisection alone would use as many; with Newton's steps some 6 do
 _FAR = 1e18  # a threshold below every score
+
+
+class SoftTopKSection(LossSection):
+    """Options of SoftTop-k."""
+
+    kind: Literal["softtopk"] = "softtopk"
+    k: float = Field(5.0, gt=0, description="how many labels are to be ranked first")
+    alpha: float = Field(2.0, gt=0, description="the steepness of its sigmoid")
 
 
 @dataclass(frozen=True)
@@ -19,6 +30,8 @@ class SoftTopK(Loss):
     Negatives count with their weights, a positive once. The constant 1/L of equation 6 is left out: it would put the
     gradients of a large L below the epsilon of Adam. A query with no more than k candidates has no loss.
     """
+
+    section = SoftTopKSection
 
     k: float = 5.0
     alpha: float = 2.0

@@ -2,11 +2,34 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
+from trainer.config.loss import LossSection
 from trainer.losses.base import Loss, Weighed
 from trainer.losses.candidate_scores import Scores
+
+
+class TripletSection(LossSection):
+    """Options of triplets with a margin."""
+
+    kind: Literal["triplet"] = "triplet"
+    margin: float = Field(0.3, ge=0, description="how far a positive is to be above every negative")
+    radius: float = Field(
+        0.0,
+        ge=0,
+        le=2,
+        description="over unit vectors: negatives farther than this from the query count nothing; 0: all do",
+    )
+
+    def check_vectors(self, unit: bool) -> None:
+        if self.radius and not (unit and self.temperature == 1):
+            raise ValueError(
+                f"loss.radius = {self.radius:g} is a distance of unit vectors: it needs loss.temperature = 1, "
+                "head.kind = 'label-encoder', encoder.normalize = true and encoder.scale = 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -16,8 +39,15 @@ class Triplet(Loss):
     Of unit vectors, those within r of the query have s_n >= 1 - r**2 / 2 (NGAME, algorithm 1, step 8).
     """
 
+    section = TripletSection
+
     margin: float = 0.3
     least: float = -math.inf
+
+    @classmethod
+    def of(cls, config: Any) -> "Triplet":
+        least = 1 - config.radius**2 / 2 if config.radius else -math.inf
+        return cls(config.temperature, config.chunk, config.margin, least)
 
     def weigh(self, scores: Scores) -> Weighed:
         ladder = _Ladder(scores, self.margin, self.least)

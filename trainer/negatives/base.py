@@ -110,7 +110,7 @@ class SourceSection(Options):
 class NegativeSources:
     """All sources of a run that need embeddings, asked and kept up together."""
 
-    sources: list[NegativeSource]
+    sources: list[NegativeSource] = field(default_factory=list)
     _started: set[str] = field(default_factory=set)
 
     @property

@@ -1,7 +1,5 @@
 """Candidates of a batch from its positives, hard negatives and draws: each label once, and who uses it how."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from schemas.ragged import contains
@@ -141,7 +139,7 @@ def _weight_of(weight: float | np.ndarray, labels: np.ndarray) -> float | np.nda
 
 
 def _pair_weights(positives: np.ndarray, positive: np.ndarray, positive_weight: np.ndarray | None) -> np.ndarray:
-    """Return 1 for every pair; for the positives, in the order of the pairs, their label's weight where there is one."""
+    """Return the weights of pairs: for positives, in their order, that of their label where there is one, else 1."""
     weights = np.ones(len(positive), np.float32)
     if positive_weight is not None:
         weights[positive] = positive_weight[positives]

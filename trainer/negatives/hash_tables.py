@@ -88,7 +88,7 @@ class HashTables:
         without: tuple[np.ndarray, np.ndarray],
         most: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the union of the buckets that `codes` [B, L] name: (rows [n] int32, each once a query, offsets [B + 1]).
+        """Return the union of the buckets that `codes` [B, L] name, each row once: (rows [n] int32, offsets [B + 1]).
 
         Tables are looked through in `order` [L] until a query has `most` rows (0: all). `without`: values [V] and
         offsets [B + 1] of the rows that a query is not to have.

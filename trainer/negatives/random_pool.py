@@ -35,7 +35,7 @@ class RandomPool:
         return pool
 
     def weight(self, size: int) -> float | np.ndarray:
-        """Return the weight of one of `size` draws: L / size, or of each of the rank's labels 1 / (size q_l), float64."""
+        """Return what one of `size` draws counts: L / size, or 1 / (size q_l) of each of the rank's labels, float64."""
         return self._inverse / size if self.by_frequency else self.labels / size
 
     @cached_property

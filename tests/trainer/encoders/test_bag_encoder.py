@@ -7,7 +7,7 @@ import torch
 from schemas.errors import TableError
 from tests.builders import ragged, random_features, random_tokens, tokens_of
 from tests.ranks import on_ranks
-from trainer.config import Encoder as EncoderConfig
+from trainer.config import EncoderSection
 from trainer.encoders import build_encoder
 from trainer.encoders import embedding_bag as bags
 from trainer.encoders.bag_encoder import BagEncoder
@@ -28,7 +28,7 @@ FORMS = [
 
 def build(seed: int = 3, **changes: object) -> BagEncoder:
     options = {"dimension": D, "ngrams": 3, "buckets": 40, "optimizer": "sgd", "lr": 0.5, "dense_lr": 0.05, **changes}
-    encoder = build_encoder(EncoderConfig.model_validate(options), VOCABULARY, seed)
+    encoder = build_encoder(EncoderSection.model_validate(options), VOCABULARY, seed)
     assert isinstance(encoder, BagEncoder)
     return encoder
 
@@ -51,7 +51,7 @@ def assert_same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
         assert torch.equal(one[name], other[name]), name
 
 
-def dense_features(config: EncoderConfig, idf: torch.Tensor, kept: np.ndarray | None) -> torch.Tensor:
+def dense_features(config: EncoderSection, idf: torch.Tensor, kept: np.ndarray | None) -> torch.Tensor:
     """The batch's feature weights as a dense matrix [B, F]."""
     tokens, offsets = batch()
     rows = bag_of_ngrams(tokens, offsets, ngrams=config.ngrams, vocabulary=VOCABULARY, buckets=config.buckets)
@@ -68,9 +68,9 @@ def dense_features(config: EncoderConfig, idf: torch.Tensor, kept: np.ndarray | 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None:
-    config = EncoderConfig.model_validate({"dimension": D, "ngrams": 3, "buckets": 40, **form})
+    config = EncoderSection.model_validate({"dimension": D, "ngrams": 3, "buckets": 40, **form})
     encoder = build(**form)
-    encoder.fit_idf([tokens_of(batch(seed=seed)) for seed in range(4)])
+    encoder.fit([tokens_of(batch(seed=seed)) for seed in range(4)])
     before = {name: value.clone().double() for name, value in encoder.tensors().items()}
 
     inputs = encoder.prepare(tokens_of(batch()), KEY)
@@ -167,7 +167,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(optimizer: str) -> None:
         return build(seed, optimizer=optimizer, residual=True, dropout=0.2, feature_dropout=0.2)
 
     straight = fresh(3)
-    straight.fit_idf([tokens_of(batch())])
+    straight.fit([tokens_of(batch())])
     for step in range(3):
         train_step(straight, step)
     resumed = fresh(3)
@@ -184,7 +184,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(optimizer: str) -> None:
 def test_idf_counts_rows_and_stops_at_the_limit() -> None:
     batches = [ragged([[1, 1, 2], [2]], np.uint16), ragged([[2], []], np.uint16), ragged([[5]] * 50, np.uint16)]
     encoder = build(ngrams=1, idf_rows=4)
-    encoder.fit_idf(map(tokens_of, batches))
+    encoder.fit(map(tokens_of, batches))
     idf = encoder.tensors()["feature_weights"].numpy()
     np.testing.assert_allclose(idf[[0, 1, 2, 5]], np.log(5 / np.array([1, 2, 4, 1])) + 1, rtol=1e-6)
     assert (build(idf=False).tensors()["feature_weights"] == 1).all()
@@ -193,8 +193,8 @@ def test_idf_counts_rows_and_stops_at_the_limit() -> None:
 def test_ngrams_weigh_less_than_tokens_where_asked() -> None:
     for idf in (False, True):
         plain, damped = build(idf=idf), build(idf=idf, ngram_weight=0.25)
-        plain.fit_idf([tokens_of(batch())])
-        damped.fit_idf([tokens_of(batch())])
+        plain.fit([tokens_of(batch())])
+        damped.fit([tokens_of(batch())])
         before, after = plain.tensors()["feature_weights"], damped.tensors()["feature_weights"]
         assert torch.equal(after[:VOCABULARY], before[:VOCABULARY])
         assert torch.equal(after[VOCABULARY:], before[VOCABULARY:] * 0.25)
@@ -204,7 +204,7 @@ def test_features_that_no_row_has_weigh_nothing_once_every_row_was_counted() -> 
     seen, unseen = ragged([[1, 2], [2]], np.uint16), ragged([[2, 9]], np.uint16)
     whole, sampled = build(ngrams=1), build(ngrams=1, idf_rows=1)
     for encoder in (whole, sampled):
-        encoder.fit_idf([tokens_of(seen)])
+        encoder.fit([tokens_of(seen)])
     assert whole.tensors()["feature_weights"].nonzero().flatten().tolist() == [1, 2]
     assert (sampled.tensors()["feature_weights"] > 0).all()  # a sample says nothing about what it does not hold
     known = whole.encode(whole.prepare(tokens_of(ragged([[2]], np.uint16))))
@@ -225,9 +225,9 @@ def sparse(rows: int = 9, seed: int = 0) -> Features:
 @pytest.mark.parametrize("inputs", ["features", "both"])
 def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit: bool) -> None:
     form = {"inputs": inputs, "feature_idf": idf, "feature_weight": 1.5, "unit_features": unit, "ngrams": 1}
-    encoder = build_encoder(EncoderConfig.model_validate({"dimension": D, **form}), VOCABULARY, 3, SPARSE)
+    encoder = build_encoder(EncoderSection.model_validate({"dimension": D, **form}), VOCABULARY, 3, SPARSE)
     given = Inputs(Tokens(*batch()) if inputs == "both" else None, sparse())
-    encoder.fit_idf([given])
+    encoder.fit([given])
     shift = VOCABULARY if inputs == "both" else 0
     tensors = {name: value.numpy().astype(float) for name, value in encoder.tensors().items()}
     table, weights = tensors["embedding"], tensors["feature_weights"]
@@ -253,7 +253,7 @@ def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit
 
 
 def test_features_are_trained_where_they_occur_and_beyond_the_manifest_s_number_refused() -> None:
-    config = EncoderConfig.model_validate({"dimension": D, "inputs": "features", "optimizer": "sgd"})
+    config = EncoderSection.model_validate({"dimension": D, "inputs": "features", "optimizer": "sgd"})
     encoder = build_encoder(config, VOCABULARY, 3, SPARSE)
     before = encoder.tensors()["embedding"].clone()
     given = sparse(3)

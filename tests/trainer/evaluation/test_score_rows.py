@@ -16,9 +16,7 @@ def test_scores_are_inner_products_and_predictions_the_best_of_them() -> None:
     small = build_data("memory://closely/data", labels=12)
     recipe = validate({"method": "astra", "encoder": {"dimension": 8, "buckets": 64}}, "test")
     model = Model.build(recipe, small.vocabulary, small.labels)
-    model.head.vectors.copy_(
-        torch.as_tensor(np.random.default_rng(0).normal(size=model.head.vectors.shape))
-    )
+    model.head.vectors.copy_(torch.as_tensor(np.random.default_rng(0).normal(size=model.head.vectors.shape)))
     url = small.layout.queries("test")
     rows = next(iterate(url, open_manifest(url, "queries")))
     named = [[3, 5], [], *([[row % 12] for row in range(2, rows.num_rows)])]

@@ -9,9 +9,9 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from trainer.evaluation.fusion.fused import Fused
+from trainer.evaluation.label_embeddings import embed_texts
 from trainer.evaluation.search import Rows, filtered_top_k
 from trainer.group import ALONE, Group
-from trainer.evaluation.label_embeddings import embed_texts
 from trainer.model import Model
 
 By = Literal["classifier", "labels", "sum", "fused"]

@@ -13,9 +13,8 @@ from pipelines.sharding import tokenizer as tokens
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.wordpiece import train as train_wordpiece
 from tests.bert import write_bert
-from trainer.config import Encoder as EncoderConfig
+from trainer.config import EncoderSection
 from trainer.encoders import Encoder, build_encoder
-from trainer.export.encoders import load_encoder, write_encoder
 from trainer.inputs import Inputs, Tokens
 
 HIDDEN, TOKENS = 16, 12
@@ -45,14 +44,14 @@ def texts_as_inputs(frozen: FrozenTokenizer) -> Inputs:
     return Inputs(Tokens(values, offsets))
 
 
-def exported(encoder: Encoder, config: EncoderConfig, frozen: FrozenTokenizer, folder: Path) -> Path:
-    write_encoder(encoder, config, TOKENS, folder)
+def write(encoder: Encoder, frozen: FrozenTokenizer, folder: Path) -> Path:
+    encoder.write(folder, TOKENS)
     for name, content in frozen.files.items():
         (folder / name).write_bytes(content)
     return folder
 
 
-def trained(config: EncoderConfig, inputs: Inputs, vocabulary: int) -> Encoder:
+def trained(config: EncoderSection, inputs: Inputs, vocabulary: int) -> Encoder:
     """A few steps away from where it began."""
     encoder = build_encoder(config, vocabulary, seed=3)
     for step in range(2):
@@ -78,13 +77,13 @@ def test_a_transformer(bert: str, frozen: FrozenTokenizer, tmp_path: Path, chang
     from sentence_transformers import SentenceTransformer
 
     options = {"kind": "transformer", "model": bert, "dimension": HIDDEN, "lr": 0.01, **changes}
-    config, inputs = EncoderConfig.model_validate(options), texts_as_inputs(frozen)
+    config, inputs = EncoderSection.model_validate(options), texts_as_inputs(frozen)
     encoder = trained(config, inputs, frozen.vocabulary)
     expected = encoder.encode(encoder.prepare(inputs))
-    folder = exported(encoder, config, frozen, tmp_path)
+    folder = write(encoder, frozen, tmp_path)
 
-    again = build_encoder(config.model_copy(update={"model": str(folder)}), frozen.vocabulary, seed=99)
-    load_encoder(again, folder)
+    again = build_encoder(config.at_folder(str(folder)), frozen.vocabulary, seed=99)
+    again.load(folder)
     torch.testing.assert_close(again.encode(again.prepare(inputs)), expected, rtol=0, atol=0)
 
     theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, batch_size=4)
@@ -94,12 +93,12 @@ def test_a_transformer(bert: str, frozen: FrozenTokenizer, tmp_path: Path, chang
 
 
 def test_a_bag(frozen: FrozenTokenizer, tmp_path: Path) -> None:
-    config = EncoderConfig.model_validate({"dimension": 6, "buckets": 64, "residual": True, "hidden": 8, "scale": 2.0})
+    config = EncoderSection.model_validate({"dimension": 6, "buckets": 64, "residual": True, "hidden": 8, "scale": 2.0})
     inputs = texts_as_inputs(frozen)
     encoder = trained(config, inputs, frozen.vocabulary)
-    folder = exported(encoder, config, frozen, tmp_path)
+    folder = write(encoder, frozen, tmp_path)
     again = build_encoder(config, frozen.vocabulary, seed=99)
-    load_encoder(again, folder)
+    again.load(folder)
     expected = encoder.encode(encoder.prepare(inputs))
     torch.testing.assert_close(again.encode(again.prepare(inputs)), expected, rtol=0, atol=0)
     assert not (folder / "modules.json").exists()
@@ -114,8 +113,8 @@ def test_the_real_minilm_is_what_it_was(tmp_path: Path) -> None:
     model = str(Path(package) / "model")
     frozen = tokens.load_directory(model, 256)
     assert frozen is not None
-    config = EncoderConfig.model_validate({"kind": "transformer", "model": model, "dimension": 384, "normalize": True})
-    folder = exported(build_encoder(config, frozen.vocabulary, seed=0), config, frozen, tmp_path)
+    config = EncoderSection.model_validate({"kind": "transformer", "model": model, "dimension": 384, "normalize": True})
+    folder = write(build_encoder(config, frozen.vocabulary, seed=0), frozen, tmp_path)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
     texts = ["oil on canvas", "a ship in a storm " * 100]
     ours, theirs = (SentenceTransformer(place, device="cpu").encode(texts) for place in (str(folder), model))

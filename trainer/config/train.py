@@ -1,4 +1,4 @@
-"""How long a run is, and what it keeps, measures and tells on the way."""
+"""Section `train`: the length of a run, its rates and its random numbers."""
 
 from pydantic import Field
 
@@ -44,34 +44,3 @@ class Train(Options):
         description="encode a batch, or a rank's part of it, in so many parts one after the other: the same step, in "
         "less memory, for a second forward pass",
     )
-
-
-class Checkpoint(Options):
-    every_epochs: int = Field(1, ge=0, description="0: only the last")
-    every_steps: int = Field(0, ge=0, description="also within epochs; 0: not")
-    keep: int = Field(2, ge=1)
-    background: bool = Field(
-        True, description="written while training goes on, from a copy of the encoder and of the rows that change"
-    )
-
-
-class Validation(Options):
-    split: str = Field("", description="a split to score while training; empty: none")
-    every_epochs: int = Field(1, ge=1)
-    queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
-    metric: str = Field(
-        "P@1",
-        pattern=r"^(P|nDCG|R|PSP|PSnDCG)@[1-9]\d{0,2}$",
-        description="the checkpoint with the best value of it is kept beside the newest",
-    )
-
-
-class Logging(Options):
-    every_steps: int = Field(20, ge=1)
-    ranks_every: int = Field(
-        0,
-        ge=0,
-        description="steps between looks at the ranks that a step's hard negatives have among all labels by the model "
-        "as it is; 0: none",
-    )
-    tensorboard: bool = True

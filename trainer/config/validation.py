@@ -1,0 +1,16 @@
+"""Section `validation`: the split that is scored while training."""
+
+from pydantic import Field
+
+from schemas.options import Options
+
+
+class Validation(Options):
+    split: str = Field("", description="a split to score while training; empty: none")
+    every_epochs: int = Field(1, ge=1)
+    queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
+    metric: str = Field(
+        "P@1",
+        pattern=r"^(P|nDCG|R|PSP|PSnDCG)@[1-9]\d{0,2}$",
+        description="the checkpoint with the best value of it is kept beside the newest",
+    )
