@@ -7,12 +7,13 @@ import numpy as np
 import torch
 
 from schemas.errors import TableError
+from schemas.ragged import SparseRows
 from schemas.randomness import generator
 from trainer.config import Encoder as EncoderConfig
 from trainer.device import torch_generator
 from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
 from trainer.encoders.embedding_bag import BagGradients, BagInputs
-from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
+from trainer.encoders.features import bag_of_ngrams, inverse_document_frequency, side_by_side, unit, weighted
 from trainer.encoders.residual import Residual
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
@@ -63,8 +64,8 @@ class BagEncoder(Encoder):
         documents = 0
         for inputs in rows:
             found = self._bag(inputs)
-            frequency += np.bincount(found.features, minlength=self._features)
-            documents += sum(group.sizes(len(found.offsets) - 1))
+            frequency += np.bincount(found.ids, minlength=self._features)
+            documents += sum(group.sizes(found.rows))
             if documents >= self._config.idf_rows:
                 break
         group.sum(torch.from_numpy(frequency))
@@ -81,13 +82,13 @@ class BagEncoder(Encoder):
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
     ) -> BagInputs:
-        rows, first = self._bag(inputs).weighted(self._weights.numpy()), 0
+        rows, first = weighted(self._bag(inputs), self._weights.numpy()), 0
         if self._config.unit_features:
-            rows = rows.unit()
+            rows = unit(rows)
         if dropout_key is not None:
-            first = before(len(rows.offsets) - 1)
+            first = before(rows.rows)
             rows = self._dropped(rows, dropout_key, before)
-        return BagInputs.of(rows.features, rows.weights, rows.offsets, first)
+        return BagInputs.of(rows, first)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         rows = self._table.gather(inputs.ids)
@@ -151,10 +152,10 @@ class BagEncoder(Encoder):
         share = self._config.feature_dropout
         if not share:
             return rows
-        first = before(len(rows.features))
-        drawn = generator(self._seed, "feature dropout", *dropout_key).random(first + len(rows.features))
-        rows = rows.where(drawn[first:] >= share)
-        return SparseRows(rows.features, rows.weights / np.float32(1 - share), rows.offsets)
+        first = before(len(rows.ids))
+        drawn = generator(self._seed, "feature dropout", *dropout_key).random(first + len(rows.ids))
+        rows = rows.keep(drawn[first:] >= share)
+        return rows._replace(values=rows.values / np.float32(1 - share))
 
     def _bag(self, inputs: Inputs) -> SparseRows:
         """A row's features and their weights before IDF."""
@@ -177,7 +178,7 @@ class BagEncoder(Encoder):
     def _ngrams(self, inputs: Inputs) -> SparseRows:
         assert inputs.tokens is not None, "these rows were read without tokens"
         return bag_of_ngrams(
-            *inputs.tokens,
+            inputs.tokens,
             ngrams=self._config.ngrams,
             vocabulary=self._vocabulary,
             buckets=self._config.buckets,

@@ -63,7 +63,7 @@ class TransformerEncoder(Encoder):
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
     ) -> PaddedInputs:
         assert inputs.tokens is not None, "a transformer reads tokens"
-        padded = pad_rows(*inputs.tokens, most=self._config.max_tokens)
+        padded = pad_rows(inputs.tokens, most=self._config.max_tokens)
         # An empty row attends to one pad.
         mask = padded._replace(lengths=padded.lengths.clamp(min=1)).attention_mask
         return PaddedInputs(padded.input_ids, mask, 0 if dropout_key is None else before(len(mask)))

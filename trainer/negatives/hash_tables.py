@@ -10,6 +10,7 @@ from typing import Literal
 import numba
 import numpy as np
 
+from schemas.ragged import Ragged
 from trainer.negatives.hash_functions import code_type, scrambled
 
 POLICIES = ("reservoir", "fifo")
@@ -65,27 +66,19 @@ class Buckets:
         """Put `rows` [n], each once and all of them in already, into the buckets of their new `codes` [n, L]."""
         _move_rows(rows, codes, np.uint64(key), self.policy == "fifo", *self.state().values())
 
-    def find(
-        self,
-        codes: np.ndarray,
-        order: np.ndarray,
-        without: tuple[np.ndarray, np.ndarray],
-        most: int = 0,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The union of the buckets that `codes` [B, L] name, each row once a query: (rows [n] int32, offsets [B + 1]).
+    def find(self, codes: np.ndarray, order: np.ndarray, without: Ragged, most: int = 0) -> Ragged:
+        """Return the union of the buckets that `codes` [B, L] name: rows int32, each once a query.
 
-        Tables are looked through in `order` [L] until a query has `most` rows (0: all). `without`: values [V] and
-        offsets [B + 1] of what a query is not to have.
+        Tables are looked through in `order` [L] until a query has `most` rows (0: all). `without`: the rows that each
+        query is not to have.
         """
-        values, offsets = without
         tables, _, capacity = self.slots.shape
         width = min(most or tables * capacity, tables * capacity, len(self.codes))
-        longest = int(np.diff(offsets).max(initial=0))
-        size = 1 << max(4, (2 * (width + longest)).bit_length())
+        size = 1 << max(4, (2 * (width + without.longest)).bit_length())
         seen = np.zeros((2, size), np.int32)  # who is there, and for which query
         found, starts = np.empty(len(codes) * width, np.int32), np.zeros(len(codes) + 1, np.int64)
-        count = _find(codes, order, values, offsets, width, self.slots, self.held, seen, found, starts)
-        return found[:count], starts
+        count = _find(codes, order, *without, width, self.slots, self.held, seen, found, starts)
+        return Ragged(found[:count], starts)
 
 
 @numba.njit(nogil=True, cache=True)

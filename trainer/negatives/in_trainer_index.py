@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from schemas.ragged import no_entries
+from schemas.ragged import Ragged
 from trainer.config import Recipe
 from trainer.group import Group
 from trainer.heads.classifier import Classifier
@@ -53,12 +53,11 @@ class OwnIndex:
         """The global batch with `hard` [B, K]: of all ranks' labels the best for x [B, D] that are no positives."""
         from search.block import padded
         from search.candidates import best, unpack
-        from search.exclusions import Exclusions, Ragged, search_negatives
+        from search.exclusions import Exclusions, search_negatives
 
         queries = x.cpu().numpy()
         block, effort = self._current(classifier, queries)
-        nothing = Ragged(*no_entries(len(batch)))
-        known = Exclusions(Ragged(batch.positives, batch.positive_offsets), nothing)
+        known = Exclusions(Ragged(batch.positives, batch.positive_offsets), Ragged.empty(len(batch)))
         queries = padded(queries, block.vectors.shape[1])
         own = search_negatives(block, queries, known, self._width, refine=effort.factor)
         (keys,) = group.gather_arrays(own)

@@ -7,11 +7,11 @@ from typing import Literal
 
 import numpy as np
 
+from schemas.ragged import Ragged
 from schemas.randomness import generator
 from trainer.negatives.hash_functions import Family, open_hashes
 from trainer.negatives.hash_tables import Buckets, Policy
 
-Ragged = tuple[np.ndarray, np.ndarray]
 # Rows `ids` [n] of the classifier as float32 [n, D].
 Rows = Callable[[np.ndarray], np.ndarray]
 _HASHED = 1 << 16  # rows of the classifier at a time
@@ -107,26 +107,27 @@ class LshSampler:
         """Rows that wait to be hashed again, each once, ascending, int64."""
         return np.unique(np.concatenate(self._touched)) if self._touched else np.empty(0, np.int64)
 
-    def sample(self, x: np.ndarray, positives: np.ndarray, offsets: np.ndarray, *, epoch: int, step: int) -> Ragged:
-        """Negatives of B queries, each once and no positive: (labels [n] int32, offsets [B + 1]).
+    def sample(self, x: np.ndarray, positives: Ragged, *, epoch: int, step: int) -> Ragged:
+        """Return negatives of B queries, int32, each once and no positive.
 
-        x [B, D]; positives [P] with offsets [B + 1]. By embedding (Theorem 2) x is hashed; by label (Theorem 1) one
+        x [B, D]. By embedding (Theorem 2) x is hashed; by label (Theorem 1) one
         positive a query, drawn anew each step, stands for it with the code that it lies under, and a query without a
         positive gets nothing.
         """
         draw = generator(self.seed, "hash tables", epoch, step, 1)
         order = draw.permutation(self.options.tables)
         if self.options.query == "embedding":
-            return self.buckets.find(self.hashes.codes(x), order, (positives, offsets), self.options.most)
-        counts = np.diff(offsets)
+            return self.buckets.find(self.hashes.codes(x), order, positives, self.options.most)
+        values, offsets = positives
+        counts = positives.counts
         asked = np.flatnonzero(counts)
-        drawn = positives[offsets[asked] + draw.integers(0, counts[asked])]
-        # Rows without a positive take nothing from `positives`, so its offsets without them are those of the rest.
-        without = positives, np.append(offsets[asked], offsets[-1])
-        found, starts = self.buckets.find(self.buckets.codes[drawn], order, without, self.options.most)
+        drawn = values[offsets[asked] + draw.integers(0, counts[asked])]
+        # Rows without a positive take nothing from `values`, so its offsets without them are those of the rest.
+        without = Ragged(values, np.append(offsets[asked], offsets[-1]))
+        found = self.buckets.find(self.buckets.codes[drawn], order, without, self.options.most)
         sizes = np.zeros(len(counts), np.int64)
-        sizes[asked] = np.diff(starts)
-        return found, np.concatenate([[0], np.cumsum(sizes)])
+        sizes[asked] = found.counts
+        return Ragged.from_counts(found.values, sizes)
 
     def state(self) -> dict[str, np.ndarray]:
         """What a resumed run needs to go on with the same negatives, as arrays by name."""

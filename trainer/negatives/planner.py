@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from schemas.ragged import contains
+from schemas.ragged import Ragged
 from schemas.randomness import generator
 from schemas.tables import PAD
 from trainer.config import Negatives
@@ -157,11 +157,10 @@ def joined(batch: Batch, found: np.ndarray) -> np.ndarray:
     """The batch's hard negatives and those `found` [B, k], each label once a query and none of its positives."""
     found = np.sort(found.astype(np.int64, copy=False), axis=1)
     found[:, 1:][found[:, 1:] == found[:, :-1]] = PAD
-    found[contains(batch.positives, batch.positive_offsets, found)] = PAD
+    found[Ragged(batch.positives, batch.positive_offsets).contains(found)] = PAD
     if batch.hard is None:
         return found
-    width = batch.hard.shape[1]
-    found[contains(batch.hard.reshape(-1), np.arange(len(batch) + 1) * width, found)] = PAD
+    found[Ragged.from_matrix(batch.hard).contains(found)] = PAD
     return np.concatenate([batch.hard, found], axis=1)
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from schemas.ragged import padded
+from schemas.ragged import Ragged
 from schemas.tables import PAD
 from trainer.config import Negatives
 from trainer.negatives.lsh import LshSampler, Options, Rows
@@ -87,8 +87,8 @@ class Hashed:
         self._sampler = sampler
 
     def find(self, batch: Batch, x: np.ndarray, rows: Rows) -> np.ndarray:
-        positives = batch.positives, batch.positive_offsets
-        return padded(*self._sampler.sample(x, *positives, epoch=batch.epoch, step=batch.step))
+        positives = Ragged(batch.positives, batch.positive_offsets)
+        return self._sampler.sample(x, positives, epoch=batch.epoch, step=batch.step).padded()
 
     def start(self, rows: Rows) -> None:
         self._sampler.build(rows)

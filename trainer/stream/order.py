@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from schemas.ragged import offsets_of
 from schemas.randomness import generator
 from trainer.stream.mixing import Share, count_rows, pieces_of
 
@@ -206,7 +207,7 @@ def deal(taken: Sequence[Take]) -> tuple[np.ndarray, np.ndarray]:
     starts = np.concatenate([[0], np.cumsum([len(one.rows) for one in taken])]).astype(np.int64)
     rows = np.concatenate([one.rows[: one.ends[-1]] + at for one, at in zip(taken, starts, strict=False)])
     counts = np.stack([np.diff(one.ends) for one in taken])  # [s, batches]
-    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=0))]).astype(np.int64)
+    offsets = offsets_of(counts.sum(axis=0))
     if counts.size and (counts == counts[0, 0]).all():  # every stream fills every batch: no sorting
         return rows.reshape(*counts.shape, -1).swapaxes(0, 1).reshape(-1), offsets
     number = np.repeat(np.tile(np.arange(counts.shape[1]), len(taken)), counts.reshape(-1))
