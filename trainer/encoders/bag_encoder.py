@@ -8,7 +8,7 @@ import torch
 
 from schemas.errors import TableError
 from schemas.ragged import SparseRows
-from schemas.randomness import generator
+from schemas.randomness import InitialWeights, Purpose, generator
 from trainer.config import Encoder as EncoderConfig
 from trainer.device import torch_generator
 from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
@@ -35,16 +35,13 @@ class BagEncoder(Encoder):
         self._features = self._sparse_from + (features if reads_features else 0)
         weight = torch.empty(self._features, config.dimension)
         spread = config.initial_scale / math.sqrt(config.dimension)
-        weight.normal_(0, spread, generator=torch_generator(seed, "initial weights", 1))
+        weight.normal_(0, spread, generator=torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.EMBEDDING))
         self._table = RowMatrix(weight, RowOptimizer(config.optimizer))
         self._weights = torch.ones(self._features)
         self._weights[self._vocabulary : self._sparse_from] = config.ngram_weight
         self._weights[self._sparse_from :] = config.feature_weight
-        self._dense = (
-            Residual(config.dimension, config.hidden, torch_generator(seed, "initial weights", 2))
-            if config.residual
-            else None
-        )
+        draw_dense = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.DENSE)
+        self._dense = Residual(config.dimension, config.hidden, draw_dense) if config.residual else None
         self._dense_optimizer = (
             None
             if self._dense is None
@@ -153,7 +150,7 @@ class BagEncoder(Encoder):
         if not share:
             return rows
         first = before(len(rows.ids))
-        drawn = generator(self._seed, "feature dropout", *dropout_key).random(first + len(rows.ids))
+        drawn = generator(self._seed, Purpose.FEATURE_DROPOUT, *dropout_key).random(first + len(rows.ids))
         rows = rows.keep(drawn[first:] >= share)
         return rows._replace(values=rows.values / np.float32(1 - share))
 
@@ -189,5 +186,5 @@ class BagEncoder(Encoder):
             x = self._dense(x)
         x = finish(x, normalize=self._config.normalize, scale=self._config.scale)
         if dropout_key is not None and self._config.dropout:
-            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key), first)
+            x = drop(x, self._config.dropout, torch_generator(self._seed, Purpose.DROPOUT, *dropout_key), first)
         return x

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from schemas.errors import InputError
-from schemas.randomness import torch_seed
+from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.config import Encoder as EncoderConfig
 from trainer.device import torch_generator
 from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
@@ -40,8 +40,9 @@ class TransformerEncoder(Encoder):
         self.dimension = config.dimension
         self._bottleneck = nn.Linear(hidden, config.dimension) if config.bottleneck else None
         if self._bottleneck is not None:
+            draw = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.DENSE)
             with torch.no_grad():
-                self._bottleneck.weight.normal_(0, hidden**-0.5, generator=torch_generator(seed, "initial weights", 2))
+                self._bottleneck.weight.normal_(0, hidden**-0.5, generator=draw)
                 self._bottleneck.bias.zero_()
         self._modules = nn.ModuleDict({"model": self._model})
         if self._bottleneck is not None:
@@ -77,10 +78,10 @@ class TransformerEncoder(Encoder):
         # The model's own dropout draws from torch's global generator: key it by the step, and leave it as it was.
         # Its masks are of padded batches: those of a part are its own, and not the part of the whole batch's.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(self._seed, "model dropout", *(*dropout_key, inputs.first)[:3]))
+            torch.manual_seed(torch_seed(self._seed, Purpose.MODEL_DROPOUT, *(*dropout_key, inputs.first)[:3]))
             x = self._embed(inputs)
         if self._config.dropout:
-            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key), inputs.first)
+            x = drop(x, self._config.dropout, torch_generator(self._seed, Purpose.DROPOUT, *dropout_key), inputs.first)
         return x
 
     def reduce(self, group: Group) -> None:

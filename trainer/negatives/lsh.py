@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from schemas.ragged import Ragged
-from schemas.randomness import generator
+from schemas.randomness import HashTables, Purpose, generator
 from trainer.negatives.hash_functions import Family, open_hashes
 from trainer.negatives.hash_tables import Buckets, Policy
 
@@ -114,7 +114,7 @@ class LshSampler:
         positive a query, drawn anew each step, stands for it with the code that it lies under, and a query without a
         positive gets nothing.
         """
-        draw = generator(self.seed, "hash tables", epoch, step, 1)
+        draw = generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTables.QUERIES)
         order = draw.permutation(self.options.tables)
         if self.options.query == "embedding":
             return self.buckets.find(self.hashes.codes(x), order, positives, self.options.most)
@@ -139,4 +139,4 @@ class LshSampler:
         self._touched = [state["touched"].copy()]
 
     def _key(self, epoch: int, step: int) -> int:
-        return int(generator(self.seed, "hash tables", epoch, step).integers(0, 2**63))
+        return int(generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTables.KEPT).integers(0, 2**63))

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from schemas.ragged import Ragged
-from schemas.randomness import generator
+from schemas.randomness import Purpose, generator
 from schemas.tables import PAD
 from trainer.config import Negatives
 from trainer.group import Group
@@ -149,7 +149,7 @@ def draw_hard(hard: np.ndarray, count: int, *, seed: int, epoch: int, step: int)
     """`count` of the table's K columns [B, count], drawn anew each step; all of them where count = K."""
     if count >= hard.shape[1]:
         return hard
-    columns = generator(seed, "hard columns", epoch, step).permutation(hard.shape[1])[:count]
+    columns = generator(seed, Purpose.HARD_COLUMNS, epoch, step).permutation(hard.shape[1])[:count]
     return hard[:, columns]
 
 
@@ -227,7 +227,7 @@ def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
         return None
     offsets = batch.positive_offsets
     query = np.repeat(np.arange(len(batch)), np.diff(offsets))
-    order = np.lexsort((generator(seed, "positives", batch.epoch, batch.step).random(len(query)), query))
+    order = np.lexsort((generator(seed, Purpose.POSITIVES, batch.epoch, batch.step).random(len(query)), query))
     drawn = np.empty(len(query), bool)
     drawn[order] = np.arange(len(query)) - offsets[query] < count
     return drawn

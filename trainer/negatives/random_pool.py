@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from schemas.randomness import generator
+from schemas.randomness import Purpose, RandomPool, generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Draws:
         pool = draw_pool(self.labels, size, seed=seed, epoch=epoch, step=step)
         if not self.by_frequency:
             return pool
-        draw = generator(seed, "random pool", epoch, step, 1)
+        draw = generator(seed, Purpose.RANDOM_POOL, epoch, step, RandomPool.BY_FREQUENCY)
         chosen = draw.random(size) < self.by_frequency
         at = draw.random(int(chosen.sum())) * self._cumulative[-1]
         pool[chosen] = np.searchsorted(self._cumulative, at, side="right")
@@ -51,6 +51,8 @@ class Draws:
         return inverse if self.part is None else inverse[slice(*self.part)]
 
 
-def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int, stream: int = 0) -> np.ndarray:
+def draw_pool(
+    labels: int, size: int, *, seed: int, epoch: int, step: int, stream: int = RandomPool.UNIFORM
+) -> np.ndarray:
     """`size` labels drawn uniformly with replacement from [0, labels), int64."""
-    return generator(seed, "random pool", epoch, step, stream).integers(0, labels, size)
+    return generator(seed, Purpose.RANDOM_POOL, epoch, step, stream).integers(0, labels, size)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.ragged import offsets_of
-from schemas.randomness import generator
+from schemas.randomness import Purpose, generator
 from trainer.stream.mixing import Share, count_rows, pieces_of
 
 
@@ -63,7 +63,7 @@ class EpochOrder:
     def pieces(self) -> np.ndarray:
         """(row group's storage number, first row, end) of all that is dealt, in this epoch's order, [E, 3] int64."""
         pieces = pieces_of(self.group_rows, self.mix, self.seed, self.epoch)
-        return pieces[generator(self.seed, "row groups", self.epoch).permutation(len(pieces))]
+        return pieces[generator(self.seed, Purpose.ROW_GROUPS, self.epoch).permutation(len(pieces))]
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -124,7 +124,7 @@ class EpochOrder:
     def take(self, stream: int, window: int) -> Take:
         """The permutation of one stream's window, and what each of its batches takes of it."""
         start, stop = self._window_range(stream, window)
-        permuted = generator(self.seed, "window", self.epoch, stream, window).permutation(stop - start)
+        permuted = generator(self.seed, Purpose.WINDOW, self.epoch, stream, window).permutation(stop - start)
         ends = np.minimum(np.arange(self.steps_of(window) + 1) * self.share, stop - start)
         if self.clusters is None:
             return Take(permuted, ends)
