@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.rows import LABELS, World
+from schemas.ragged import Ragged
 from trainer.config import Negatives
-from trainer.inputs import Inputs, Tokens
+from trainer.inputs import Inputs
 from trainer.negatives.planner import Planner
 from trainer.padding import as_tensor
 from trainer.stream import Batch
@@ -42,7 +43,7 @@ def ready(batch: Batch) -> Ready:
     padded = batch.padded()
     arrays = {
         "rows": batch.rows,
-        "tokens": tokens.ids,
+        "tokens": tokens.values,
         "token_offsets": tokens.offsets,
         "input_ids": padded.input_ids,
         "lengths": padded.lengths,
@@ -61,7 +62,7 @@ def assemble(
     hard: np.ndarray,
 ) -> Ready:
     """The same from columns that another library read: `rows` [B], values and offsets of two lists, `hard` [B, K]."""
-    batch = Batch(0, int(rows[0]), rows, Inputs(Tokens(*tokens)), *positives, hard)
+    batch = Batch(0, int(rows[0]), rows, Inputs(Ragged(*tokens)), *positives, hard)
     return ready(replace(batch, candidates=planner(hard.shape[1])(batch)))
 
 

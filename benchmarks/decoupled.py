@@ -21,11 +21,12 @@ import numpy as np
 import torch
 
 from benchmarks.report import report
+from schemas.ragged import Ragged
 from trainer.config import Recipe
 from trainer.encoders import build_encoder
 from trainer.evaluation.search import top_k
 from trainer.heads.label_encoder import LabelEncoderHead
-from trainer.inputs import Inputs, Tokens
+from trainer.inputs import Inputs
 from trainer.negatives.planner import Planner
 from trainer.stream.batch import Batch
 
@@ -185,7 +186,7 @@ class Texts:
 
 
 def inputs_of(tokens: np.ndarray) -> Inputs:
-    return Inputs(Tokens(tokens.astype(np.uint16).ravel(), np.arange(len(tokens) + 1) * LENGTH))
+    return Inputs(Ragged(tokens.astype(np.uint16).ravel(), np.arange(len(tokens) + 1) * LENGTH))
 
 
 def batches(rows: int, size: int, epoch: int) -> Iterator[np.ndarray]:

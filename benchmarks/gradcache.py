@@ -165,10 +165,11 @@ def random_batch(queries: int, labels: int) -> "Batch":
 
 
 def inputs_of(ids: np.ndarray) -> "Inputs":
-    from trainer.inputs import Inputs, Tokens
+    from schemas.ragged import Ragged
+    from trainer.inputs import Inputs
 
     mixed = (ids[:, None] * 2_654_435_761 + np.arange(TOKENS) * 40_503) >> 7
-    return Inputs(Tokens((mixed % VOCABULARY).astype(np.uint16).ravel(), np.arange(len(ids) + 1) * TOKENS))
+    return Inputs(Ragged((mixed % VOCABULARY).astype(np.uint16).ravel(), np.arange(len(ids) + 1) * TOKENS))
 
 
 def make_model(folder: str) -> None:

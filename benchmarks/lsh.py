@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.report import interleave, medians, report
+from schemas.ragged import Ragged
 from trainer.negatives.lsh import LshSampler, Options
 
 SIZES = {"10K": 10_000, "100K": 100_000, "1M": 1_000_000, "10M": 10_000_000}
@@ -46,10 +47,10 @@ def sample(by: str, sampler: LshSampler, steps: dict[str, int]) -> float:
     steps[by] = step = steps.get(by, 0) + 1
     draw = np.random.default_rng([2, step])
     x = draw.standard_normal((QUERIES, DIMENSION), np.float32)
-    positives, offsets = draw.integers(0, sampler.labels, 3 * QUERIES), np.arange(QUERIES + 1) * 3
+    positives = Ragged.from_matrix(draw.integers(0, sampler.labels, 3 * QUERIES).reshape(-1, 3))
     sampler.options = Options(**{**vars(sampler.options), "query": by})
     start = time.thread_time()
-    sampler.sample(x, positives, offsets, epoch=0, step=step)
+    sampler.sample(x, positives, epoch=0, step=step)
     return 1e6 * (time.thread_time() - start) / QUERIES
 
 

@@ -100,7 +100,7 @@ def _labels(world: World) -> Manifest:
     queries = open_manifest(world.queries, "queries")
     frequency = np.zeros(LABELS, np.int64)
     for group in iterate(world.queries, queries, ["label_ids"]):
-        frequency += np.bincount(list_column(group, "label_ids")[0], minlength=LABELS)
+        frequency += np.bincount(list_column(group, "label_ids").values, minlength=LABELS)
     schema = tables.labels(tables.token_type(VOCABULARY))
     draw = np.random.default_rng(1)
     url = DataLayout(world.root).labels

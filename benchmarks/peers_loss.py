@@ -24,11 +24,12 @@ import numpy as np
 import torch
 
 from benchmarks.report import interleave, medians, report
+from schemas.ragged import Ragged
 from trainer.config import Recipe
 from trainer.encoders import build_encoder
 from trainer.encoders.transformer import TransformerEncoder
 from trainer.heads.label_encoder import LabelEncoderHead
-from trainer.inputs import Inputs, Tokens
+from trainer.inputs import Inputs
 from trainer.stream.batch import Batch
 
 DATA = Path(__file__).parent.parent / "examples" / "tate"
@@ -210,7 +211,7 @@ def lines(path: Path) -> list[Mapping[str, Any]]:
 
 def tokens(rows: Sequence[list[int]]) -> Inputs:
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-    return Inputs(Tokens(np.concatenate([np.asarray(row, np.uint16) for row in rows]), offsets))
+    return Inputs(Ragged(np.concatenate([np.asarray(row, np.uint16) for row in rows]), offsets))
 
 
 def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:

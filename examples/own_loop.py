@@ -21,7 +21,7 @@ for epoch in range(3):
     for batch in torch.utils.data.DataLoader(stream, batch_size=None):
         b = batch.to("cpu", non_blocking=True)
         ids, query, label = b.candidates.ids, b.candidates.pair_query, b.candidates.pair_label
-        scores = encoder(b.inputs.tokens.ids, b.inputs.tokens.offsets[:-1]) @ classifier.weight[ids].T
+        scores = encoder(b.inputs.tokens.values, b.inputs.tokens.offsets[:-1]) @ classifier.weight[ids].T
         target = torch.zeros_like(scores).index_put_((query, label), b.candidates.pair_positive.float())
         loss = torch.nn.functional.binary_cross_entropy_with_logits(scores + classifier.bias[ids], target)
         optimizer.zero_grad()

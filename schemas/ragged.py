@@ -1,76 +1,174 @@
-"""Ragged rows of label ids: membership, and striking ids out of a ranking.
+"""Ragged rows: lists of entries, and lists of ids with a value each.
 
-A ragged column is `values` [V] and `offsets` [B + 1], as in an Arrow list array: row i is the half-open range
-`values[offsets[i]:offsets[i + 1]]`, and `offsets[0]` need not be 0. Negative ids are pads wherever they stand.
+As in an Arrow list array, row i is the half-open range `offsets[i]` to `offsets[i + 1]` of the entries; `offsets[0]`
+need not be 0. Among label ids, negative ones are pads wherever they stand.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
 from schemas.tables import PAD
 
 
-def longest(offsets: np.ndarray) -> int:
-    """The most entries of any row of `offsets` [B + 1]; 0 without rows."""
-    return int(np.diff(offsets).max(initial=0))
+class Ragged(NamedTuple):
+    """B rows of entries: `values` [V], `offsets` [B + 1] integer."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def from_counts(cls, values: np.ndarray, counts: np.ndarray) -> "Ragged":
+        """Return rows of `counts` [B] entries, which lie end to end in `values`."""
+        return cls(values, offsets_of(counts))
+
+    @classmethod
+    def from_matrix(cls, matrix: np.ndarray) -> "Ragged":
+        """Return the rows of `matrix` [B, K]."""
+        return cls(matrix.reshape(-1), np.arange(len(matrix) + 1) * matrix.shape[1])
+
+    @classmethod
+    def empty(cls, rows: int) -> "Ragged":
+        """Return `rows` rows without entries, int64."""
+        return cls(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
+
+    @property
+    def rows(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Entries of each row, [B]."""
+        return np.diff(self.offsets)
+
+    @property
+    def longest(self) -> int:
+        """Entries of the longest row; 0 without rows."""
+        return int(self.counts.max(initial=0))
+
+    @property
+    def entries(self) -> np.ndarray:
+        """Values of all rows, and of nothing before or behind them: a view."""
+        return self.values[self.offsets[0] : self.offsets[-1]]
+
+    def row_of(self) -> np.ndarray:
+        """Return the row of each of `entries`, int64."""
+        return _row_of(self.offsets)
+
+    def slice(self, start: int, stop: int) -> "Ragged":
+        """Return rows [start, stop); the values are a view."""
+        bounds = self.offsets[start : stop + 1]
+        return Ragged(self.values[bounds[0] : bounds[-1]], bounds - bounds[0])
+
+    def take(self, rows: np.ndarray) -> "Ragged":
+        """Return rows `rows` [B'] in that order."""
+        places, offsets = _take(self.offsets, rows)
+        return Ragged(self.values[places], offsets)
+
+    def keep(self, mask: np.ndarray) -> "Ragged":
+        """Return all rows with only the values where `mask` [V] is true."""
+        return Ragged(self.values[mask], _keep(self.offsets, mask))
+
+    def concat(self, other: "Ragged") -> "Ragged":
+        """Return these rows, then those of `other`."""
+        return Ragged.from_counts(
+            np.concatenate([self.entries, other.entries]), np.concatenate([self.counts, other.counts])
+        )
+
+    def padded(self) -> np.ndarray:
+        """Return int64 [B, longest], with pads behind each row."""
+        rows = np.full((self.rows, self.longest), PAD, np.int64)
+        rows[np.arange(rows.shape[1]) < self.counts[:, None]] = self.entries
+        return rows
+
+    def contains(self, ids: np.ndarray) -> np.ndarray:
+        """Return whether `ids[i, j]` is an entry of row i: ids [B, K] integer -> bool [B, K]. Pads never are.
+
+        Raises ValueError where `ids` has another number of rows.
+        """
+        if ids.ndim != 2 or ids.shape[0] != self.rows:
+            raise ValueError(f"ids are [B, K] with one row a ragged row; got {ids.shape}, expected ({self.rows}, K)")
+        values = np.asarray(self.entries, dtype=np.int64)
+        ids = ids.astype(np.int64, copy=False)
+        # Row and id make one number, so that one binary search over all rows replaces a search a row.
+        stride = 1 + max(int(values.max(initial=PAD)), int(ids.max(initial=PAD)))
+        keys = (self.row_of() * stride + values)[values >= 0]
+        if not keys.size or not ids.size:
+            return np.zeros(ids.shape, dtype=bool)
+        keys.sort()
+        sought = np.arange(self.rows)[:, None] * stride + ids
+        nearest = np.minimum(np.searchsorted(keys, sought), keys.size - 1)
+        return (keys[nearest] == sought) & (ids >= 0)
+
+    def filter_ranking(self, ids: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the best `k` of each ranking that are not in its ragged row; pads -1 and -inf fill what is missing.
+
+        ids [B, K'] best first, scores [B, K'] floating -> ids [B, k], scores [B, k] of the same dtypes, order kept.
+        The result is that of filtering before ranking where K' >= min(L, k + longest).
+        Raises ValueError where `ids` has another number of rows.
+        """
+        removed = self.contains(ids) | (ids < 0)
+        order = np.argsort(removed, axis=1, kind="stable")[:, :k]
+        removed = np.take_along_axis(removed, order, axis=1)
+        kept = np.where(removed, ids.dtype.type(PAD), np.take_along_axis(ids, order, axis=1))
+        kept_scores = np.where(removed, scores.dtype.type(-np.inf), np.take_along_axis(scores, order, axis=1))
+        missing = ((0, 0), (0, k - kept.shape[1]))
+        return (
+            np.pad(kept, missing, constant_values=PAD),
+            np.pad(kept_scores, missing, constant_values=-np.inf),
+        )
 
 
-def no_entries(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """`rows` empty ragged rows: values [0] int64, offsets [rows + 1]."""
-    return np.empty(0, np.int64), np.zeros(rows + 1, np.int64)
+class SparseRows(NamedTuple):
+    """B sparse rows: `ids` [V] integer with `values` [V] float32, `offsets` [B + 1] integer.
 
-
-def taken(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(places [V'] in the values, offsets [B' + 1]) of the ragged rows `rows` [B'], in that order."""
-    lengths = np.diff(offsets)[rows]
-    found = np.concatenate([[0], np.cumsum(lengths)])
-    return np.arange(found[-1]) + np.repeat(offsets[rows] - found[:-1], lengths), found
-
-
-def padded(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Ragged rows as int64 [B, the longest], with pads behind each."""
-    sizes = np.diff(offsets)
-    rows = np.full((len(sizes), longest(offsets)), PAD, np.int64)
-    rows[np.arange(rows.shape[1]) < sizes[:, None]] = values[offsets[0] : offsets[-1]]
-    return rows
-
-
-def contains(values: np.ndarray, offsets: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Whether `ids[i, j]` is an entry of ragged row i: ids [B, K] integer -> bool [B, K]. Pads never are.
-
-    Raises ValueError where `ids` and `offsets` differ in rows.
+    Features are int32 ids, sorted and unique within a row.
     """
-    rows = len(offsets) - 1
-    if ids.ndim != 2 or ids.shape[0] != rows:
-        raise ValueError(f"ids are [B, K] with one row a ragged row; got {ids.shape}, expected ({rows}, K)")
-    values = np.asarray(values[offsets[0] : offsets[-1]], dtype=np.int64)
-    ids = ids.astype(np.int64, copy=False)
-    # Row and id make one number, so that one binary search over all rows replaces a search a row.
-    stride = 1 + max(int(values.max(initial=PAD)), int(ids.max(initial=PAD)))
-    keys = (np.repeat(np.arange(rows), np.diff(offsets)) * stride + values)[values >= 0]
-    if not keys.size or not ids.size:
-        return np.zeros(ids.shape, dtype=bool)
-    keys.sort()
-    wanted = np.arange(rows)[:, None] * stride + ids
-    nearest = np.minimum(np.searchsorted(keys, wanted), keys.size - 1)
-    return (keys[nearest] == wanted) & (ids >= 0)
+
+    ids: np.ndarray
+    values: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        return len(self.offsets) - 1
+
+    def row_of(self) -> np.ndarray:
+        """Return the row of each entry, int64."""
+        return _row_of(self.offsets)
+
+    def slice(self, start: int, stop: int) -> "SparseRows":
+        """Return rows [start, stop); ids and values are views."""
+        bounds = self.offsets[start : stop + 1]
+        entries = slice(bounds[0], bounds[-1])
+        return SparseRows(self.ids[entries], self.values[entries], bounds - bounds[0])
+
+    def take(self, rows: np.ndarray) -> "SparseRows":
+        """Return rows `rows` [B'] in that order."""
+        places, offsets = _take(self.offsets, rows)
+        return SparseRows(self.ids[places], self.values[places], offsets)
+
+    def keep(self, mask: np.ndarray) -> "SparseRows":
+        """Return all rows with only the entries where `mask` [V] is true."""
+        return SparseRows(self.ids[mask], self.values[mask], _keep(self.offsets, mask))
 
 
-def strike(
-    ids: np.ndarray, scores: np.ndarray, values: np.ndarray, offsets: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The best `k` of each ranking that are not in its ragged row; pads of -1 and -inf fill what is missing.
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """Return the offsets int64 [B + 1], from 0, of rows of `counts` [B] entries."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
-    ids [B, K'] best first, scores [B, K'] floating -> ids [B, k], scores [B, k] of the same dtypes, order kept.
-    The result is that of striking before ranking where K' >= min(L, k + longest(offsets)).
-    Raises ValueError where `ids` and `offsets` differ in rows.
-    """
-    gone = contains(values, offsets, ids) | (ids < 0)
-    order = np.argsort(gone, axis=1, kind="stable")[:, :k]
-    gone = np.take_along_axis(gone, order, axis=1)
-    kept = np.where(gone, ids.dtype.type(PAD), np.take_along_axis(ids, order, axis=1))
-    kept_scores = np.where(gone, scores.dtype.type(-np.inf), np.take_along_axis(scores, order, axis=1))
-    missing = ((0, 0), (0, k - kept.shape[1]))
-    return (
-        np.pad(kept, missing, constant_values=PAD),
-        np.pad(kept_scores, missing, constant_values=-np.inf),
-    )
+
+def _row_of(offsets: np.ndarray) -> np.ndarray:
+    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+
+
+def _take(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (places [V'] of the entries of `rows` [B'], their offsets [B' + 1])."""
+    starts = offsets[rows]
+    counts = offsets[rows + 1] - starts
+    bounds = offsets_of(counts)
+    return np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts), bounds
+
+
+def _keep(offsets: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    return offsets_of(mask)[offsets]

@@ -1,37 +1,74 @@
-"""Counter-based random numbers: a draw is a pure function of (seed, purpose, counters), not of earlier draws."""
+"""Counter-based random numbers: a draw is a pure function of (seed, purpose, counters), not of earlier draws.
+
+Every stream of random numbers of the project is named here, once. Its number is part of the key: a number is never
+changed and never given a second time, wherever its line stands.
+"""
+
+from enum import IntEnum
 
 import numpy as np
 
-PURPOSES = (
-    "initial weights",
-    "row groups",
-    "window",
-    "random pool",
-    "hard columns",
-    "feature dropout",
-    "dropout",
-    "audit",
-    "model dropout",
-    "mixture",
-    "hash functions",
-    "hash tables",
-    "rounding",
-    "positives",
-)
+
+class Purpose(IntEnum):
+    """What random numbers are drawn for, and the counters that key them."""
+
+    # Drawn once from a whole table: sampled rows, the places of clusters; resamples of metrics by (0, 0, resample).
+    SAMPLE = 0
+    INITIAL_WEIGHTS = 1  # (InitialWeights, block of rows)
+    ROW_GROUPS = 2  # (epoch)
+    WINDOW = 3  # (epoch, stream, window)
+    RANDOM_POOL = 4  # (epoch, step, RandomPoolStream)
+    HARD_COLUMNS = 5  # (epoch, step)
+    # (epoch, step), and of a batch that is encoded in pieces the piece, which trainer.heads.gradient_cache numbers.
+    FEATURE_DROPOUT = 6
+    DROPOUT = 7
+    MODEL_DROPOUT = 9  # without pieces (epoch, step, first row)
+    MIXTURE = 10  # (block of epochs, source)
+    HASH_FUNCTIONS = 11  # (HashFunctionsStream)
+    HASH_TABLES = 12  # (epoch, step, HashTablesStream)
+    ROUNDING = 13  # (step)
+    POSITIVES = 14  # (epoch, step)
 
 
-def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
-    """A NumPy generator for up to three `counters` (epoch, step, ...). Raises ValueError for an unknown purpose."""
-    if purpose not in PURPOSES:
-        raise ValueError(f"unknown purpose {purpose!r}; known: {', '.join(PURPOSES)}")
+class InitialWeights(IntEnum):
+    """Weights that are drawn apart."""
+
+    EMBEDDING = 1
+    DENSE = 2
+    CLASSIFIER = 3
+
+
+class RandomPoolStream(IntEnum):
+    """Draws of a step's random pool."""
+
+    UNIFORM = 0
+    BY_FREQUENCY = 1
+
+
+class HashFunctionsStream(IntEnum):
+    """Parts of the hash functions that are drawn apart."""
+
+    DIRECTIONS = 0
+    COORDINATES = 1
+    BORROWING = 2
+
+
+class HashTablesStream(IntEnum):
+    """Draws of a step for hash tables: which rows full buckets keep, and which tables and positives are asked."""
+
+    KEPT = 0
+    QUERIES = 1
+
+
+def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:
+    """Return a NumPy generator for up to three `counters`. Raises ValueError for more, or an unknown purpose."""
     if len(counters) > 3:
         raise ValueError(f"at most three counters, got {counters}")
-    padded = [*counters, 0, 0, 0][:3]
-    key = [seed & (2**64 - 1), PURPOSES.index(purpose) + 1]
+    key = [seed & (2**64 - 1), Purpose(purpose)]
     # The lowest counter word is the generator's own: each (purpose, counters) owns 2**64 blocks.
-    return np.random.Generator(np.random.Philox(key=key, counter=[0, *padded]))
+    return np.random.Generator(np.random.Philox(key=key, counter=[0, *counters, *[0] * (3 - len(counters))]))
 
 
-def torch_seed(seed: int, purpose: str, *counters: int) -> int:
-    """A seed in [0, 2**63) for generators that cannot be keyed by counters."""
+def torch_seed(seed: int, purpose: Purpose, *counters: int) -> int:
+    """Return a seed in [0, 2**63) for generators that cannot be keyed by counters."""
     return int(generator(seed, purpose, *counters).integers(0, 2**63))

@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from schemas.errors import InputError
-from schemas.ragged import contains
+from schemas.ragged import Ragged
 from search.block import Block, search, search_exactly
 from search.candidates import unpack
 from search.factory import Factory
@@ -101,8 +101,7 @@ def tune(block: Block, wanted: Effort, lossy: bool, queries: np.ndarray, width: 
 def _recall(block: Block, effort: Effort, queries: np.ndarray, exact: np.ndarray, width: int) -> float:
     apply(block.index, effort)
     found, _ = unpack(search(block, queries, width, effort.factor))
-    flat = np.sort(found, axis=1).reshape(-1)
-    hits = contains(flat, np.arange(len(found) + 1) * found.shape[1], exact)
+    hits = Ragged.from_matrix(np.sort(found, axis=1)).contains(exact)
     return float(hits.sum() / max(1, (exact >= 0).sum()))
 
 

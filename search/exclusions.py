@@ -2,38 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from schemas.ragged import contains, taken
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from search.block import Block, score, search
 from search.candidates import EMPTY, best, unpack
-
-
-class Ragged(NamedTuple):
-    """Label ids a row: `values` [V], `offsets` int64 [B + 1]; see schemas.ragged."""
-
-    values: np.ndarray
-    offsets: np.ndarray
-
-    def take(self, rows: np.ndarray) -> "Ragged":
-        """Rows `rows` [B'] in that order."""
-        places, offsets = taken(self.offsets, rows)
-        return Ragged(self.values[places], offsets)
-
-    def stack(self, other: "Ragged") -> "Ragged":
-        """These rows, then those of `other`."""
-        one, two = (part.values[part.offsets[0] : part.offsets[-1]] for part in (self, other))
-        offsets = [self.offsets - self.offsets[0], other.offsets[1:] - other.offsets[0] + len(one)]
-        return Ragged(np.concatenate([one, two]), np.concatenate(offsets))
-
-    def count_in(self, start: int, stop: int) -> np.ndarray:
-        """Entries of each row in [start, stop): int64 [B]."""
-        inside = np.concatenate([[0], np.cumsum((self.values >= start) & (self.values < stop))])
-        return inside[self.offsets[1:]] - inside[self.offsets[:-1]]
 
 
 @dataclass(frozen=True)
@@ -47,21 +23,26 @@ class Exclusions:
     def of(cls, table: pa.Table) -> "Exclusions":
         """From rows of a queries table, or of a labels table: a label's only positive is itself."""
         if "label_ids" in table.column_names:
-            positives = Ragged(*list_column(table, "label_ids"))
+            positives = list_column(table, "label_ids")
         else:
             positives = Ragged(table.column("label_id").to_numpy(), np.arange(table.num_rows + 1))
-        return cls(positives, Ragged(*filters_of(table)))
+        return cls(positives, filters_of(table))
 
     def take(self, rows: np.ndarray) -> "Exclusions":
         return Exclusions(self.positives.take(rows), self.filtered.take(rows))
 
     def count_in(self, start: int, stop: int) -> np.ndarray:
         """At most how many labels of [start, stop) each row loses: int64 [B]."""
-        return self.positives.count_in(start, stop) + self.filtered.count_in(start, stop)
+        return _count_in(self.positives, start, stop) + _count_in(self.filtered, start, stop)
 
-    def stack(self, other: "Exclusions") -> "Exclusions":
+    def concat(self, other: "Exclusions") -> "Exclusions":
         """These rows, then those of `other`."""
-        return Exclusions(self.positives.stack(other.positives), self.filtered.stack(other.filtered))
+        return Exclusions(self.positives.concat(other.positives), self.filtered.concat(other.filtered))
+
+
+def _count_in(rows: Ragged, start: int, stop: int) -> np.ndarray:
+    """Count the entries of each row in [start, stop): int64 [B]."""
+    return rows.keep((rows.values >= start) & (rows.values < stop)).counts
 
 
 @dataclass
@@ -101,8 +82,7 @@ def search_negatives(
 
 def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, np.ndarray]:
     """(row int64 [V], score float32 [V]) of every positive that lies in the block."""
-    labels, offsets = exclusions.positives
-    rows = np.repeat(np.arange(len(queries)), np.diff(offsets))
+    rows, labels = exclusions.positives.row_of(), exclusions.positives.entries
     inside = (labels >= block.start) & (labels < block.stop)
     rows, positions = rows[inside], labels[inside].astype(np.int64) - block.start
     return rows, score(queries[rows], block.vectors, positions[:, None])[:, 0]
@@ -110,8 +90,8 @@ def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -
 
 def _strike(keys: np.ndarray, exclusions: Exclusions, dropped: Dropped) -> np.ndarray:
     label_ids, _ = unpack(keys)
-    positive = contains(*exclusions.positives, label_ids)
-    filtered = contains(*exclusions.filtered, label_ids) & ~positive
+    positive = exclusions.positives.contains(label_ids)
+    filtered = exclusions.filtered.contains(label_ids) & ~positive
     dropped.candidates += int((keys != EMPTY).sum())
     dropped.positives += int(positive.sum())
     dropped.filtered += int(filtered.sum())

@@ -1,9 +1,11 @@
-"""Rows drawn once and for all: the same for the same arguments, wherever they are drawn."""
+"""Samples of rows: the same for the same arguments, on any machine."""
 
 import numpy as np
 
+from schemas.randomness import Purpose, generator
+
 
 def sample_rows(rows: int, size: int, seed: int) -> np.ndarray:
-    """At most `size` distinct rows of [0, rows), in order: the same for the same arguments. int64 [S]."""
-    generator = np.random.Generator(np.random.Philox(key=seed))
-    return np.sort(generator.choice(rows, min(size, rows), replace=False, shuffle=False)).astype(np.int64)
+    """Draw at most `size` distinct rows of [0, rows), in order: int64 [S]."""
+    draw = generator(seed, Purpose.SAMPLE)
+    return np.sort(draw.choice(rows, min(size, rows), replace=False, shuffle=False)).astype(np.int64)

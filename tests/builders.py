@@ -9,10 +9,11 @@ import pyarrow as pa
 from schemas import tables
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, publish
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_array, matrix_array
 from schemas.shard_files.shards import Sink, write_table
 from schemas.tables import PAD
-from trainer.inputs import Inputs, Tokens
+from trainer.inputs import Inputs
 from trainer.stream.batch import Batch
 
 Rows = list[list[int]]
@@ -147,15 +148,15 @@ def frequency(positives: Rows, labels: int) -> np.ndarray:
     return np.bincount(np.asarray([label for row in positives for label in row], np.int64), minlength=labels)
 
 
-def ragged(rows: Rows | list[list[float]], dtype: type = np.int64) -> tuple[np.ndarray, np.ndarray]:
-    """(values [V], offsets [rows + 1]) of Python lists."""
+def ragged(rows: Rows | list[list[float]], dtype: type = np.int64) -> Ragged:
+    """Ragged rows of Python lists."""
     offsets = np.cumsum([0, *map(len, rows)])
-    return np.asarray([value for row in rows for value in row], dtype), offsets
+    return Ragged(np.asarray([value for row in rows for value in row], dtype), offsets)
 
 
-def tokens_of(rows: tuple[np.ndarray, np.ndarray]) -> Inputs:
+def tokens_of(rows: Ragged) -> Inputs:
     """Rows of token ids, as `ragged` gives them, for an encoder."""
-    return Inputs(Tokens(*rows))
+    return Inputs(rows)
 
 
 def random_tokens(draw: np.random.Generator, rows: int, vocabulary: int, most: int) -> Rows:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.inputs import Features, Inputs, Tokens
+from schemas.ragged import Ragged, SparseRows
+from trainer.inputs import Inputs
 from trainer.stream import Batch
 
 
@@ -83,8 +84,8 @@ def end_to_end(parts: Sequence[Batch]) -> Batch:
         parts[0].step,
         np.concatenate([part.rows for part in parts]),
         Inputs(
-            Tokens(*ragged(*tokens)) if tokens else None,
-            Features(*ragged(*features)) if features else None,
+            Ragged(*ragged(*tokens)) if tokens else None,
+            SparseRows(*ragged(*features)) if features else None,
         ),
         positives,
         offsets,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from schemas.randomness import torch_seed
+from schemas.randomness import Purpose, torch_seed
 
 
 @contextlib.contextmanager
@@ -21,6 +21,6 @@ def denormals_flushed() -> Iterator[None]:
         torch.set_flush_denormal(False)
 
 
-def torch_generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
-    """A torch CPU generator for up to three `counters`, as `schemas.randomness.generator` is keyed."""
+def torch_generator(seed: int, purpose: Purpose, *counters: int) -> torch.Generator:
+    """Return a torch CPU generator for up to three `counters`, as `schemas.randomness.generator` is keyed."""
     return torch.Generator().manual_seed(torch_seed(seed, purpose, *counters))

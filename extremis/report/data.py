@@ -72,7 +72,7 @@ def _split(data: DataLayout, name: str) -> Split:
     for number in np.unique(np.linspace(0, rows.groups - 1, min(SAMPLED_GROUPS, rows.groups)).astype(int)).tolist():
         group = rows.group(number, columns)
         for column in columns:
-            counts[column].append(np.diff(list_column(group, column)[1]))
+            counts[column].append(list_column(group, column).counts)
     labels = np.concatenate([np.empty(0, np.int64), *counts["label_ids"]])
     tokens = np.concatenate([np.empty(0, np.int64), *counts["input_ids"]]) if has_tokens else None
     return Split(name, manifest, len(labels), None if tokens is None else histogram(tokens), histogram(labels))

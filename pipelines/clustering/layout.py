@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from schemas.errors import InputError
+from schemas.randomness import Purpose, generator
 
 _GROUP_CLUSTERS = 16  # in a row group, at least
 
@@ -77,7 +78,7 @@ class Layout:
     @cached_property
     def _slots(self) -> tuple[np.ndarray, np.ndarray]:
         """Which place among its like each cluster takes, part after part: of those of C rows, and of the others."""
-        draw = np.random.Generator(np.random.Philox(key=[self.seed & (2**64 - 1), 0]))
+        draw = generator(self.seed, Purpose.SAMPLE)
         return draw.permutation(sum(self.full)), draw.permutation(sum(self.short))
 
 

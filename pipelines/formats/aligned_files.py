@@ -67,7 +67,7 @@ def read_file(role: str, url: str, rows: int | None, block_rows: int) -> Iterato
         for found in npz.read_rows(url, block_rows):
             offsets = pa.array(found.offsets)
             yield {
-                f"{role}.indices": pa.LargeListArray.from_arrays(offsets, pa.array(found.indices)),
+                f"{role}.indices": pa.LargeListArray.from_arrays(offsets, pa.array(found.ids)),
                 f"{role}.values": pa.LargeListArray.from_arrays(offsets, pa.array(found.values)),
             }
         return

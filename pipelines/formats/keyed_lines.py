@@ -13,7 +13,8 @@ from pipelines.formats.base import Parsed, labels_schema, list_column, pairs_sch
 from pipelines.formats.fields import Fields
 from pipelines.formats.records import Bad, Record
 from pipelines.formats.rejects import Reason, Reject
-from pipelines.formats.sparse import Ragged, merge_features
+from pipelines.formats.sparse import merge_features
+from schemas.ragged import SparseRows
 from schemas.shard_files import parquet
 
 T = TypeVar("T")
@@ -135,14 +136,14 @@ _LARGEST = float(np.finfo(np.float32).max)
 def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
     ids = list_column([ids for ids, _ in rows], pa.int64())
     values = np.fromiter(chain.from_iterable(values for _, values in rows), np.float32, len(ids.values))
-    return feature_columns(Ragged(ids.offsets.to_numpy().astype(np.int64), ids.values.to_numpy(), values))
+    return feature_columns(SparseRows(ids.values.to_numpy(), values, ids.offsets.to_numpy().astype(np.int64)))
 
 
-def feature_columns(found: Ragged) -> list[pa.Array]:
+def feature_columns(found: SparseRows) -> list[pa.Array]:
     """The columns feature_ids and feature_values of rows of features."""
     kept = merge_features(found)
     return [
-        parquet.list_array(kept.indices.astype(np.int32), kept.offsets, pa.int32()),
+        parquet.list_array(kept.ids.astype(np.int32), kept.offsets, pa.int32()),
         parquet.list_array(kept.values, kept.offsets, pa.float32()),
     ]
 

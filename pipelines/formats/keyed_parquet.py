@@ -13,9 +13,10 @@ from pipelines.formats.base import Parsed, labels_schema, pairs_schema, points_s
 from pipelines.formats.fields import Fields
 from pipelines.formats.keyed_lines import feature_columns
 from pipelines.formats.rejects import Reason, Reject
-from pipelines.formats.sparse import Ragged, merge_labels
+from pipelines.formats.sparse import merge_labels
 from schemas import storage
 from schemas.errors import InputError
+from schemas.ragged import SparseRows
 
 
 def read_schema(url: str) -> pa.Schema:
@@ -169,13 +170,11 @@ class _Rows:
             self._note(int(owner[entry]), reject.reason, reject.detail)
         sorted_keys = keys.unique().sort()
         index = pc.index_in(keys, value_set=sorted_keys).to_numpy().astype(np.int64)
-        once, merged = merge_labels(Ragged(offsets, index, np.ones(len(index), np.float32)))
+        once, merged = merge_labels(SparseRows(index, np.ones(len(index), np.float32), offsets))
         self._reject(
             pa.array(np.diff(once.offsets) == 0), Reason.NO_LABELS, f"the point has no labels ({name} is empty)"
         )
-        named = pa.ListArray.from_arrays(
-            pa.array(once.offsets.astype(np.int32)), sorted_keys.take(pa.array(once.indices))
-        )
+        named = pa.ListArray.from_arrays(pa.array(once.offsets.astype(np.int32)), sorted_keys.take(pa.array(once.ids)))
         return [named, pa.array(merged)]
 
     def features(self, fields: Fields) -> list[pa.Array]:
@@ -206,7 +205,7 @@ class _Rows:
         self._reject_owners(owner[beyond], Reason.FEATURE_OUT_OF_RANGE, f"{fields.feature_ids} must be in [0, 2^31)")
         good = ~(wrong | beyond)
         safe = np.where(good, number, 0).astype(np.int64), np.where(good, values, 0).astype(np.float32)
-        return feature_columns(Ragged(offsets, *safe))
+        return feature_columns(SparseRows(*safe, offsets))
 
     def positive(self, name: str) -> np.ndarray:
         """Whether each number of a column is above 0: bool [B]."""

@@ -14,9 +14,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from pipelines.formats.sparse import Ragged
 from schemas import storage
 from schemas.errors import InputError, StorageError
+from schemas.ragged import SparseRows
 
 _MEMBERS = ("format", "shape", "indptr", "indices", "data")
 _SMALL = 1 << 10  # entries of `format` and `shape`; more is no such array
@@ -30,7 +30,7 @@ def read_shape(url: str) -> tuple[int, int]:
         return _shape(url, arrays)
 
 
-def read_rows(url: str, block_rows: int) -> Iterator[Ragged]:
+def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
     """Rows of the matrix at `url`, `block_rows` at a time (the last may be fewer), entries in the file's order.
 
     Values that a 32-bit float does not hold come out as infinities or NaN. Raises InputError, StorageError.
@@ -60,7 +60,7 @@ def read_rows(url: str, block_rows: int) -> Iterator[Ragged]:
             if len(wrong):
                 row = first + int(np.searchsorted(offsets - start, wrong[0], "right")) - 1
                 raise _damaged(url, f"row {row} has column {named[wrong[0]]} of {columns:,}")
-            yield Ragged(offsets - start, named, values)
+            yield SparseRows(named, values, offsets - start)
             start = int(offsets[-1])
         if start != indices.length:
             raise _damaged(url, f"indptr ends with {start:,}, but there are {indices.length:,} entries")

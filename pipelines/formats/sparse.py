@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.formats import records
+from schemas.ragged import SparseRows
 
 MAX_DIGITS = 18  # of an index: what int64 holds for certain
 _SHOWN = 200
@@ -20,29 +21,7 @@ _PAIR = re.compile(rb"[0-9]{1,18}:[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-
 _INDEX = re.compile(rb"[0-9]{1,18}")
 
 
-@dataclass(frozen=True)
-class Ragged:
-    """Rows of (index, value): row i is the half-open range [offsets[i], offsets[i + 1]).
-
-    `offsets` int64 [B + 1], starting at 0; `indices` int64 [V], not negative; `values` float32 [V], finite.
-    """
-
-    offsets: np.ndarray
-    indices: np.ndarray
-    values: np.ndarray
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The row of each entry: int64 [V]."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
-
-    def keep(self, mask: np.ndarray) -> "Ragged":
-        """The entries where `mask` [V] is true, in their rows."""
-        counts = np.concatenate([[0], np.cumsum(mask)])
-        return Ragged(counts[self.offsets], self.indices[mask], self.values[mask])
-
-
-def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[Ragged, dict[int, str]]:
+def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
     """Lines [B] of fields `index:value` that spaces or tabs separate, to (rows [B], what is wrong by line).
 
     A line that is wrong gives an empty row. Order and repetitions inside a row stay as they are.
@@ -52,17 +31,17 @@ def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[Ragged, dict[int, str]]:
     return finite, wrong | beyond
 
 
-def parse_indices(lines: pa.LargeBinaryArray) -> tuple[Ragged, dict[int, str]]:
+def parse_indices(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
     """Lines [B] of indices that commas separate, to (rows [B] with every value 1, what is wrong by line)."""
     return _parse(lines, _indices, _wrong_index)
 
 
-def only_finite(found: Ragged) -> tuple[Ragged, dict[int, str]]:
+def only_finite(found: SparseRows) -> tuple[SparseRows, dict[int, str]]:
     """(the rows, those with a value that is not finite emptied; what is wrong with these)."""
     finite = np.isfinite(found.values)
     if finite.all():
         return found, {}
-    rows = found.rows
+    rows = found.row_of()
     wrong = np.unique(rows[~finite])
     kept = found.keep(~np.isin(rows, wrong))
     return kept, dict.fromkeys(wrong.tolist(), "a value is beyond what a 32-bit float holds")
@@ -90,24 +69,24 @@ def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.La
     return as_lines(data[head], heads), as_lines(data[~head], offsets - heads)
 
 
-def sort_rows(found: Ragged) -> Ragged:
+def sort_rows(found: SparseRows) -> SparseRows:
     """The same rows with ascending indices; entries of one index keep their order."""
-    rows = found.rows
-    if not len(rows) or not ((np.diff(found.indices) <= 0) & (rows[1:] == rows[:-1])).any():
+    rows = found.row_of()
+    if not len(rows) or not ((np.diff(found.ids) <= 0) & (rows[1:] == rows[:-1])).any():
         return found
-    order = np.lexsort((found.indices, rows))
-    return Ragged(found.offsets, found.indices[order], found.values[order])
+    order = np.lexsort((found.ids, rows))
+    return SparseRows(found.ids[order], found.values[order], found.offsets)
 
 
-def merge_labels(found: Ragged) -> tuple[Ragged, np.ndarray]:
+def merge_labels(found: SparseRows) -> tuple[SparseRows, np.ndarray]:
     """(rows of labels, sorted, once each; how many each row named again: int32 [B]). A label has a positive value."""
     found = sort_rows(found.keep(found.values > 0))
     again = _again(found)
-    merged = np.bincount(found.rows[again], minlength=len(found.offsets) - 1).astype(np.int32)
+    merged = np.bincount(found.row_of()[again], minlength=found.rows).astype(np.int32)
     return found.keep(~again), merged
 
 
-def merge_features(found: Ragged) -> Ragged:
+def merge_features(found: SparseRows) -> SparseRows:
     """Rows of features, sorted, once each; the values of a feature that a row names again are added up, in order."""
     found = sort_rows(found)
     again = _again(found)
@@ -117,7 +96,7 @@ def merge_features(found: Ragged) -> Ragged:
     sums = np.add.reduceat(found.values.astype(np.float64), first)
     limit = np.finfo(np.float32).max
     once = found.keep(~again)
-    return Ragged(once.offsets, once.indices, np.clip(sums, -limit, limit).astype(np.float32))
+    return once._replace(values=np.clip(sums, -limit, limit).astype(np.float32))
 
 
 def as_numpy(lines: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
@@ -134,19 +113,19 @@ def as_lines(data: np.ndarray, offsets: np.ndarray) -> pa.LargeBinaryArray:
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
-def _again(found: Ragged) -> np.ndarray:
+def _again(found: SparseRows) -> np.ndarray:
     """Whether each entry of sorted rows [V] has the index of the one before it in its row."""
-    again = np.zeros(len(found.indices), bool)
-    rows = found.rows
-    again[1:] = (found.indices[1:] == found.indices[:-1]) & (rows[1:] == rows[:-1])
+    again = np.zeros(len(found.ids), bool)
+    rows = found.row_of()
+    again[1:] = (found.ids[1:] == found.ids[:-1]) & (rows[1:] == rows[:-1])
     return again
 
 
 def _parse(
     lines: pa.LargeBinaryArray,
-    fast: Callable[[np.ndarray, np.ndarray], Ragged | None],
+    fast: Callable[[np.ndarray, np.ndarray], SparseRows | None],
     what_is_wrong: Callable[[bytes], str | None],
-) -> tuple[Ragged, dict[int, str]]:
+) -> tuple[SparseRows, dict[int, str]]:
     found = fast(*as_numpy(lines))
     if found is not None:
         return found, {}
@@ -205,7 +184,7 @@ def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fiel
     return _Fields(text, start, lengths, np.searchsorted(start, offsets), kind, marks)
 
 
-def _pairs(data: np.ndarray, offsets: np.ndarray) -> Ragged | None:
+def _pairs(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
     fields = _fields(data, offsets, _PAIR_BYTES)
     if fields is None or len(fields.kind) != 2 * fields.marks:
         return None
@@ -220,10 +199,10 @@ def _pairs(data: np.ndarray, offsets: np.ndarray) -> Ragged | None:
         values = fields.text.take(pa.array(even + 1)).cast(pa.float32())
     except pa.ArrowInvalid:
         return None
-    return Ragged(fields.first // 2, indices.to_numpy().astype(np.int64), values.to_numpy())
+    return SparseRows(indices.to_numpy().astype(np.int64), values.to_numpy(), fields.first // 2)
 
 
-def _indices(data: np.ndarray, offsets: np.ndarray) -> Ragged | None:
+def _indices(data: np.ndarray, offsets: np.ndarray) -> SparseRows | None:
     fields = _fields(data, offsets, _INDEX_BYTES)
     if fields is None or (fields.kind == _SPACE).any() or fields.lengths.max(initial=0) > MAX_DIGITS:
         return None
@@ -234,7 +213,7 @@ def _indices(data: np.ndarray, offsets: np.ndarray) -> Ragged | None:
     ):
         return None
     indices = fields.text.cast(pa.uint64()).to_numpy().astype(np.int64)
-    return Ragged(fields.first, indices, np.ones(len(indices), np.float32))
+    return SparseRows(indices, np.ones(len(indices), np.float32), fields.first)
 
 
 def _wrong_pair(line: bytes) -> str | None:

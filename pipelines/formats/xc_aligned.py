@@ -13,9 +13,9 @@ from pipelines.formats import sparse
 from pipelines.formats.aligned_files import FEATURES, JSON, TEXT, first_line_of_rows, read_nothing, read_part
 from pipelines.formats.base import LABELS, Context, Parsed, Part, labels_schema, points_schema
 from pipelines.formats.rejects import Reason, Reject
-from pipelines.formats.sparse import Ragged
 from pipelines.formats.xc_raw import XcRaw
 from schemas.errors import InputError
+from schemas.ragged import SparseRows
 from schemas.shard_files import parquet
 
 _JSON = XcRaw()
@@ -104,7 +104,7 @@ class Rows:
                     self.reject(TEXT, row, Reason.NOT_UNICODE, f"byte {error.start} is not UTF-8")
             return pa.array(texts, pa.string())
 
-    def matrix(self, role: str) -> Ragged:
+    def matrix(self, role: str) -> SparseRows:
         """The rows of the matrix in the file of `role`. Raises InputError: an index is not below the columns."""
         if f"{role}.indices" in self._raw.schema.names:
             found, wrong = sparse.only_finite(_ragged(self._raw, role))
@@ -112,34 +112,34 @@ class Rows:
             found, wrong = sparse.parse_pairs(self._raw[role])
         return self.checked(role, role, found, wrong)
 
-    def checked(self, what: str, role: str, found: Ragged, wrong: Mapping[int, str]) -> Ragged:
+    def checked(self, what: str, role: str, found: SparseRows, wrong: Mapping[int, str]) -> SparseRows:
         """`found`, of the file of `role`; its `wrong` rows are rejected, indices compared with the header's `what`."""
         for row, detail in wrong.items():
             self.reject(role, row, Reason.MALFORMED, detail)
         columns = int((self._raw.schema.metadata or {})[what.encode()])
         url = self._part.files[role]
-        beyond = np.flatnonzero(found.indices >= columns)
+        beyond = np.flatnonzero(found.ids >= columns)
         if len(beyond):
-            line = self._first + first_line_of_rows(role, url) + int(found.rows[beyond[0]])
+            line = self._first + first_line_of_rows(role, url) + int(found.row_of()[beyond[0]])
             raise InputError(
-                f"{url}, line {line}: index {found.indices[beyond[0]]} is beyond the {columns} {what} that the header "
+                f"{url}, line {line}: index {found.ids[beyond[0]]} is beyond the {columns} {what} that the header "
                 "states (indices start at 0). Mend the line; or the header, which may state more than are used, but "
                 "not fewer."
             )
         return found
 
-    def labels(self, role: str, found: Ragged) -> tuple[pa.Array, pa.Array]:
+    def labels(self, role: str, found: SparseRows) -> tuple[pa.Array, pa.Array]:
         """The columns label_ids and merged [B]; a point without labels is rejected."""
         kept, merged = sparse.merge_labels(found)
         for row in np.flatnonzero(np.diff(kept.offsets) == 0).tolist():
             self.reject(role, row, Reason.NO_LABELS, "the point has no labels")
-        return parquet.list_array(kept.indices, kept.offsets, pa.int64()), pa.array(merged)
+        return parquet.list_array(kept.ids, kept.offsets, pa.int64()), pa.array(merged)
 
-    def features(self, found: Ragged) -> list[pa.Array]:
+    def features(self, found: SparseRows) -> list[pa.Array]:
         """The columns feature_ids and feature_values [B]."""
         kept = sparse.merge_features(found)
         return [
-            parquet.list_array(kept.indices.astype(np.int32), kept.offsets, pa.int32()),
+            parquet.list_array(kept.ids.astype(np.int32), kept.offsets, pa.int32()),
             parquet.list_array(kept.values, kept.offsets, pa.float32()),
         ]
 
@@ -171,9 +171,9 @@ def _feature_fields() -> list[pa.Field]:
     return [field for field in labels_schema(features=True) if field.name.startswith("feature_")]
 
 
-def _ragged(raw: pa.RecordBatch, role: str) -> Ragged:
+def _ragged(raw: pa.RecordBatch, role: str) -> SparseRows:
     indices, values = raw[f"{role}.indices"], raw[f"{role}.values"]
     offsets = indices.offsets.to_numpy().astype(np.int64)
     named = indices.values.to_numpy()[offsets[0] : offsets[-1]]
     starts = values.offsets.to_numpy()
-    return Ragged(offsets - offsets[0], named, values.values.to_numpy()[starts[0] : starts[-1]])
+    return SparseRows(named, values.values.to_numpy()[starts[0] : starts[-1]], offsets - offsets[0])

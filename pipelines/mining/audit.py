@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schemas.ragged import contains
+from schemas.ragged import Ragged
 from search.block import Block
 from search.candidates import merge, unpack
 from search.exclusions import Exclusions, positive_scores, search_negatives
@@ -69,7 +69,7 @@ def measure(table: np.ndarray, audit: Audit) -> dict[str, Any]:
     found, scores = unpack(table)
     hardest = scores.max(axis=1, initial=-np.inf)
     wanted, _ = unpack(audit.exact)
-    hits = contains(wanted.reshape(-1), np.arange(len(wanted) + 1) * wanted.shape[1], found).sum()
+    hits = Ragged.from_matrix(wanted).contains(found).sum()
     weakest = weakest_positives(len(table), audit)
     has_positive = np.isfinite(weakest)
     above = hardest[has_positive] > weakest[has_positive]

@@ -8,7 +8,7 @@ from pipelines.common.aligned import Source
 from schemas.errors import ExtremisError
 from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest
-from schemas.ragged import contains
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import matrix_column, open_shard
 from schemas.shard_files.shards import read_group
 from schemas.storage import join
@@ -52,7 +52,7 @@ def overlaps(previous: Previous, shard: int, rows: np.ndarray, keys: np.ndarray)
                 here = rows // size == group
                 table = read_group(file, int(group), ["label_ids"], join(previous.url, entry.path))
                 old = matrix_column(table, "label_ids")[rows[here] - group * size]
-                both = contains(np.sort(old, axis=1).reshape(-1), np.arange(len(old) + 1) * old.shape[1], found[here])
+                both = Ragged.from_matrix(np.sort(old, axis=1)).contains(found[here])
                 held = (found[here] >= 0).sum(axis=1)
                 shares.append(both.sum(axis=1)[held > 0] / held[held > 0])
     except (ExtremisError, IndexError):

@@ -185,7 +185,7 @@ def _gathered(held: list[tuple[np.ndarray, Exclusions]], most: int) -> list[tupl
     for queries, exclusions in held:
         if gathered and len(gathered[-1][0]) + len(queries) <= most:
             before, theirs = gathered[-1]
-            gathered[-1] = (np.concatenate([before, queries]), theirs.stack(exclusions))
+            gathered[-1] = (np.concatenate([before, queries]), theirs.concat(exclusions))
         else:
             gathered.append((queries, exclusions))
     return gathered

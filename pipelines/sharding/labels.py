@@ -161,7 +161,7 @@ def count_tokens(table: pa.Table) -> Counter[str]:
     empty = np.ones(table.num_rows, bool)
     for name, counted in (("input_ids", "tokens"), ("feature_ids", "features")):
         if name in table.column_names:
-            lengths = np.diff(parquet.list_column(table, name)[1])
+            lengths = parquet.list_column(table, name).counts
             counts[counted] = int(lengths.sum())
             empty &= lengths == 0
     counts["empty_texts"] = int(empty.sum())

@@ -57,7 +57,7 @@ def attach_filters(batch: pa.RecordBatch, pairs: np.ndarray | None, plan: Querie
 
 def without_labels(table: pa.Table, sources: Mapping[int, str]) -> tuple[pa.Table, list[Reject]]:
     """Ordered rows that have a label, and rejects for the others."""
-    empty = np.diff(parquet.list_column(table, "label_ids")[1]) == 0
+    empty = parquet.list_column(table, "label_ids").counts == 0
     if not empty.any():
         return table, []
     rejects = [

@@ -150,7 +150,7 @@ class OrderShard(beam.DoFn):
         yield TaggedOutput(SUMMARY, reported(plan.source, rejects, self._staged, counters={plan.name: counters}))
         yield TaggedOutput(SIZES, (shard, table.num_rows))
         first = first_ids(label_sizes, self._label_shards)
-        counts = count_labels(parquet.list_column(table, "label_ids")[0], first)
+        counts = count_labels(parquet.list_column(table, "label_ids").values, first)
         for place in self._exchange.send(counts):
             yield TaggedOutput(FREQUENCIES, place)
         for place in self._exchange.send([(shard, one_batch(table))]):
@@ -207,9 +207,9 @@ def _count(table: pa.Table) -> Counter[str]:
     counts.update(
         rows_out=table.num_rows,
         truncated=int(np.count_nonzero(table["truncated"].to_numpy())),
-        labels=len(parquet.list_column(table, "label_ids")[0]),
+        labels=len(parquet.list_column(table, "label_ids").values),
         labels_merged=int(table["merged"].to_numpy().sum()),
     )
     if "filter_label_ids" in table.column_names:
-        counts["filter_pairs_applied"] = len(parquet.list_column(table, "filter_label_ids")[0])
+        counts["filter_pairs_applied"] = len(parquet.list_column(table, "filter_label_ids").values)
     return counts

@@ -15,7 +15,7 @@ from schemas import checksums, storage
 from schemas.checksums import crc32
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard
-from schemas.ragged import no_entries
+from schemas.ragged import Ragged
 from schemas.shard_files import ranges
 from schemas.shard_files.ranges import VERIFIED, Access, Mapped, Pieces, PiecesFile, Range, Source
 from schemas.storage import join
@@ -281,18 +281,18 @@ def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return np.asarray(shard, np.int64), np.asarray(group, np.int64), first
 
 
-def list_column(table: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(values [V], offsets [rows + 1]) of a list column as NumPy; offsets int64, starting at 0."""
+def list_column(table: pa.Table, name: str) -> Ragged:
+    """Return a list column as NumPy; offsets int64, starting at 0."""
     column = _array(table, name)
     offsets = column.offsets.to_numpy().astype(np.int64)
     values = column.values.to_numpy(zero_copy_only=False)
-    return values[offsets[0] : offsets[-1]], offsets - offsets[0]
+    return Ragged(values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-def filters_of(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """As `list_column`, the label ids that queries' predictions are struck of; none where there is no such column."""
+def filters_of(table: pa.Table) -> Ragged:
+    """Return the label ids that are removed from each query's predictions; none where there is no such column."""
     name = "filter_label_ids"
-    return list_column(table, name) if name in table.column_names else no_entries(table.num_rows)
+    return list_column(table, name) if name in table.column_names else Ragged.empty(table.num_rows)
 
 
 def matrix_column(table: pa.Table, name: str) -> np.ndarray:

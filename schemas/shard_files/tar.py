@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from schemas.ragged import Ragged
+
 BLOCK = 512
 END = bytes(2 * BLOCK)  # two zero blocks end an archive
 ID_DIGITS = 12
@@ -57,14 +59,14 @@ def members_of(schema: pa.Schema) -> list[Member]:
     return [_member(field) for field in schema if field.name != "query_id"]
 
 
-def encode(ids: np.ndarray, columns: Mapping[str, tuple[np.ndarray, np.ndarray]], members: list[Member]) -> np.ndarray:
-    """Samples as tar blocks: ids int64 [B], and of each column values [V] with offsets [B + 1] -> uint8 [bytes].
+def encode(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[Member]) -> np.ndarray:
+    """Lay samples out as tar blocks: ids int64 [B] and B rows of each column -> uint8 [bytes].
 
     Raises ValueError where an id has more than 12 digits.
     """
     if ids.size and not 0 <= ids.min() <= ids.max() < 10**ID_DIGITS:
         raise ValueError(f"a sample's key has {ID_DIGITS} digits; got ids in [{ids.min()}, {ids.max()}]")
-    counts = {name: np.diff(offsets) for name, (_, offsets) in columns.items()}
+    counts = {name: column.counts for name, column in columns.items()}
     layout = Layout.of(members, counts)
     blocks = np.zeros((layout.blocks, BLOCK), np.uint8)
     digits = _decimal(ids)

@@ -22,6 +22,7 @@ from schemas import checksums, storage
 from schemas.checksums import crc32
 from schemas.layout import shard_name
 from schemas.manifest import Shard
+from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges, tar
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, Range, Source
@@ -156,7 +157,7 @@ class TarShard:
         if name == "query_id":
             return pa.array(np.arange(group.first_id, group.first_id + group.rows))
         number = next(number for number, member in enumerate(self._members) if member.column == name)
-        offsets = np.concatenate([[0], np.cumsum(group.counts[name], dtype=np.int64)])
+        offsets = offsets_of(group.counts[name])
         values = tar.gather(data, group.layout, number, self._members[number], offsets)
         if self._verify and crc32(values.data) != group.crc32[name]:
             raise ValueError(f"the values of {name} do not match their CRC-32")
@@ -204,12 +205,12 @@ def _index(source: Source, length: int, expected: str | None, verify: bool) -> p
     return content
 
 
-def _columns(rows: pa.Table, members: list[tar.Member]) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Ids [B], and each member's values [V] and offsets [B + 1]."""
+def _columns(rows: pa.Table, members: list[tar.Member]) -> tuple[np.ndarray, dict[str, Ragged]]:
+    """Return ids [B], and the column of each member."""
     return rows.column("query_id").to_numpy(), {member.column: _ragged(rows, member.column) for member in members}
 
 
-def _ragged(rows: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _ragged(rows: pa.Table, name: str) -> Ragged:
     if pa.types.is_string(rows.schema.field(name).type):
         rows = pa.table({name: _as_bytes(rows.column(name))})
     return list_column(rows, name)

@@ -31,7 +31,7 @@ def test_tables_hold_distinct_labels_a_row_in_the_order_of_the_pieces(world: Wor
     queries, negatives = (np.concatenate([_ids(file) for file in files]) for files in world.files())
     np.testing.assert_array_equal(queries, np.arange(9_000))
     np.testing.assert_array_equal(negatives, queries)
-    positives = list_column(points, "label_ids")[0].reshape(-1, POSITIVES)
+    positives = list_column(points, "label_ids").values.reshape(-1, POSITIVES)
     labels = np.sort(np.hstack([positives, matrix_column(mined, "label_ids")]), axis=1)
     assert (np.diff(labels, axis=1) > 0).all()
     assert labels.min() >= 0

@@ -46,7 +46,7 @@ def truth(data: Path, split: str = "test") -> pa.Table:
 
 def metrics(data: Path, top: np.ndarray) -> dict[str, float]:
     found = Metrics(KS, label_statistics(DataLayout(str(data))).inverse_propensity)
-    found.update(top, *list_column(truth(data), "label_ids"))
+    found.update(top, list_column(truth(data), "label_ids"))
     return found.result()
 
 

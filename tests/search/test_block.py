@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.ragged import Ragged
 from search.block import Block, score, search, search_exactly
 from search.candidates import best, merge, unpack
 from search.effort import Effort, apply
-from search.exclusions import Dropped, Exclusions, Ragged, search_negatives
+from search.exclusions import Dropped, Exclusions, search_negatives
 from search.factory import Factory
 from search.index import build
 from tests.pipelines.mining.world import brute_force, random_rows
@@ -120,7 +121,8 @@ def test_ragged_rows_are_taken_and_counted_as_lists_are(rows, data):
     assert [taken.values[a:b].tolist() for a, b in zip(taken.offsets[:-1], taken.offsets[1:], strict=True)] == [
         rows[i] for i in picked
     ]
-    assert column.count_in(10, 40).tolist() == [sum(10 <= value < 40 for value in row) for row in rows]
+    counts = Exclusions(column, Ragged.empty(len(rows))).count_in(10, 40)
+    assert counts.tolist() == [sum(10 <= value < 40 for value in row) for row in rows]
 
 
 def test_approximate_search_scores_as_exact_search_does():

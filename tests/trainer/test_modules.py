@@ -9,7 +9,7 @@ import torch
 
 from schemas.errors import InputError
 from schemas.layout import RunLayout
-from schemas.ragged import no_entries
+from schemas.ragged import Ragged
 from tests.builders import SmallData, build_data
 from tests.training import Killed, silent, train, with_sections
 from trainer.config import Recipe, load_recipe
@@ -112,10 +112,10 @@ def test_embeddings_of_other_tables_are_forgotten(data: SmallData, first: str, t
     batch = next(iter(trainer.stream))
     x = kept.of(batch)
     kept.begin(train_split)
-    assert torch.equal(kept.of(Batch(0, 0, batch.rows, batch.inputs.slice(0, 0), *no_entries(0))), x)
+    assert torch.equal(kept.of(Batch(0, 0, batch.rows, batch.inputs.slice(0, 0), *Ragged.empty(0))), x)
     kept.begin(test_split)
     few = batch.inputs.slice(1, 3)
-    of_others = kept.of(Batch(0, 0, np.array([0, 1]), few, *no_entries(2)))
+    of_others = kept.of(Batch(0, 0, np.array([0, 1]), few, *Ragged.empty(2)))
     torch.testing.assert_close(of_others, x[1:3])
 
 

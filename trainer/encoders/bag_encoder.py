@@ -9,7 +9,8 @@ import torch
 from pydantic import Field, model_validator
 
 from schemas.errors import TableError
-from schemas.randomness import generator
+from schemas.ragged import SparseRows
+from schemas.randomness import InitialWeights, Purpose, generator
 from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
 from trainer.encoders.base import (
@@ -23,7 +24,7 @@ from trainer.encoders.base import (
     reduce_parameters,
 )
 from trainer.encoders.embedding_bag import BagGradients, BagInputs
-from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
+from trainer.encoders.features import bag_of_ngrams, inverse_document_frequency, side_by_side, unit, weighted
 from trainer.encoders.residual import Residual
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
@@ -77,16 +78,13 @@ class BagEncoder(Encoder):
         self._features = self._sparse_from + (features if reads_features else 0)
         weight = torch.empty(self._features, config.dimension)
         spread = config.initial_scale / math.sqrt(config.dimension)
-        weight.normal_(0, spread, generator=torch_generator(seed, "initial weights", 1))
+        weight.normal_(0, spread, generator=torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.EMBEDDING))
         self._table = RowMatrix(weight, RowOptimizer(config.optimizer))
         self._weights = torch.ones(self._features)
         self._weights[self._vocabulary : self._sparse_from] = config.ngram_weight
         self._weights[self._sparse_from :] = config.feature_weight
-        self._dense = (
-            Residual(config.dimension, config.hidden, torch_generator(seed, "initial weights", 2))
-            if config.residual
-            else None
-        )
+        draw_dense = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.DENSE)
+        self._dense = Residual(config.dimension, config.hidden, draw_dense) if config.residual else None
         self._dense_optimizer = (
             None
             if self._dense is None
@@ -113,8 +111,8 @@ class BagEncoder(Encoder):
         documents = 0
         for inputs in rows:
             found = self._bag(inputs)
-            frequency += np.bincount(found.features, minlength=self._features)
-            documents += sum(group.sizes(len(found.offsets) - 1))
+            frequency += np.bincount(found.ids, minlength=self._features)
+            documents += sum(group.sizes(found.rows))
             if documents >= self._config.idf_rows:
                 break
         group.sum(torch.from_numpy(frequency))
@@ -131,13 +129,13 @@ class BagEncoder(Encoder):
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
     ) -> BagInputs:
-        rows, first = self._bag(inputs).weighted(self._weights.numpy()), 0
+        rows, first = weighted(self._bag(inputs), self._weights.numpy()), 0
         if self._config.unit_features:
-            rows = rows.unit()
+            rows = unit(rows)
         if dropout_key is not None:
-            first = before(len(rows.offsets) - 1)
+            first = before(rows.rows)
             rows = self._dropped(rows, dropout_key, before)
-        return BagInputs.of(rows.features, rows.weights, rows.offsets, first)
+        return BagInputs.of(rows, first)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         rows = self._table.gather(inputs.ids)
@@ -201,10 +199,10 @@ class BagEncoder(Encoder):
         share = self._config.feature_dropout
         if not share:
             return rows
-        first = before(len(rows.features))
-        drawn = generator(self._seed, "feature dropout", *dropout_key).random(first + len(rows.features))
-        rows = rows.where(drawn[first:] >= share)
-        return SparseRows(rows.features, rows.weights / np.float32(1 - share), rows.offsets)
+        first = before(len(rows.ids))
+        drawn = generator(self._seed, Purpose.FEATURE_DROPOUT, *dropout_key).random(first + len(rows.ids))
+        rows = rows.keep(drawn[first:] >= share)
+        return rows._replace(values=rows.values / np.float32(1 - share))
 
     def _bag(self, inputs: Inputs) -> SparseRows:
         """A row's features and their weights before IDF."""
@@ -227,7 +225,7 @@ class BagEncoder(Encoder):
     def _ngrams(self, inputs: Inputs) -> SparseRows:
         assert inputs.tokens is not None, "these rows were read without tokens"
         return bag_of_ngrams(
-            *inputs.tokens,
+            inputs.tokens,
             ngrams=self._config.ngrams,
             vocabulary=self._vocabulary,
             buckets=self._config.buckets,
@@ -238,5 +236,5 @@ class BagEncoder(Encoder):
             x = self._dense(x)
         x = finish(x, normalize=self._config.normalize, scale=self._config.scale)
         if dropout_key is not None and self._config.dropout:
-            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key), first)
+            x = drop(x, self._config.dropout, torch_generator(self._seed, Purpose.DROPOUT, *dropout_key), first)
         return x

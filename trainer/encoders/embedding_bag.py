@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding_bag
 
+from schemas.ragged import SparseRows, offsets_of
 from trainer.group import Group
 from trainer.rows.matrix import RowMatrix
 from trainer.rows.sparse_products import sparse_product
@@ -27,10 +28,10 @@ class BagInputs:
     first: int = 0
 
     @classmethod
-    def of(cls, features: np.ndarray, weights: np.ndarray, offsets: np.ndarray, first: int = 0) -> "BagInputs":
-        """Of a feature and its weight an entry [V], row by row: `offsets` [B + 1]."""
-        ids, column = np.unique(features, return_inverse=True)
-        return cls(ids, torch.from_numpy(column), torch.from_numpy(weights), torch.from_numpy(offsets), first)
+    def of(cls, rows: SparseRows, first: int = 0) -> "BagInputs":
+        """Number the distinct features of B rows."""
+        ids, column = np.unique(rows.ids, return_inverse=True)
+        return cls(ids, torch.from_numpy(column), torch.from_numpy(rows.values), torch.from_numpy(rows.offsets), first)
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Of weight * rows[column] over the entries of each row: rows [U, D] -> [B, D]."""
@@ -110,7 +111,7 @@ class BagGradients:
             summed = _RowGradients(_ids_of(waiting), self._table.shape[1])
             for piece in pieces:
                 features, weights, counts, grad = self._together(piece)
-                summed.add(BagInputs.of(features, weights, _offsets(counts)), grad)
+                summed.add(BagInputs.of(SparseRows(features, weights, offsets_of(counts))), grad)
         if summed is not None:
             rows = self._table.gather(summed.ids)
             rows.grad = summed.total
@@ -120,7 +121,7 @@ class BagGradients:
             return None
         if len(came) > 1:
             features, weights, counts, grad = self._together(came)
-            inputs, rows = BagInputs.of(features, weights, _offsets(counts)), grad[:0]
+            inputs, rows = BagInputs.of(SparseRows(features, weights, offsets_of(counts))), grad[:0]
         else:
             inputs, rows, grad = came[0].inputs, came[0].rows, came[0].grad  # type: ignore[assignment]
         if len(rows) != len(inputs.ids):
@@ -150,7 +151,7 @@ class BagGradients:
             features.astype(np.int32), weights, counts, np.array([len(pieces)], np.int32)
         )
         return (
-            BagInputs.of(features.astype(np.int64), weights, _offsets(counts)),
+            BagInputs.of(SparseRows(features.astype(np.int64), weights, offsets_of(counts))),
             group.gather(grad),
             int(numbers.max()),
         )
@@ -183,7 +184,3 @@ def _ids_of(waiting: list[_Waiting]) -> np.ndarray:
     """The distinct features of all that has come back, ascending."""
     every = [one.inputs.ids for one in waiting if one.grad is not None]
     return np.unique(np.concatenate([np.empty(0, np.int64), *every]))
-
-
-def _offsets(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

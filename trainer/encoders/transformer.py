@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from schemas.errors import InputError
-from schemas.randomness import torch_seed
+from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
 from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
@@ -78,8 +78,9 @@ class TransformerEncoder(Encoder):
         self.dimension = config.dimension
         self._bottleneck = nn.Linear(hidden, config.dimension) if config.bottleneck else None
         if self._bottleneck is not None:
+            draw = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.DENSE)
             with torch.no_grad():
-                self._bottleneck.weight.normal_(0, hidden**-0.5, generator=torch_generator(seed, "initial weights", 2))
+                self._bottleneck.weight.normal_(0, hidden**-0.5, generator=draw)
                 self._bottleneck.bias.zero_()
         self._modules = nn.ModuleDict({"model": self._model})
         if self._bottleneck is not None:
@@ -96,7 +97,7 @@ class TransformerEncoder(Encoder):
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
     ) -> PaddedInputs:
         assert inputs.tokens is not None, "a transformer reads tokens"
-        padded = pad_rows(*inputs.tokens, most=self._config.max_tokens)
+        padded = pad_rows(inputs.tokens, most=self._config.max_tokens)
         # An empty row attends to one pad.
         mask = padded._replace(lengths=padded.lengths.clamp(min=1)).attention_mask
         return PaddedInputs(padded.input_ids, mask, 0 if dropout_key is None else before(len(mask)))
@@ -110,10 +111,10 @@ class TransformerEncoder(Encoder):
         # The model's own dropout draws from torch's global generator: key it by the step, and leave it as it was.
         # Its masks are of padded batches: those of a part are its own, and not the part of the whole batch's.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(self._seed, "model dropout", *(*dropout_key, inputs.first)[:3]))
+            torch.manual_seed(torch_seed(self._seed, Purpose.MODEL_DROPOUT, *(*dropout_key, inputs.first)[:3]))
             x = self._embed(inputs)
         if self._config.dropout:
-            x = drop(x, self._config.dropout, torch_generator(self._seed, "dropout", *dropout_key), inputs.first)
+            x = drop(x, self._config.dropout, torch_generator(self._seed, Purpose.DROPOUT, *dropout_key), inputs.first)
         return x
 
     def reduce(self, group: Group) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from schemas.errors import InputError
-from schemas.ragged import contains
+from schemas.ragged import Ragged
 from trainer.evaluation.metrics import refuse_unknown
 
 BINS = 10
@@ -42,14 +42,14 @@ class Deciles:
         self._hits = np.zeros((max(self.ks), bins), dtype=np.int64)
         self._points = 0
 
-    def update(self, top: np.ndarray, positives_values: np.ndarray, positives_offsets: np.ndarray) -> None:
-        """Count one batch: top [B, K] label ids best first, -1 pads; positives as ragged rows of label ids.
+    def update(self, top: np.ndarray, positives: Ragged) -> None:
+        """Count one batch: top [B, K] label ids best first, -1 pads; positives are label ids.
 
         Raises InputError for a label id beyond L, ValueError for unequal rows.
         """
         top = top[:, : len(self._hits)]
-        refuse_unknown(top, positives_values[positives_offsets[0] : positives_offsets[-1]], len(self._bin))
-        row, rank = np.nonzero(contains(positives_values, positives_offsets, top))
+        refuse_unknown(top, positives.entries, len(self._bin))
+        row, rank = np.nonzero(positives.contains(top))
         np.add.at(self._hits, (rank, self._bin[top[row, rank]]), 1)
         self._points += len(top)
 

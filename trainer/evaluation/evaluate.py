@@ -10,7 +10,7 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.ragged import no_entries
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import iterate
 from trainer.config import Train
@@ -154,19 +154,19 @@ class Scorer:
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
                 break
-            strike = filters_of(rows) if filter else no_entries(rows.num_rows)
-            filtered += len(strike[0])
+            strike = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
+            filtered += len(strike.values)
             x = self._embed(rows)
             _, top = ranking.top_k(x, max(ks), strike, seen_labels)
             positives = list_column(rows, "label_ids")
-            metrics.update(top, *positives)
+            metrics.update(top, positives)
             if deciles is not None:
-                deciles.update(top, *positives)
+                deciles.update(top, positives)
             if apart is not None:
-                having, *own = apart.positives(*positives)
-                strike = filters_of(rows.take(pa.array(having))) if filter else no_entries(len(having))
+                having, own = apart.select(positives)
+                strike = filters_of(rows.take(pa.array(having))) if filter else Ragged.empty(len(having))
                 _, theirs = ranking.top_k(x[having], max(ks), strike, apart.labels)
-                apart.update(theirs, top[having], *own)
+                apart.update(theirs, top[having], own)
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)

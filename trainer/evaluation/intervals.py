@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import InputError
+from schemas.randomness import Purpose, generator
 from trainer.evaluation.metrics import Contributions, Metrics
 
 _WEIGHTS = 1 << 22  # entries of one chunk of weights [S, N], 32 MiB
@@ -64,6 +65,6 @@ def _weights(points: int, resamples: int, seed: int) -> Iterator[tuple[int, np.n
     for start in range(0, resamples, rows):
         chunk = np.empty((min(rows, resamples - start), points))
         for row in range(len(chunk)):
-            generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, start + row]))
-            chunk[row] = np.bincount(generator.integers(points, size=points), minlength=points)
+            draw = generator(seed, Purpose.SAMPLE, 0, 0, start + row)
+            chunk[row] = np.bincount(draw.integers(points, size=points), minlength=points)
         yield start, chunk

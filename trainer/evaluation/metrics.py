@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.errors import InputError
-from schemas.ragged import contains
+from schemas.ragged import Ragged
 
 
 class Contributions(NamedTuple):
@@ -46,9 +46,9 @@ class Metrics:
         self._inverse_propensity = inverse_propensity
         self._batches: list[dict[str, Contributions]] = []
 
-    def update(self, top: np.ndarray, positives_values: np.ndarray, positives_offsets: np.ndarray) -> None:
+    def update(self, top: np.ndarray, positives: Ragged) -> None:
         """Count one batch; arguments and errors as for `contributions`."""
-        self._batches.append(contributions(top, positives_values, positives_offsets, self.ks, self._inverse_propensity))
+        self._batches.append(contributions(top, positives, self.ks, self._inverse_propensity))
 
     def contributions(self) -> dict[str, Contributions]:
         """Metric ("P@1", ...) -> each point's contributions [N] float32, in the order of the updates."""
@@ -78,25 +78,20 @@ def value(part: Contributions) -> float:
 
 
 def contributions(
-    top: np.ndarray,
-    positives_values: np.ndarray,
-    positives_offsets: np.ndarray,
-    ks: Sequence[int],
-    inverse_propensity: np.ndarray | None = None,
+    top: np.ndarray, positives: Ragged, ks: Sequence[int], inverse_propensity: np.ndarray | None = None
 ) -> dict[str, Contributions]:
     """What each point of a batch adds to each family of metrics, [B, len(ks)] float32.
 
-    `top` [B, K] int64: distinct label ids, best first, -1 pads, K of any width; positives: ragged rows of distinct
-    label ids, `positives_values` [V], `positives_offsets` [B + 1]; `inverse_propensity` [L] floating or None.
+    `top` [B, K] int64: distinct label ids, best first, -1 pads, K of any width; `positives`: distinct label ids of B
+    rows; `inverse_propensity` [L] floating or None.
     Raises InputError for a repeated label and for a label id beyond L, ValueError for unequal rows.
     """
     depth, at = max(ks), np.asarray(ks) - 1
     top = top[:, :depth]
-    positives = np.asarray(positives_values[positives_offsets[0] : positives_offsets[-1]])
-    counts = np.diff(positives_offsets)
+    counts = positives.counts
     _refuse_repeats(top)
 
-    hits = _widen(contains(positives_values, positives_offsets, top), depth).astype(np.float64)
+    hits = _widen(positives.contains(top), depth).astype(np.float64)
     discounts = 1 / np.log2(np.arange(2, depth + 2))
     attainable = np.minimum(np.maximum(counts, 1)[:, None], at + 1)
     ideal = np.cumsum(discounts)[attainable - 1]
@@ -110,9 +105,9 @@ def contributions(
         "R": (up_to_k(hits) / np.maximum(counts, 1)[:, None], None),
     }
     if inverse_propensity is not None:
-        refuse_unknown(top, positives, len(inverse_propensity))
+        refuse_unknown(top, positives.entries, len(inverse_propensity))
         gains = hits * _widen(inverse_propensity[np.maximum(top, 0)], depth)
-        best = _greatest(inverse_propensity[positives], counts, depth)
+        best = _greatest(inverse_propensity[positives.entries], counts, depth)
         families["PSP"] = (up_to_k(gains), up_to_k(best))
         families["PSnDCG"] = (up_to_k(gains * discounts) / ideal, up_to_k(best * discounts) / ideal)
     return {

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from schemas.ragged import no_entries
+from schemas.ragged import Ragged
 from trainer.evaluation.search import filtered_top_k
 from trainer.model import Model
 
@@ -21,7 +21,7 @@ def look_closely(
     """
     x = model.embed_table(rows)
     vectors = model.head.vectors
-    scores, ids = filtered_top_k(x, vectors, k, *no_entries(len(x)))
+    scores, ids = filtered_top_k(x, vectors, k, Ragged.empty(len(x)))
     of_named = [
         (vectors[torch.as_tensor(labels, dtype=torch.int64)].to(x.dtype) @ one).tolist()
         for one, labels in zip(x, named, strict=True)

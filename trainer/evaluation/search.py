@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from schemas.errors import ExtremisError
-from schemas.ragged import longest, strike
+from schemas.ragged import Ragged
 from schemas.tables import PAD
 from trainer.group import ALONE, Group
 
@@ -37,7 +37,7 @@ class _Chosen:
         return chosen
 
 
-__all__ = ["BLOCK_ROWS", "filtered_top_k", "strike", "top_k"]
+__all__ = ["BLOCK_ROWS", "filtered_top_k", "top_k"]
 
 
 @torch.no_grad()
@@ -78,21 +78,19 @@ def filtered_top_k(
     queries: torch.Tensor,
     vectors: Rows,
     k: int,
-    filter_values: np.ndarray,
-    filter_offsets: np.ndarray,
+    filters: Ragged,
     block_rows: int = BLOCK_ROWS,
     group: Group = ALONE,
     first: int = 0,
     among: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`top_k` without each query's filtered labels: scores [B, k], ids [B, k] int64, equal to striking before ranking.
+    """`top_k` without each query's filtered labels: scores [B, k], ids [B, k] int64, equal to filtering before ranking.
 
-    The filter is ragged rows of label ids, `filter_values` [V], `filter_offsets` [B + 1]. k + the longest row are
-    fetched: a row of 51 filtered labels can empty a top-5 ten times over. Each rank of `group` has the same queries and
-    the vectors of its own labels, the first of which is `first`; all get the same answer. `among` [C] int64, ascending:
-    the rows of `vectors`, a tensor, that are candidates; without, all are.
+    k + the longest row of `filters` are fetched: a row of 51 filtered labels can empty a top-5 ten times over. Each
+    rank of `group` has the same queries and the vectors of its own labels, the first of which is `first`; all get the
+    same answer. `among` [C] int64, ascending: the rows of `vectors`, a tensor, that are candidates; without, all are.
     """
-    depth = k + longest(filter_offsets)
+    depth = k + filters.longest
     if among is None:
         scores, ids = top_k(queries, vectors, depth, block_rows)
     else:
@@ -100,8 +98,8 @@ def filtered_top_k(
         ids = torch.from_numpy(np.append(among, PAD)).to(places.device)[places]  # a pad, -1, takes the last
     if group.ranks > 1:
         scores, ids = _best_of(scores, torch.where(ids == PAD, PAD, ids + first), depth, group)
-    struck, struck_scores = strike(ids.cpu().numpy(), scores.cpu().numpy(), filter_values, filter_offsets, k)
-    return struck_scores, struck
+    kept, kept_scores = filters.filter_ranking(ids.cpu().numpy(), scores.cpu().numpy(), k)
+    return kept_scores, kept
 
 
 def _best_of(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InputError
+from schemas.ragged import Ragged
 from trainer.evaluation.intervals import with_intervals
 from trainer.evaluation.metrics import Metrics
 
@@ -25,19 +26,17 @@ class ZeroShot:
         self._alone, self._among_all = Metrics(ks), Metrics(ks)
         self._queries = 0
 
-    def positives(self, values: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of ragged positives [V], [B + 1]: the rows [n] with a zero-shot one, and these of theirs [v], [n + 1]."""
-        values, offsets = values[offsets[0] : offsets[-1]], offsets - offsets[0]
-        inside = self._unseen[values]
-        counts = np.diff(np.concatenate([[0], np.cumsum(inside)])[offsets])
-        rows = np.flatnonzero(counts)
-        return rows, values[inside], np.concatenate([[0], np.cumsum(counts[rows])])
+    def select(self, positives: Ragged) -> tuple[np.ndarray, Ragged]:
+        """Return the rows [n] of `positives` with a zero-shot one, and their zero-shot ones."""
+        unseen = positives.keep(self._unseen[positives.values])
+        rows = np.flatnonzero(unseen.counts)
+        return rows, unseen.take(rows)
 
-    def update(self, alone: np.ndarray, among_all: np.ndarray, values: np.ndarray, offsets: np.ndarray) -> None:
-        """Count queries [n] by both rankings [n, K], best first; their zero-shot positives are ragged."""
-        self._queries += len(offsets) - 1
-        self._alone.update(alone, values, offsets)
-        self._among_all.update(among_all, values, offsets)
+    def update(self, alone: np.ndarray, among_all: np.ndarray, positives: Ragged) -> None:
+        """Count queries [n] by both rankings [n, K], best first, and their zero-shot positives."""
+        self._queries += positives.rows
+        self._alone.update(alone, positives)
+        self._among_all.update(among_all, positives)
 
     def report(self, resamples: int = 1000) -> dict[str, Any]:
         """Metrics x 100 with their intervals, by both rankings; none where no query has such a positive."""

@@ -299,7 +299,7 @@ def _thresholds(
     wanted = scored_columns(table.manifest, serving.model.columns)
     ranked = Ranked()
     for rows, scores, ids in iterate_ranked(serving, iterate(table.url, table.manifest, wanted), DEPTH):
-        ranked.add(ids, scores, *list_column(rows, "label_ids"))
+        ranked.add(ids, scores, list_column(rows, "label_ids"))
     found = ranked.thresholds(precisions)
     return {
         "split": split,

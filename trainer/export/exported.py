@@ -15,8 +15,8 @@ import torch
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_manifest
-from schemas.ragged import longest, no_entries, strike
-from schemas.shard_files.parquet import list_column
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import filters_of
 from schemas.storage import join
 from trainer.config import Recipe, restore_recipe
 from trainer.evaluation.fusion.fused import Fused
@@ -54,21 +54,21 @@ class Serving:
         return self.model.embed_table(rows)
 
     def top_k(
-        self, x: torch.Tensor, k: int, struck: tuple[np.ndarray, np.ndarray] | None = None, exact: bool = False
+        self, x: torch.Tensor, k: int, struck: Ragged | None = None, exact: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """(scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 where k > L.
 
-        `struck`: label ids of each row, ragged, that are left out. By the index where there is one and not `exact`;
+        `struck`: the label ids that each row leaves out. By the index where there is one and not `exact`;
         what it finds is scored exactly.
         """
         if self.fused is not None:
             shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), struck, exact)
             return self.fused.rank(x, *shortlisted, k)
-        values, offsets = struck or no_entries(len(x))
+        filters = struck or Ragged.empty(len(x))
         if exact or not self.index:
-            return filtered_top_k(x, self.vectors, k, values, offsets)
-        ids, scores = search_indexes(self.index, x.numpy(), k + longest(offsets))
-        ids, scores = strike(ids, scores, values, offsets, k)
+            return filtered_top_k(x, self.vectors, k, filters)
+        ids, scores = search_indexes(self.index, x.numpy(), k + filters.longest)
+        ids, scores = filters.filter_ranking(ids, scores, k)
         return scores, ids
 
 
@@ -189,6 +189,6 @@ def iterate_ranked(
 ) -> Iterator[tuple[pa.Table, np.ndarray, np.ndarray]]:
     """(rows, scores [B, k], ids [B, k]) for every table of `rows`; their `filter_label_ids` are struck."""
     for table in rows:
-        struck = list_column(table, "filter_label_ids") if filter and "filter_label_ids" in table.column_names else None
+        struck = filters_of(table) if filter else None
         scores, ids = serving.top_k(serving.embed(table), k, struck, exact)
         yield table, scores, ids

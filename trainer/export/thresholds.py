@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from schemas.errors import InputError
-from schemas.ragged import contains
+from schemas.ragged import Ragged
 from schemas.tables import PAD
 
 
@@ -31,13 +31,13 @@ class Ranked:
         self._hits: list[np.ndarray] = []
         self.queries = self.positives = 0
 
-    def add(self, top: np.ndarray, scores: np.ndarray, values: np.ndarray, offsets: np.ndarray) -> None:
-        """Count `top` [B, K] label ids with `scores` [B, K] against positives in ragged rows."""
+    def add(self, top: np.ndarray, scores: np.ndarray, positives: Ragged) -> None:
+        """Count `top` [B, K] label ids with `scores` [B, K] against the positives of B rows."""
         found = top != PAD
         self._scores.append(scores[found])
-        self._hits.append(contains(values, offsets, top)[found])
+        self._hits.append(positives.contains(top)[found])
         self.queries += len(top)
-        self.positives += int(offsets[-1] - offsets[0])
+        self.positives += len(positives.entries)
 
     def thresholds(self, precisions: Sequence[float]) -> list[Threshold]:
         """One for each of `precisions` in (0, 1] that is reached somewhere, see `precision_thresholds`."""

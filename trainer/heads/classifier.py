@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from schemas.randomness import InitialWeights, Purpose
 from trainer.config import Classifier as ClassifierConfig
 from trainer.config import Recipe
 from trainer.config.head import HeadSection
@@ -111,7 +112,8 @@ def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, fir
     for block in range(first // _FILLED, -(-stop // _FILLED) if drawn else 0):
         start = block * _FILLED
         rows = torch.empty(min(_FILLED, labels - start), weight.shape[1])
-        rows.normal_(0, config.initial_scale, generator=torch_generator(seed, "initial weights", 3, block))
+        draw = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.CLASSIFIER, block)
+        rows.normal_(0, config.initial_scale, generator=draw)
         low, high = max(start, first), min(start + len(rows), stop)
         weight[low - first : high - first] = rows[low - start : high - start]
     if config.bias and config.initial_bias:

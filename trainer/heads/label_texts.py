@@ -2,31 +2,16 @@
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import IO
 
 import numpy as np
 
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
-from trainer.inputs import Features, Inputs, Kind, Tokens, columns_of, require_inputs
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A list column of L rows, mapped: `values` [V], `offsets` [L + 1]."""
-
-    values: np.ndarray
-    offsets: np.ndarray
-
-    def take(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows `ids` [n]: values, offsets [n + 1] from 0."""
-        starts = self.offsets[ids]
-        counts = self.offsets[ids + 1] - starts
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        return self.values[np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])], offsets
+from trainer.inputs import Inputs, Kind, columns_of, require_inputs
 
 
 class LabelTexts:
@@ -35,8 +20,8 @@ class LabelTexts:
     The system keeps of them in memory what it has room for. They are gone when the process ends.
     """
 
-    def __init__(self, columns: dict[str, _Column], rows: int) -> None:
-        self._columns, self._rows = columns, rows
+    def __init__(self, columns: dict[str, Ragged], rows: int) -> None:
+        self._inputs, self._rows = Inputs.from_columns(columns), rows
 
     @classmethod
     def open(cls, data: DataLayout, kind: Kind) -> "LabelTexts":
@@ -47,7 +32,7 @@ class LabelTexts:
         writers = {name: _Writer() for name in names}
         for group in iterate(data.labels, manifest, names):
             for name, writer in writers.items():
-                writer.add(*list_column(group, name))
+                writer.add(list_column(group, name))
         return cls({name: writer.mapped() for name, writer in writers.items()}, manifest.rows)
 
     def __len__(self) -> int:
@@ -55,13 +40,7 @@ class LabelTexts:
 
     def take(self, ids: np.ndarray | Sequence[int]) -> Inputs:
         """The labels `ids` [n], in that order."""
-        rows = np.asarray(ids, np.int64)
-        columns = self._columns
-        tokens = Tokens(*columns["input_ids"].take(rows)) if "input_ids" in columns else None
-        if "feature_ids" not in columns:
-            return Inputs(tokens)
-        features, offsets = columns["feature_ids"].take(rows)
-        return Inputs(tokens, Features(features, columns["feature_values"].take(rows)[0], offsets))
+        return self._inputs.take(np.asarray(ids, np.int64))
 
 
 class _Writer:
@@ -71,16 +50,16 @@ class _Writer:
         self._values, self._offsets = _scratch(), _scratch()
         self._count, self._rows, self._dtype = 0, 0, np.dtype(np.uint16)
 
-    def add(self, values: np.ndarray, offsets: np.ndarray) -> None:
-        self._dtype = values.dtype
-        self._values.write(np.ascontiguousarray(values[offsets[0] : offsets[-1]]).data)
-        self._offsets.write((offsets[:-1].astype(np.int64) - offsets[0] + self._count).data)
-        self._count += int(offsets[-1] - offsets[0])
-        self._rows += len(offsets) - 1
+    def add(self, rows: Ragged) -> None:
+        self._dtype = rows.values.dtype
+        self._values.write(np.ascontiguousarray(rows.values).data)
+        self._offsets.write((rows.offsets[:-1] + self._count).data)
+        self._count += len(rows.values)
+        self._rows += rows.rows
 
-    def mapped(self) -> _Column:
+    def mapped(self) -> Ragged:
         self._offsets.write(np.array([self._count], np.int64).data)
-        return _Column(
+        return Ragged(
             _map(self._values, self._dtype, self._count), _map(self._offsets, np.dtype(np.int64), self._rows + 1)
         )
 

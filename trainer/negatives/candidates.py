@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from schemas.ragged import contains
-from schemas.randomness import generator
+from schemas.ragged import Ragged
+from schemas.randomness import Purpose, generator
 from schemas.tables import PAD
 from trainer.negatives.merge import merge
 from trainer.stream.batch import Batch, Candidates
@@ -15,11 +15,10 @@ def join_hard(batch: Batch, others: np.ndarray) -> np.ndarray:
     """Join `others` [B, k] to the batch's hard negatives: each label once a query, and none of its positives."""
     others = np.sort(others.astype(np.int64, copy=False), axis=1)
     others[:, 1:][others[:, 1:] == others[:, :-1]] = PAD
-    others[contains(batch.positives, batch.positive_offsets, others)] = PAD
+    others[Ragged(batch.positives, batch.positive_offsets).contains(others)] = PAD
     if batch.hard is None:
         return others
-    width = batch.hard.shape[1]
-    others[contains(batch.hard.reshape(-1), np.arange(len(batch) + 1) * width, others)] = PAD
+    others[Ragged.from_matrix(batch.hard).contains(others)] = PAD
     return np.concatenate([batch.hard, others], axis=1)
 
 
@@ -86,7 +85,7 @@ def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
         return None
     offsets = batch.positive_offsets
     query = np.repeat(np.arange(len(batch)), np.diff(offsets))
-    order = np.lexsort((generator(seed, "positives", batch.epoch, batch.step).random(len(query)), query))
+    order = np.lexsort((generator(seed, Purpose.POSITIVES, batch.epoch, batch.step).random(len(query)), query))
     drawn = np.empty(len(query), bool)
     drawn[order] = np.arange(len(query)) - offsets[query] < count
     return drawn

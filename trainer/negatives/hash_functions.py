@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import numba
 import numpy as np
 
-from schemas.randomness import generator
+from schemas.randomness import HashFunctionsStream, Purpose, generator
 
 FAMILIES = ("simhash", "dwta")
 Family = Literal["simhash", "dwta"]
@@ -67,7 +67,10 @@ class SimHash:
     def directions(self) -> np.ndarray:
         """[D, K L] float32."""
         size = self.dimension, self.bits * self.tables
-        return generator(self.seed, "hash functions").standard_normal(size, np.float32)
+        draw = generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.DIRECTIONS)
+        return draw.standard_normal(size, np.float32)
+            size, np.float32
+        )
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
         vectors = _dense(vectors, self.dimension)
@@ -102,7 +105,7 @@ class Dwta:
     @cached_property
     def coordinates(self) -> np.ndarray:
         """Of each function's bin, [K L, m] int32."""
-        draw = generator(self.seed, "hash functions", 1)
+        draw = generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.COORDINATES)
         bins = self.dimension // self.width  # of a permutation
         each = -(-self.tables // bins)  # permutations that number j of every table's functions takes bins from
         order = draw.permuted(np.tile(np.arange(self.dimension, dtype=np.int32), (self.bits, each, 1)), axis=2)
@@ -118,7 +121,7 @@ class Dwta:
 
     @cached_property
     def _key(self) -> np.uint64:
-        return np.uint64(generator(self.seed, "hash functions", 2).integers(0, 2**63))
+        return np.uint64(generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.BORROWING).integers(0, 2**63))
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
         vectors = _dense(vectors, self.dimension)

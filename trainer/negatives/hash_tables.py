@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numba
 import numpy as np
 
+from schemas.ragged import Ragged
 from trainer.negatives.hash_functions import code_type, scrambled
 
 POLICIES = ("reservoir", "fifo")
@@ -81,26 +82,19 @@ class HashTables:
         """Put `rows` [n], each once and all of them in already, into the buckets of their new `codes` [n, L]."""
         _move_rows(rows, codes, np.uint64(key), self.policy == "fifo", self.arrays)
 
-    def find(
-        self,
-        codes: np.ndarray,
-        order: np.ndarray,
-        without: tuple[np.ndarray, np.ndarray],
-        most: int = 0,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the union of the buckets that `codes` [B, L] name, each row once: (rows [n] int32, offsets [B + 1]).
+    def find(self, codes: np.ndarray, order: np.ndarray, without: Ragged, most: int = 0) -> Ragged:
+        """Return the union of the buckets that `codes` [B, L] name: rows int32, each once a query.
 
-        Tables are looked through in `order` [L] until a query has `most` rows (0: all). `without`: values [V] and
-        offsets [B + 1] of the rows that a query is not to have.
+        Tables are looked through in `order` [L] until a query has `most` rows (0: all). `without`: the rows that each
+        query is not to have.
         """
         tables, _, capacity = self.arrays.slots.shape
         width = min(most or tables * capacity, tables * capacity, len(self.codes))
-        longest = int(np.diff(without[1]).max(initial=0))
-        size = 1 << max(4, (2 * (width + longest)).bit_length())
+        size = 1 << max(4, (2 * (width + without.longest)).bit_length())
         seen = np.zeros((2, size), np.int32)  # rows, and the query that has each
-        rows, starts = np.empty(len(codes) * width, np.int32), np.zeros(len(codes) + 1, np.int64)
-        count = _find(codes, order, without, width, self.arrays, seen, (rows, starts))
-        return rows[:count], starts
+        into = Ragged(np.empty(len(codes) * width, np.int32), np.zeros(len(codes) + 1, np.int64))
+        count = _find(codes, order, without, width, self.arrays, seen, into)
+        return Ragged(into.values[:count], into.offsets)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -179,11 +173,11 @@ def _shift(bucket: np.ndarray, slot: int, count: int) -> None:
 def _find(
     codes: np.ndarray,
     order: np.ndarray,
-    without: tuple[np.ndarray, np.ndarray],
+    without: Ragged,
     most: int,
     tables: TableArrays,
     seen: np.ndarray,
-    into: tuple[np.ndarray, np.ndarray],
+    into: Ragged,
 ) -> int:
     """Write rows and offsets to `into`; return the number of rows."""
     values, offsets = without

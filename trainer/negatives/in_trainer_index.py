@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from schemas.ragged import no_entries
+from schemas.ragged import Ragged
 from search.factory import AUTO
 from trainer.negatives.base import NegativeSource, Sampled, SourceContext
 from trainer.stream.batch import Batch
@@ -63,13 +63,13 @@ class InTrainerIndex(NegativeSource):
         """Return of all ranks' labels the best for x [B, D] that are no positives, [B, K]."""
         from search.block import padded
         from search.candidates import best, unpack
-        from search.exclusions import Exclusions, Ragged, search_negatives
+        from search.exclusions import Exclusions, search_negatives
 
         assert x is not None
         queries = x.cpu().numpy()
         block, params = self._index(queries)
-        nothing = Ragged(*no_entries(len(batch)))
-        exclusions = Exclusions(Ragged(batch.positives, batch.positive_offsets), nothing)
+        positives = Ragged(batch.positives, batch.positive_offsets)
+        exclusions = Exclusions(positives, Ragged.empty(len(batch)))
         queries = padded(queries, block.vectors.shape[1])
         keys = search_negatives(block, queries, exclusions, self._options.width, refine=params.factor)
         (keys,) = self._group.gather_arrays(keys)

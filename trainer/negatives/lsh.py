@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from schemas.ragged import padded
-from schemas.randomness import generator
+from schemas.ragged import Ragged
+from schemas.randomness import HashTablesStream, Purpose, generator
 from trainer.negatives.base import NegativeSource, Sampled, SourceContext, SourceSection, State, ids_from, within
 from trainer.negatives.hash_functions import MOST_BUCKETS, Family, open_hashes
 from trainer.negatives.hash_tables import HashTables, Policy
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     # Rows `ids` [n] of the classifier as float32 [n, D].
     ReadRows = Callable[[np.ndarray], np.ndarray]
 
-Ragged = tuple[np.ndarray, np.ndarray]
 _HASHED = 1 << 16  # rows of the classifier at a time
 
 
@@ -70,9 +69,9 @@ class HashedNegatives(NegativeSource):
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
         assert x is not None
         batch = within(batch, self._vectors.start, self._vectors.stop)
-        positives = batch.positives, batch.positive_offsets
-        labels = self._sampler.sample(x.float().cpu().numpy(), *positives, epoch=batch.epoch, step=batch.step)
-        return Sampled(ids_from(padded(*labels), self._vectors.start))
+        positives = Ragged(batch.positives, batch.positive_offsets)
+        labels = self._sampler.sample(x.float().cpu().numpy(), positives, epoch=batch.epoch, step=batch.step)
+        return Sampled(ids_from(labels.padded(), self._vectors.start))
 
     def start(self) -> None:
         self._sampler.build(self._vectors.read)
@@ -166,26 +165,26 @@ class LshSampler:
         """Rows that are to be hashed again, each once, ascending, int64."""
         return np.unique(np.concatenate(self._touched)) if self._touched else np.empty(0, np.int64)
 
-    def sample(self, x: np.ndarray, positives: np.ndarray, offsets: np.ndarray, *, epoch: int, step: int) -> Ragged:
-        """Return negatives of B queries, each once and no positive: (labels [n] int32, offsets [B + 1]).
+    def sample(self, x: np.ndarray, positives: Ragged, *, epoch: int, step: int) -> Ragged:
+        """Return negatives of B queries, int32, each once and no positive.
 
-        x [B, D]; positives [P] with offsets [B + 1]. By embedding (Theorem 2) x is hashed; by label (Theorem 1) one
-        positive a query, drawn anew each step, stands for it with the code that it lies under, and a query without a
-        positive gets nothing.
+        x [B, D]. By embedding (Theorem 2) x is hashed; by label (Theorem 1) one positive a query, drawn anew each step,
+        stands for it with the code that it lies under, and a query without a positive gets nothing.
         """
-        draw = generator(self.seed, "hash tables", epoch, step, 1)
+        draw = generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.QUERIES)
         order = draw.permutation(self.options.tables)
         if self.options.query == "embedding":
-            return self.tables.find(self.hashes.codes(x), order, (positives, offsets), self.options.hard)
-        counts = np.diff(offsets)
+            return self.tables.find(self.hashes.codes(x), order, positives, self.options.hard)
+        values, offsets = positives
+        counts = positives.counts
         queries = np.flatnonzero(counts)
-        drawn = positives[offsets[queries] + draw.integers(0, counts[queries])]
-        # Rows without a positive take nothing from `positives`, so its offsets without them are those of the rest.
-        without = positives, np.append(offsets[queries], offsets[-1])
-        labels, starts = self.tables.find(self.tables.codes[drawn], order, without, self.options.hard)
+        drawn = values[offsets[queries] + draw.integers(0, counts[queries])]
+        # Rows without a positive take nothing from `values`, so its offsets without them are those of the rest.
+        without = Ragged(values, np.append(offsets[queries], offsets[-1]))
+        labels = self.tables.find(self.tables.codes[drawn], order, without, self.options.hard)
         sizes = np.zeros(len(counts), np.int64)
-        sizes[queries] = np.diff(starts)
-        return labels, np.concatenate([[0], np.cumsum(sizes)])
+        sizes[queries] = labels.counts
+        return Ragged.from_counts(labels.values, sizes)
 
     def state(self) -> State:
         """Return what a resumed run needs to go on with the same negatives, as arrays by name."""
@@ -197,4 +196,4 @@ class LshSampler:
         self._touched = [state["touched"].copy()]
 
     def _key(self, epoch: int, step: int) -> int:
-        return int(generator(self.seed, "hash tables", epoch, step).integers(0, 2**63))
+        return int(generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.KEPT).integers(0, 2**63))

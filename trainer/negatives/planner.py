@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from schemas.randomness import generator
+from schemas.randomness import Purpose, generator
 from schemas.tables import PAD
 from trainer.group import Group
 from trainer.inputs import Inputs
@@ -136,7 +136,7 @@ def draw_hard(hard: np.ndarray, count: int, *, seed: int, epoch: int, step: int)
     """Draw `count` of the table's K columns [B, count], anew for each step; all of them where count = K."""
     if count >= hard.shape[1]:
         return hard
-    columns = generator(seed, "hard columns", epoch, step).permutation(hard.shape[1])[:count]
+    columns = generator(seed, Purpose.HARD_COLUMNS, epoch, step).permutation(hard.shape[1])[:count]
     return hard[:, columns]
 
 

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from schemas.randomness import generator
+from schemas.randomness import Purpose, RandomPoolStream, generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class RandomPool:
         pool = draw_pool(self.labels, size, seed=seed, epoch=epoch, step=step)
         if not self.by_frequency:
             return pool
-        draw = generator(seed, "random pool", epoch, step, 1)
+        draw = generator(seed, Purpose.RANDOM_POOL, epoch, step, RandomPoolStream.BY_FREQUENCY)
         frequent = draw.random(size) < self.by_frequency
         mass = draw.random(int(frequent.sum())) * self._cumulative[-1]
         pool[frequent] = np.searchsorted(self._cumulative, mass, side="right")
@@ -53,4 +53,4 @@ class RandomPool:
 
 def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
     """Draw `size` labels uniformly with replacement from [0, labels), int64."""
-    return generator(seed, "random pool", epoch, step).integers(0, labels, size)
+    return generator(seed, Purpose.RANDOM_POOL, epoch, step, RandomPoolStream.UNIFORM).integers(0, labels, size)

@@ -6,7 +6,7 @@ rows, the number of threads or ranks, and after a resume. See docs/decisions/001
 
 import torch
 
-from schemas.randomness import torch_seed
+from schemas.randomness import Purpose, torch_seed
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio
 MIX64 = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # of splitmix64 (Steele, Lea and Flood, 2014)
@@ -16,7 +16,7 @@ _LOW = 0xFFFFFFFF
 
 def key_of(seed: int, step: int) -> int:
     """The key of a step's random bits, in [0, 2**63)."""
-    return torch_seed(seed, "rounding", step)
+    return torch_seed(seed, Purpose.ROUNDING, step)
 
 
 def noise(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:

@@ -73,7 +73,7 @@ class Batch:
         """
         if self.inputs.tokens is None:
             raise ValueError("this batch has no tokens: the stream was opened with inputs='features'")
-        return pad_rows(*self.inputs.tokens, pad=pad, most=most, dtype=dtype)
+        return pad_rows(self.inputs.tokens, pad=pad, most=most, dtype=dtype)
 
     def to(self, device: torch.device | str | int | None, non_blocking: bool = False) -> "Batch":
         """The same batch with torch tensors on `device` in place of all arrays; unsigned token ids become int64."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column, matrix_column
 
 _INT32_BYTES = 2**31 - 1
@@ -23,16 +24,16 @@ class Lists:
     def of(cls, tables: Sequence[pa.Table], name: str) -> "Lists":
         """Column `name` of `tables` laid end to end."""
         parts = [list_column(table, name) for table in tables]
-        wide = sum(values.nbytes for values, _ in parts) > _INT32_BYTES
-        return cls(pa.concat_arrays([_as_bytes(*part, wide) for part in parts]), parts[0][0].dtype)
+        wide = sum(part.values.nbytes for part in parts) > _INT32_BYTES
+        return cls(pa.concat_arrays([_as_bytes(part, wide) for part in parts]), parts[0].values.dtype)
 
-    def take(self, rows: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Rows `rows` [n]: values [V], offsets int64 [n + 1] from 0."""
-        taken = self.bytes.take(rows)
-        _, ends, data = taken.buffers()
-        wide = pa.types.is_large_binary(taken.type)
-        offsets = np.frombuffer(ends, np.int64 if wide else np.int32, len(taken) + 1) // self.dtype.itemsize
-        return np.frombuffer(data, self.dtype, int(offsets[-1])), offsets.astype(np.int64)
+    def take(self, rows: pa.Array) -> Ragged:
+        """Return rows `rows` [n]; offsets int64, from 0."""
+        strings = self.bytes.take(rows)
+        _, ends, data = strings.buffers()
+        wide = pa.types.is_large_binary(strings.type)
+        offsets = np.frombuffer(ends, np.int64 if wide else np.int32, len(strings) + 1) // self.dtype.itemsize
+        return Ragged(np.frombuffer(data, self.dtype, int(offsets[-1])), offsets.astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class Buffers:
             self._free.append(buffer)
 
 
-def _as_bytes(values: np.ndarray, offsets: np.ndarray, wide: bool) -> pa.Array:
-    ends = (offsets * values.itemsize).astype(np.int64 if wide else np.int32)
-    data = pa.py_buffer(np.ascontiguousarray(values))
+def _as_bytes(rows: Ragged, wide: bool) -> pa.Array:
+    ends = (rows.offsets * rows.values.itemsize).astype(np.int64 if wide else np.int32)
+    data = pa.py_buffer(np.ascontiguousarray(rows.values))
     return pa.Array.from_buffers(
         pa.large_binary() if wide else pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), data]
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.errors import TableError
+from schemas.ragged import offsets_of
 from trainer.stream.columns import Buffers
 from trainer.stream.order import EpochOrder, Segment, deal
 from trainer.stream.source import RowGroups
@@ -50,7 +51,7 @@ class Decoding:
             return replace(nothing.window(taken[:0], rows[:0], np.zeros_like(offsets)), skipped=len(missing))
         if missing.any():
             kept = ~missing[taken]
-            taken, rows, offsets = taken[kept], rows[kept], np.concatenate([[0], np.cumsum(kept)])[offsets]
+            taken, rows, offsets = taken[kept], rows[kept], offsets_of(kept)[offsets]
         return self.parts.window(taken, rows, offsets)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.randomness import generator
+from schemas.randomness import Purpose, generator
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def _chosen(own: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> n
     """`rows` rows out of the whole row groups `own` [m, 3] of one source, as pieces [e, 3]."""
     epochs = int(own[:, 2].sum()) // rows
     number, part = divmod(epoch, epochs)
-    permuted = own[generator(seed, "mixture", number, source).permutation(len(own))]
+    permuted = own[generator(seed, Purpose.MIXTURE, number, source).permutation(len(own))]
     ends = np.cumsum(permuted[:, 2])
     starts = ends - permuted[:, 2]
     first = np.maximum(starts, part * rows)

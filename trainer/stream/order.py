@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.randomness import generator
+from schemas.ragged import offsets_of
+from schemas.randomness import Purpose, generator
 from trainer.stream.mixing import Share, count_rows, pieces_of
 
 
@@ -62,7 +63,7 @@ class EpochOrder:
     def pieces(self) -> np.ndarray:
         """(row group's storage number, first row, end) of all that is dealt, in this epoch's order, [E, 3] int64."""
         pieces = pieces_of(self.group_rows, self.mix, self.seed, self.epoch)
-        return pieces[generator(self.seed, "row groups", self.epoch).permutation(len(pieces))]
+        return pieces[generator(self.seed, Purpose.ROW_GROUPS, self.epoch).permutation(len(pieces))]
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -123,7 +124,7 @@ class EpochOrder:
     def take(self, stream: int, window: int) -> Take:
         """The permutation of one stream's window, and what each of its batches takes of it."""
         start, stop = self._window_range(stream, window)
-        permuted = generator(self.seed, "window", self.epoch, stream, window).permutation(stop - start)
+        permuted = generator(self.seed, Purpose.WINDOW, self.epoch, stream, window).permutation(stop - start)
         ends = np.minimum(np.arange(self.steps_of(window) + 1) * self.share, stop - start)
         if self.clusters is None:
             return Take(permuted, ends)
@@ -206,7 +207,7 @@ def deal(taken: Sequence[Take]) -> tuple[np.ndarray, np.ndarray]:
     starts = np.concatenate([[0], np.cumsum([len(one.rows) for one in taken])]).astype(np.int64)
     rows = np.concatenate([one.rows[: one.ends[-1]] + at for one, at in zip(taken, starts, strict=False)])
     counts = np.stack([np.diff(one.ends) for one in taken])  # [s, batches]
-    offsets = np.concatenate([[0], np.cumsum(counts.sum(axis=0))]).astype(np.int64)
+    offsets = offsets_of(counts.sum(axis=0))
     if counts.size and (counts == counts[0, 0]).all():  # every stream fills every batch: no sorting
         return rows.reshape(*counts.shape, -1).swapaxes(0, 1).reshape(-1), offsets
     number = np.repeat(np.tile(np.arange(counts.shape[1]), len(taken)), counts.reshape(-1))

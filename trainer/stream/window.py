@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from trainer.inputs import Inputs, cut
+from schemas.ragged import offsets_of
+from trainer.inputs import Inputs
 from trainer.stream.batch import Batch
 from trainer.stream.columns import Lists, Matrix
 
@@ -50,16 +51,15 @@ class Window:
         taken = pa.array(order)
         columns = {name: column.take(taken) for name, column in self.lists.items()}
         hard = None if self.hard is None else self.hard.take(taken)
-        inputs = Inputs.read(columns, columns.__getitem__)
-        positives, positive_offsets = columns["label_ids"]
-        bounds = np.concatenate([[0], np.cumsum(high - low)]).tolist()
+        inputs, positives = Inputs.from_columns(columns), columns["label_ids"]
+        bounds = offsets_of(high - low).tolist()
         return [
             Batch(
                 epoch,
                 step,
                 rows[begin:end],
                 inputs.slice(begin, end),
-                *cut(positives, positive_offsets, begin, end),
+                *positives.slice(begin, end),
                 None if hard is None else hard[begin:end],
             )
             for step, begin, end in zip(steps, bounds[:-1], bounds[1:], strict=True)

@@ -47,7 +47,7 @@ def test_what_scipy_saves_comes_back(rows: int, columns: int, block: int, compre
     out = np.zeros((0, columns), np.float32)
     for found in blocks:
         part = np.zeros((len(found.offsets) - 1, columns), np.float32)
-        part[found.rows, found.indices] = found.values
+        part[found.row_of(), found.ids] = found.values
         out = np.concatenate([out, part])
     assert np.array_equal(out, dense)
 

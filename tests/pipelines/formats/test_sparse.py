@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.formats import sparse
-from pipelines.formats.sparse import Ragged
+from schemas.ragged import SparseRows
 
 NUMBER = st.integers(0, 10**18 - 1) | st.integers(0, 5)
 VALUE = st.one_of(
@@ -23,8 +23,8 @@ def array(lines: list[bytes]) -> pa.LargeBinaryArray:
     return pa.array(lines, pa.large_binary())
 
 
-def rows_of(found: Ragged) -> list[list[tuple[int, float]]]:
-    pairs = list(zip(found.indices.tolist(), found.values.tolist(), strict=True))
+def rows_of(found: SparseRows) -> list[list[tuple[int, float]]]:
+    pairs = list(zip(found.ids.tolist(), found.values.tolist(), strict=True))
     return [pairs[start:end] for start, end in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
 
 
@@ -44,7 +44,7 @@ def test_pairs_against_plain_reading(rows: list[list[tuple[int, str]]], data: st
         lines.append((ends[0] + data.draw(GAP).join(fields) + ends[1]).encode())
     found, wrong = sparse.parse_pairs(array(lines))
     assert wrong == {}
-    assert (found.offsets.dtype, found.indices.dtype, found.values.dtype) == (np.int64, np.int64, np.float32)
+    assert (found.offsets.dtype, found.ids.dtype, found.values.dtype) == (np.int64, np.int64, np.float32)
     for got, line in zip(rows_of(found), lines, strict=True):
         expected = plainly(line)
         assert [index for index, _ in got] == [index for index, _ in expected]
@@ -146,10 +146,10 @@ ENTRIES = st.lists(
 )
 
 
-def ragged(rows: list[list[tuple[int, float]]]) -> Ragged:
+def ragged(rows: list[list[tuple[int, float]]]) -> SparseRows:
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]).astype(np.int64)
     flat = [entry for row in rows for entry in row]
-    return Ragged(offsets, np.array([i for i, _ in flat], np.int64), np.array([v for _, v in flat], np.float32))
+    return SparseRows(np.array([i for i, _ in flat], np.int64), np.array([v for _, v in flat], np.float32), offsets)
 
 
 @settings(deadline=None)

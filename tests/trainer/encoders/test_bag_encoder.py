@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from schemas.errors import TableError
+from schemas.ragged import SparseRows
 from tests.builders import ragged, random_features, random_tokens, tokens_of
 from tests.ranks import on_ranks
 from trainer.config import EncoderSection
@@ -13,7 +14,7 @@ from trainer.encoders import embedding_bag as bags
 from trainer.encoders.bag_encoder import BagEncoder
 from trainer.encoders.features import bag_of_ngrams
 from trainer.group import ALONE, Group
-from trainer.inputs import Features, Inputs, Tokens
+from trainer.inputs import Inputs
 
 VOCABULARY, D = 30, 6
 KEY = (2, 7)
@@ -53,15 +54,14 @@ def assert_same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
 
 def dense_features(config: EncoderSection, idf: torch.Tensor, kept: np.ndarray | None) -> torch.Tensor:
     """The batch's feature weights as a dense matrix [B, F]."""
-    tokens, offsets = batch()
-    rows = bag_of_ngrams(tokens, offsets, ngrams=config.ngrams, vocabulary=VOCABULARY, buckets=config.buckets)
-    matrix = np.zeros((len(offsets) - 1, len(idf)))
-    matrix[rows.row_of(), rows.features] = rows.weights * idf.numpy()[rows.features]
+    rows = bag_of_ngrams(batch(), ngrams=config.ngrams, vocabulary=VOCABULARY, buckets=config.buckets)
+    matrix = np.zeros((rows.rows, len(idf)))
+    matrix[rows.row_of(), rows.ids] = rows.values * idf.numpy()[rows.ids]
     if config.unit_features:
         matrix /= np.maximum(np.linalg.norm(matrix, axis=1, keepdims=True), 1e-12)
     if kept is not None:
         gone = np.zeros_like(matrix, bool)
-        gone[rows.row_of()[~kept], rows.features[~kept]] = True
+        gone[rows.row_of()[~kept], rows.ids[~kept]] = True
         matrix = np.where(gone, 0, matrix) / (1 - config.feature_dropout)
     return torch.from_numpy(matrix)
 
@@ -214,10 +214,10 @@ def test_features_that_no_row_has_weigh_nothing_once_every_row_was_counted() -> 
 SPARSE = 20
 
 
-def sparse(rows: int = 9, seed: int = 0) -> Features:
+def sparse(rows: int = 9, seed: int = 0) -> SparseRows:
     draw = np.random.default_rng(seed)
     ids, offsets = ragged(random_features(draw, rows, SPARSE, 6), np.int32)
-    return Features(ids, draw.normal(size=len(ids)).astype(np.float32), offsets)
+    return SparseRows(ids, draw.normal(size=len(ids)).astype(np.float32), offsets)
 
 
 @pytest.mark.parametrize("unit", [False, True])
@@ -226,7 +226,7 @@ def sparse(rows: int = 9, seed: int = 0) -> Features:
 def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit: bool) -> None:
     form = {"inputs": inputs, "feature_idf": idf, "feature_weight": 1.5, "unit_features": unit, "ngrams": 1}
     encoder = build_encoder(EncoderSection.model_validate({"dimension": D, **form}), VOCABULARY, 3, SPARSE)
-    given = Inputs(Tokens(*batch()) if inputs == "both" else None, sparse())
+    given = Inputs(batch() if inputs == "both" else None, sparse())
     encoder.fit([given])
     shift = VOCABULARY if inputs == "both" else 0
     tensors = {name: value.numpy().astype(float) for name, value in encoder.tensors().items()}
@@ -236,7 +236,7 @@ def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit
     counted = np.bincount(given.features.ids, minlength=SPARSE)
     for row in range(9):
         if given.tokens is not None:
-            for token in given.tokens.ids[given.tokens.offsets[row] : given.tokens.offsets[row + 1]]:
+            for token in given.tokens.values[given.tokens.offsets[row] : given.tokens.offsets[row + 1]]:
                 expected[row, token] += 1
         for at in range(given.features.offsets[row], given.features.offsets[row + 1]):
             feature = given.features.ids[at]
@@ -263,7 +263,7 @@ def test_features_are_trained_where_they_occur_and_beyond_the_manifest_s_number_
     moved = (encoder.tensors()["embedding"] != before).any(dim=1).nonzero().flatten()
     assert moved.tolist() == np.unique(given.ids).tolist()
     for wrong in (-1, SPARSE):
-        row = Features(np.array([wrong], np.int32), np.ones(1, np.float32), np.array([0, 1]))
+        row = SparseRows(np.array([wrong], np.int32), np.ones(1, np.float32), np.array([0, 1]))
         with pytest.raises(TableError, match=f"feature {wrong}, but the data's manifest states 20 features"):
             encoder.prepare(Inputs(features=row))
 

@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.ragged import SparseRows
 from tests.builders import Rows, ragged
-from trainer.encoders.features import SparseRows, bag_of_ngrams, inverse_document_frequency, side_by_side
+from trainer.encoders.features import bag_of_ngrams, inverse_document_frequency, side_by_side, unit, weighted
 
 VOCABULARY = 20
 WORD = 2**64
@@ -38,13 +39,13 @@ def brute_force(rows: Rows, ngrams: int, buckets: int) -> list[dict[int, float]]
 
 def as_dicts(rows: SparseRows) -> list[dict[int, float]]:
     return [
-        dict(zip(rows.features[low:high].tolist(), rows.weights[low:high].tolist(), strict=True))
+        dict(zip(rows.ids[low:high].tolist(), rows.values[low:high].tolist(), strict=True))
         for low, high in zip(rows.offsets[:-1], rows.offsets[1:], strict=True)
     ]
 
 
 def bag(rows: Rows, ngrams: int = 2, buckets: int = 1000) -> SparseRows:
-    return bag_of_ngrams(*ragged(rows, np.uint16), ngrams=ngrams, vocabulary=VOCABULARY, buckets=buckets)
+    return bag_of_ngrams(ragged(rows, np.uint16), ngrams=ngrams, vocabulary=VOCABULARY, buckets=buckets)
 
 
 @given(rows_of_tokens, st.integers(1, 4), st.sampled_from([1, 7, 1000]))
@@ -53,9 +54,9 @@ def test_bags_are_those_of_a_dictionary_a_row(rows: Rows, ngrams: int, buckets: 
     for ours, theirs in zip(as_dicts(made), expected, strict=True):
         assert ours.keys() == theirs.keys()
         np.testing.assert_allclose([ours[f] for f in theirs], list(theirs.values()), rtol=1e-6)
-    assert made.weights.dtype == np.float32
+    assert made.values.dtype == np.float32
     for low, high in zip(made.offsets[:-1], made.offsets[1:], strict=True):
-        assert (np.diff(made.features[low:high]) > 0).all()  # sorted, each once
+        assert (np.diff(made.ids[low:high]) > 0).all()  # sorted, each once
 
 
 @given(rows_of_tokens, st.integers(1, 4))
@@ -83,24 +84,24 @@ def test_no_rows_and_empty_rows() -> None:
 
 @given(rows_of_tokens)
 def test_unit_rows_have_unit_norm_or_are_empty(rows: Rows) -> None:
-    for row in as_dicts(bag(rows).unit()):
+    for row in as_dicts(unit(bag(rows))):
         assert not row or math.isclose(math.fsum(w * w for w in row.values()), 1, rel_tol=1e-5)
 
 
 def test_a_row_of_zero_weights_stays_zero() -> None:
-    rows = bag([[1, 2], [3]]).weighted(np.zeros(VOCABULARY + 1000, np.float32)).unit()
-    assert (rows.weights == 0).all()
+    rows = unit(weighted(bag([[1, 2], [3]]), np.zeros(VOCABULARY + 1000, np.float32)))
+    assert (rows.values == 0).all()
 
 
 @given(rows_of_tokens, st.integers(0, 99))
-def test_where_keeps_what_it_is_told_to(rows: Rows, seed: int) -> None:
+def test_keep_keeps_what_it_is_told_to(rows: Rows, seed: int) -> None:
     whole = bag(rows)
-    kept = np.random.default_rng(seed).random(len(whole.features)) < 0.5
+    kept = np.random.default_rng(seed).random(len(whole.ids)) < 0.5
     expected: list[dict[int, float]] = [{} for _ in rows]
-    for row, feature, weight, keep in zip(whole.row_of(), whole.features, whole.weights, kept, strict=True):
+    for row, feature, weight, keep in zip(whole.row_of(), whole.ids, whole.values, kept, strict=True):
         if keep:
             expected[row][int(feature)] = float(weight)
-    assert as_dicts(whole.where(kept)) == expected
+    assert as_dicts(whole.keep(kept)) == expected
 
 
 def test_inverse_document_frequency() -> None:
@@ -118,4 +119,4 @@ def test_side_by_side_rows_keep_their_order(pairs: list[tuple[set[int], set[int]
         parts.append(SparseRows(features, (features * 0.5).astype(np.float32), offsets))
     joined = side_by_side(*parts)
     assert [*map(list, as_dicts(joined))] == [first + second for first, second in zip(one, other, strict=True)]
-    np.testing.assert_array_equal(joined.weights, joined.features * 0.5)
+    np.testing.assert_array_equal(joined.values, joined.ids * 0.5)

@@ -12,10 +12,11 @@ from transformers import AutoModel
 from pipelines.sharding import tokenizer as tokens
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.wordpiece import train as train_wordpiece
+from schemas.ragged import Ragged
 from tests.bert import write_bert
 from trainer.config import EncoderSection
 from trainer.encoders import Encoder, build_encoder
-from trainer.inputs import Inputs, Tokens
+from trainer.inputs import Inputs
 
 HIDDEN, TOKENS = 16, 12
 TEXTS = ["ships in a storm", "a storm", "", "the sea and the ships " * 9, "oil on canvas, sea", "a"]
@@ -41,7 +42,7 @@ def texts_as_inputs(frozen: FrozenTokenizer) -> Inputs:
     from tokenizers import Tokenizer
 
     values, offsets, _ = tokens.encode(Tokenizer.from_str(frozen.files[tokens.FILE].decode()), TEXTS)
-    return Inputs(Tokens(values, offsets))
+    return Inputs(Ragged(values, offsets))
 
 
 def write(encoder: Encoder, frozen: FrozenTokenizer, folder: Path) -> Path:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import InputError
+from schemas.ragged import Ragged
 from tests.trainer.evaluation.rankings import Case, cases
 from trainer.evaluation.deciles import Deciles, bins_of_equal_mass
 from trainer.evaluation.metrics import Metrics
@@ -16,7 +17,7 @@ def test_parts_add_up_to_precision(case: Case) -> None:
     case.frequency[0] += 1
     metrics, deciles = Metrics(), Deciles(case.frequency)
     for counter in (metrics, deciles):
-        counter.update(case.top, case.values, case.offsets)
+        counter.update(case.top, Ragged(case.values, case.offsets))
     precision = metrics.result()
     for name, parts in deciles.result().items():
         assert len(parts) == 10
@@ -26,7 +27,7 @@ def test_parts_add_up_to_precision(case: Case) -> None:
 def test_a_hit_counts_for_its_label_s_bin() -> None:
     frequency = np.full(20, 5)  # two labels a bin, in the order of their ids
     deciles = Deciles(frequency, ks=(1, 2))
-    deciles.update(np.array([[19, 0], [1, 7]]), np.array([0, 19, 1]), np.array([0, 2, 3]))
+    deciles.update(np.array([[19, 0], [1, 7]]), Ragged(np.array([0, 19, 1]), np.array([0, 2, 3])))
     assert deciles.labels() == [2] * 10
     assert deciles.result()["P@1"] == [50, 0, 0, 0, 0, 0, 0, 0, 0, 50]
     assert deciles.result()["P@2"] == [50, 0, 0, 0, 0, 0, 0, 0, 0, 25]
@@ -52,4 +53,4 @@ def test_labels_never_seen_are_refused() -> None:
 
 def test_a_label_without_frequency_is_refused() -> None:
     with pytest.raises(InputError, match=r"label 5 .* \[0, 3\)"):
-        Deciles(np.ones(3, dtype=np.int64)).update(np.array([[5]]), np.array([5]), np.array([0, 1]))
+        Deciles(np.ones(3, dtype=np.int64)).update(np.array([[5]]), Ragged(np.array([5]), np.array([0, 1])))

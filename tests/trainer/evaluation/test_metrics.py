@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import InputError
+from schemas.ragged import Ragged
 from tests.trainer.evaluation.rankings import Case, cases
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
@@ -18,7 +19,7 @@ KS = (1, 3, 5, 10)
 
 def measure(case: Case, weights: np.ndarray | None = None) -> dict[str, float]:
     metrics = Metrics(KS, weights)
-    metrics.update(case.top, case.values, case.offsets)
+    metrics.update(case.top, Ragged(case.values, case.offsets))
     return metrics.result()
 
 
@@ -81,7 +82,7 @@ def test_batches_of_any_size_give_the_same(case: Case, size: int) -> None:
     metrics = Metrics(KS, weights)
     for start in range(0, len(case.positives), size):
         # Offsets of a slice begin where the slice does, as those of Arrow do.
-        metrics.update(case.top[start : start + size], case.values, case.offsets[start : start + size + 1])
+        metrics.update(case.top[start : start + size], Ragged(case.values, case.offsets[start : start + size + 1]))
     assert metrics.result() == pytest.approx(measure(case, weights), rel=1e-6)
 
 
@@ -99,7 +100,7 @@ def test_no_propensities_no_propensity_scored_metrics() -> None:
 
 def test_contributions_are_compact() -> None:
     metrics = Metrics((1,), np.ones(3))
-    metrics.update(np.array([[1], [2]]), np.array([1, 0]), np.array([0, 1, 2]))
+    metrics.update(np.array([[1], [2]]), Ragged(np.array([1, 0]), np.array([0, 1, 2])))
     parts = metrics.contributions()
     assert {part.achieved.dtype for part in parts.values()} == {np.dtype(np.float32)}
     assert parts["P@1"].achieved.tolist() == [1, 0]
@@ -119,10 +120,10 @@ def test_an_empty_split_is_refused() -> None:
 
 def test_a_repeated_prediction_is_refused() -> None:
     with pytest.raises(InputError, match=r"row 1 .* repeats"):
-        Metrics().update(np.array([[1, 2, -1, -1], [3, 1, 0, 3]]), np.array([3]), np.array([0, 0, 1]))
+        Metrics().update(np.array([[1, 2, -1, -1], [3, 1, 0, 3]]), Ragged(np.array([3]), np.array([0, 0, 1])))
 
 
 @pytest.mark.parametrize(("top", "positive"), [(5, 0), (0, 5)])
 def test_a_label_without_propensity_is_refused(top: int, positive: int) -> None:
     with pytest.raises(InputError, match=r"label 5 .* \[0, 5\)"):
-        Metrics(inverse_propensity=np.ones(5)).update(np.array([[top]]), np.array([positive]), np.array([0, 1]))
+        Metrics(inverse_propensity=np.ones(5)).update(np.array([[top]]), Ragged(np.array([positive]), np.array([0, 1])))

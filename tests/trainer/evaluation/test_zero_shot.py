@@ -73,7 +73,7 @@ def ranked(data: SmallData, head: str, split: str) -> np.ndarray:
 def measured(ks: list[int], rankings: list[np.ndarray], positives: list[list[int]]) -> dict[str, float]:
     metrics = Metrics(ks)
     for ranking, own in zip(rankings, positives, strict=True):
-        metrics.update(ranking[None, :], *ragged([own]))
+        metrics.update(ranking[None, :], ragged([own]))
     return metrics.result()
 
 

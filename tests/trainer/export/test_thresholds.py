@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import InputError
+from schemas.ragged import Ragged
 from trainer.export.thresholds import Ranked, precision_thresholds
 
 
@@ -30,10 +31,9 @@ def test_the_lowest_score_from_which_on_enough_is_right(pairs: list[tuple[int, b
 
 def test_batches_are_one_ranking_and_pads_are_none() -> None:
     ranked = Ranked()
-    ranked.add(
-        np.array([[3, 1], [2, -1]]), np.array([[5.0, 1.0], [4.0, -np.inf]]), np.array([3, 2]), np.array([0, 1, 2])
-    )
-    ranked.add(np.array([[0, 7]]), np.array([[3.0, 2.0]]), np.array([7, 8]), np.array([0, 2]))
+    positives = Ragged(np.array([3, 2]), np.array([0, 1, 2]))
+    ranked.add(np.array([[3, 1], [2, -1]]), np.array([[5.0, 1.0], [4.0, -np.inf]]), positives)
+    ranked.add(np.array([[0, 7]]), np.array([[3.0, 2.0]]), Ragged(np.array([7, 8]), np.array([0, 2])))
     assert (ranked.queries, ranked.positives) == (3, 4)
     exact, most = ranked.thresholds([1.0, 0.75])
     assert (exact.score, exact.recall) == (4.0, 0.5)

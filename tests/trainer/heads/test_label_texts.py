@@ -19,7 +19,7 @@ def test_any_labels_in_any_order_are_their_rows(kind: str, tmp_path: object) -> 
         points = data.label_points
         if kind != "features":
             assert inputs.tokens.offsets.tolist() == np.cumsum([0, *(len(points.tokens[i]) for i in chosen)]).tolist()
-            assert inputs.tokens.ids.tolist() == [token for i in chosen for token in points.tokens[i]]
+            assert inputs.tokens.values.tolist() == [token for i in chosen for token in points.tokens[i]]
         if kind != "tokens":
             assert inputs.features.ids.tolist() == [feature for i in chosen for feature in points.features[i]]
             assert inputs.features.values.tolist() == [value for i in chosen for value in value_of(points.features[i])]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from schemas.ragged import Ragged
 from trainer.negatives.hash_tables import POLICIES, HashTables
 
 ROWS, TABLES, BUCKETS, CAPACITY = 12, 2, 3, 3
@@ -129,7 +130,7 @@ def test_a_query_finds_the_union_of_its_buckets_without_what_it_is_not_to_have(
     history: tuple, asked: tuple, most: int, order: list
 ) -> None:
     buckets, (codes, without) = filled(history, CAPACITY, "reservoir"), asked
-    struck = np.array([row for own in without for row in own], np.int64), np.cumsum([0, *map(len, without)])
+    struck = Ragged(np.array([row for own in without for row in own], np.int64), np.cumsum([0, *map(len, without)]))
     found, offsets = buckets.find(codes, np.array(order), struck, most)
     for query, own in enumerate(without):
         lists = [contents(buckets)[table, codes[query, table]] for table in order]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.ragged import Ragged
 from trainer.negatives.lsh import LshSampler, Options, is_due
 
 LABELS, DIMENSION = 300, 16
@@ -35,7 +36,7 @@ def trained(sampler: LshSampler, weight: np.ndarray, steps: range) -> list[tuple
     found = []
     for step in steps:
         x, positives, offsets = batch(step)
-        labels, starts = sampler.sample(x, positives, offsets, epoch=1, step=step)
+        labels, starts = sampler.sample(x, Ragged(positives, offsets), epoch=1, step=step)
         found.append((labels, starts))
         touched = np.union1d(labels, positives)
         weight[touched] += 0.3 * np.random.default_rng([2, step]).standard_normal((len(touched), DIMENSION))
@@ -93,7 +94,7 @@ def test_negatives_are_no_positives_and_near_the_query() -> None:
     sampler = built(replace(OPTIONS, family="simhash", bits=4, capacity=64), weight)
     _, positives, offsets = batch(0)
     x = weight[:10]
-    labels, starts = sampler.sample(x, positives, offsets, epoch=0, step=0)
+    labels, starts = sampler.sample(x, Ragged(positives, offsets), epoch=0, step=0)
     scores, taken = x @ weight.T, np.zeros((10, LABELS), bool)
     for query in range(10):
         own = labels[starts[query] : starts[query + 1]]
@@ -108,7 +109,7 @@ def test_a_label_finds_its_like_from_the_code_that_it_lies_under() -> None:
     weight = vectors(3)
     sampler = built(replace(OPTIONS, query="label", most=0), weight)
     positives, offsets = np.array([7, 40]), np.array([0, 1, 1, 2])
-    labels, starts = sampler.sample(np.zeros((3, DIMENSION)), positives, offsets, epoch=0, step=0)
+    labels, starts = sampler.sample(np.zeros((3, DIMENSION)), Ragged(positives, offsets), epoch=0, step=0)
     assert starts[1] == starts[2]  # the second query has no positive
     for query, label in ((0, 7), (2, 40)):
         own = labels[starts[query] : starts[query + 1]]

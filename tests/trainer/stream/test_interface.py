@@ -224,7 +224,7 @@ def test_a_batch_as_tensors_is_the_same_numbers(data: SmallData, sources: list[S
         for tensor, array in pairs:
             assert isinstance(tensor, torch.Tensor)
             np.testing.assert_array_equal(tensor.numpy(), array)
-        assert moved.inputs.tokens.ids.dtype == torch.int64  # uint16 in storage
+        assert moved.inputs.tokens.values.dtype == torch.int64  # uint16 in storage
         assert torch.equal(moved.to("cpu").hard, moved.hard)
 
 
@@ -257,4 +257,4 @@ def test_pinned_batches_reach_a_gpu(data: SmallData, sources: list[Source]) -> N
         assert batch.candidates.ids.is_pinned()
         moved = batch.to("cuda", non_blocking=True)
         np.testing.assert_array_equal(moved.hard.cpu().numpy(), other.hard)
-        np.testing.assert_array_equal(moved.inputs.tokens.ids.cpu().numpy(), other.inputs.tokens.ids)
+        np.testing.assert_array_equal(moved.inputs.tokens.values.cpu().numpy(), other.inputs.tokens.values)

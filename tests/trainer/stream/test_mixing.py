@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import InputError
-from schemas.randomness import generator
+from schemas.randomness import Purpose, generator
 from tests.builders import SmallData, build_data, build_negatives
 from tests.laws import assert_equal, assert_every_row_by_weight, assert_exact_resume, assert_same_global_batches
 from trainer.stream import Batch, JoinedStream, Source, open_sources
@@ -62,19 +62,21 @@ def slowly(order: EpochOrder) -> list[list[int]]:
         more = round((share.weight - math.floor(share.weight)) * rows)
         if more:
             block, part = divmod(order.epoch, rows // more)
-            permuted = [own[i] for i in generator(order.seed, "mixture", block, number).permutation(len(own))]
+            permuted = [own[i] for i in generator(order.seed, Purpose.MIXTURE, block, number).permutation(len(own))]
             before = 0
             for run in permuted:
                 kept = [row for at, row in enumerate(run, before) if part * more <= at < (part + 1) * more]
                 before += len(run)
                 runs += [kept] if kept else []
-    sequence = [row for i in generator(order.seed, "row groups", order.epoch).permutation(len(runs)) for row in runs[i]]
+    sequence = [
+        row for i in generator(order.seed, Purpose.ROW_GROUPS, order.epoch).permutation(len(runs)) for row in runs[i]
+    ]
     total, taken = len(sequence), []
     for stream in range(order.streams):
         own = sequence[stream * total // order.streams : (stream + 1) * total // order.streams]
         windows = [own[at : at + order.window_units] for at in range(0, len(own), order.window_units)]
         shuffled = [
-            [window[i] for i in generator(order.seed, "window", order.epoch, stream, w).permutation(len(window))]
+            [window[i] for i in generator(order.seed, Purpose.WINDOW, order.epoch, stream, w).permutation(len(window))]
             for w, window in enumerate(windows)
         ]
         taken.append([row for window in shuffled for row in window])

@@ -7,7 +7,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
-from schemas.ragged import contains, padded
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import iterate
 from schemas.storage import join
@@ -102,11 +102,11 @@ def _pairs(model: Model, texts: Rows, rows: pa.Table, shortlist: int) -> tuple[n
     struck = filters_of(rows)
     scores, ids = Ranking.of(model).top_k(x, shortlist, struck)
     # Its own labels that the shortlist lacks, though nothing strikes them.
-    own = padded(*positives)
-    listed = contains(ids.reshape(-1), np.arange(len(x) + 1) * ids.shape[1], own)
-    own = np.where(listed | contains(struck[0], struck[1], own), PAD, own)
+    own = positives.padded()
+    listed = Ragged.from_matrix(ids).contains(own)
+    own = np.where(listed | struck.contains(own), PAD, own)
     vectors = model.head.vectors
     scores = np.concatenate([scores, score_pairs(x, vectors, own)], axis=1)
     ids = np.concatenate([ids, own], axis=1)
-    pairs = score_pairs(x, texts, ids), scores, ids, contains(positives[0], positives[1], ids)
+    pairs = score_pairs(x, texts, ids), scores, ids, positives.contains(ids)
     return tuple(part[ids != PAD] for part in pairs)

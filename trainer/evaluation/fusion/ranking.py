@@ -8,6 +8,7 @@ import torch
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
+from schemas.ragged import Ragged
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.label_embeddings import embed_texts
 from trainer.evaluation.search import Rows, filtered_top_k
@@ -39,16 +40,16 @@ class Ranking:
         return cls(rows + model.head.vectors.float() if add else rows, model.head.start, group)
 
     def top_k(
-        self, x: torch.Tensor, k: int, struck: tuple[np.ndarray, np.ndarray], among: np.ndarray | None = None
+        self, x: torch.Tensor, k: int, struck: Ragged, among: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """(scores [B, k], ids [B, k] int64) of all labels, or `among` [C] ascending, best first: the same on all ranks.
 
-        `struck`: ragged rows of labels that a query is not to have.
+        `struck`: the labels that each query is not to have.
         """
         if among is not None:
             among = among[(among >= self.first) & (among < self.first + len(self.rows))] - self.first
         depth = max(k, self.fused.shortlist) if self.fused else k
-        scores, ids = filtered_top_k(x, self.rows, depth, *struck, group=self.group, first=self.first, among=among)
+        scores, ids = filtered_top_k(x, self.rows, depth, struck, group=self.group, first=self.first, among=among)
         return self.fused.rank(x, scores, ids, k) if self.fused else (scores, ids)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import normalize
 
 from schemas.errors import InputError
-from schemas.ragged import contains, no_entries
+from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data, ragged, tokens_of
@@ -73,7 +73,7 @@ def test_by_texts_and_by_both_added(data: SmallData) -> None:
         (Ranking.by_texts(model, data.layout), of_texts),
         (Ranking.by_texts(model, data.layout, add=True), of_texts + own),
     ):
-        scores, ids = ranking.top_k(x, 5, no_entries(len(x)))
+        scores, ids = ranking.top_k(x, 5, Ragged.empty(len(x)))
         np.testing.assert_allclose(scores, -np.sort(-expected, axis=1)[:, :5], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(np.take_along_axis(expected, ids, 1), scores, rtol=1e-4, atol=1e-5)
 
@@ -84,7 +84,7 @@ def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> Non
     x, frequency = queries(data, model), label_statistics(data.layout).frequency
     of_texts, own = brute_force(data, model, x)
     struck = ragged(data.points["test"].positives)
-    own[contains(*struck, np.tile(np.arange(data.labels), (len(x), 1)))] = -np.inf
+    own[struck.contains(np.tile(np.arange(data.labels), (len(x), 1)))] = -np.inf
     fused = Fused(tree(), texts_of(model, data.layout), frequency, shortlist)
     scores, ids = Ranking.of(model, fused=fused).top_k(x, k, struck)
     for row in range(len(x)):
@@ -101,7 +101,7 @@ def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     first, frequency = model.head.start, label_statistics(data.layout).frequency
     fused = Fused(tree(), texts_of(model, data.layout), frequency, 8, first, group)
     x = queries(data, model)
-    return Ranking.of(model, group, fused).top_k(x, 5, no_entries(len(x)))
+    return Ranking.of(model, group, fused).top_k(x, 5, Ragged.empty(len(x)))
 
 
 def test_two_ranks_fuse_as_one(data: SmallData) -> None:
