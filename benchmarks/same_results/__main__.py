@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="less data and fewer steps")
     parser.add_argument("--only", default="", metavar="STEP,...", help="only these steps and those that they need")
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep OTHER's outputs in DIR, and use those kept there"
+        "--keep", type=Path, metavar="DIR", help="keep OTHER's outputs in DIR, and use those there"
     )
     options = parser.parse_args()
     steps = select(options.quick, [name for name in options.only.split(",") if name])

@@ -1,4 +1,4 @@
-"""Raw inputs for both checkouts: the first lines of the Tate collection in four input forms, and a small transformer."""
+"""Raw inputs for both checkouts: the first lines of the Tate collection in four forms, and a small transformer."""
 
 import gzip
 import json
