@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.processes import measure
-from benchmarks.report import report
+from benchmarks.common.process_memory import measure
+from benchmarks.common.report import report
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish

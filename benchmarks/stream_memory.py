@@ -18,9 +18,9 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.processes import measure
-from benchmarks.report import report
-from benchmarks.rows import LABELS, World
+from benchmarks.common.joined_tables import LABELS, World
+from benchmarks.common.process_memory import measure
+from benchmarks.common.report import report
 
 THREADS = 2
 STREAMS = 8
@@ -129,7 +129,7 @@ def sample(case: Case) -> dict[str, Any]:
 
 def iterate(world: World, window_groups: int) -> dict[str, Any]:
     """An epoch; when it began and ended."""
-    from benchmarks.batches import SIZE, planner, ready, warm_up
+    from benchmarks.common.training_batch import SIZE, planner, ready, warm_up
     from trainer.stream import JoinedStream
 
     source, plan = world.open(), planner(world.width)

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.report import interleave, medians, report
-from benchmarks.rows import LABELS, World
-from benchmarks.serving import Server, serve, serve_s3
+from benchmarks.common.joined_tables import LABELS, World
+from benchmarks.common.report import interleave, medians, report
+from benchmarks.common.slow_stores import Server, serve, serve_s3
 
 DELAY_SECONDS = 0.05
 STEP_SECONDS = 0.005
@@ -137,7 +137,7 @@ def child(world: World, server: Server | None, step_seconds: float) -> dict[str,
 
 def read(world: World, root: str, step_seconds: float) -> dict[str, Any]:
     """An epoch from `root`, a local folder or a URL, to tensors, with a wait of `step_seconds` after each batch."""
-    from benchmarks.batches import SIZE, planner, ready, warm_up
+    from benchmarks.common.training_batch import SIZE, planner, ready, warm_up
     from trainer.stream import JoinedStream
 
     source = world.open(root)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from benchmarks.same_results.compare import Comparison, compare_step
 from benchmarks.same_results.inputs import write_inputs
 from benchmarks.same_results.steps import SIZES, VOCABULARY, Step, select
@@ -35,9 +35,7 @@ def main() -> None:
     parser.add_argument("this", type=Path, nargs="?", default=ROOT, help="another one (default: the script's)")
     parser.add_argument("--quick", action="store_true", help="less data and fewer steps")
     parser.add_argument("--only", default="", metavar="STEP,...", help="only these steps and those that they need")
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep OTHER's outputs in DIR, and use those there"
-    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep OTHER's outputs in DIR, and use those there")
     options = parser.parse_args()
     steps = select(options.quick, [name for name in options.only.split(",") if name])
     size = "quick" if options.quick else "full"

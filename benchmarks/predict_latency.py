@@ -1,9 +1,9 @@
-"""`python -m benchmarks.predict [--quick] [--index FACTORY]`: milliseconds a query on one core, exact and by an index.
+"""`python -m benchmarks.predict_latency [--quick] [--index FACTORY]`: milliseconds a query on one core, exact and by an index.
 
 A query is a text of 12 words: tokenized, encoded by a bag of token and bigram embeddings (D = 64), and searched for its
 10 best labels of 1,048,576 by `Serving.top_k`, as `extremis predict` does it; alone, and 256 at a time. Texts say
 nothing about labels here, so what is searched are queries of the same clusters as the vectors (those of
-`benchmarks.mine`). Everything is pinned to one core once the index is built. Medians of rounds in turns.
+`benchmarks.mining`). Everything is pinned to one core once the index is built. Medians of rounds in turns.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import pyarrow as pa
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.mine import DIMENSION, noisy, unit
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
+from benchmarks.mining import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode
 from pipelines.sharding.wordpiece import train
 from schemas.shard_files.parquet import list_array

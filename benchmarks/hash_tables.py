@@ -1,6 +1,6 @@
 """Claim: negatives from hash tables cost the same for 10K labels as for 10M, and so does a touched row (LNS).
 
-`python -m benchmarks.lsh [--quick]`. Hash tables over D = 64 vectors are built for 10K, 100K, 1M and 10M labels. Then,
+`python -m benchmarks.hash_tables [--quick]`. Hash tables over D = 64 vectors are built for 10K, 100K, 1M and 10M labels. Then,
 in turns: a batch's negatives by embedding and by label, and touched rows hashed again. One thread does all of it, and
 its processor time is counted, so that what else the machine does is left out. A ratio is the dearest over the cheapest
 of the four sizes. `--quick` has fewer tables and rounds, and the same sizes.
@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
 from trainer.negatives.lsh import LshSampler, Options
 
 SIZES = {"10K": 10_000, "100K": 100_000, "1M": 1_000_000, "10M": 10_000_000}

@@ -1,7 +1,7 @@
 """DEXML's synthetic tests: a marker token that softmax cannot learn (Figure 2), random pairs by heart (Table 10).
 
-    python -m benchmarks.decoupled            both, with 100,000 pairs
-    python -m benchmarks.decoupled --quick    both, with 5,000 pairs
+    python -m benchmarks.decoupled_softmax            both, with 100,000 pairs
+    python -m benchmarks.decoupled_softmax --quick    both, with 5,000 pairs
 
 Figure 2: 1,000 queries and 5,000 labels of random tokens; the first 100 queries begin with one token, t*, and have the
 labels 0 to 4, of which label 0 alone has t* in its text; the others have a random label each, which the paper does not
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from trainer.config import Recipe
 from trainer.encoders import build_encoder
 from trainer.evaluation.search import top_k

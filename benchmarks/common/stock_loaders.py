@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader
 
-from benchmarks.batches import SIZE, Ready, assemble
-from benchmarks.rows import World
+from benchmarks.common.joined_tables import World
+from benchmarks.common.training_batch import SIZE, Ready, assemble
 from schemas.shard_files import webdataset as tars
 from schemas.shard_files.parquet import list_array, list_column, matrix_column
 

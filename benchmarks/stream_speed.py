@@ -7,7 +7,7 @@ process of its own, in turns, medians; imports and opening are not timed. The st
 its first window included; the others' starts after their first batches, when buffers are full and workers run. Batches
 of each side are compared with what the tables hold.
 
-    python -m benchmarks.stream [--quick] [--rows N] [--folder DIR] [--python PATH]...
+    python -m benchmarks.stream_speed [--quick] [--rows N] [--folder DIR] [--python PATH]...
 """
 
 import argparse
@@ -29,8 +29,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.report import interleave, medians, report
-from benchmarks.rows import LABELS, LEAST_TOKENS, MOST_TOKENS, POSITIVES, World
+from benchmarks.common.joined_tables import LABELS, LEAST_TOKENS, MOST_TOKENS, POSITIVES, World
+from benchmarks.common.report import interleave, medians, report
 
 ROOT = Path(__file__).parents[1]
 THREADS = (0, 1, 2, 3)
@@ -153,7 +153,7 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
 
 def stream(world: World, threads: int) -> dict[str, Any]:
     """A whole epoch of the joined stream to tensors."""
-    from benchmarks.batches import check
+    from benchmarks.common.training_batch import check
 
     _, some = _timed(open_stream(world, threads), 4, first=4)
     check(some, world)
@@ -162,7 +162,7 @@ def stream(world: World, threads: int) -> dict[str, Any]:
 
 def open_stream(world: World, threads: int) -> Iterator[Any]:
     """Batches of the joined stream as tensors."""
-    from benchmarks.batches import SIZE, planner, ready
+    from benchmarks.common.training_batch import SIZE, planner, ready
     from trainer.stream import JoinedStream
 
     plan = planner(world.width)
@@ -194,8 +194,8 @@ def arrow(world: World, threads: int) -> dict[str, Any]:
 
 def peer(world: World, name: str, workers: int, rows: int, written: int) -> dict[str, Any]:
     """`rows` rows of peer `name` as tensors, after its warm-up. Its files, of `written` rows, are made if need be."""
-    from benchmarks.batches import check
-    from benchmarks.peers import PEERS
+    from benchmarks.common.stock_loaders import PEERS
+    from benchmarks.common.training_batch import check
 
     folder = Path(world.root, name)
     if not folder.exists():
@@ -215,7 +215,7 @@ def breakdown(world: World) -> dict[str, Any]:
     import trainer.negatives.random_pool
     import trainer.stream.batch
     import trainer.stream.source
-    from benchmarks import batches
+    from benchmarks.common import training_batch
 
     spent: dict[str, float] = defaultdict(float)
 
@@ -238,7 +238,7 @@ def breakdown(world: World) -> dict[str, Any]:
             return timed(name, action, *given, **named)
 
         setattr(owner, attribute, wrapped)
-    batches.ready = partial(timed, "tensors", batches.ready)
+    training_batch.ready = partial(timed, "tensors", training_batch.ready)
     next(open_stream(world, 0))  # what is compiled or allocated once
     spent.clear()
     stream, steps = open_stream(world, 0), 0
@@ -261,7 +261,7 @@ def child(side: str, world: World, *given: object, python: str = sys.executable)
     task = json.dumps([side, asdict(world), *given])
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [python, "-W", "ignore", "-m", "benchmarks.stream", "--side", task],
+        [python, "-W", "ignore", "-m", "benchmarks.stream_speed", "--side", task],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},

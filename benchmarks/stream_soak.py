@@ -6,7 +6,7 @@ each epoch which is used, the others follow. At random moments a rank, one of it
 killed with SIGKILL, and all is started again, with two workers a rank or none. Afterwards the same epochs are read
 from a local disk with the same decisions, and compared batch by batch.
 
-    python -m benchmarks.soak [--quick] [--minutes M] [--kills K] [--ranks G]
+    python -m benchmarks.stream_soak [--quick] [--minutes M] [--kills K] [--ranks G]
 """
 
 import argparse
@@ -30,7 +30,7 @@ import boto3
 import fsspec
 import psutil
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from schemas import storage
 from schemas.layout import RunLayout, shard_name
 from schemas.manifest import open_manifest

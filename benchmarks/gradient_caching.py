@@ -1,7 +1,7 @@
 """All-label training by gradient caching: peak memory and time of a step against sub-batches and labels.
 
-    python -m benchmarks.gradcache            L up to 131,072, a batch of 1,024
-    python -m benchmarks.gradcache --quick    L up to 32,768, a batch of 256
+    python -m benchmarks.gradient_caching            L up to 131,072, a batch of 1,024
+    python -m benchmarks.gradient_caching --quick    L up to 32,768, a batch of 256
 
 DEXML's section B.5.1: with sub-batches of eta labels a step needs, beside the encoder itself, memory for eta labels
 within the encoder, L x D for the embeddings (here three of them: z, its gradient, and the loss's before it is handed
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 
 if TYPE_CHECKING:
     from trainer.inputs import Inputs
@@ -97,7 +97,7 @@ def child(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[st
     """A step in a process of its own."""
     options = {"model": model, "batch": batch, "labels": labels, "size": size, "chunk": chunk}
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gradcache", "--step", json.dumps(options)],
+        [sys.executable, "-m", "benchmarks.gradient_caching", "--step", json.dumps(options)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.rows import LABELS, World
+from benchmarks.common.joined_tables import LABELS, World
 from trainer.config import Negatives
 from trainer.inputs import Inputs, Tokens
 from trainer.negatives.planner import Planner

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.mine [--quick]`: the mining pipeline against bare Faiss, and its memory as labels grow.
+"""`python -m benchmarks.mining [--quick]`: the mining pipeline against bare Faiss, and its memory as labels grow.
 
 Time: one side builds the index with Faiss and searches, over the vectors and queries in memory; the other is `mine`,
 from the tables in storage to the published one, audit included. Same factory string, training sample, threads, nprobe
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.shard_files.parquet import list_array, matrix_array
@@ -117,7 +117,7 @@ def measure(setting: Setting, root: str, flags: list[str]) -> None:
 
 def child(side: str, place: str, flags: list[str]) -> dict:
     """One side in a process of its own; for `memory`, with the peak of its tree sampled from here."""
-    command = [sys.executable, "-m", "benchmarks.mine", "--side", side, "--root", place, *flags]
+    command = [sys.executable, "-m", "benchmarks.mining", "--side", side, "--root", place, *flags]
     threads = str((QUICK if flags else FULL).threads)
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": threads}

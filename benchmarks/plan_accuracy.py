@@ -1,6 +1,6 @@
 """`extremis plan` against a real run: bytes of every table within 20 %, seconds of every step within 2 times.
 
-python -m benchmarks.plan [--quick]
+python -m benchmarks.plan_accuracy [--quick]
 """
 
 import argparse
@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from extremis.planning.plan import plan, workload
 from pipelines.mine import mine
 from pipelines.mining.options import MineOptions

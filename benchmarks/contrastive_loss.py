@@ -1,7 +1,7 @@
 """In-batch and mined negatives under gradient caching, beside sentence-transformers: the same loss, time a step.
 
-    python -m benchmarks.peers_loss            batches of 32 queries, 3 rounds
-    python -m benchmarks.peers_loss --quick    of 16 queries, 2 rounds
+    python -m benchmarks.contrastive_loss            batches of 32 queries, 3 rounds
+    python -m benchmarks.contrastive_loss --quick    of 16 queries, 2 rounds
 
 Its CachedMultipleNegativesRankingLoss and our InfoNCE (DEXML, equation 4) are one loss where each query has one
 positive and no label comes twice; scale is 1 / temperature. Texts of the Tate collection, all-MiniLM-L6-v2, without
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
 from trainer.config import Recipe
 from trainer.encoders import build_encoder
 from trainer.encoders.transformer import TransformerEncoder

@@ -1,6 +1,6 @@
 """Stores that answer late, each in processes of their own: a folder over HTTP with byte ranges, and an S3 server.
 
-    python -m benchmarks.serving FOLDER SECONDS     prints its port first
+    python -m benchmarks.common.slow_stores FOLDER SECONDS     prints its port first
 
 The HTTP server reads nothing into memory, so that it costs little beside what it is measured with. The S3 server is
 moto's behind the proxy of the tests: both are Python, and cost much.
@@ -79,7 +79,7 @@ def serve_s3(folder: str, seconds: float) -> Iterator[Server]:
 @contextmanager
 def _serving(*given: object) -> Iterator[tuple[int, psutil.Process]]:
     """This module as a process: its port, and the process."""
-    command = [sys.executable, "-m", "benchmarks.serving", *map(str, given)]
+    command = [sys.executable, "-m", "benchmarks.common.slow_stores", *map(str, given)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -1,6 +1,6 @@
 """Claim: clusters are equal within one. Beside it: which hard negatives their batches miss (NGAME, Theorem 1).
 
-`python -m benchmarks.clusters [--quick]`. Points of the Tate collection are embedded by TF-IDF and a truncated SVD onto
+`python -m benchmarks.balanced_clusters [--quick]`. Points of the Tate collection are embedded by TF-IDF and a truncated SVD onto
 the unit sphere, labels by the mean of their points: an embedding that is good in the theorem's sense, as a trained one
 is. r is a quantile of the distances of points to their labels. A label within r that is not the point's is missed where
 no point of the batch has it. Batches of 512 are random, or 16 random clusters of 32.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from pipelines.clustering.balanced import balanced_clusters
 
 TATE = Path(__file__).parents[1] / "examples" / "tate"

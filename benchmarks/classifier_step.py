@@ -7,7 +7,7 @@ step of full one-vs-all, the step as gather, loss, backward and update of their 
 cross-entropy do), the step on a mapped file, and the bytes that a step has to touch. Candidates are planned beforehand,
 as the stream's threads do; what that takes is among the figures.
 
-    python -m benchmarks.step [--quick] [--folder DIR]
+    python -m benchmarks.classifier_step [--quick] [--folder DIR]
 """
 
 import argparse
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
 from trainer.config import Classifier as Config
 from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs

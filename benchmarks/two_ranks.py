@@ -3,7 +3,7 @@
 One process with one thread, one with two, and two ranks with one each train the same recipe on the same data; a miner
 works beside each. Bytes are those of the processes' own TCP connections, as the kernel counts them, step by step.
 
-    python -m benchmarks.ranks [--quick] [--epochs N] [--folder DIR]
+    python -m benchmarks.two_ranks [--quick] [--epochs N] [--folder DIR]
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from extremis.training.miner import start_miner, stop_miner
 from schemas.layout import DataLayout, RunLayout
 from trainer.config import Recipe, load_recipe
@@ -65,7 +65,7 @@ def compare(folder: Path, epochs: int) -> None:
     for name, (ranks, threads) in SIDES.items():
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
         words = [str(data), str(folder / name.replace(" ", "-").replace(",", "")), str(epochs), str(threads)]
-        sides[name] = json.loads(_run([sys.executable, "-m", *launcher, "benchmarks.ranks", "--work", *words]))
+        sides[name] = json.loads(_run([sys.executable, "-m", *launcher, "benchmarks.two_ranks", "--work", *words]))
         sys.stderr.write(f"{name}: {sides[name]['ms a step']:.1f} ms a step, P@1 {sides[name]['metrics']['P@1']:.2f}\n")
     one, several = sides["one rank"], sides["two ranks"]
     low, high = one["intervals"]["P@1"]
