@@ -46,7 +46,9 @@ def main() -> None:
         averages: dict[str, Any] = {"ranks": 1, "workers": 1}
         planned = plan(workload(data, None, None, recipe, "8GiB", averages), data, calibrate=True)
     sizes = {name: _apart(planned["tables"][name]["bytes"], size) for name, size in measured.items()}
-    times = {name: _apart(planned["seconds"]["steps"][name], one) for name, one in seconds.items()}
+    times = {
+        name: _apart(planned["seconds"]["steps"][name], measured_seconds) for name, measured_seconds in seconds.items()
+    }
     report(
         "extremis plan tells bytes within 20 % and time within 2 times",
         {

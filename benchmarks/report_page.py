@@ -1,4 +1,6 @@
-"""`python -m benchmarks.report_page [--quick]`: seconds, memory and bytes of `extremis report` about a run on 10M queries.
+"""Seconds, memory and bytes of `extremis report` about a run on 10M queries.
+
+    python -m benchmarks.report_page [--quick]
 
 10,485,760 synthetic queries with a table of 10 negatives each, 1,048,576 labels with texts, and a run of 40 steps with
 its checkpoint; what a trainer records in 20 epochs is written behind those steps' own records. The page is built as a

@@ -42,9 +42,9 @@ def run(folder: Path, rows: int, labels: int) -> None:
     done = measure(command)
     if done.status:
         sys.exit(f"{' '.join(command)}: status {done.status}")
-    made = json.loads(done.output.splitlines()[-1])
-    if (made["rows"]["train"], made["labels"]) != (rows, labels):
-        sys.exit(f"expected {rows} rows and {labels} labels, got {made['rows']} and {made['labels']}")
+    summary = json.loads(done.output.splitlines()[-1])
+    if (summary["rows"]["train"], summary["labels"]) != (rows, labels):
+        sys.exit(f"expected {rows} rows and {labels} labels, got {summary['rows']} and {summary['labels']}")
     bytes_made = sum(path.stat().st_size for path in (folder / "data").rglob("*") if path.is_file())
     report(
         f"{rows:,} rows with string keys and {labels:,} labels shard within {LIMIT_GIB:g} GiB for all processes",

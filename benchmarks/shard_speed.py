@@ -88,7 +88,7 @@ def measure(folder: Path, rows: int, small: int, rounds: int) -> None:
 
 
 def with_cpu(side: Callable[[], float], worked: list[float]) -> float:
-    """What `side` returns; the CPU seconds of this process and its children go to `worked`."""
+    """Run `side`; append the CPU seconds of this process and its children to `worked`."""
     before = sum(os.times()[:4])
     try:
         return side()

@@ -59,8 +59,8 @@ def run_side(folder: Path, checkout: Path, steps: Sequence[Step], size: str) -> 
     kept = folder / "steps"
     kept.mkdir(parents=True, exist_ok=True)
     inputs = write(folder / "inputs", size)
-    wanted = {step.name: json.dumps({"inputs": inputs, **asdict(step)}) for step in steps}
-    stale = {name for name, text in wanted.items() if not _same(kept / f"{name}.json", text)}
+    commands_of = {step.name: json.dumps({"inputs": inputs, **asdict(step)}) for step in steps}
+    stale = {name for name, text in commands_of.items() if not _same(kept / f"{name}.json", text)}
     for step in steps:  # in order: what reads a stale step's outputs is stale
         stale |= {step.name} if stale.intersection(step.needs) else set()
     todo = [step for step in steps if step.name in stale]
@@ -75,7 +75,7 @@ def run_side(folder: Path, checkout: Path, steps: Sequence[Step], size: str) -> 
     subprocess.run(command, cwd=folder, env=environment, check=True)
     for step in todo:
         if not _failure(folder, step):
-            (kept / f"{step.name}.json").write_text(wanted[step.name])
+            (kept / f"{step.name}.json").write_text(commands_of[step.name])
 
 
 def compare(other: Path, this: Path, steps: Sequence[Step]) -> None:

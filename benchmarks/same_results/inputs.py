@@ -84,5 +84,12 @@ def _write_bert(folder: Path, vocabulary: int) -> None:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=vocabulary, max_position_embeddings=32, **sizes)).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    BertModel(config).save_pretrained(folder)

@@ -1,7 +1,7 @@
 """Steps that both checkouts run: commands of `extremis` whose outputs all go into a folder of the step's name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 VOCABULARY = 2000
 SIZES = {"full": (6000, 1500, 15562), "quick": (1500, 400, 2000)}  # train points, test points, labels
@@ -73,7 +73,7 @@ def training() -> list[Step]:
     bert = ("encoder.kind=transformer", "encoder.model=inputs/bert", "encoder.lr=0.001", "encoder.max_tokens=16")
     features = ("encoder.inputs=features", "data.label_texts=false", *TABLES)
     return [
-        recipe("astra", *hardness, after=(("inspect", "astra/run", "--verify", "--json"),)),
+        then(recipe("astra", *hardness), ("inspect", "astra/run", "--verify", "--json")),
         recipe("random", "data.label_texts=false"),
         recipe("w-hard", "negatives.hard=50", "negatives.warmup=128", *TABLES, quick=False),
         recipe("theta-hard", "negatives.hard=50", "negatives.warmup=128", *TABLES, quick=False),
@@ -84,7 +84,7 @@ def training() -> list[Step]:
         recipe("dexml-sampled", *labels, *TABLES),
         recipe("ngame", *clusters),
         recipe("ance", *TABLES, "negatives.width=20", quick=False),
-        recipe("ngame-m2", *second, needs=("data", "ngame"), after=fused("ngame-m2"), quick=False),
+        then(recipe("ngame-m2", *second, needs=("data", "ngame"), quick=False), *fused("ngame-m2")),
         recipe("decoupled-m2", *second, *TABLES, needs=("data", "ngame"), quick=False),
         recipe("lns", "negatives.lsh.hard=50", "negatives.lsh.tables=10"),
         recipe("mips-s", "refresh.every_steps=20", quick=False),
@@ -145,7 +145,6 @@ def recipe(
     data: str = "data",
     scores: str = "classifier",
     needs: tuple[str, ...] = (),
-    after: tuple[tuple[str, ...], ...] = (),
     verb: tuple[str, ...] = ("run",),
     quick: bool = True,
 ) -> Step:
@@ -153,7 +152,12 @@ def recipe(
     options = tuple(word for setting in (*SMALL, *settings) for word in ("--set", setting))
     train = (*verb, base or name, f"{data}/out", f"{name}/run", "--json", *options)
     evaluate = ("evaluate", f"{data}/out", f"{name}/run", "--k", "20", "--scores", scores, "--zero-shot", "--json")
-    return Step(name, (train, evaluate, *after), needs or (data,), quick)
+    return Step(name, (train, evaluate), needs or (data,), quick)
+
+
+def then(step: Step, *commands: tuple[str, ...]) -> Step:
+    """Return the step with more commands at its end."""
+    return replace(step, commands=(*step.commands, *commands))
 
 
 def fused(name: str) -> tuple[tuple[str, ...], ...]:

@@ -1,4 +1,4 @@
-"""The soak, for a moment: `python -m benchmarks.stream_soak` as a whole, with real processes, kills and a failing store."""
+"""Half a minute of `python -m benchmarks.stream_soak`, with real processes, kills and a failing store."""
 
 import json
 import subprocess
