@@ -4,7 +4,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
-HELPERS := $(addprefix benchmarks.,__init__ report inputs processes rows batches peers serving)
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -29,7 +28,7 @@ types: $(VENV)/.dev  ## mypy
 	$(BIN)/mypy
 
 bench: $(VENV)/.bench .venvs/mosaicml/.done  ## every measured claim, one JSON object each
-	@for module in $(filter-out $(HELPERS),$(subst /,.,$(basename $(wildcard benchmarks/*.py)))); do \
+	@for module in $(filter-out benchmarks.__init__,$(subst /,.,$(basename $(wildcard benchmarks/*.py)))); do \
 		echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
 
 docs: $(VENV)/.dev  ## the documentation as a site, in build/site
@@ -56,7 +55,7 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
 	@touch $@
 
-# Its NumPy and its transformers are older than ours. Where it cannot be had, benchmarks.stream says so and goes on.
+# Its NumPy and its transformers are older than ours. Where it cannot be had, benchmarks.stream_speed says so and goes on.
 .venvs/mosaicml/.done: benchmarks/mosaicml.txt
 	$(PYTHON) -m venv .venvs/mosaicml
 	-.venvs/mosaicml/bin/python -m pip install -q -r $<

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.processes import measure
-from benchmarks.report import report
+from benchmarks.common.process_memory import measure
+from benchmarks.common.report import report
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
@@ -80,13 +80,22 @@ def _run(folder: Path, labels: int, storage: str, memory: str) -> None:
     began = time.perf_counter()
     _write(DataLayout(data), labels)
     stages["write data"] = {"seconds": round(time.perf_counter() - began, 1), "GiB on disk": _disk(Path(data))}
-    own = [sys.executable, "-m", "benchmarks.hundred_million", "--folder", str(folder), "--storage", storage, "--stage"]
+    stage = [
+        sys.executable,
+        "-m",
+        "benchmarks.hundred_million",
+        "--folder",
+        str(folder),
+        "--storage",
+        storage,
+        "--stage",
+    ]
     extremis = [sys.executable, "-m", "extremis"]
     commands = {
-        "train": [*own, "train"],
+        "train": [*stage, "train"],
         "embed": [*extremis, "embed", data, run, sample, "--split", "sample", "--json"],
         "mine": [*extremis, "mine", data, run, "--queries", sample, "--out", str(folder / "table")],
-        "resume": [*own, "resume"],
+        "resume": [*stage, "resume"],
     }
     commands["mine"] += ["--for-epoch", "2", "--memory", memory, "--json"]
     for name, command in commands.items():
@@ -119,7 +128,7 @@ def _run(folder: Path, labels: int, storage: str, memory: str) -> None:
 
 
 def _stage(name: str, folder: Path, storage: str) -> None:
-    """Train one epoch, or go on for a few steps; what took how long as the last line."""
+    """Train one epoch, or continue for a few steps; print the times as the last line."""
     data, run, options = str(folder / "data"), str(folder / "run"), recipe(storage)
     began = time.perf_counter()
     open_run = Trainer.start if name == "train" else Trainer.resume
@@ -140,7 +149,7 @@ def _stage(name: str, folder: Path, storage: str) -> None:
     epochs.close()  # waits for the checkpoint, which is written in the background
     written = time.perf_counter()
     steps = np.diff(times)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "seconds to open": round(opened, 1),
         "first step": first,
         "steps": len(losses),
@@ -149,9 +158,9 @@ def _stage(name: str, folder: Path, storage: str) -> None:
         "loss, first and last": [round(losses[0], 2), round(losses[-1], 2)],
     }
     if name == "train":
-        found["seconds to dump"] = round(dumped - times[-1], 1)
-        found["seconds to write the checkpoint"] = round(written - dumped, 1)
-    sys.stdout.write(json.dumps(found) + "\n")
+        result["seconds to dump"] = round(dumped - times[-1], 1)
+        result["seconds to write the checkpoint"] = round(written - dumped, 1)
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 class _Enough(Exception):
@@ -168,8 +177,8 @@ def _write(data: DataLayout, labels: int) -> None:
         draw = np.random.default_rng(seed)
         with ShardFile(data.queries(split), 0, 1, schema, 8192) as shard:
             shard.write(_queries(draw, rows, labels, schema))
-        made = _publish(data.queries(split), "queries", schema, [shard.entry], rows, 8192, dict(parents))
-        parents[f"queries/{split}"] = made.digest
+        manifest = _publish(data.queries(split), "queries", schema, [shard.entry], 8192, dict(parents))
+        parents[f"queries/{split}"] = manifest.digest
     parents["labels"] = _write_labels(data, labels).digest
     publish(data.root, Manifest(kind="data", parents=parents))
 
@@ -202,7 +211,7 @@ def _write_labels(data: DataLayout, labels: int) -> Manifest:
                 columns = [pa.array(ids), names, empty, none, pa.array(np.ones(len(ids), np.int64))]
                 shard.write(pa.Table.from_arrays(columns, schema=schema))
         shards.append(shard.entry)
-    return _publish(data.labels, "labels", schema, shards, labels, GROUP_ROWS, {}, {"training_points": STEPS * B})
+    return _publish(data.labels, "labels", schema, shards, GROUP_ROWS, {}, {"training_points": STEPS * B})
 
 
 def _publish(
@@ -210,11 +219,11 @@ def _publish(
     kind: str,
     schema: pa.Schema,
     shards: list[Shard],
-    rows: int,
     group: int,
     parents: dict[str, str],
     parameters: dict[str, Any] | None = None,
 ) -> Manifest:
+    rows = sum(shard.rows for shard in shards)
     manifest = Manifest(
         kind=kind,
         columns=columns_of(schema),

@@ -18,9 +18,9 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.processes import measure
-from benchmarks.report import report
-from benchmarks.rows import LABELS, World
+from benchmarks.common.joined_tables import LABELS, World
+from benchmarks.common.process_memory import measure
+from benchmarks.common.report import report
 
 THREADS = 2
 STREAMS = 8
@@ -65,19 +65,19 @@ def run(world: World) -> None:
         ),
         "4 K, the same window": Case(replace(world, width=4 * world.width)),
     }
-    made: World | None = None
-    found: dict[str, dict[str, Any]] = {}
+    written: World | None = None
+    results: dict[str, dict[str, Any]] = {}
     for name, case in cases.items():
-        if case.world != made:
+        if case.world != written:
             case.world.write()
-            made = case.world
-        found[name] = sample(case)
-        sys.stderr.write(f"{name}: {found[name]['MiB held at the peak']:.0f} MiB\n")
-    held = {name: one["MiB held at the peak"] for name, one in found.items()}
+            written = case.world
+        results[name] = sample(case)
+        sys.stderr.write(f"{name}: {results[name]['MiB held at the peak']:.0f} MiB\n")
+    held = {name: result["MiB held at the peak"] for name, result in results.items()}
     first, *others = held
     ratios = {f"{name} / {first}": held[name] / held[first] for name in others}
     # Windows read ahead fill up over the first few: a tenth of the longest epoch has four windows.
-    flat = {name: one.pop("last / first") for name, one in found.items()}
+    flat = {name: result.pop("last / first") for name, result in results.items()}
     ratios["last tenth / first tenth of 4 N rows"] = flat["4 N rows, a table 4 times as large"]
     report(
         "the stream's memory is flat over an epoch, and the same for any number of rows and size of the table; it is "
@@ -88,7 +88,7 @@ def run(world: World) -> None:
             "rows a row group": world.group,
             "streams": STREAMS,
             "threads": THREADS,
-            "cases": found,
+            "cases": results,
         },
         ratios,
         {name: BAR for name in ratios if not name.startswith("4 K")},
@@ -96,18 +96,20 @@ def run(world: World) -> None:
 
 
 def sample(case: Case) -> dict[str, Any]:
-    """MiB that the stream holds over an epoch."""
+    """Measure the MiB that the stream holds over an epoch."""
     task = json.dumps({"world": asdict(case.world), "window_groups": case.window_groups})
     done = measure([sys.executable, "-W", "ignore", "-m", "benchmarks.stream_memory", "--case", task], INTERVAL)
     if done.status:
         raise SystemExit(f"{task}: status {done.status}")
     told = json.loads(done.output.splitlines()[-1])
-    before = max(anonymous for at, _, anonymous in done.samples if at < told["start"])
-    during = [one for one in done.samples if told["start"] <= one[0] <= told["end"]]
+    before = max(anonymous for moment, _, anonymous in done.samples if moment < told["start"])
+    during = [sample for sample in done.samples if told["start"] <= sample[0] <= told["end"]]
     tenth = (told["end"] - told["start"]) / 10
     peaks = [
         max(
-            one[2] for one in during if told["start"] + number * tenth <= one[0] <= told["start"] + (number + 1) * tenth
+            anonymous
+            for moment, _, anonymous in during
+            if told["start"] + number * tenth <= moment <= told["start"] + (number + 1) * tenth
         )
         for number in range(10)
     ]
@@ -128,8 +130,8 @@ def sample(case: Case) -> dict[str, Any]:
 
 
 def iterate(world: World, window_groups: int) -> dict[str, Any]:
-    """An epoch; when it began and ended."""
-    from benchmarks.batches import SIZE, planner, ready, warm_up
+    """Iterate an epoch; return when it began and ended."""
+    from benchmarks.common.training_batch import SIZE, planner, ready, warm_up
     from trainer.stream import JoinedStream
 
     source, plan = world.open(), planner(world.width)

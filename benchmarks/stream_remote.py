@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.report import interleave, medians, report
-from benchmarks.rows import LABELS, World
-from benchmarks.serving import Server, serve, serve_s3
+from benchmarks.common.joined_tables import LABELS, World
+from benchmarks.common.report import interleave, medians, report
+from benchmarks.common.slow_stores import Server, serve, serve_s3
 
 DELAY_SECONDS = 0.05
 STEP_SECONDS = 0.005
@@ -42,8 +42,8 @@ def main() -> None:
     parser.add_argument("--task", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.task:
-        world, *given = json.loads(arguments.task)
-        print(json.dumps(read(World(**world), *given)))
+        world, *options = json.loads(arguments.task)
+        print(json.dumps(read(World(**world), *options)))
         return
     # Windows of so many rows that the epoch has 6 of them, or 8.
     group, default = (2048, 3 << 17) if arguments.quick else (8192, 1 << 21)
@@ -56,8 +56,8 @@ def main() -> None:
 
 def measure(world: World, rounds: int, s3: World | None) -> None:
     """Make the tables, serve them, read them in turns, report."""
-    for one in filter(None, (world, s3)):
-        one.write()
+    for tables in filter(None, (world, s3)):
+        tables.write()
     cpu: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     first: dict[str, list[float]] = defaultdict(list)
 
@@ -108,13 +108,13 @@ def measure(world: World, rounds: int, s3: World | None) -> None:
             "threads": THREADS,
             "milliseconds of a step, in training": STEP_SECONDS * 1000,
             "rows/s": {name: round(rate) for name, rate in rates.items()},
-            "seconds to the first batch": {name: round(one, 3) for name, one in medians(first).items()},
+            "seconds to the first batch": {name: round(value, 3) for name, value in medians(first).items()},
             # On a machine that does other work, too, this says more than the clock.
             "CPU microseconds a row": {
-                name: round(one["stream"] / rates[name] * 1e6, 3) for name, one in middle.items()
+                name: round(shares["stream"] / rates[name] * 1e6, 3) for name, shares in middle.items()
             },
             "cores in use": {
-                name: {who: round(share, 2) for who, share in shares.items()} for name, shares in middle.items()
+                name: {process: round(share, 2) for process, share in shares.items()} for name, shares in middle.items()
             },
             "rounds": rounds,
         },
@@ -137,7 +137,7 @@ def child(world: World, server: Server | None, step_seconds: float) -> dict[str,
 
 def read(world: World, root: str, step_seconds: float) -> dict[str, Any]:
     """An epoch from `root`, a local folder or a URL, to tensors, with a wait of `step_seconds` after each batch."""
-    from benchmarks.batches import SIZE, planner, ready, warm_up
+    from benchmarks.common.training_batch import SIZE, planner, ready, warm_up
     from trainer.stream import JoinedStream
 
     source = world.open(root)

@@ -1,9 +1,11 @@
 """Claim: clusters are equal within one. Beside it: which hard negatives their batches miss (NGAME, Theorem 1).
 
-`python -m benchmarks.clusters [--quick]`. Points of the Tate collection are embedded by TF-IDF and a truncated SVD onto
-the unit sphere, labels by the mean of their points: an embedding that is good in the theorem's sense, as a trained one
-is. r is a quantile of the distances of points to their labels. A label within r that is not the point's is missed where
-no point of the batch has it. Batches of 512 are random, or 16 random clusters of 32.
+    python -m benchmarks.balanced_clusters [--quick]
+
+Points of the Tate collection are embedded by TF-IDF and a truncated SVD onto the unit sphere, labels by the mean of
+their points: an embedding that is good in the theorem's sense, as a trained one is. r is a quantile of the distances
+of points to their labels. A label within r that is not the point's is missed where no point of the batch has it.
+Batches of 512 are random, or 16 random clusters of 32.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from pipelines.clustering.balanced import balanced_clusters
 
 TATE = Path(__file__).parents[1] / "examples" / "tate"
@@ -30,8 +32,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a third of the points")
     quick = parser.parse_args().quick
     points = _lines("trn")[:: 3 if quick else 1]
-    positives = _matrix([one["target_ind"] for one in points])
-    x = _embedded([one["title"] for one in points])
+    positives = _matrix([point["target_ind"] for point in points])
+    x = _embedded([point["title"] for point in points])
     z = _on_sphere(positives.T @ x)
     row, column = positives.nonzero()
     radii = np.quantile(np.linalg.norm(x[row] - z[column], axis=1), QUANTILES).tolist()
@@ -53,13 +55,13 @@ def main() -> None:
     }
     ratios = {"largest cluster less smallest": float(sizes.max() - sizes.min())}
     for quantile, radius in zip(QUANTILES, radii, strict=True):
-        found = {name: _misses(x, z, positives, one, radius) for name, one in orders.items()}
-        kept = {name: 1 - one["missed"] / one["hard"] for name, one in found.items()}
+        misses = {name: _misses(x, z, positives, order, radius) for name, order in orders.items()}
+        kept = {name: 1 - counts["missed"] / counts["hard"] for name, counts in misses.items()}
         figures["radii"][str(quantile)] = {
             "r": round(radius, 3),
-            "hard_a_point": round(found["random"]["hard"] / found["random"]["points"], 1),
+            "hard_a_point": round(misses["random"]["hard"] / misses["random"]["points"], 1),
             "share_missed": {name: round(1 - value, 4) for name, value in kept.items()},
-            "theorem_1_rate": {n: float(f"{o['missed'] / (o['points'] * len(z)):.3g}") for n, o in found.items()},
+            "theorem_1_rate": {n: float(f"{o['missed'] / (o['points'] * len(z)):.3g}") for n, o in misses.items()},
         }
         ratios[f"found, clustered over random, r at {quantile}"] = kept["clustered"] / kept["random"]
     if not quick:
@@ -68,15 +70,15 @@ def main() -> None:
 
 
 def _misses(x: np.ndarray, z: np.ndarray, positives: csr_matrix, order: np.ndarray, radius: float) -> dict[str, int]:
-    """Over some batches of points in `order`: hard negatives within `radius`, and those that their batch lacks."""
-    batches = [order[at : at + BATCH] for at in range(0, len(order) - BATCH + 1, BATCH)]
+    """Count hard negatives within `radius` over some batches of points in `order`, and those that their batch lacks."""
+    batches = [order[start : start + BATCH] for start in range(0, len(order) - BATCH + 1, BATCH)]
     hard = missed = points = 0
     for batch in batches[:: max(1, len(batches) // 16)]:
-        own = positives[batch]
+        positive = positives[batch]
         near = x[batch] @ z.T >= 1 - radius**2 / 2
-        near[own.nonzero()] = False
-        there = np.asarray(own.sum(0)).reshape(-1) > 0
-        hard, missed, points = hard + near.sum(), missed + near[:, ~there].sum(), points + len(batch)
+        near[positive.nonzero()] = False
+        present = np.asarray(positive.sum(0)).reshape(-1) > 0
+        hard, missed, points = hard + near.sum(), missed + near[:, ~present].sum(), points + len(batch)
     return {"hard": int(hard), "missed": int(missed), "points": points}
 
 
@@ -94,7 +96,7 @@ def _on_sphere(vectors: np.ndarray) -> np.ndarray:
 
 def _matrix(positives: list[list[int]]) -> csr_matrix:
     starts = np.cumsum([0, *map(len, positives)])
-    ids = np.concatenate([np.asarray(own, np.int64) for own in positives])
+    ids = np.concatenate([np.asarray(labels, np.int64) for labels in positives])
     ids = np.unique(ids, return_inverse=True)[1]  # labels that some point has
     return csr_matrix((np.ones(len(ids)), ids, starts))
 

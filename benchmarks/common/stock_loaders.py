@@ -1,4 +1,4 @@
-"""Stock loaders that read the same rows with their negatives inside: what they are given, and how they run.
+"""Other loaders that read the same rows with their negatives inside: the files they get, and how they run.
 
 Each shuffles as it does by itself, within `buffer` samples where it has a buffer, and makes batches in its workers.
 Records hold a row each, either in the library's own types for arrays, or as raw bytes that a collate function takes
@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader
 
-from benchmarks.batches import SIZE, Ready, assemble
-from benchmarks.rows import World
+from benchmarks.common.joined_tables import World
+from benchmarks.common.training_batch import SIZE, Ready, assemble
 from schemas.shard_files import webdataset as tars
 from schemas.shard_files.parquet import list_array, list_column, matrix_column
 
@@ -37,7 +37,7 @@ class Peer(Protocol):
         """Write the first `rows` rows."""
 
     def load(self, folder: Path, workers: int, buffer: int) -> Iterable[Ready]:
-        """Batches, shuffled."""
+        """Return shuffled batches."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class WebDataset:
         return webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> Ready:
-        rows = [int(one["__key__"]) for one in samples]
+        rows = [int(sample["__key__"]) for sample in samples]
         if self.raw:
-            return _of_bytes(rows, [one["bin"] for one in samples])
+            return _of_bytes(rows, [sample["bin"] for sample in samples])
         names = ("input_ids.npy", "label_ids.npy", "hard.npy")
-        return _of_arrays(rows, *([one[name] for one in samples] for name in names))
+        return _of_arrays(rows, *([sample[name] for sample in samples] for name in names))
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,10 @@ class MosaicML:
         return DataLoader(samples, batch_size=SIZE, num_workers=workers, collate_fn=self.collate)
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> Ready:
-        rows = [one["row"] for one in samples]
+        rows = [sample["row"] for sample in samples]
         if self.raw:
-            return _of_bytes(rows, [one["record"] for one in samples])
-        return _of_arrays(rows, *([one[name] for one in samples] for name in ("tokens", "positives", "hard")))
+            return _of_bytes(rows, [sample["record"] for sample in samples])
+        return _of_arrays(rows, *([sample[name] for sample in samples] for name in ("tokens", "positives", "hard")))
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ class HuggingFace:
 
     def collate(self, samples: Sequence[dict[str, Any]]) -> Ready:
         if self.raw:
-            return _of_bytes([one["row"] for one in samples], [one["record"] for one in samples])
-        lists = ([one[name] for one in samples] for name in ("input_ids", "label_ids", "hard"))
-        return _of_lists([one["query_id"] for one in samples], *lists)
+            return _of_bytes([sample["row"] for sample in samples], [sample["record"] for sample in samples])
+        lists = ([sample[name] for sample in samples] for name in ("input_ids", "label_ids", "hard"))
+        return _of_lists([sample["query_id"] for sample in samples], *lists)
 
     @staticmethod
     def _open(folder: Path, buffer: int) -> Any:
@@ -167,7 +167,7 @@ PEERS: dict[str, Peer] = {
 
 
 def _pieces(world: World, rows: int) -> Iterator[pa.Table]:
-    """The first `rows` rows, a file each: `query_id` and lists of tokens, positives, negatives."""
+    """Yield the first `rows` rows, a file each: `query_id` and lists of tokens, positives, negatives."""
     each = -(-rows // FILES)
     for start in range(0, rows, each):
         parts = []
@@ -179,50 +179,52 @@ def _pieces(world: World, rows: int) -> Iterator[pa.Table]:
 
 
 def _records(piece: pa.Table) -> Iterator[tuple[int, bytes]]:
-    """Rows one by one, as their numbers and raw bytes."""
+    """Yield rows as their numbers and raw bytes."""
     columns = [list_column(piece, name) for name in ("label_ids", "hard", "input_ids")]
     for number, row in enumerate(piece["query_id"].to_pylist()):
-        own = [values[offsets[number] : offsets[number + 1]] for values, offsets in columns]
-        head = np.array([len(own[0]), len(own[1])], np.uint16)
-        yield row, b"".join([head.tobytes(), *(one.tobytes() for one in own)])
+        lists = [values[offsets[number] : offsets[number + 1]] for values, offsets in columns]
+        head = np.array([len(lists[0]), len(lists[1])], np.uint16)
+        yield row, b"".join([head.tobytes(), *(values.tobytes() for values in lists)])
 
 
 def _open(record: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, positives, negatives of a raw record."""
+    """Return the tokens, positives and negatives of a raw record."""
     positives, tokens = _edges(record)
     labels = np.frombuffer(record[_HEAD:tokens], np.int32)
-    own = (positives - _HEAD) // 4
-    return np.frombuffer(record[tokens:], np.uint16), labels[:own], labels[own:]
+    count = (positives - _HEAD) // 4
+    return np.frombuffer(record[tokens:], np.uint16), labels[:count], labels[count:]
 
 
 def _edges(record: bytes) -> tuple[int, int]:
-    """Where the positives of a raw record end, and its negatives."""
+    """Return where the positives of a raw record end, and its negatives."""
     end = _HEAD + 4 * (record[0] + 256 * record[1])
     return end, end + 4 * (record[2] + 256 * record[3])
 
 
 def _of_bytes(rows: list[int], records: list[bytes]) -> Ready:
-    """A batch of raw records: cut, joined, and decoded at once."""
-    edges = [_edges(one) for one in records]
+    """Return the batch of raw records: cut, joined, and decoded at once."""
+    edges = [_edges(record) for record in records]
     together = list(zip(records, edges, strict=True))
-    positives, positive_offsets = _joined([one[_HEAD:end] for one, (end, _) in together], np.int32)
-    tokens, token_offsets = _joined([one[end:] for one, (_, end) in together], np.uint16)
-    hard, _ = _joined([one[start:stop] for one, (start, stop) in together], np.int32)
+    positives, positive_offsets = _joined([record[_HEAD:end] for record, (end, _) in together], np.int32)
+    tokens, token_offsets = _joined([record[end:] for record, (_, end) in together], np.uint16)
+    hard, _ = _joined([record[start:stop] for record, (start, stop) in together], np.int32)
     return assemble(np.array(rows), (tokens, token_offsets), (positives, positive_offsets), hard.reshape(len(rows), -1))
 
 
 def _of_arrays(rows: list[int], tokens: list[np.ndarray], positives: list[np.ndarray], hard: list[np.ndarray]) -> Ready:
-    one, other = ((np.concatenate(some), _offsets([len(row) for row in some])) for some in (tokens, positives))
-    return assemble(np.array(rows), one, other, np.stack(hard))
+    ragged = ((np.concatenate(arrays), _offsets([len(row) for row in arrays])) for arrays in (tokens, positives))
+    token_lists, positive_lists = ragged
+    return assemble(np.array(rows), token_lists, positive_lists, np.stack(hard))
 
 
 def _of_lists(rows: list[int], tokens: list[list[int]], positives: list[list[int]], hard: list[list[int]]) -> Ready:
     flat = itertools.chain.from_iterable
-    one, other = (
-        (np.fromiter(flat(some), kind), _offsets([len(row) for row in some]))
-        for some, kind in ((tokens, np.uint16), (positives, np.int32))
+    ragged = (
+        (np.fromiter(flat(lists), kind), _offsets([len(row) for row in lists]))
+        for lists, kind in ((tokens, np.uint16), (positives, np.int32))
     )
-    return assemble(np.array(rows), one, other, np.array(hard, np.int32))
+    token_lists, positive_lists = ragged
+    return assemble(np.array(rows), token_lists, positive_lists, np.array(hard, np.int32))
 
 
 def _joined(pieces: list[bytes], kind: type[np.generic]) -> tuple[np.ndarray, np.ndarray]:
@@ -243,7 +245,7 @@ def _write_tar(out: Any, piece: pa.Table) -> None:
 
 
 def _stand_in_for_torchvision() -> None:
-    """Names that mosaicml-streaming imports from torchvision and uses for images alone; it does not import without.
+    """Define the names that mosaicml-streaming imports from torchvision: it uses them for images alone.
 
     A torchvision that fits a torch without CUDA is not on the package index: the one there fails at import.
     """

@@ -7,7 +7,7 @@ process of its own, in turns, medians; imports and opening are not timed. The st
 its first window included; the others' starts after their first batches, when buffers are full and workers run. Batches
 of each side are compared with what the tables hold.
 
-    python -m benchmarks.stream [--quick] [--rows N] [--folder DIR] [--python PATH]...
+    python -m benchmarks.stream_speed [--quick] [--rows N] [--folder DIR] [--python PATH]...
 """
 
 import argparse
@@ -29,8 +29,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.report import interleave, medians, report
-from benchmarks.rows import LABELS, LEAST_TOKENS, MOST_TOKENS, POSITIVES, World
+from benchmarks.common.joined_tables import LABELS, LEAST_TOKENS, MOST_TOKENS, POSITIVES, World
+from benchmarks.common.report import interleave, medians, report
 
 ROOT = Path(__file__).parents[1]
 THREADS = (0, 1, 2, 3)
@@ -87,18 +87,18 @@ def main() -> None:
 def measure(world: World, setting: Setting, pythons: list[str]) -> None:
     """Make the tables, run all sides in turns, report."""
     world.write()
-    found = {library: where for library in LIBRARIES if (where := _find(library, pythons))}
-    peers = {library + form: where for library, where in found.items() for form in setting.forms}
-    if "HF datasets" in found:
-        peers[f"HF datasets{ARROW}"] = found["HF datasets"]
+    interpreters = {library: where for library in LIBRARIES if (where := _find(library, pythons))}
+    peers = {library + form: where for library, where in interpreters.items() for form in setting.forms}
+    if "HF datasets" in interpreters:
+        peers[f"HF datasets{ARROW}"] = interpreters["HF datasets"]
     # Workers shuffle and prefetch: so many more that every row in the time is read in the time.
     written = setting.peer_rows + WARM * 512 + (BUFFER + PREFETCHED * 512) * max(setting.workers)
     sides: dict[str, dict[str, Callable[[], float]]] = defaultdict(dict)
     cpu: dict[str, list[float]] = defaultdict(list)
 
-    def add(name: str, label: str, side: str, *given: object, python: str = sys.executable) -> None:
+    def add(name: str, label: str, side: str, *arguments: object, python: str = sys.executable) -> None:
         def run() -> float:
-            seen = child(side, world, *given, python=python)
+            seen = child(side, world, *arguments, python=python)
             cpu[label].append(seen["cpu"] / seen["rows"] * 1e6)
             return float(seen["rows"] / seen["seconds"])
 
@@ -137,12 +137,12 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
             "rows/s": {name: round(rate) for name, rate in middle.items()},
             "best": best,
             # On a machine that does other work, too, this says more than the clock.
-            "CPU microseconds a row": {name: round(one, 3) for name, one in medians(cpu).items()},
+            "CPU microseconds a row": {name: round(value, 3) for name, value in medians(cpu).items()},
             "microseconds of a batch by step, in line": child("breakdown", world)["microseconds"],
             "rounds": setting.rounds,
             "rows of other loaders, after their warm-up": setting.peer_rows,
             "not timed": f"imports, opening; of other loaders, the first {WARM} batches, while buffers fill",
-            "peers": {library: _about(library, found.get(library)) for library in LIBRARIES},
+            "peers": {library: _about(library, interpreters.get(library)) for library in LIBRARIES},
             "Arrow batches": "HF datasets without records: columns decoded and shuffled by Arrow, and every file "
             "written again with each new table; beside the bar",
         },
@@ -153,7 +153,7 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
 
 def stream(world: World, threads: int) -> dict[str, Any]:
     """A whole epoch of the joined stream to tensors."""
-    from benchmarks.batches import check
+    from benchmarks.common.training_batch import check
 
     _, some = _timed(open_stream(world, threads), 4, first=4)
     check(some, world)
@@ -162,7 +162,7 @@ def stream(world: World, threads: int) -> dict[str, Any]:
 
 def open_stream(world: World, threads: int) -> Iterator[Any]:
     """Batches of the joined stream as tensors."""
-    from benchmarks.batches import SIZE, planner, ready
+    from benchmarks.common.training_batch import SIZE, planner, ready
     from trainer.stream import JoinedStream
 
     plan = planner(world.width)
@@ -194,8 +194,8 @@ def arrow(world: World, threads: int) -> dict[str, Any]:
 
 def peer(world: World, name: str, workers: int, rows: int, written: int) -> dict[str, Any]:
     """`rows` rows of peer `name` as tensors, after its warm-up. Its files, of `written` rows, are made if need be."""
-    from benchmarks.batches import check
-    from benchmarks.peers import PEERS
+    from benchmarks.common.stock_loaders import PEERS
+    from benchmarks.common.training_batch import check
 
     folder = Path(world.root, name)
     if not folder.exists():
@@ -215,14 +215,14 @@ def breakdown(world: World) -> dict[str, Any]:
     import trainer.negatives.random_pool
     import trainer.stream.batch
     import trainer.stream.source
-    from benchmarks import batches
+    from benchmarks.common import training_batch
 
-    spent: dict[str, float] = defaultdict(float)
+    seconds_of: dict[str, float] = defaultdict(float)
 
-    def timed(name: str, action: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def timed(name: str, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         start = time.perf_counter()
-        result = action(*given, **named)
-        spent[name] += time.perf_counter() - start
+        result = action(*arguments, **options)
+        seconds_of[name] += time.perf_counter() - start
         return result
 
     for owner, attribute, name in (
@@ -234,40 +234,41 @@ def breakdown(world: World) -> dict[str, Any]:
     ):
         action = getattr(owner, attribute)
 
-        def wrapped(*given: Any, action: Callable[..., Any] = action, name: str = name, **named: Any) -> Any:
-            return timed(name, action, *given, **named)
+        def wrapped(*arguments: Any, action: Callable[..., Any] = action, name: str = name, **options: Any) -> Any:
+            return timed(name, action, *arguments, **options)
 
         setattr(owner, attribute, wrapped)
-    batches.ready = partial(timed, "tensors", batches.ready)
+    training_batch.ready = partial(timed, "tensors", training_batch.ready)
     next(open_stream(world, 0))  # what is compiled or allocated once
-    spent.clear()
+    seconds_of.clear()
     stream, steps = open_stream(world, 0), 0
     while timed("all", next, stream, None) is not None:
         steps += 1
+    others = sum(seconds_of[name] for name in ("read and decode", "plan", "tensors"))
     parts = {
-        "read and decode": spent["read and decode"],
-        "gather into order": spent["all"] - spent["read and decode"] - spent["plan"] - spent["tensors"],
-        "hard draw": spent["hard draw"],
-        "pool": spent["pool"],
-        "unique and index": spent["plan"] - spent["hard draw"] - spent["pool"],
-        "padding": spent["padding"],
-        "to tensors": spent["tensors"] - spent["padding"],
+        "read and decode": seconds_of["read and decode"],
+        "gather into order": seconds_of["all"] - others,
+        "hard draw": seconds_of["hard draw"],
+        "pool": seconds_of["pool"],
+        "unique and index": seconds_of["plan"] - seconds_of["hard draw"] - seconds_of["pool"],
+        "padding": seconds_of["padding"],
+        "to tensors": seconds_of["tensors"] - seconds_of["padding"],
     }
     return {"microseconds": {name: round(seconds / steps * 1e6, 1) for name, seconds in parts.items()}}
 
 
-def child(side: str, world: World, *given: object, python: str = sys.executable) -> dict[str, Any]:
+def child(side: str, world: World, *arguments: object, python: str = sys.executable) -> dict[str, Any]:
     """One side in a fresh process."""
-    task = json.dumps([side, asdict(world), *given])
+    task = json.dumps([side, asdict(world), *arguments])
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [python, "-W", "ignore", "-m", "benchmarks.stream", "--side", task],
+        [python, "-W", "ignore", "-m", "benchmarks.stream_speed", "--side", task],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
     )
     if done.returncode:
-        raise SystemExit(f"{side} {given}: status {done.returncode}")
+        raise SystemExit(f"{side} {arguments}: status {done.returncode}")
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return seen
 
@@ -303,11 +304,11 @@ def _cpu() -> float:
     """CPU seconds of this process and its children, living ones too."""
     import psutil
 
-    own = psutil.Process()
+    process = psutil.Process()
     living = 0.0
-    for one in own.children(recursive=True):
+    for descendant in process.children(recursive=True):
         try:
-            times = one.cpu_times()
+            times = descendant.cpu_times()
         except psutil.Error:
             continue
         living += times.user + times.system

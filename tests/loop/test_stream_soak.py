@@ -1,4 +1,4 @@
-"""The soak, for a moment: `python -m benchmarks.soak` as a whole, with real processes, kills and a failing store."""
+"""Half a minute of `python -m benchmarks.stream_soak`, with real processes, kills and a failing store."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ pytest.importorskip("s3fs")
 
 @pytest.mark.slow
 def test_ranks_that_are_killed_read_what_an_undisturbed_run_reads() -> None:
-    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.5", "--kills", "2"]
+    command = [sys.executable, "-m", "benchmarks.stream_soak", "--minutes", "0.5", "--kills", "2"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=500, check=False
     )

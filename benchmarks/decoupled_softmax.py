@@ -1,7 +1,7 @@
 """DEXML's synthetic tests: a marker token that softmax cannot learn (Figure 2), random pairs by heart (Table 10).
 
-    python -m benchmarks.decoupled            both, with 100,000 pairs
-    python -m benchmarks.decoupled --quick    both, with 5,000 pairs
+    python -m benchmarks.decoupled_softmax            both, with 100,000 pairs
+    python -m benchmarks.decoupled_softmax --quick    both, with 5,000 pairs
 
 Figure 2: 1,000 queries and 5,000 labels of random tokens; the first 100 queries begin with one token, t*, and have the
 labels 0 to 4, of which label 0 alone has t* in its text; the others have a random label each, which the paper does not
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from schemas.ragged import Ragged
 from trainer.config import Recipe
 from trainer.encoders import build_encoder
@@ -37,7 +37,7 @@ QUERIES, LABELS, MARKED, SHARED, VOCABULARY = 1_000, 5_000, 100, 5, 10_000  # Fi
 
 @dataclass(frozen=True)
 class Setting:
-    """Of Table 10: `hard` negatives a query, a new shortlist every `refresh` epochs."""
+    """Sizes of Table 10: `hard` negatives per query, a new shortlist every `refresh` epochs."""
 
     pairs: int
     epochs: int
@@ -74,14 +74,14 @@ def main() -> None:
 
 
 def marked(loss: str, epochs: int = 8, batch: int = 250) -> dict[str, float]:
-    """P@1 of new queries with the marker, after training on every label."""
+    """Return P@1 of new queries with the marker, after training on every label."""
     draw = np.random.default_rng(0)
     marker = VOCABULARY  # a token of its own, so that no other text has it by chance
     queries, labels, new = (draw.integers(0, VOCABULARY, (n, LENGTH)) for n in (QUERIES, LABELS, QUERIES))
     queries[:MARKED, 0] = new[:, 0] = marker
     labels[0, -1] = marker
-    own = draw.integers(SHARED, LABELS, QUERIES)
-    positives = [list(range(SHARED)) if row < MARKED else [int(own[row])] for row in range(QUERIES)]
+    other_labels = draw.integers(SHARED, LABELS, QUERIES)
+    positives = [list(range(SHARED)) if row < MARKED else [int(other_labels[row])] for row in range(QUERIES)]
     # The marker is in 100 queries, any other token in few: SGD lets it learn as much faster, row-wise Adam would not.
     trained = Trained(loss, "all", labels, VOCABULARY + 1, optimizer="sgd", lr=0.3, initial_scale=0.1)
     for epoch in range(epochs):
@@ -91,11 +91,11 @@ def marked(loss: str, epochs: int = 8, batch: int = 250) -> dict[str, float]:
 
 
 def by_heart(setting: Setting, hard: int) -> dict[str, float]:
-    """Metrics on the pairs that were trained on."""
+    """Return metrics on the pairs of the training."""
     draw = np.random.default_rng(0)
     queries, labels = (draw.integers(0, setting.vocabulary, (setting.pairs, LENGTH)) for _ in range(2))
-    own = np.arange(setting.pairs)
-    positives = own[:, None].tolist()
+    answers = np.arange(setting.pairs)
+    positives = answers[:, None].tolist()
     trained = Trained("decoupled", "batch", labels, setting.vocabulary, setting.dimension, ngrams=2, hard=hard)
     shortlist = None
     for epoch in range(setting.epochs):
@@ -103,7 +103,7 @@ def by_heart(setting: Setting, hard: int) -> dict[str, float]:
             shortlist = trained.nearest(queries, SHORTLIST)  # the positive among them is none of the negatives
         for step, rows in enumerate(batches(setting.pairs, setting.batch, epoch)):
             trained.step(queries, positives, rows, epoch, step, shortlist)
-    return trained.scores(queries, own, (1, 5, 10, 100))
+    return trained.scores(queries, answers, (1, 5, 10, 100))
 
 
 class Trained:
@@ -150,26 +150,26 @@ class Trained:
         step: int,
         shortlist: np.ndarray | None = None,
     ) -> None:
-        own = [positives[row] for row in rows]
-        offsets = np.cumsum([0, *map(len, own)])
+        labels = [positives[row] for row in rows]
+        offsets = np.cumsum([0, *map(len, labels)])
         hard = None if shortlist is None else shortlist[rows]
-        batch = Batch(epoch, step, rows, inputs_of(queries[rows]), np.concatenate(own), offsets, hard)
+        batch = Batch(epoch, step, rows, inputs_of(queries[rows]), np.concatenate(labels), offsets, hard)
         self._head.step(batch, self._planner.drawn(batch), 1.0)
 
     def nearest(self, queries: np.ndarray, k: int) -> np.ndarray:
-        """The k best labels of each query, [B, k]."""
-        found = []
+        """Return the k best labels of each query, [B, k]."""
+        labels = []
         for start in range(0, len(queries), 1_000):
             inputs = inputs_of(queries[start : start + 1_000])
             x = self._encoder.encode(self._encoder.prepare(inputs))
-            found.append(top_k(x, self._head.vectors, k)[1])
-        return torch.cat(found).numpy()
+            labels.append(top_k(x, self._head.vectors, k)[1])
+        return torch.cat(labels).numpy()
 
     def scores(self, queries: np.ndarray, answers: np.ndarray, ks: tuple[int, ...]) -> dict[str, float]:
-        """P@1, P@5, R@10, R@100 in per cent, of those k that are asked for; each query has one answer."""
+        """Return P@1, P@5, R@10, R@100 in per cent, for `ks`; each query has one answer."""
         hits = self.nearest(queries, max(ks)) == answers[:, None]
-        found = {k: 100 * float(hits[:, :k].any(1).mean()) for k in ks}
-        return {f"P@{k}" if k <= 5 else f"R@{k}": share / k if k <= 5 else share for k, share in found.items()}
+        shares = {k: 100 * float(hits[:, :k].any(1).mean()) for k in ks}
+        return {f"P@{k}" if k <= 5 else f"R@{k}": share / k if k <= 5 else share for k, share in shares.items()}
 
 
 class Texts:
@@ -197,9 +197,9 @@ def batches(rows: int, size: int, epoch: int) -> Iterator[np.ndarray]:
 
 def timed(name: str, action: Callable[..., dict[str, float]], *arguments: object) -> dict[str, float]:
     started = time.perf_counter()
-    found = {**action(*arguments), "seconds": round(time.perf_counter() - started, 1)}
-    sys.stderr.write(f"{name}: {found}\n")
-    return found
+    metrics = {**action(*arguments), "seconds": round(time.perf_counter() - started, 1)}
+    sys.stderr.write(f"{name}: {metrics}\n")
+    return metrics
 
 
 if __name__ == "__main__":

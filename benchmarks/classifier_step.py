@@ -7,7 +7,7 @@ step of full one-vs-all, the step as gather, loss, backward and update of their 
 cross-entropy do), the step on a mapped file, and the bytes that a step has to touch. Candidates are planned beforehand,
 as the stream's threads do; what that takes is among the figures.
 
-    python -m benchmarks.step [--quick] [--folder DIR]
+    python -m benchmarks.classifier_step [--quick] [--folder DIR]
 """
 
 import argparse
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
 from trainer.config import Classifier as Config
 from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs
@@ -46,8 +46,8 @@ class World:
 
     classifier: Classifier
     x: torch.Tensor
-    own: list[Candidates]
-    shared: list[Candidates]
+    own_pools: list[Candidates]
+    shared_pools: list[Candidates]
     batch: Batch
     planning: dict[str, float]  # ms a batch
     step: int = 0
@@ -59,13 +59,16 @@ class World:
         classifier.rows.state["square"].fill_(1e-3)
         draw = np.random.default_rng(labels)
         batches = [_batch(draw, labels) for _ in range(BATCHES)]
-        planning, made = {}, {}
+        planning, candidates = {}, {}
         for form in FORMS:
             began = time.perf_counter()
-            made[form] = [_plan(form, batch, draw, labels) for batch in batches]
+            candidates[form] = [_plan(form, batch, draw, labels) for batch in batches]
             planning[form] = (time.perf_counter() - began) / BATCHES * 1e3
         x = torch.from_numpy(draw.standard_normal((B, D)).astype(np.float32))
-        return cls(classifier, x, made["own"], made["shared"], batches[0], planning)
+        return cls(classifier, x, candidates["own"], candidates["shared"], batches[0], planning)
+
+    def candidates(self, form: str) -> list[Candidates]:
+        return self.own_pools if form == "own" else self.shared_pools
 
     def fused(self, form: str) -> float:
         """Seconds of a step in one pass over its rows."""
@@ -84,10 +87,10 @@ class World:
 
     def rows(self, form: str) -> float:
         """Distinct labels of a batch."""
-        return float(np.mean([len(candidates.ids) for candidates in getattr(self, form)]))
+        return float(np.mean([len(candidates.ids) for candidates in self.candidates(form)]))
 
     def _timed(self, form: str, work: Callable[[Candidates], object]) -> float:
-        candidates = getattr(self, form)[self.step % BATCHES]
+        candidates = self.candidates(form)[self.step % BATCHES]
         self.step += 1
         began = time.perf_counter()
         work(candidates)
@@ -114,7 +117,7 @@ def main() -> None:
     for name in names[1:]:
         large = World.of(SIZES[name])
         for form in FORMS:
-            _compare(figures, ratios, f"{form} pool", form, name, small, large, rounds)
+            _compare(figures, ratios, form, name, (small, large), rounds)
         figures[f"planning ms {name}"] = {form: round(large.planning[form], 1) for form in FORMS}
         figures[f"bytes {name}"] = {form: _bytes(large, form) for form in FORMS}
         if SIZES[name] <= SIZES["1.3M"]:
@@ -135,9 +138,8 @@ def main() -> None:
     )
 
 
-def _compare(
-    figures: dict, ratios: dict, what: str, form: str, name: str, small: World, large: World, rounds: int
-) -> None:
+def _compare(figures: dict, ratios: dict, form: str, name: str, worlds: tuple[World, World], rounds: int) -> None:
+    small, large = worlds
     for way in ("fused", "apart"):
         sides = {
             f"{SMALLEST} {form} {way}": lambda way=way: getattr(small, way)(form),
@@ -145,17 +147,17 @@ def _compare(
         }
         for run in sides.values():
             run()
-        found = interleave(sides, rounds)
-        middle = list(medians(found).values())
-        at = what if way == "fused" else f"{what}, apart"
-        figures[f"{at}: ms at {SMALLEST} beside {name}"] = round(middle[0] * 1e3, 2)
-        figures[f"{at}: ms at {name}"] = round(middle[1] * 1e3, 2)
-        ratios[f"{at}: {name} over {SMALLEST}"] = middle[1] / middle[0]
+        times = interleave(sides, rounds)
+        middle = list(medians(times).values())
+        title = f"{form} pool" if way == "fused" else f"{form} pool, apart"
+        figures[f"{title}: ms at {SMALLEST} beside {name}"] = round(middle[0] * 1e3, 2)
+        figures[f"{title}: ms at {name}"] = round(middle[1] * 1e3, 2)
+        ratios[f"{title}: {name} over {SMALLEST}"] = middle[1] / middle[0]
 
 
 def _against_full(figures: dict, ratios: dict, name: str, world: World, rounds: int) -> None:
-    found = interleave({"full": world.full, "own": lambda: world.fused("own")}, rounds)
-    middle = medians(found)
+    times = interleave({"full": world.full, "own": lambda: world.fused("own")}, rounds)
+    middle = medians(times)
     figures[f"full one-vs-all: ms at {name}"] = round(middle["full"] * 1e3, 1)
     ratios[f"full one-vs-all over own pool at {name}"] = middle["full"] / middle["own"]
 
@@ -204,8 +206,8 @@ def _touched(world: World, form: str) -> float:
 
 
 def _bytes(world: World, form: str) -> dict[str, int]:
-    """Of rows and their state; of what describes the pairs; of a float32 copy of the rows, which is not made."""
-    pairs = float(np.mean([len(candidates.pair_query) for candidates in getattr(world, form)]))
+    """Return the bytes of rows and their state, of the pairs, and of a float32 copy of the rows, which is not made."""
+    pairs = float(np.mean([len(candidates.pair_query) for candidates in world.candidates(form)]))
     return {
         "rows": round(world.rows(form)),
         "least": round(_least(world, form)),

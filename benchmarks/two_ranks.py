@@ -3,7 +3,7 @@
 One process with one thread, one with two, and two ranks with one each train the same recipe on the same data; a miner
 works beside each. Bytes are those of the processes' own TCP connections, as the kernel counts them, step by step.
 
-    python -m benchmarks.ranks [--quick] [--epochs N] [--folder DIR]
+    python -m benchmarks.two_ranks [--quick] [--epochs N] [--folder DIR]
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 from extremis.training.miner import start_miner, stop_miner
 from schemas.layout import DataLayout, RunLayout
 from trainer.config import Recipe, load_recipe
@@ -65,10 +65,10 @@ def compare(folder: Path, epochs: int) -> None:
     for name, (ranks, threads) in SIDES.items():
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
         words = [str(data), str(folder / name.replace(" ", "-").replace(",", "")), str(epochs), str(threads)]
-        sides[name] = json.loads(_run([sys.executable, "-m", *launcher, "benchmarks.ranks", "--work", *words]))
+        sides[name] = json.loads(_run([sys.executable, "-m", *launcher, "benchmarks.two_ranks", "--work", *words]))
         sys.stderr.write(f"{name}: {sides[name]['ms a step']:.1f} ms a step, P@1 {sides[name]['metrics']['P@1']:.2f}\n")
-    one, several = sides["one rank"], sides["two ranks"]
-    low, high = one["intervals"]["P@1"]
+    alone, several = sides["one rank"], sides["two ranks"]
+    low, high = alone["intervals"]["P@1"]
     apart = {
         name: round(max(abs(several["metrics"][name] - side["metrics"][name]) for side in sides.values()), 3)
         for name in SHOWN
@@ -79,7 +79,7 @@ def compare(folder: Path, epochs: int) -> None:
         {
             "P@1 apart / half of its 95 % interval": apart["P@1"] / ((high - low) / 2),
             "bytes sent / on paper": several["bytes sent a step"] / several["bytes sent on paper"]["sum"],
-            "one rank's step / two ranks'": one["ms a step"] / several["ms a step"],
+            "one rank's step / two ranks'": alone["ms a step"] / several["ms a step"],
         },
         {"P@1 apart / half of its 95 % interval": "<1", "bytes sent / on paper": f"<{TOLERATED}"},
     )
@@ -101,7 +101,7 @@ def work(data: str, run: str, recipe: Recipe, threads: int) -> None:
     paper = on_paper(recipe, group, trainer)
     if group.first:
         epochs = [record for record in read_metrics(RunLayout(run)) if record["kind"] == "epoch"]
-        spent = {part: sum(epoch[f"seconds_{part}"] for epoch in epochs) for part in PARTS}
+        seconds_of = {part: sum(epoch[f"seconds_{part}"] for epoch in epochs) for part in PARTS}
         steps = trainer.total_steps
         print(
             json.dumps(
@@ -109,8 +109,8 @@ def work(data: str, run: str, recipe: Recipe, threads: int) -> None:
                     "ranks": group.ranks,
                     "threads": threads,
                     "steps": steps,
-                    "ms a step": round(1000 * sum(spent.values()) / steps, 2),
-                    "ms by part": {part: round(1000 * seconds / steps, 2) for part, seconds in spent.items()},
+                    "ms a step": round(1000 * sum(seconds_of.values()) / steps, 2),
+                    "ms by part": {part: round(1000 * seconds / steps, 2) for part, seconds in seconds_of.items()},
                     "bytes sent a step": sent,
                     "bytes received a step": received,
                     "bytes sent on paper": paper,
@@ -130,9 +130,9 @@ class Meter:
         self._steps: list[tuple[int, int]] = []
 
     def step(self, step: int, total: int, loss: float) -> None:
-        now = tcp_bytes()
-        self._steps.append((now[0] - self._before[0], now[1] - self._before[1]))
-        self._before = now
+        counts = tcp_bytes()
+        self._steps.append((counts[0] - self._before[0], counts[1] - self._before[1]))
+        self._before = counts
 
     def a_step(self) -> tuple[int, int]:
         """Medians of (sent, received): what is sent once an epoch is not in them."""
@@ -146,9 +146,9 @@ def tcp_bytes() -> tuple[int, int]:
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
-                    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
                     sent += int.from_bytes(info[_ACKED], sys.byteorder)
                     received += int.from_bytes(info[_RECEIVED], sys.byteorder)
         except OSError:  # closed in the meantime
@@ -159,22 +159,22 @@ def tcp_bytes() -> tuple[int, int]:
 def on_paper(recipe: Recipe, group: Group, trainer: Trainer) -> dict[str, int]:
     """Bytes that a rank has to send a step, by what they are (docs/ranks.md), for G ranks of b = B/G rows each."""
     ranks, batch = group.ranks, recipe.order.batch
-    own, others = batch // ranks, ranks - 1
+    rows, others = batch // ranks, ranks - 1
     dimension, columns = recipe.encoder.dimension, trainer.model.head.vectors.shape[1]
     dense = sum(value.numel() for name, value in trainer.model.encoder.tensors().items() if name.startswith("dense."))
     positives, entries = averages(trainer)
     hard = recipe.negatives.hard
     summed = 2 * others / ranks  # a ring sends each part twice, but for its own
     parts = {
-        "row ids, positives, hard negatives": own * others * (8 + 8 + 4 * positives + 4 * hard),
-        "bags": own * others * (4 + 8 * entries * (1 - recipe.encoder.model_dump().get("feature_dropout", 0.0))),
-        "x": own * others * 4 * columns,
+        "row ids, positives, hard negatives": rows * others * (8 + 8 + 4 * positives + 4 * hard),
+        "bags": rows * others * (4 + 8 * entries * (1 - recipe.encoder.model_dump().get("feature_dropout", 0.0))),
+        "x": rows * others * 4 * columns,
         "gradient on x": summed * 4 * batch * columns,
-        "gradient on bags": own * others * 4 * dimension,
+        "gradient on bags": rows * others * 4 * dimension,
         "gradient of the dense layers": summed * 4 * dense,
     }
-    found = {name: round(value) for name, value in parts.items()}
-    return {**found, "sum": sum(found.values())}
+    bytes_of = {name: round(value) for name, value in parts.items()}
+    return {**bytes_of, "sum": sum(bytes_of.values())}
 
 
 def averages(trainer: Trainer) -> tuple[float, float]:

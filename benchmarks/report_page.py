@@ -1,4 +1,6 @@
-"""`python -m benchmarks.page [--quick]`: seconds, memory and bytes of `extremis report` about a run on 10M queries.
+"""Seconds, memory and bytes of `extremis report` about a run on 10M queries.
+
+    python -m benchmarks.report_page [--quick]
 
 10,485,760 synthetic queries with a table of 10 negatives each, 1,048,576 labels with texts, and a run of 40 steps with
 its checkpoint; what a trainer records in 20 epochs is written behind those steps' own records. The page is built as a
@@ -18,9 +20,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from benchmarks.processes import measure
-from benchmarks.report import report
-from benchmarks.rows import LABELS, VOCABULARY, World
+from benchmarks.common.joined_tables import LABELS, VOCABULARY, World
+from benchmarks.common.process_memory import measure
+from benchmarks.common.report import report
 from schemas import storage, tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish

@@ -1,6 +1,6 @@
 """Stores that answer late, each in processes of their own: a folder over HTTP with byte ranges, and an S3 server.
 
-    python -m benchmarks.serving FOLDER SECONDS     prints its port first
+    python -m benchmarks.common.slow_stores FOLDER SECONDS     prints its port first
 
 The HTTP server reads nothing into memory, so that it costs little beside what it is measured with. The S3 server is
 moto's behind the proxy of the tests: both are Python, and cost much.
@@ -39,21 +39,21 @@ class Server:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def cpu_seconds(self) -> float:
-        """CPU seconds that it has taken so far."""
+        """Return the CPU seconds that it has taken so far."""
         times = [process.cpu_times() for process in self.processes]
-        return float(sum(one.user + one.system for one in times))
+        return float(sum(cpu.user + cpu.system for cpu in times))
 
 
 @contextmanager
 def serve(folder: str, seconds: float) -> Iterator[Server]:
-    """`folder` served until the block ends, each answer late by `seconds`."""
+    """Serve `folder` until the block ends, each answer late by `seconds`."""
     with _serving(folder, seconds) as (port, process):
         yield Server(f"http://127.0.0.1:{port}", (process,))
 
 
 @contextmanager
 def serve_s3(folder: str, seconds: float) -> Iterator[Server]:
-    """A copy of `folder` in a bucket until the block ends, each answer late by `seconds`."""
+    """Serve a copy of `folder` in a bucket until the block ends, each answer late by `seconds`."""
     import boto3
 
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -77,9 +77,9 @@ def serve_s3(folder: str, seconds: float) -> Iterator[Server]:
 
 
 @contextmanager
-def _serving(*given: object) -> Iterator[tuple[int, psutil.Process]]:
-    """This module as a process: its port, and the process."""
-    command = [sys.executable, "-m", "benchmarks.serving", *map(str, given)]
+def _serving(*arguments: object) -> Iterator[tuple[int, psutil.Process]]:
+    """Run this module as a process; yield its port and the process."""
+    command = [sys.executable, "-m", "benchmarks.common.slow_stores", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -95,9 +95,9 @@ class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
-    def __init__(self, *given: object, seconds: float, **named: object) -> None:
+    def __init__(self, *arguments: object, seconds: float, **named: object) -> None:
         self._seconds = seconds
-        super().__init__(*given, **named)  # type: ignore[arg-type]
+        super().__init__(*arguments, **named)  # type: ignore[arg-type]
 
     def do_GET(self) -> None:
         time.sleep(self._seconds)
@@ -109,11 +109,11 @@ class _Handler(SimpleHTTPRequestHandler):
             return
         with file:
             size = os.fstat(file.fileno()).st_size
-            asked = _RANGE.fullmatch(self.headers.get("Range", ""))
-            start = int(asked[1]) if asked else 0
-            stop = min(size, int(asked[2]) + 1) if asked and asked[2] else size
-            self.send_response_only(206 if asked else 200)
-            if asked:
+            requested = _RANGE.fullmatch(self.headers.get("Range", ""))
+            start = int(requested[1]) if requested else 0
+            stop = min(size, int(requested[2]) + 1) if requested and requested[2] else size
+            self.send_response_only(206 if requested else 200)
+            if requested:
                 self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Length", str(stop - start))
@@ -132,7 +132,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_: object) -> None:
-        """A client that went away is none."""
+        """Ignore a client that went away."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a loss needs of a batch, the same whoever read the rows; and the check that it is what the tables hold."""
+"""A batch as a loss needs it, the same for every reader of the rows; and a check of it against the tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.rows import LABELS, World
+from benchmarks.common.joined_tables import LABELS, World
 from schemas.ragged import Ragged
 from trainer.config import Negatives
 from trainer.inputs import Inputs
@@ -25,18 +25,18 @@ Ready = dict[str, torch.Tensor]
 
 
 def planner(width: int) -> Planner:
-    """Candidates of a batch: a shared pool of POOL random labels, and all `width` hard negatives of a row."""
+    """Return the planner of candidates: a shared pool of POOL random labels, and all `width` hard negatives."""
     return Planner(Negatives(random=POOL, hard=width), LABELS, SEED)
 
 
 def warm_up(width: int) -> None:
-    """Compile what is compiled once."""
+    """Compile the kernels."""
     pair = np.array([0, 1])
     assemble(pair[:1], (np.ones(1, np.uint16), pair), (np.ones(1, np.int32), pair), np.zeros((1, width), np.int32))
 
 
 def ready(batch: Batch) -> Ready:
-    """Tensors to copy to a device: tokens with offsets and padded, positives, hard negatives, candidates, the mask."""
+    """Return tensors for a device: tokens with offsets and padded, positives, hard negatives, candidates, the mask."""
     tokens, candidates = batch.inputs.tokens, batch.candidates
     assert tokens is not None
     assert candidates is not None
@@ -61,7 +61,7 @@ def assemble(
     positives: tuple[np.ndarray, np.ndarray],
     hard: np.ndarray,
 ) -> Ready:
-    """The same from columns that another library read: `rows` [B], values and offsets of two lists, `hard` [B, K]."""
+    """Return the same from another library's columns: `rows` [B], values and offsets of two lists, `hard` [B, K]."""
     batch = Batch(0, int(rows[0]), rows, Inputs(Ragged(*tokens)), *positives, hard)
     return ready(replace(batch, candidates=planner(hard.shape[1])(batch)))
 
@@ -74,18 +74,18 @@ def check(batches: Sequence[Ready], world: World) -> None:
     table = _rows_of(world, rows)
     starts = np.cumsum([0, *map(len, (batch["rows"] for batch in batches))])
     for number, batch in enumerate(batches):
-        found = {name: tensor.numpy() for name, tensor in batch.items()}
-        for name, expected in _expected(table.slice(starts[number], len(found["rows"]))).items():
-            if not np.array_equal(found[name], expected):
+        arrays = {name: tensor.numpy() for name, tensor in batch.items()}
+        for name, expected in _expected(table.slice(starts[number], len(arrays["rows"]))).items():
+            if not np.array_equal(arrays[name], expected):
                 raise SystemExit(f"batch {number}: {name} is not what the tables hold for its rows")
-        _check_candidates(number, found)
+        _check_candidates(number, arrays)
 
 
 def _rows_of(world: World, rows: np.ndarray) -> pa.Table:
-    """`rows` of both tables in their order, read by Arrow alone."""
-    wanted = {"queries": ["query_id", "input_ids", "label_ids"], "negatives": ["query_id", "label_ids"]}
+    """Read `rows` of both tables in their order, by Arrow alone."""
+    columns_of = {"queries": ["query_id", "input_ids", "label_ids"], "negatives": ["query_id", "label_ids"]}
     parts = []
-    for (name, columns), files in zip(wanted.items(), world.files(), strict=True):
+    for (name, columns), files in zip(columns_of.items(), world.files(), strict=True):
         ids, held = pa.array(rows), []
         for file in files:
             table = pq.read_table(file, columns=columns, use_threads=False)
@@ -98,31 +98,31 @@ def _rows_of(world: World, rows: np.ndarray) -> pa.Table:
 
 
 def _expected(rows: pa.Table) -> dict[str, np.ndarray]:
-    """The columns of a batch, a row at a time."""
+    """Build the columns of a batch, a row at a time."""
     tokens, positives = rows["input_ids"].to_pylist(), rows["label_ids"].to_pylist()
-    lengths = np.array([len(one) for one in tokens])
+    lengths = np.array([len(row) for row in tokens])
     return {
         "tokens": np.concatenate(tokens),
         "lengths": lengths,
         "token_offsets": np.concatenate([[0], np.cumsum(lengths)]),
-        "input_ids": np.array([[*one, *[0] * (lengths.max() - len(one))] for one in tokens]),
+        "input_ids": np.array([[*row, *[0] * (lengths.max() - len(row))] for row in tokens]),
         "positives": np.concatenate(positives),
-        "positive_offsets": np.concatenate([[0], np.cumsum([len(one) for one in positives])]),
+        "positive_offsets": np.concatenate([[0], np.cumsum([len(row) for row in positives])]),
         "hard": np.array(rows["hard"].to_pylist()),
     }
 
 
-def _check_candidates(number: int, found: Mapping[str, np.ndarray]) -> None:
-    """Each query is paired with its positives and its hard negatives, each once; ids are unique."""
-    offsets = found["positive_offsets"]
-    wanted = []
-    for query in range(len(found["rows"])):
-        own = found["positives"][offsets[query] : offsets[query + 1]]
-        wanted += [(query, label, True) for label in own.tolist()]
-        wanted += [(query, label, False) for label in found["hard"][query].tolist()]
-    labels = found["ids"][found["pair_label"]]
-    pairs = zip(found["pair_query"].tolist(), labels.tolist(), found["pair_positive"].tolist(), strict=True)
-    if sorted(pairs) != sorted(wanted):
+def _check_candidates(number: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Check that each query has its positives and hard negatives, each once, and that ids are unique."""
+    offsets = arrays["positive_offsets"]
+    expected = []
+    for query in range(len(arrays["rows"])):
+        positives = arrays["positives"][offsets[query] : offsets[query + 1]]
+        expected += [(query, label, True) for label in positives.tolist()]
+        expected += [(query, label, False) for label in arrays["hard"][query].tolist()]
+    labels = arrays["ids"][arrays["pair_label"]]
+    pairs = zip(arrays["pair_query"].tolist(), labels.tolist(), arrays["pair_positive"].tolist(), strict=True)
+    if sorted(pairs) != sorted(expected):
         raise SystemExit(f"batch {number}: its candidates are not its positives and hard negatives")
-    if len(np.unique(found["ids"])) != len(found["ids"]) or len(found["pool_weight"]) > POOL:
+    if len(np.unique(arrays["ids"])) != len(arrays["ids"]) or len(arrays["pool_weight"]) > POOL:
         raise SystemExit(f"batch {number}: its candidate ids are not unique, or its pool is larger than {POOL}")

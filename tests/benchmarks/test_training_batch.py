@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from benchmarks.batches import Ready, assemble, check, planner, ready
-from benchmarks.peers import _of_arrays, _of_bytes, _of_lists, _open, _pieces, _records
-from benchmarks.rows import LABELS, POSITIVES, World
+from benchmarks.common.joined_tables import LABELS, POSITIVES, World
+from benchmarks.common.stock_loaders import _of_arrays, _of_bytes, _of_lists, _open, _pieces, _records
+from benchmarks.common.training_batch import Ready, assemble, check, planner, ready
 from schemas.shard_files.parquet import list_column, matrix_column
 from trainer.stream import JoinedStream
 

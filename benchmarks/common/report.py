@@ -1,4 +1,4 @@
-"""What every benchmark prints last: one JSON object with its claim, figures, ratios against bars, and the machine."""
+"""Report of a benchmark: one JSON object with its claim, figures, ratios against bars, and the machine."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def report(
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on, without names of hosts or users."""
+    """Describe the machine that figures depend on, without names of hosts or users."""
     packages = {name: module.__version__ for name in ("numpy", "pyarrow", "torch") if (module := sys.modules.get(name))}
     return {
         "cores": len(os.sched_getaffinity(0)),
@@ -46,14 +46,14 @@ def machine() -> dict[str, Any]:
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Run each side once a round, in turns, so that what else the machine does meets both: its values by side."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    """Run each side once a round, in turns, so that other work on the machine meets all; return values by side."""
+    values: dict[str, list[float]] = {name: [] for name in sides}
     order: Sequence[str] = list(sides)
     for number in range(rounds):
         for name in order if number % 2 == 0 else reversed(order):
-            found[name].append(sides[name]())
-            sys.stderr.write(f"round {number + 1} of {rounds}: {name} {found[name][-1]:,.4g}\n")
-    return found
+            values[name].append(sides[name]())
+            sys.stderr.write(f"round {number + 1} of {rounds}: {name} {values[name][-1]:,.4g}\n")
+    return values
 
 
 def medians(values: Mapping[str, Sequence[float]]) -> dict[str, float]:

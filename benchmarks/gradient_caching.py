@@ -1,7 +1,7 @@
 """All-label training by gradient caching: peak memory and time of a step against sub-batches and labels.
 
-    python -m benchmarks.gradcache            L up to 131,072, a batch of 1,024
-    python -m benchmarks.gradcache --quick    L up to 32,768, a batch of 256
+    python -m benchmarks.gradient_caching            L up to 131,072, a batch of 1,024
+    python -m benchmarks.gradient_caching --quick    L up to 32,768, a batch of 256
 
 DEXML's section B.5.1: with sub-batches of eta labels a step needs, beside the encoder itself, memory for eta labels
 within the encoder, L x D for the embeddings (here three of them: z, its gradient, and the loss's before it is handed
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.report import report
+from benchmarks.common.report import report
 
 if TYPE_CHECKING:
     from trainer.inputs import Inputs
@@ -34,7 +34,7 @@ COPIES = 3  # of L x D
 
 @dataclass(frozen=True)
 class Setting:
-    """What is measured: `labels` at sub-batches of `size`, and `sizes` at the fewest labels."""
+    """Sizes to measure: `labels` at sub-batches of `size`, and `sizes` at the fewest labels."""
 
     batch: int
     labels: tuple[int, ...]
@@ -68,8 +68,8 @@ def measure(setting: Setting, model: str) -> None:
     embeddings = 4 * COPIES * DIMENSION * (many - few)
     scores = 4 * setting.batch * (many - few)
     growth = {
-        name: found[str(many)]["bytes"] - found[str(few)]["bytes"]
-        for name, found in (("kept", kept), ("chunked", chunked))
+        name: results[str(many)]["bytes"] - results[str(few)]["bytes"]
+        for name, results in (("kept", kept), ("chunked", chunked))
     }
     report(
         "with gradient caching a step's memory grows with the labels by their embeddings and scores alone, and without "
@@ -94,24 +94,24 @@ def measure(setting: Setting, model: str) -> None:
 
 
 def child(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str, float]:
-    """A step in a process of its own."""
+    """Run a step in a process of its own."""
     options = {"model": model, "batch": batch, "labels": labels, "size": size, "chunk": chunk}
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gradcache", "--step", json.dumps(options)],
+        [sys.executable, "-m", "benchmarks.gradient_caching", "--step", json.dumps(options)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     sys.stderr.write(
-        f"L = {labels:,}, eta = {size:,}{', in chunks' if chunk else ''}: {found['bytes'] / 2**20:,.0f} MiB, "
-        f"{found['seconds']:.1f} s\n"
+        f"L = {labels:,}, eta = {size:,}{', in chunks' if chunk else ''}: {result['bytes'] / 2**20:,.0f} MiB, "
+        f"{result['seconds']:.1f} s\n"
     )
-    return found
+    return result
 
 
 def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str, float]:
-    """Bytes above those before it at the peak of a step, and its seconds."""
+    """Return the bytes that a step adds at its peak, and its seconds."""
     from trainer.config import Recipe
     from trainer.encoders import build_encoder
     from trainer.heads.label_encoder import LabelEncoderHead
@@ -133,10 +133,10 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
     encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
     for warm in (256, labels):
         head = LabelEncoderHead(recipe, encoder, RandomTexts(warm))  # type: ignore[arg-type]
-        given = random_batch(batch, warm)
+        queries = random_batch(batch, warm)
         before = reset_peak()
         started = time.perf_counter()
-        head.step(given, given, 1.0)
+        head.step(queries, queries, 1.0)
         seconds = time.perf_counter() - started
     return {"bytes": peak() - before, "seconds": round(seconds, 3)}
 
@@ -190,14 +190,14 @@ def make_model(folder: str) -> None:
 
 
 def reset_peak() -> int:
-    """Bytes held now, from which on the greatest number is watched."""
+    """Return the bytes held now, and start to watch the peak."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     return _status("VmRSS")
 
 
 def peak() -> int:
-    """The most bytes held since `reset_peak`."""
+    """Return the most bytes held since `reset_peak`."""
     return _status("VmHWM")
 
 

@@ -1,9 +1,11 @@
-"""`python -m benchmarks.predict [--quick] [--index FACTORY]`: milliseconds a query on one core, exact and by an index.
+"""Milliseconds per query on one core, exact and by an index.
+
+    python -m benchmarks.predict_latency [--quick] [--index FACTORY]
 
 A query is a text of 12 words: tokenized, encoded by a bag of token and bigram embeddings (D = 64), and searched for its
 10 best labels of 1,048,576 by `Serving.top_k`, as `extremis predict` does it; alone, and 256 at a time. Texts say
 nothing about labels here, so what is searched are queries of the same clusters as the vectors (those of
-`benchmarks.mine`). Everything is pinned to one core once the index is built. Medians of rounds in turns.
+`benchmarks.mining`). Everything is pinned to one core once the index is built. Medians of rounds in turns.
 """
 
 import argparse
@@ -17,8 +19,8 @@ import pyarrow as pa
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.mine import DIMENSION, noisy, unit
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
+from benchmarks.mining import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode
 from pipelines.sharding.wordpiece import train
 from schemas.shard_files.parquet import list_array
@@ -53,15 +55,15 @@ def main() -> None:
     serving, facts = indexed(arguments.index, model, vectors, queries[:_TUNED])
     built = time.perf_counter() - began
     pin()
-    asked = queries[_TUNED:]
+    searched = queries[_TUNED:]
     sides: dict[str, Callable[[], float]] = {}
     for batch in BATCHES:
-        sides[f"exact, {batch} at a time"] = timed(serving, asked, batch, exact=True)
-        sides[f"index, {batch} at a time"] = timed(serving, asked, batch, exact=False)
+        sides[f"exact, {batch} at a time"] = timed(serving, searched, batch, exact=True)
+        sides[f"index, {batch} at a time"] = timed(serving, searched, batch, exact=False)
         sides[f"text to x, {batch} at a time"] = encoding(serving, tokenizer, texts, batch)
     times = interleave(sides, _ROUNDS)
     middle = medians(times)
-    recall = recall_of(serving, asked)
+    recall = recall_of(serving, searched)
     report(
         "an export answers a query on one core in milliseconds",
         {
@@ -104,9 +106,9 @@ def some_texts() -> tuple[Tokenizer, list[str]]:
 
 def indexed(spec: str, model: Model, vectors: Vectors, queries: torch.Tensor) -> tuple[Serving, dict]:
     """Vectors with their index, written, read and tuned as an export does it."""
-    chosen = choose_index(spec, len(vectors)) or f"IVF{int(4 * len(vectors) ** 0.5)},Flat"
+    factory = choose_index(spec, len(vectors)) or f"IVF{int(4 * len(vectors) ** 0.5)},Flat"
     with tempfile.TemporaryDirectory(prefix="extremis-benchmark-") as folder:
-        shards, facts = write_indexes(chosen, vectors, queries, K, TARGET, folder)
+        shards, facts = write_indexes(factory, vectors, queries, K, TARGET, folder)
         opened = open_indexes([os.path.join(folder, shard.path) for shard in shards], facts, vectors)
     return Serving(model, vectors, opened), facts
 
@@ -138,10 +140,10 @@ def per_query(work: Callable[[int], object], batch: int) -> Callable[[], float]:
 
     def run() -> float:
         done, began = 0, time.perf_counter()
-        while (spent := time.perf_counter() - began) < _SECONDS:
+        while (elapsed := time.perf_counter() - began) < _SECONDS:
             work(done % (_SEARCHED - batch + 1))
             done += batch
-        return 1000 * spent / done
+        return 1000 * elapsed / done
 
     work(0)  # what is loaded at the first call
     return run
@@ -149,10 +151,10 @@ def per_query(work: Callable[[int], object], batch: int) -> Callable[[], float]:
 
 def recall_of(serving: Serving, queries: torch.Tensor) -> float:
     """Share of the exact best K that the index finds."""
-    _, found = serving.top_k(queries, K)
-    _, wanted = serving.top_k(queries, K, exact=True)
-    hits = sum(len({*a} & {*b}) for a, b in zip(found.tolist(), wanted.tolist(), strict=True))
-    return hits / wanted.size
+    _, labels = serving.top_k(queries, K)
+    _, exact = serving.top_k(queries, K, exact=True)
+    hits = sum(len({*a} & {*b}) for a, b in zip(labels.tolist(), exact.tolist(), strict=True))
+    return hits / exact.size
 
 
 if __name__ == "__main__":

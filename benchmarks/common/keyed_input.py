@@ -13,7 +13,7 @@ _LETTERS = np.frombuffer(b"etaoinshrdlucmfwypvbgkqjxz", np.uint8)
 
 
 def write_keyed(folder: Path, points: int, labels: int, files: int = 4, seed: int = 0) -> int:
-    """JSONL with string keys: `labels.jsonl`, and `train` in `files` files; the bytes written.
+    """Write JSONL with string keys: `labels.jsonl`, and `train` in `files` files; return the bytes written.
 
     A point has 6 to 18 words and 1 to 9 labels, Zipfian both.
     """
@@ -28,7 +28,7 @@ def write_keyed(folder: Path, points: int, labels: int, files: int = 4, seed: in
 
 
 def label_key(number: int) -> str:
-    """As catalogues name things: ten characters that look drawn."""
+    """Return a key like those of catalogues: ten characters that look random."""
     return f"B{zlib.crc32(str(number).encode()):08x}{number % 10}-{number}"
 
 
@@ -49,8 +49,8 @@ def _points(first: int, stop: int, labels: int, words: np.ndarray, seed: int) ->
         drawn = (draw.random(int(named.sum())) ** 3 * labels).astype(np.int64).tolist()
         ends = np.cumsum(named).tolist()
         for row, (text, end, n) in enumerate(zip(texts, ends, named.tolist(), strict=True), start=start):
-            own = ", ".join(f'"{label_key(label)}"' for label in dict.fromkeys(drawn[end - n : end]))
-            yield f'{{"key": "q{row:010d}", "text": "{text}", "labels": [{own}]}}\n'
+            keys = ", ".join(f'"{label_key(label)}"' for label in dict.fromkeys(drawn[end - n : end]))
+            yield f'{{"key": "q{row:010d}", "text": "{text}", "labels": [{keys}]}}\n'
 
 
 def _texts(draw: np.random.Generator, count: int, words: np.ndarray, least: int, most: int) -> list[str]:

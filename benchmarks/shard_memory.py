@@ -3,7 +3,7 @@
 The input is written as a stream, the same for the same sizes. `extremis shard` runs as a process of its own with its
 defaults; the memory of its whole process tree is sampled (proportional set size: shared pages count once).
 
-    python -m benchmarks.scale [--quick] [--rows N --labels L] [--folder DIR]
+    python -m benchmarks.shard_memory [--quick] [--rows N --labels L] [--folder DIR]
 """
 
 import argparse
@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.inputs import write_keyed
-from benchmarks.processes import Measured, measure
-from benchmarks.report import report
+from benchmarks.common.keyed_input import write_keyed
+from benchmarks.common.process_memory import Measured, measure
+from benchmarks.common.report import report
 
 LIMIT_GIB = 6.0
 # What the extrapolation is to, and on what.
@@ -42,9 +42,9 @@ def run(folder: Path, rows: int, labels: int) -> None:
     done = measure(command)
     if done.status:
         sys.exit(f"{' '.join(command)}: status {done.status}")
-    made = json.loads(done.output.splitlines()[-1])
-    if (made["rows"]["train"], made["labels"]) != (rows, labels):
-        sys.exit(f"expected {rows} rows and {labels} labels, got {made['rows']} and {made['labels']}")
+    summary = json.loads(done.output.splitlines()[-1])
+    if (summary["rows"]["train"], summary["labels"]) != (rows, labels):
+        sys.exit(f"expected {rows} rows and {labels} labels, got {summary['rows']} and {summary['labels']}")
     bytes_made = sum(path.stat().st_size for path in (folder / "data").rglob("*") if path.is_file())
     report(
         f"{rows:,} rows with string keys and {labels:,} labels shard within {LIMIT_GIB:g} GiB for all processes",

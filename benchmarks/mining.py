@@ -1,4 +1,6 @@
-"""`python -m benchmarks.mine [--quick]`: the mining pipeline against bare Faiss, and its memory as labels grow.
+"""The mining pipeline against bare Faiss, and its memory as labels grow.
+
+    python -m benchmarks.mining [--quick]
 
 Time: one side builds the index with Faiss and searches, over the vectors and queries in memory; the other is `mine`,
 from the tables in storage to the published one, audit included. Same factory string, training sample, threads, nprobe
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.shard_files.parquet import list_array, matrix_array
@@ -94,16 +96,16 @@ def measure(setting: Setting, root: str, flags: list[str]) -> None:
             **asdict(setting),
             "seconds": times,
             "median_seconds": middle,
-            "cpu_seconds": {name: [round(one["cpu"], 2) for one in runs] for name, runs in seen.items()},
+            "cpu_seconds": {name: [round(result["cpu"], 2) for result in runs] for name, runs in seen.items()},
             "bare_stages": {
-                stage: statistics.median(one[stage] for one in seen["bare"]) for stage in ("build", "search")
+                stage: statistics.median(result[stage] for result in seen["bare"]) for stage in ("build", "search")
             },
             "pipeline_stages": seen["pipeline"][-1]["stages"],
             "queries_per_second": setting.queries / middle["pipeline"],
             "recall_of_bare": seen["bare"][-1]["recall"],
-            "peak_mib": {n: round(one["peak"] / 2**20) for n, one in by_labels.items()},
-            "blocks": {n: one["blocks"] for n, one in by_labels.items()},
-            "estimated_mib": {n: round(one["estimated"] / 2**20) for n, one in by_labels.items()},
+            "peak_mib": {n: round(result["peak"] / 2**20) for n, result in by_labels.items()},
+            "blocks": {n: result["blocks"] for n, result in by_labels.items()},
+            "estimated_mib": {n: round(result["estimated"] / 2**20) for n, result in by_labels.items()},
             "not_timed": "imports, a first tiny pipeline, writing the input tables",
         },
         {
@@ -116,8 +118,8 @@ def measure(setting: Setting, root: str, flags: list[str]) -> None:
 
 
 def child(side: str, place: str, flags: list[str]) -> dict:
-    """One side in a process of its own; for `memory`, with the peak of its tree sampled from here."""
-    command = [sys.executable, "-m", "benchmarks.mine", "--side", side, "--root", place, *flags]
+    """Run one side in a process of its own; for `memory`, with the peak of its tree sampled from here."""
+    command = [sys.executable, "-m", "benchmarks.mining", "--side", side, "--root", place, *flags]
     threads = str((QUICK if flags else FULL).threads)
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": threads}
@@ -130,14 +132,14 @@ def child(side: str, place: str, flags: list[str]) -> dict:
 
 
 def sample_peak(process: subprocess.Popen) -> int:
-    """The most resident bytes that a process and its children held together, looked at every 20 ms."""
+    """Return the most resident bytes that a process and its children held together, sampled every 20 ms."""
     import psutil
 
     parent, peak = psutil.Process(process.pid), 0
     while process.poll() is None:
         try:
             tree = [parent, *parent.children(recursive=True)]
-            peak = max(peak, sum(one.memory_info().rss for one in tree))
+            peak = max(peak, sum(process_in_tree.memory_info().rss for process_in_tree in tree))
         except psutil.Error:
             pass
         time.sleep(0.02)
@@ -175,16 +177,16 @@ def bare(setting: Setting, root: str) -> dict:
     refined: Any = faiss.downcast_index(index)
     faiss.extract_index_ivf(faiss.downcast_index(refined.base_index)).nprobe = setting.nprobe
     refined.k_factor = setting.refine
-    found = [index.search(batch, K)[1] for batch in batches]
-    done, spent = time.perf_counter(), time.process_time() - cpu
+    lists = [index.search(batch, K)[1] for batch in batches]
+    done, cpu_seconds = time.perf_counter(), time.process_time() - cpu
     _, exact = faiss.knn(queries[:500], vectors, K, metric=faiss.METRIC_INNER_PRODUCT)
-    some = np.concatenate(found)[:500]
+    some = np.concatenate(lists)[:500]
     recall = np.mean([len({*a} & {*b}) / K for a, b in zip(some.tolist(), exact.tolist(), strict=True)])
     return {
         "seconds": done - started,
         "build": built - started,
         "search": done - built,
-        "cpu": spent,
+        "cpu": cpu_seconds,
         "recall": float(recall),
     }
 
@@ -206,23 +208,23 @@ def pipeline(setting: Setting, root: str) -> dict:
     started, cpu = time.perf_counter(), time.process_time()
     manifest = mine(root, join(root, "run"), options=options)["queries"]
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    spent = read_spent(root)
+    profile = read_profile(root)
     return {
         "seconds": seconds,
         "cpu": cpu,
         "quality": manifest.quality,
-        "stages": spent["tables"]["queries"]["seconds"],
+        "stages": profile["tables"]["queries"]["seconds"],
     }
 
 
-def read_spent(root: str) -> dict:
-    """What `mine` wrote about its time and memory."""
+def read_profile(root: str) -> dict:
+    """Read what `mine` wrote about its time and memory."""
     from pipelines.mine import SPENT
     from schemas import storage
 
     folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
-    spent: dict = json.loads(storage.read_bytes(join(folder, SPENT)))
-    return spent
+    profile: dict = json.loads(storage.read_bytes(join(folder, SPENT)))
+    return profile
 
 
 def memory(setting: Setting, root: str) -> dict:
@@ -238,8 +240,8 @@ def memory(setting: Setting, root: str) -> dict:
         audit_queries=100,
     )
     manifest = mine(root, join(root, "run"), options=options)["queries"]
-    spent = read_spent(root)
-    return {"blocks": manifest.parameters["blocks"], "estimated": spent["estimated_bytes"]}
+    profile = read_profile(root)
+    return {"blocks": manifest.parameters["blocks"], "estimated": profile["estimated_bytes"]}
 
 
 SIDES: dict[str, Callable[[Setting, str], dict]] = {"bare": bare, "pipeline": pipeline, "memory": memory}

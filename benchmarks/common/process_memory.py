@@ -1,4 +1,4 @@
-"""A command as a process of its own, and the memory of it and all its children while it runs."""
+"""Run a command as a process of its own, and measure its memory and that of its children."""
 
 import subprocess
 import threading
@@ -11,7 +11,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Measured:
-    """How a command went: seconds, and the most bytes that all its processes held together (shared pages once).
+    """Seconds of a command, and the most bytes that all its processes held together (shared pages once).
 
     `samples`: (`time.monotonic()`, bytes, bytes of them that are no pages of files) over time.
     """
@@ -49,7 +49,7 @@ def measure(command: Sequence[str], interval: float = 0.5, **popen: object) -> M
 
 
 def _held(pid: int) -> tuple[int, int, int]:
-    """(bytes of the process tree by proportional set size, those of them that are no pages of files, processes)."""
+    """Return (bytes of the process tree by proportional set size, those that are no pages of files, processes)."""
     try:
         root = psutil.Process(pid)
         tree = [root, *root.children(recursive=True)]

@@ -65,16 +65,16 @@ class World:
                     negatives.write(mined)
             entries[0].append(queries.entry)
             entries[1].append(negatives.entry)
-        made = self._publish(self.queries, "queries", schemas[0], entries[0], {})
-        self._publish(self.negatives, "negatives", schemas[1], entries[1], {"queries": made.digest})
+        manifest = self._publish(self.queries, "queries", schemas[0], entries[0], {})
+        self._publish(self.negatives, "negatives", schemas[1], entries[1], {"queries": manifest.digest})
 
     def open(self, root: str | None = None) -> Source:
-        """The queries joined with their negatives; `root`, where given, is another URL of the same files."""
+        """Open the queries joined with their negatives; `root` is another URL of the same files."""
         where = World(root, self.rows, self.width, self.group) if root else self
         return Source("queries", Table.open(where.queries, "queries")).with_negatives(where.negatives)
 
     def files(self) -> tuple[list[str], list[str]]:
-        """Local paths of the shards of queries, and of those of negatives, in the same order."""
+        """Return the local paths of the shards of queries, and of those of negatives, in the same order."""
         source = self.open()
         assert source.negatives is not None
         queries, negatives = (
@@ -84,11 +84,11 @@ class World:
         return queries, negatives
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[pa.Table, pa.Table]]:
-        """Queries and negatives of rows [start, stop), in pieces of up to 8,192 rows."""
+        """Yield queries and negatives of rows [start, stop), in pieces of up to 8,192 rows."""
         for first in range(start - start % _MAKE, stop, _MAKE):
-            made = self._make(first)
+            queries, negatives = self._make(first)
             low, high = max(start, first) - first, min(stop, first + _MAKE) - first
-            yield made[0].slice(low, high - low), made[1].slice(low, high - low)
+            yield queries.slice(low, high - low), negatives.slice(low, high - low)
 
     def _publish(
         self, url: str, kind: str, schema: pa.Schema, shards: list[Shard], parents: dict[str, str]
@@ -105,7 +105,7 @@ class World:
         return publish(url, manifest)
 
     def _make(self, first: int) -> tuple[pa.Table, pa.Table]:
-        """Queries and negatives of rows [first, first + 8,192)."""
+        """Draw queries and negatives of rows [first, first + 8,192)."""
         draw = np.random.default_rng([self.seed, first])
         ids = np.arange(first, first + _MAKE)
         lengths = draw.integers(LEAST_TOKENS, MOST_TOKENS + 1, _MAKE)

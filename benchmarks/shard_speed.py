@@ -4,7 +4,7 @@ Start-up (interpreter, Beam, worker processes, small files) is taken out as the 
 of the rows by which the large input is larger. The pipeline reads, parses, hashes, shuffles, tokenizes, orders, counts
 and writes; the bare side encodes texts that lie in memory. The sides run in turns; medians.
 
-    python -m benchmarks.shard [--quick] [--rows N]
+    python -m benchmarks.shard_speed [--quick] [--rows N]
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
 from pipelines.sharding import tokenizer, wordpiece
 
 TATE = Path(__file__).parents[1] / "examples" / "tate"
@@ -88,7 +88,7 @@ def measure(folder: Path, rows: int, small: int, rounds: int) -> None:
 
 
 def with_cpu(side: Callable[[], float], worked: list[float]) -> float:
-    """What `side` returns; the CPU seconds of this process and its children go to `worked`."""
+    """Run `side`; append the CPU seconds of this process and its children to `worked`."""
     before = sum(os.times()[:4])
     try:
         return side()

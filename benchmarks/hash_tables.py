@@ -1,9 +1,11 @@
 """Claim: negatives from hash tables cost the same for 10K labels as for 10M, and so does a touched row (LNS).
 
-`python -m benchmarks.lsh [--quick]`. Hash tables over D = 64 vectors are built for 10K, 100K, 1M and 10M labels. Then,
-in turns: a batch's negatives by embedding and by label, and touched rows hashed again. One thread does all of it, and
-its processor time is counted, so that what else the machine does is left out. A ratio is the dearest over the cheapest
-of the four sizes. `--quick` has fewer tables and rounds, and the same sizes.
+    python -m benchmarks.hash_tables [--quick]
+
+Hash tables over D = 64 vectors are built for 10K, 100K, 1M and 10M labels. Then, in turns: a batch's negatives by
+embedding and by label, and touched rows hashed again. One thread does all of it, and its processor time is counted, so
+that other work on the machine is left out. A ratio is the most expensive over the cheapest of the four sizes. `--quick`
+has fewer tables and rounds, and the same sizes.
 """
 
 import argparse
@@ -15,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.report import interleave, medians, report
+from benchmarks.common.report import interleave, medians, report
 from schemas.ragged import Ragged
 from trainer.negatives.lsh import LshSampler, Options
 
@@ -28,14 +30,14 @@ BAR = "<1.5"
 
 
 def vectors(seed: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Row `ids` of a matrix [2**32, D] that is nowhere held: a sum of one of 2**16 vectors and another one."""
+    """Return a function of row ids of a matrix [2**32, D] that is not stored: sums of two of 2**16 vectors."""
     draw = np.random.default_rng([seed, 1])
     low, high = draw.standard_normal((2, _PERIOD, DIMENSION), np.float32)
     return lambda ids: low[ids % _PERIOD] + high[(7 * ids + ids // _PERIOD) % _PERIOD]
 
 
-def built(options: Options, labels: int) -> tuple[LshSampler, float]:
-    """A sampler over `labels` vectors, and the microseconds that a row took."""
+def build_sampler(options: Options, labels: int) -> tuple[LshSampler, float]:
+    """Return a sampler over `labels` vectors, and the microseconds per row."""
     sampler = LshSampler(options, labels, DIMENSION)
     start = time.thread_time()
     sampler.build(vectors(0))
@@ -43,7 +45,7 @@ def built(options: Options, labels: int) -> tuple[LshSampler, float]:
 
 
 def sample(by: str, sampler: LshSampler, steps: dict[str, int]) -> float:
-    """Microseconds a query for the negatives of a batch."""
+    """Return the microseconds per query for the negatives of a batch."""
     steps[by] = step = steps.get(by, 0) + 1
     draw = np.random.default_rng([2, step])
     x = draw.standard_normal((QUERIES, DIMENSION), np.float32)
@@ -55,7 +57,7 @@ def sample(by: str, sampler: LshSampler, steps: dict[str, int]) -> float:
 
 
 def update(sampler: LshSampler, steps: dict[str, int]) -> float:
-    """Microseconds for each touched row that is hashed again; every vector is another one than before."""
+    """Return the microseconds per touched row that is hashed again; every vector has changed."""
     steps["update"] = step = steps.get("update", 0) + 1
     ids = np.sort(np.random.default_rng([3, step]).choice(sampler.labels, TOUCHED, replace=False))
     rows = vectors(step)(ids)
@@ -70,14 +72,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="10 tables instead of 50, and fewer rounds")
     quick = parser.parse_args().quick
     options = Options(family="dwta", bits=6, tables=10 if quick else 50, capacity=128)
-    warm, _ = built(options, TOUCHED)
+    warm, _ = build_sampler(options, TOUCHED)
     for by in ("embedding", "label"):
         sample(by, warm, {})
     update(warm, {})
 
     samplers, build = {}, {}
     for name, labels in SIZES.items():
-        samplers[name], build[name] = built(options, labels)
+        samplers[name], build[name] = build_sampler(options, labels)
         sys.stderr.write(f"built {name}: {build[name]:.1f} us a row\n")
     gc.disable()
     work: dict[str, Callable[..., float]] = {
@@ -86,13 +88,13 @@ def main() -> None:
         "update": update,
     }
     costs = {}
-    for kind, one in work.items():
-        sides = {name: partial(one, sampler, {}) for name, sampler in samplers.items()}
+    for kind, action in work.items():
+        sides = {name: partial(action, sampler, {}) for name, sampler in samplers.items()}
         costs[kind] = medians(interleave(sides, 7 if quick else 21))
     figures = {
         **{f"{kind}_us": {name: round(value, 2) for name, value in by.items()} for kind, by in costs.items()},
         "build_us_a_row": {name: round(value, 2) for name, value in build.items()},
-        "memory_mib": {name: round(one.buckets.nbytes / 2**20, 1) for name, one in samplers.items()},
+        "memory_mib": {name: round(action.buckets.nbytes / 2**20, 1) for name, action in samplers.items()},
         "bytes_a_label": samplers["10M"].buckets.codes[0].nbytes,
         "vectors_mib_float32": {name: round(4 * DIMENSION * n / 2**20, 1) for name, n in SIZES.items()},
         "tables": options.tables,

@@ -1,0 +1,91 @@
+"""Comparison of what two checkouts wrote in a step: files to the byte, what holds times or versions value by value."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomllib
+
+# What a clock or the machine decides, and what names the code, not its results.
+VOLATILE = ("seconds", "rows_per_second", "peak_bytes", "estimated_bytes", "code_version", "versions")
+SKIPPED = ("spent.json", "profile.json", "failed")
+PARSED = (".json", ".toml", ".out")
+
+
+@dataclass
+class Comparison:
+    """Counts of what is equal, and a line for each difference."""
+
+    files: int = 0
+    values: int = 0
+    differences: list[str] = field(default_factory=list)
+    one_sided: list[str] = field(default_factory=list)
+
+
+def compare_step(other: Path, this: Path, name: str) -> Comparison:
+    """Compare the folder of step `name` below both."""
+    result = Comparison()
+    names = [_names(folder / name) for folder in (other, this)]
+    for path in sorted(names[0] ^ names[1]):
+        result.differences.append(f"{name}/{path}: only {'there' if path in names[0] else 'here'}")
+    for path in sorted(names[0] & names[1]):
+        _compare_files(other / name / path, this / name / path, f"{name}/{path}", result)
+    return result
+
+
+def _names(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)) for path in files if path.name not in SKIPPED and path.suffix != ".err"}
+
+
+def _compare_files(other: Path, this: Path, name: str, result: Comparison) -> None:
+    result.files += 1
+    if this.suffix not in PARSED and this.name != "metrics.jsonl" and this.suffix != ".npz":
+        result.values += 1
+        if _digest(other) != _digest(this):
+            result.differences.append(f"{name}: bytes differ")
+        return
+    before, after = _values(other), _values(this)
+    for key in sorted(before.keys() ^ after.keys()):
+        line = f"{name}: {key} only {'there' if key in before else 'here'}"
+        (result.one_sided if this.suffix == ".toml" else result.differences).append(line)
+    for key in before.keys() & after.keys():
+        result.values += 1
+        if before[key] != after[key]:
+            result.differences.append(f"{name}: {key}: {before[key]} there, {after[key]} here")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _values(path: Path) -> dict[str, str]:
+    """Return the file's values as text, by their place in it, without those that a clock decides."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: hashlib.sha256(arrays[name].tobytes()).hexdigest() for name in arrays.files}
+    text = path.read_text()
+    if path.suffix == ".toml":
+        return _flatten(tomllib.loads(text))
+    if path.suffix == ".json":
+        return _flatten(json.loads(text))
+    if path.suffix == ".out":  # standard output: the object on the last line
+        return _flatten(json.loads(text.splitlines()[-1])) if text else {}
+    return _flatten(dict(enumerate(map(json.loads, text.splitlines()))))
+
+
+def _flatten(value: Any, place: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items() if not str(key).startswith(VOLATILE)]
+    elif isinstance(value, list):
+        items = [(str(number), item) for number, item in enumerate(value)]
+    else:
+        return {place: json.dumps(value)}
+    values = {place: str(len(items))} if not items else {}
+    for key, item in items:
+        values.update(_flatten(item, f"{place}.{key}" if place else key))
+    return values
