@@ -55,7 +55,7 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
 	@touch $@
 
-# Its NumPy and its transformers are older than ours. Where it cannot be had, benchmarks.stream_speed says so and goes on.
+# Its NumPy and its transformers are older than ours. Where it cannot be had, benchmarks.stream says so and goes on.
 .venvs/mosaicml/.done: benchmarks/mosaicml.txt
 	$(PYTHON) -m venv .venvs/mosaicml
 	-.venvs/mosaicml/bin/python -m pip install -q -r $<

@@ -29,7 +29,11 @@ from trainer.config import Recipe
 from trainer.encoders import build_encoder
 from trainer.encoders.transformer import TransformerEncoder
 from trainer.heads.label_encoder import LabelEncoderHead
+from trainer.heads.queries import SubBatches
 from trainer.inputs import Inputs
+from trainer.model import Model
+from trainer.negatives.planner import Planner
+from trainer.step import StepContext, learn, take_step
 from trainer.stream.batch import Batch
 
 DATA = Path(__file__).parent.parent / "examples" / "tate"
@@ -102,23 +106,25 @@ class Ours:
                     "lr": LR,
                 },
                 "head": {"kind": "label-encoder", "label_batch": size, "query_batch": size},
-                "negatives": {"pool": "batch"},
+                "negatives": {"pool": "batch", "hard": batch.mined},
                 "loss": {"kind": "infonce", "temperature": TEMPERATURE},
             }
         )
         encoder = build_encoder(recipe.encoder, 0, 0)
         assert isinstance(encoder, TransformerEncoder)
-        self._encoder, self._head = encoder, LabelEncoderHead(recipe, encoder, LabelTexts(batch.labels))  # type: ignore[arg-type]
+        self._encoder = encoder
+        head = LabelEncoderHead(recipe, encoder, LabelTexts(batch.labels))  # type: ignore[arg-type]
+        planner, queries = Planner(recipe.negatives, len(batch.labels)), SubBatches(encoder, size)
+        self._context = StepContext(Model(encoder, head), planner, queries)
         rows = np.arange(len(batch.queries))
         hard = rows[:, None] + len(rows) * np.arange(1, batch.mined + 1) if batch.mined else None
         self._batch = Batch(0, 0, rows, tokens(batch.queries), rows, np.arange(len(rows) + 1), hard)
 
     def gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
-        loss = self._head.backward(self._batch, self._batch).loss
-        return loss, take_gradients(self._encoder.model)
+        return learn(self._context, self._batch, 0, 1.0).loss, take_gradients(self._encoder.model)
 
     def step(self) -> None:
-        self._head.step(self._batch, self._batch, 1.0)
+        take_step(self._context, self._batch, 0, 1.0)
 
 
 class Theirs:

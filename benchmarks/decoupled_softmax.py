@@ -26,8 +26,11 @@ from trainer.config import Recipe
 from trainer.encoders import build_encoder
 from trainer.evaluation.search import top_k
 from trainer.heads.label_encoder import LabelEncoderHead
+from trainer.heads.queries import SubBatches
 from trainer.inputs import Inputs
+from trainer.model import Model
 from trainer.negatives.planner import Planner
+from trainer.step import StepContext, take_step
 from trainer.stream.batch import Batch
 
 LENGTH = 16  # tokens of a text
@@ -139,7 +142,8 @@ class Trained:
         )
         self._encoder = build_encoder(recipe.encoder, vocabulary, 0)
         self._head = LabelEncoderHead(recipe, self._encoder, Texts(labels))  # type: ignore[arg-type]
-        self._planner = Planner(recipe.negatives, len(labels))
+        planner, queries = Planner(recipe.negatives, len(labels)), SubBatches(self._encoder)
+        self._context = StepContext(Model(self._encoder, self._head), planner, queries)
 
     def step(
         self,
@@ -154,7 +158,7 @@ class Trained:
         offsets = np.cumsum([0, *map(len, labels)])
         hard = None if shortlist is None else shortlist[rows]
         batch = Batch(epoch, step, rows, inputs_of(queries[rows]), np.concatenate(labels), offsets, hard)
-        self._head.step(batch, self._planner.drawn(batch), 1.0)
+        take_step(self._context, batch, 0, 1.0)
 
     def nearest(self, queries: np.ndarray, k: int) -> np.ndarray:
         """Return the k best labels of each query, [B, k]."""

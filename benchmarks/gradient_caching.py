@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trainer.stream.batch import Batch
 
 DIMENSION, TOKENS, VOCABULARY = 64, 8, 5_000
+QUERY_BATCH = 256
 CHUNK = 8_192  # labels scored at a time in the mode without [B, L]
 COPIES = 3  # of L x D
 
@@ -115,6 +116,10 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
     from trainer.config import Recipe
     from trainer.encoders import build_encoder
     from trainer.heads.label_encoder import LabelEncoderHead
+    from trainer.heads.queries import SubBatches
+    from trainer.model import Model
+    from trainer.negatives.planner import Planner
+    from trainer.step import StepContext, take_step
 
     recipe = Recipe.model_validate(
         {
@@ -125,7 +130,7 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
                 "normalize": True,
                 "dropout": 0.1,
             },
-            "head": {"kind": "label-encoder", "label_batch": size, "query_batch": 256},
+            "head": {"kind": "label-encoder", "label_batch": size, "query_batch": QUERY_BATCH},
             "negatives": {"pool": "all"},
             "loss": {"kind": "decoupled", "temperature": 0.05, "chunk": chunk},
         }
@@ -133,10 +138,12 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
     encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
     for warm in (256, labels):
         head = LabelEncoderHead(recipe, encoder, RandomTexts(warm))  # type: ignore[arg-type]
-        queries = random_batch(batch, warm)
+        queries = SubBatches(encoder, QUERY_BATCH)
+        context = StepContext(Model(encoder, head), Planner(recipe.negatives, warm), queries)
+        rows = random_batch(batch, warm)
         before = reset_peak()
         started = time.perf_counter()
-        head.step(queries, queries, 1.0)
+        take_step(context, rows, 0, 1.0)
         seconds = time.perf_counter() - started
     return {"bytes": peak() - before, "seconds": round(seconds, 3)}
 

@@ -5,7 +5,7 @@
 A query is a text of 12 words: tokenized, encoded by a bag of token and bigram embeddings (D = 64), and searched for its
 10 best labels of 1,048,576 by `Serving.top_k`, as `extremis predict` does it; alone, and 256 at a time. Texts say
 nothing about labels here, so what is searched are queries of the same clusters as the vectors (those of
-`benchmarks.mining`). Everything is pinned to one core once the index is built. Medians of rounds in turns.
+`benchmarks.mine`). Everything is pinned to one core once the index is built. Medians of rounds in turns.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
-from benchmarks.mining import DIMENSION, noisy, unit
+from benchmarks.mine import DIMENSION, noisy, unit
 from pipelines.sharding.tokenizer import encode
 from pipelines.sharding.wordpiece import train
 from schemas.shard_files.parquet import list_array

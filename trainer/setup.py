@@ -105,7 +105,7 @@ def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, sa
     negatives, seed = recipe.negatives, recipe.train.seed
     weights = positive_weights(data, recipe.train, say)
     part = label_range(labels, group.rank, group.ranks) if group.ranks > 1 else None
-    course = mixtures(negatives, recipe.train.epochs, recipe.refresh.start)
+    course = mixtures(negatives, recipe.train.epochs, recipe.refresh.start) if negatives.curriculum else ()
     frequency = label_statistics(data).frequency if negatives.frequency_share else None
     if not is_binary(recipe.loss):  # what it makes of a score depends on all of them
         negatives = negatives.model_copy(update={"chunk": max(1, labels)})

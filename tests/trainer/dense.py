@@ -6,7 +6,7 @@ from torch.nn.functional import softplus
 
 from tests.builders import Rows
 from trainer.losses import binary_cross_entropy
-from trainer.negatives.planner import Candidates
+from trainer.stream.batch import Candidates
 
 Gradients = tuple[float, np.ndarray, np.ndarray]  # loss, on x [B, D], on w [L, D]
 

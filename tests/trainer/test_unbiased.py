@@ -19,9 +19,11 @@ import trainer.negatives.planner
 from schemas.tables import PAD
 from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
+from trainer.negatives.candidates import own_pool, shared_pool
 from trainer.negatives.merge import Merged, merge
-from trainer.negatives.planner import Candidates, draw_hard, own_pool, shared_pool
+from trainer.negatives.planner import draw_hard
 from trainer.negatives.random_pool import draw_pool
+from trainer.stream.batch import Candidates
 
 DRAWS = 600
 ERRORS = 4.5

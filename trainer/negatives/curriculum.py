@@ -13,13 +13,13 @@ class Mixture(NamedTuple):
 
 
 def mixtures(options: Negatives, epochs: int, start: int) -> tuple[Mixture, ...]:
-    """Return the mixture of every epoch; empty without `negatives.curriculum`, where all have the same.
+    """Return the mixture of every epoch; without `negatives.curriculum` all have the same.
 
-    Linear in the epochs from `start` on, from random negatives alone to `hard` and `random`: the first has a step of
-    the way, the last all of it.
+    With it, linear in the epochs from `start` on, from random negatives alone to `hard` and `random`: the first has a
+    step of the way, the last all of it.
     """
     if not options.curriculum:
-        return ()
+        return (Mixture(options.hard, options.random),) * epochs
     before = options.warmup or options.random + options.hard
     steps = max(1, epochs - start)
     course = []

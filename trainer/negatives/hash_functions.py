@@ -69,8 +69,6 @@ class SimHash:
         size = self.dimension, self.bits * self.tables
         draw = generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.DIRECTIONS)
         return draw.standard_normal(size, np.float32)
-            size, np.float32
-        )
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
         vectors = _dense(vectors, self.dimension)

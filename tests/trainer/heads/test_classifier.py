@@ -7,8 +7,7 @@ import torch
 from tests.builders import batch_of
 from trainer.config import Classifier as Config
 from trainer.heads.classifier import Classifier
-from trainer.losses import binary_cross_entropy
-from trainer.negatives.planner import shared_pool
+from trainer.negatives.candidates import shared_pool
 
 L, D = 9, 4
 
@@ -29,7 +28,7 @@ def test_the_bias_is_added_to_every_score() -> None:
     x = torch.randn(5, D)
     plain, biased = build(1, initial_scale=1.0), build(1, bias=True, initial_bias=-7.0)
     assert biased.vectors.shape == (L, D + 1)
-    biased.rows.weight[:, :D] = plain.vectors
+    biased.matrix.weight[:, :D] = plain.vectors
     torch.testing.assert_close(biased.extend(x) @ biased.vectors.T, plain.extend(x) @ plain.vectors.T - 7)
     assert plain.extend(x) is x
 
@@ -42,11 +41,8 @@ def test_steps_lower_the_loss_and_touch_candidates_only(optimizer: str) -> None:
     candidates = shared_pool(batch, None, np.array([1, 5]), 2.0)
     losses = []
     for _ in range(5):
-        w = classifier.gather(candidates.ids)
-        loss = binary_cross_entropy(x, w, candidates)
-        loss.backward()
-        classifier.update(candidates.ids, w, 1.0)
-        losses.append(loss.item())
+        loss, _ = classifier.descend(x, candidates, 1.0)
+        losses.append(loss)
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0]
     touched = (classifier.vectors != 0).any(1).nonzero().flatten().tolist()

@@ -14,8 +14,12 @@ from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.heads.label_texts import LabelTexts
+from trainer.heads.queries import SubBatches
 from trainer.losses import build_loss
-from trainer.negatives.planner import label_range as every_label
+from trainer.model import Model
+from trainer.negatives.candidates import label_range as every_label
+from trainer.negatives.planner import Planner
+from trainer.step import StepContext, learn
 from trainer.stream.batch import Batch
 
 LABELS, QUERIES, VOCABULARY = 24, 8, 50
@@ -71,10 +75,19 @@ def part_of(batch: Batch, group: Group) -> Batch:
     )
 
 
-def head_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> LabelEncoderHead:
+def context_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> StepContext:
+    """Parts of a step: queries and labels in sub-batches."""
     encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
-    other = None if recipe.head.shared else build_encoder(recipe.encoder, VOCABULARY, 1)
-    return LabelEncoderHead(recipe, encoder, LabelTexts.open(data.layout, "tokens"), other, group)
+    other = None if recipe.head.encoders == 1 else build_encoder(recipe.encoder, VOCABULARY, 1)
+    head = LabelEncoderHead(recipe, encoder, LabelTexts.open(data.layout, "tokens"), other, group)
+    planner = Planner(recipe.negatives, LABELS, recipe.train.seed)
+    return StepContext(Model(encoder, head), planner, SubBatches(encoder, head.query_batch or 0), group)
+
+
+def head_of(recipe: Recipe, data: SmallData) -> LabelEncoderHead:
+    head = context_of(recipe, data).model.head
+    assert isinstance(head, LabelEncoderHead)
+    return head
 
 
 Gradients = dict[str, np.ndarray]  # by parameter
@@ -93,18 +106,19 @@ def gradients_of(encoder: Encoder) -> Gradients:
 
 
 def cached(group: Group, recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
-    head = head_of(recipe, data, group)
-    loss, x = head.backward(part_of(batch(), group), batch())
-    assert len(x) == QUERIES
-    for encoder in head.encoders.values():
+    context = context_of(recipe, data, group)
+    result = learn(context, part_of(batch(), group), 0, 1.0)
+    assert len(result.x) == QUERIES
+    encoders = list(context.model.encoders.values())
+    for encoder in encoders:
         encoder.reduce(group)
-    return loss, [gradients_of(encoder) for encoder in head.encoders.values()]
+    return result.loss, [gradients_of(encoder) for encoder in encoders]
 
 
 def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
     """The same loss with one graph from the tokens on: nothing cached, nothing computed twice."""
-    head, everything, key = head_of(recipe, data), batch(), (0, 0)
-    encoders = list(head.encoders.values())
+    everything, key = batch(), (0, 0)
+    encoders = list(context_of(recipe, data).model.encoders.values())
     query_encoder, label_encoder = encoders[0], encoders[-1]
 
     def encoded(encoder: Encoder, inputs: Any, count: int, size: int, what: int) -> torch.Tensor:

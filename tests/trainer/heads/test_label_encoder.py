@@ -9,11 +9,12 @@ import pytest
 from schemas.tables import PAD
 from tests.builders import SmallData, batch_of, build_data
 from tests.ranks import on_ranks
-from tests.trainer.heads.test_gradient_cache import LABELS, VOCABULARY, head_of, part_of
+from tests.trainer.heads.test_gradient_cache import LABELS, VOCABULARY, context_of, head_of, part_of
 from trainer.config import Recipe
 from trainer.group import ALONE, Group, label_range
-from trainer.heads.label_encoder import among
-from trainer.negatives.planner import Planner, draw_positives
+from trainer.negatives.candidates import draw_positives, every_query_with
+from trainer.negatives.planner import Planner
+from trainer.step import take_step
 from trainer.stream.batch import Batch
 
 
@@ -53,7 +54,7 @@ def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
     everyone = planner_of(recipe).drawn(given)
     ids = head_of(recipe, data).pool(everyone)
     assert list(ids) == sorted({*given.positives.tolist(), *given.hard.ravel().tolist()} - {PAD})
-    candidates = among(everyone, ids)
+    candidates = every_query_with(everyone, ids)
     pairs = zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True)
     owned = [
         (row, label) for row in range(8) for label in given.positives[slice(*given.positive_offsets[row : row + 2])]
@@ -89,7 +90,7 @@ def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
         taken.add(tuple(int(one[0]) for one in own))
         ids = head_of(recipe, data).pool(replace(given, hard=None), drawn)
         assert list(ids) == sorted({int(one[0]) for one in own})
-        candidates = among(given, np.asarray(ids), None, drawn)
+        candidates = every_query_with(given, np.asarray(ids), None, drawn)
         # It learns what it drew; others of its positives are no negatives of it, whoever brought them.
         assert candidates.ids[candidates.pair_label].tolist() == [int(one[0]) for one in own]
         struck = set(
@@ -108,7 +109,7 @@ def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
 @pytest.mark.parametrize("share", [(0, 4), (4, 9), (9, 9)])
 def test_a_share_of_the_pool_has_its_own_positives_only(share: tuple[int, int]) -> None:
     ids = np.array([0, 2, 3, 5, 8, 9, 11, 12, 20])[slice(*share)]
-    candidates = among(batch_of([[2, 20], [], [5, 11, 12]]), ids)
+    candidates = every_query_with(batch_of([[2, 20], [], [5, 11, 12]]), ids)
     found = set(zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True))
     assert found == {(q, label) for q, label in [(0, 2), (0, 20), (2, 5), (2, 11), (2, 12)] if label in ids}
 
@@ -120,14 +121,13 @@ RECIPES = {"all": recipe_of("all"), "batch": recipe_of("batch"), "mined": recipe
 def trained(group: Group, data: SmallData) -> dict[str, Trained]:
     found = {}
     for name, recipe in RECIPES.items():
-        head = head_of(recipe, data, group)
-        planner = planner_of(recipe)
+        context = context_of(recipe, data, group)
         losses = []
         for step in range(6):
             given = batch(step)
             own = part_of(given if recipe.negatives.hard else replace(given, hard=None), group)
-            losses.append(head.step(own, planner.drawn(planner.gather(own, group)), 1.0).loss)
-        found[name] = losses, group.gather(head.vectors).numpy()
+            losses.append(take_step(context, own, step, 1.0).loss)
+        found[name] = losses, group.gather(context.model.head.vectors).numpy()
     return found
 
 
@@ -151,6 +151,6 @@ def test_every_label_of_every_share_is_found_again(data: SmallData) -> None:
         for rank in range(ranks):
             ids = head.pool(given)
             start, stop = label_range(len(ids), rank, ranks)
-            candidates = among(given, np.asarray(ids[start:stop]))
+            candidates = every_query_with(given, np.asarray(ids[start:stop]))
             found |= {int(candidates.ids[place]) for place in candidates.pair_label}
         assert found == set(range(LABELS))

@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import brentq
 from torch.nn.functional import softplus
 
-from trainer.negatives.planner import Candidates
+from trainer.stream.batch import Candidates
 
 
 @dataclass(frozen=True)

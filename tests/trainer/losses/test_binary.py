@@ -13,7 +13,7 @@ from tests.builders import Rows, batch_of, random_labels
 from tests.trainer.dense import assert_same, fast, one_vs_all, sampled
 from trainer.losses import binary_cross_entropy
 from trainer.losses.binary import binary_step
-from trainer.negatives.planner import label_range, own_pool, shared_pool
+from trainer.negatives.candidates import label_range, own_pool, shared_pool
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 

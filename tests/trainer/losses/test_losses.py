@@ -19,7 +19,8 @@ from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
 from trainer.losses import Loss, SoftTopK, build_loss
 from trainer.losses.candidate_scores import Scores
-from trainer.negatives.planner import Candidates, label_range, own_pool, shared_pool
+from trainer.negatives.candidates import label_range, own_pool, shared_pool
+from trainer.stream.batch import Candidates
 
 OPTIONS: dict[str, dict[str, float]] = {"softtopk": {"k": 2.5, "alpha": 1.7}, "triplet": {"margin": 0.4}}
 

@@ -37,7 +37,7 @@ def filled(history: tuple, capacity: int, policy: str) -> HashTables:
 
 def contents(buckets: HashTables) -> dict[tuple[int, int], list[int]]:
     return {
-        (table, code): buckets.slots[table, code, : buckets.held[table, code]].tolist()
+        (table, code): buckets.arrays.slots[table, code, : buckets.arrays.held[table, code]].tolist()
         for table in range(TABLES)
         for code in range(BUCKETS)
     }
@@ -53,7 +53,7 @@ def test_moved_rows_lie_where_a_rebuild_puts_them(policy: str, history: tuple) -
     rebuilt = HashTables(ROWS, TABLES, BUCKETS, ROWS, policy)
     rebuilt.insert(0, codes, 9)
     np.testing.assert_array_equal(moved.codes, rebuilt.codes)
-    np.testing.assert_array_equal(moved.members, rebuilt.members)
+    np.testing.assert_array_equal(moved.arrays.members, rebuilt.arrays.members)
     found, expected = contents(moved), contents(rebuilt)
     assert {at: sorted(rows) for at, rows in found.items()} == {at: sorted(rows) for at, rows in expected.items()}
 
@@ -64,14 +64,14 @@ def test_a_full_bucket_holds_some_of_its_members_each_once(policy: str, history:
     buckets = filled(history, CAPACITY, policy)
     for (table, code), rows in contents(buckets).items():
         members = np.flatnonzero(buckets.codes[:, table] == code).tolist()
-        assert buckets.members[table, code] == len(members)
+        assert buckets.arrays.members[table, code] == len(members)
         assert len(rows) <= CAPACITY
         assert len(set(rows)) == len(rows)
         assert set(rows) <= set(members)
-    assert (buckets.held <= buckets.members).all()
-    assert (buckets.owed >= 0).all()
+    assert (buckets.arrays.held <= buckets.arrays.members).all()
+    assert (buckets.arrays.owed >= 0).all()
     if not history[1]:
-        np.testing.assert_array_equal(buckets.held, np.minimum(buckets.members, CAPACITY))
+        np.testing.assert_array_equal(buckets.arrays.held, np.minimum(buckets.arrays.members, CAPACITY))
 
 
 @given(histories())
@@ -107,7 +107,7 @@ def test_a_reservoir_is_a_uniform_sample_through_deletions() -> None:
         leave, come = np.array([0, 3, 5, 9]), np.array([14, 15, 16])
         buckets.move(leave, np.ones((4, 1), np.uint8), 3 * run + 1)
         buckets.move(come, np.zeros((3, 1), np.uint8), 3 * run + 2)
-        held = buckets.slots[0, 0, : buckets.held[0, 0]]
+        held = buckets.arrays.slots[0, 0, : buckets.arrays.held[0, 0]]
         counts[held] += 1
         pairs[np.ix_(held, held)] += 1
     inside = np.flatnonzero(buckets.codes[:, 0] == 0)

@@ -6,26 +6,26 @@ import torch
 
 import trainer.negatives.in_trainer_index
 from tests.builders import Rows, batch_of, random_labels
-from trainer.config import Recipe
+from trainer.config import Classifier as Config
 from trainer.group import ALONE
 from trainer.heads.classifier import Classifier
-from trainer.negatives.in_trainer_index import OwnIndex
+from trainer.negatives.base import SourceContext
+from trainer.negatives.in_trainer_index import IndexOptions, InTrainerIndex
 
 L, D, B, K = 60, 6, 20, 4
 
 
-def setting(index: str = "auto", every: int = 3, lag: int = 0) -> tuple[OwnIndex, Classifier, Rows, torch.Tensor]:
-    recipe = Recipe.model_validate(
-        {
-            "classifier": {"initial_scale": 1.0},
-            "negatives": {"hard": K},
-            "refresh": {"source": "in-trainer", "start": 0, "every_steps": every, "index": index, "rebuild_steps": lag},
-        }
-    )
+def setting(index: str = "auto", every: int = 3, lag: int = 0) -> tuple[InTrainerIndex, Classifier, Rows, torch.Tensor]:
     draw = np.random.default_rng(0)
     positives = [random_labels(draw, L, 0, 5) for _ in range(B)]
     x = torch.from_numpy(draw.standard_normal((B, D)).astype(np.float32))
-    return OwnIndex(recipe), Classifier(recipe.classifier, L, D, seed=1), positives, x
+    classifier = Classifier(Config(initial_scale=1.0), L, D, seed=1)
+    return (
+        InTrainerIndex(IndexOptions(index, every, lag, K), SourceContext(classifier, ALONE)),
+        classifier,
+        positives,
+        x,
+    )
 
 
 def best(vectors: np.ndarray, positives: Rows, x: torch.Tensor) -> list[list[int]]:
@@ -42,11 +42,11 @@ def test_the_best_of_stale_vectors() -> None:
     for step in range(7):
         if step in (3, 6):
             stale = classifier.vectors.numpy().copy()
-        assert index.join(batch, x, classifier, ALONE).hard.tolist() == best(stale, positives, x), step
+        assert index.find(batch, x).ids.tolist() == best(stale, positives, x), step
         classifier.vectors.mul_(-1)  # training goes on
-    index.drop()
+    index.before_checkpoint()
     fresh = classifier.vectors.numpy().copy()
-    assert index.join(batch, x, classifier, ALONE).hard.tolist() == best(fresh, positives, x)
+    assert index.find(batch, x).ids.tolist() == best(fresh, positives, x)
 
 
 def test_one_built_beside_the_training_is_used_so_many_steps_after_its_copy() -> None:
@@ -58,13 +58,13 @@ def test_one_built_beside_the_training_is_used_so_many_steps_after_its_copy() ->
     age = 0  # steps since the first index, or since the last that was built of the vectors of its own step
     for step in range(30):
         if step == dropped:  # between the copy and its use
-            index.drop()
+            index.before_checkpoint()
             used, age = classifier.vectors.numpy().copy(), 0
         if age and age % every == 0:
             waiting = classifier.vectors.numpy().copy()
         if age > every and age % every == lag:
             used = waiting
-        assert index.join(batch, x, classifier, ALONE).hard.tolist() == best(used, positives, x), step
+        assert index.find(batch, x).ids.tolist() == best(used, positives, x), step
         classifier.vectors.copy_(torch.from_numpy(draw.standard_normal((L, D)).astype(np.float32)))
         age += 1
 
@@ -72,10 +72,10 @@ def test_one_built_beside_the_training_is_used_so_many_steps_after_its_copy() ->
 @pytest.mark.parametrize("spec", ["IVF4,Flat", "IVF4,PQ4x4", "mips"])
 def test_a_faiss_index(spec: str) -> None:
     index, classifier, positives, x = setting(spec)
-    found = index.join(batch_of(positives), x, classifier, ALONE).hard
-    wanted = best(classifier.vectors.numpy(), positives, x)
-    assert np.mean([len({*a} & {*b}) / K for a, b in zip(found.tolist(), wanted, strict=True)]) > 0.85
-    assert not any({*row} & {*own} for row, own in zip(found.tolist(), positives, strict=True))
+    ids = index.find(batch_of(positives), x).ids
+    expected = best(classifier.vectors.numpy(), positives, x)
+    assert np.mean([len({*a} & {*b}) / K for a, b in zip(ids.tolist(), expected, strict=True)]) > 0.85
+    assert not any({*row} & {*own} for row, own in zip(ids.tolist(), positives, strict=True))
 
 
 @pytest.mark.parametrize("clustered", [True, False])
@@ -83,26 +83,23 @@ def test_an_index_is_given_up_where_scoring_every_label_is_cheaper(
     clustered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer.negatives.in_trainer_index, "EXACT_LABELS", 100)
-    recipe = Recipe.model_validate(
-        {"negatives": {"hard": K}, "refresh": {"source": "in-trainer", "start": 0, "every_steps": 9, "index": "auto"}}
-    )
     labels, width = 6_000, 64
     draw = np.random.default_rng(0)
-    classifier = Classifier(recipe.classifier, labels, width, seed=1)
+    classifier = Classifier(Config(), labels, width, seed=1)
     near = 100 * draw.standard_normal((60, width))[np.arange(labels) % 60] if clustered else 0
     vectors = near + draw.standard_normal((labels, width))
     classifier.vectors.copy_(torch.from_numpy(vectors.astype(np.float32)))
     x = torch.from_numpy((near + draw.standard_normal((labels, width)))[:B].astype(np.float32))
-    index = OwnIndex(recipe)
-    found = index.join(batch_of([[] for _ in range(B)]), x, classifier, ALONE).hard
-    block, _ = index._built or pytest.fail("nothing was built")
+    index = InTrainerIndex(IndexOptions("auto", every=9, width=K), SourceContext(classifier, ALONE))
+    ids = index.find(batch_of([[] for _ in range(B)]), x).ids
+    block, _ = index._current or pytest.fail("nothing was built")
     assert (block.index is not None) == clustered
     if not clustered:
-        assert found.tolist() == best(classifier.vectors.numpy(), [[] for _ in range(B)], x)
+        assert ids.tolist() == best(classifier.vectors.numpy(), [[] for _ in range(B)], x)
 
 
 def test_rows_without_enough_labels_are_padded() -> None:
-    index, classifier, _, x = setting()
+    index, _, _, x = setting()
     positives = [list(range(L - 2)), *[[0]] * (B - 1)]
-    found = index.join(batch_of(positives), x, classifier, ALONE).hard
-    assert sorted(found[0].tolist()) == [-1, -1, L - 2, L - 1]
+    ids = index.find(batch_of(positives), x).ids
+    assert sorted(ids[0].tolist()) == [-1, -1, L - 2, L - 1]

@@ -1,24 +1,22 @@
 """The sampler as the loop uses it: what it finds, when it hashes again, and that it resumes exactly."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
-from trainer.negatives.lsh import LshSampler, Options, is_due
+from trainer.negatives.lsh import LshSampler, LshSection, is_due
 
 LABELS, DIMENSION = 300, 16
-OPTIONS = Options(bits=3, tables=6, capacity=8, every=3, growth=1.5)
+OPTIONS = LshSection(bits=3, tables=6, capacity=8, every=3, growth=1.5)
 
 
 def vectors(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((LABELS, DIMENSION)).astype(np.float32)
 
 
-def built(options: Options, weight: np.ndarray, seed: int = 4) -> LshSampler:
+def built(options: LshSection, weight: np.ndarray, seed: int = 4) -> LshSampler:
     sampler = LshSampler(options, LABELS, DIMENSION, seed)
     sampler.build(weight.__getitem__)
     return sampler
@@ -49,7 +47,7 @@ def trained(sampler: LshSampler, weight: np.ndarray, steps: range) -> list[tuple
 @pytest.mark.parametrize("policy", ["reservoir", "fifo"])
 @pytest.mark.parametrize("family", ["simhash", "dwta"])
 def test_a_run_that_is_cut_off_goes_on_with_the_same_negatives(family: str, policy: str, query: str) -> None:
-    options = replace(OPTIONS, family=family, policy=policy, query=query, most=20)
+    options = OPTIONS.model_copy(update={"family": family, "policy": policy, "query": query, "hard": 20})
     weight = vectors(0)
     whole = built(options, weight)
     expected = trained(whole, weight, range(14))
@@ -69,10 +67,10 @@ def test_a_run_that_is_cut_off_goes_on_with_the_same_negatives(family: str, poli
 
 @pytest.mark.parametrize("family", ["simhash", "dwta"])
 def test_touched_rows_hashed_again_are_a_rebuild_and_the_others_stay(family: str) -> None:
-    options = replace(OPTIONS, family=family, capacity=LABELS)  # nothing overflows
+    options = OPTIONS.model_copy(update={"family": family, "capacity": LABELS})  # nothing overflows
     weight = vectors(0)
     sampler = built(options, weight)
-    stale = sampler.buckets.codes.copy()
+    stale = sampler.tables.codes.copy()
     weight[:200] = vectors(1)[:200]
     touched = np.array([5, 5, 9, 120, 0])
     sampler.touch(touched)
@@ -80,18 +78,18 @@ def test_touched_rows_hashed_again_are_a_rebuild_and_the_others_stay(family: str
     assert sampler.rehash(weight.__getitem__, epoch=0, step=0) == 34
     assert len(sampler.touched) == 0
     again = np.union1d(touched, np.arange(30, 60))
-    rebuilt = built(options, weight).buckets
-    np.testing.assert_array_equal(sampler.buckets.codes[again], rebuilt.codes[again])
+    rebuilt = built(options, weight).tables
+    np.testing.assert_array_equal(sampler.tables.codes[again], rebuilt.codes[again])
     rest = np.setdiff1d(np.arange(LABELS), again)
-    np.testing.assert_array_equal(sampler.buckets.codes[rest], stale[rest])
+    np.testing.assert_array_equal(sampler.tables.codes[rest], stale[rest])
     sampler.touch(np.arange(LABELS))
     sampler.rehash(weight.__getitem__, epoch=0, step=1)
-    np.testing.assert_array_equal(np.sort(sampler.buckets.slots), np.sort(rebuilt.slots))
+    np.testing.assert_array_equal(np.sort(sampler.tables.arrays.slots), np.sort(rebuilt.arrays.slots))
 
 
 def test_negatives_are_no_positives_and_near_the_query() -> None:
     weight = vectors(3)
-    sampler = built(replace(OPTIONS, family="simhash", bits=4, capacity=64), weight)
+    sampler = built(OPTIONS.model_copy(update={"family": "simhash", "bits": 4, "capacity": 64}), weight)
     _, positives, offsets = batch(0)
     x = weight[:10]
     labels, starts = sampler.sample(x, Ragged(positives, offsets), epoch=0, step=0)
@@ -107,14 +105,14 @@ def test_negatives_are_no_positives_and_near_the_query() -> None:
 
 def test_a_label_finds_its_like_from_the_code_that_it_lies_under() -> None:
     weight = vectors(3)
-    sampler = built(replace(OPTIONS, query="label", most=0), weight)
+    sampler = built(OPTIONS.model_copy(update={"query": "label", "hard": 0}), weight)
     positives, offsets = np.array([7, 40]), np.array([0, 1, 1, 2])
     labels, starts = sampler.sample(np.zeros((3, DIMENSION)), Ragged(positives, offsets), epoch=0, step=0)
     assert starts[1] == starts[2]  # the second query has no positive
     for query, label in ((0, 7), (2, 40)):
         own = labels[starts[query] : starts[query + 1]]
         assert label not in own
-        same = (sampler.buckets.codes == sampler.buckets.codes[label]).any(1)
+        same = (sampler.tables.codes == sampler.tables.codes[label]).any(1)
         assert same[own].all()
 
 
@@ -131,6 +129,6 @@ def test_rows_are_hashed_again_after_steps_that_grow_by_a_factor(every: int, gro
 
 def test_a_state_of_other_tables_is_refused() -> None:
     sampler = built(OPTIONS, vectors(0))
-    other = built(replace(OPTIONS, tables=5), vectors(0))
+    other = built(OPTIONS.model_copy(update={"tables": 5}), vectors(0))
     with pytest.raises(ValueError, match="codes is"):
         other.load(sampler.state())

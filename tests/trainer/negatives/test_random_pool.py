@@ -11,8 +11,9 @@ from tests.builders import batch_of
 from tests.trainer.dense import fast, one_vs_all
 from tests.trainer.test_unbiased import ERRORS, errors_off, flat
 from trainer.config import Negatives
+from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
-from trainer.negatives.random_pool import Draws, draw_pool
+from trainer.negatives.random_pool import RandomPool, draw_pool
 
 LABELS = 12
 FREQUENCY = np.array([0, 1, 50, 3, 0, 0, 7, 9, 200, 1, 2, 0])
@@ -21,27 +22,27 @@ FREQUENCY = np.array([0, 1, 50, 3, 0, 0, 7, 9, 200, 1, 2, 0])
 @pytest.mark.parametrize("share", [0.3, 1.0])
 @pytest.mark.parametrize("power", [0.5, 1.0])
 def test_labels_come_as_often_as_their_weight_says(share: float, power: float) -> None:
-    draws = Draws(LABELS, share, power, FREQUENCY)
-    pool = draws.pool(40_000, seed=1, epoch=0, step=0)
+    draws = RandomPool(LABELS, share, power, FREQUENCY)
+    pool = draws.draw(40_000, seed=1, epoch=0, step=0)
     expected = 1 / draws.weight(40_000)  # k q_l
     assert expected.sum() == pytest.approx(40_000)
     assert chisquare(np.bincount(pool, minlength=LABELS), expected).pvalue > 1e-4
-    np.testing.assert_array_equal(pool, draws.pool(40_000, seed=1, epoch=0, step=0))
-    assert not np.array_equal(pool[:100], draws.pool(100, seed=1, epoch=0, step=1))
+    np.testing.assert_array_equal(pool, draws.draw(40_000, seed=1, epoch=0, step=0))
+    assert not np.array_equal(pool[:100], draws.draw(100, seed=1, epoch=0, step=1))
 
 
 def test_a_rank_knows_the_weights_of_its_labels() -> None:
-    whole = Draws(LABELS, 0.3, 1.0, FREQUENCY).weight(5)
-    np.testing.assert_array_equal(Draws(LABELS, 0.3, 1.0, FREQUENCY, (4, 9)).weight(5), whole[4:9])
+    whole = RandomPool(LABELS, 0.3, 1.0, FREQUENCY).weight(5)
+    np.testing.assert_array_equal(RandomPool(LABELS, 0.3, 1.0, FREQUENCY, (4, 9)).weight(5), whole[4:9])
 
 
 def test_without_frequencies_draws_are_uniform() -> None:
-    draws = Draws(LABELS)
+    draws = RandomPool(LABELS)
     assert draws.weight(6) == 2.0
     pool = draw_pool(LABELS, 9, seed=2, epoch=1, step=3)
-    np.testing.assert_array_equal(draws.pool(9, seed=2, epoch=1, step=3), pool)
+    np.testing.assert_array_equal(draws.draw(9, seed=2, epoch=1, step=3), pool)
     with pytest.raises(ValueError, match="training points"):
-        Draws(LABELS, 0.5).pool(3, seed=0, epoch=0, step=0)
+        RandomPool(LABELS, 0.5).draw(3, seed=0, epoch=0, step=0)
 
 
 class Case:
@@ -54,12 +55,12 @@ class Case:
         self.positives = [[1, 8], [2], [3, 5, 8]]
         self.batch = batch_of(self.positives, np.array([[2, 3], [4, -1], [0, 2]]))
         # Twice the same, of the table too, and a positive, which none of it may count twice.
-        self.find = lambda _: np.array([[2, 7, 7], [-1, 2, 9], [10, 3, 0]])
+        self.sampled = [Sampled(np.array([[2, 7, 7], [-1, 2, 9], [10, 3, 0]]))]
         self.x = torch.from_numpy(draw.standard_normal((3, 2))).requires_grad_()
         self.w = torch.from_numpy(draw.standard_normal((LABELS, 2))).requires_grad_()
 
     def estimates(self, draws: int, planner: Planner) -> np.ndarray:
-        plan = partial(planner, find=self.find)
+        plan = partial(planner, sampled=self.sampled)
         at = (self.batch.__class__(0, step, *list(vars(self.batch).values())[2:]) for step in range(draws))
         return np.stack([flat(fast(self.x, self.w, plan(batch))) for batch in at])
 
@@ -76,5 +77,5 @@ def test_any_mixture_of_sources_and_draws_estimates_one_vs_all(pool: str, share:
 def test_the_check_sees_weights_of_another_mixture(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(pool, 0.5)
     full = one_vs_all(case.x, case.w, case.positives)
-    monkeypatch.setattr(Draws, "weight", lambda draws, size: draws.labels / size)
+    monkeypatch.setattr(RandomPool, "weight", lambda draws, size: draws.labels / size)
     assert errors_off(case.estimates(800, case.planner), full) > 2 * ERRORS

@@ -4,6 +4,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,13 +16,31 @@ from tests.trainer.test_loop import Killed, recipe, silent, train
 from trainer.config import Negatives, load_recipe
 from trainer.group import Group
 from trainer.loop import Trainer
-from trainer.negatives.planner import joined
-from trainer.negatives.sources import InBatch, Sources
+from trainer.negatives.base import NegativeSources, SourceContext
+from trainer.negatives.candidates import join_hard
+from trainer.negatives.in_batch import InBatch
 
 LABELS, DIMENSION = 60, 5
 POSITIVES = [[3, 9], [], [9, 30, 31], [0]]
 WEIGHT = np.random.default_rng(0).standard_normal((LABELS, DIMENSION)).astype(np.float32)
-X = np.random.default_rng(1).standard_normal((4, DIMENSION)).astype(np.float32)
+X = torch.from_numpy(np.random.default_rng(1).standard_normal((4, DIMENSION)).astype(np.float32))
+
+
+class OfRank:
+    """Vectors of the labels [start, stop)."""
+
+    def __init__(self, start: int = 0, stop: int = LABELS) -> None:
+        self.start, self.stop = start, stop
+
+    @property
+    def vectors(self) -> torch.Tensor:
+        return torch.from_numpy(WEIGHT[self.start : self.stop])
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        return WEIGHT[self.start : self.stop][rows]
+
+
+VECTORS = OfRank()
 
 
 def best(scores: np.ndarray, labels: list[int], own: list[int], k: int) -> set[int]:
@@ -30,14 +49,14 @@ def best(scores: np.ndarray, labels: list[int], own: list[int], k: int) -> set[i
 
 @pytest.mark.parametrize("k", [1, 3, 20])
 def test_in_batch_negatives_are_the_hardest_positives_of_the_others(k: int) -> None:
-    found = InBatch(k).find(batch_of(POSITIVES), X, WEIGHT.__getitem__)
+    ids = InBatch(k, VECTORS).find(batch_of(POSITIVES), X).ids
     for query, own in enumerate(POSITIVES):
-        expected = best(X[query] @ WEIGHT.T, sorted({label for row in POSITIVES for label in row}), own, k)
-        assert set(found[query].tolist()) - {PAD} == expected
+        expected = best(X[query].numpy() @ WEIGHT.T, sorted({label for row in POSITIVES for label in row}), own, k)
+        assert set(ids[query].tolist()) - {PAD} == expected
 
 
 def test_a_batch_without_positives_has_no_in_batch_negatives() -> None:
-    assert InBatch(3).find(batch_of([[], []]), X[:2], WEIGHT.__getitem__).shape == (2, 0)
+    assert InBatch(3, VECTORS).find(batch_of([[], []]), X[:2]).ids.shape == (2, 0)
 
 
 IDS = st.integers(-1, 9)
@@ -50,7 +69,7 @@ def test_joined_labels_are_the_tables_and_the_found_each_once_without_positives(
     hard = [data.draw(st.lists(IDS, min_size=width, max_size=width)) for _ in POSITIVES]
     found = [data.draw(st.lists(IDS, min_size=k, max_size=k)) for _ in POSITIVES]
     table = np.array(hard, np.int32).reshape(len(POSITIVES), width)
-    both = joined(batch_of(POSITIVES, table), np.array(found, np.int64).reshape(len(POSITIVES), k))
+    both = join_hard(batch_of(POSITIVES, table), np.array(found, np.int64).reshape(len(POSITIVES), k))
     np.testing.assert_array_equal(both[:, :width], table)
     for query, own in enumerate(POSITIVES):
         new = [label for label in both[query, width:].tolist() if label != PAD]
@@ -58,8 +77,16 @@ def test_joined_labels_are_the_tables_and_the_found_each_once_without_positives(
         assert set(new) == set(found[query]) - set(own) - set(hard[query]) - {PAD}
 
 
+def test_ranks_find_in_batch_negatives_of_their_labels_alone() -> None:
+    (whole,) = (InBatch(20, VECTORS).find(batch_of(POSITIVES), X).ids,)
+    parts = [InBatch(20, OfRank(*part)).find(batch_of(POSITIVES), X).ids for part in ((0, 9), (9, 31), (31, LABELS))]
+    for row, ids in zip(whole, np.concatenate(parts, axis=1), strict=True):
+        assert sorted(ids[ids != PAD].tolist()) == sorted(row[row != PAD].tolist())
+
+
 def test_a_recipe_without_them_has_none() -> None:
-    assert Sources.of(Negatives(), WEIGHT.__getitem__, LABELS, DIMENSION, 0) is None
+    assert Negatives().sections == []
+    assert [section.hard for section in Negatives(in_batch=3, lsh={"hard": 5}).sections] == [3, 5]
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +133,12 @@ def test_sources_with_state_are_refused_on_several_ranks(data: SmallData) -> Non
         ranks = 2
         rank = 0
 
-    with pytest.raises(InputError, match="state is saved by one rank"):
+    with pytest.raises(InputError, match=r"negatives\.lsh on 2 ranks: its state is saved by one rank"):
         Trainer.start(data.layout.root, "memory://sources/two", recipe(negatives=NEGATIVES), silent, Two())
+    # One without state is not.
+    stateless = recipe(negatives={**NEGATIVES, "lsh": {}})
+    context = SourceContext(VECTORS, Two())
+    assert not NegativeSources([section.open(context) for section in stateless.negatives.sections]).stateful
 
 
 @pytest.mark.parametrize(

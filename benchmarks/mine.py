@@ -1,6 +1,6 @@
 """The mining pipeline against bare Faiss, and its memory as labels grow.
 
-    python -m benchmarks.mining [--quick]
+    python -m benchmarks.mine [--quick]
 
 Time: one side builds the index with Faiss and searches, over the vectors and queries in memory; the other is `mine`,
 from the tables in storage to the published one, audit included. Same factory string, training sample, threads, nprobe
@@ -119,7 +119,7 @@ def measure(setting: Setting, root: str, flags: list[str]) -> None:
 
 def child(side: str, place: str, flags: list[str]) -> dict:
     """Run one side in a process of its own; for `memory`, with the peak of its tree sampled from here."""
-    command = [sys.executable, "-m", "benchmarks.mining", "--side", side, "--root", place, *flags]
+    command = [sys.executable, "-m", "benchmarks.mine", "--side", side, "--root", place, *flags]
     threads = str((QUICK if flags else FULL).threads)
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": threads}

@@ -4,7 +4,7 @@ Start-up (interpreter, Beam, worker processes, small files) is taken out as the 
 of the rows by which the large input is larger. The pipeline reads, parses, hashes, shuffles, tokenizes, orders, counts
 and writes; the bare side encodes texts that lie in memory. The sides run in turns; medians.
 
-    python -m benchmarks.shard_speed [--quick] [--rows N]
+    python -m benchmarks.shard [--quick] [--rows N]
 """
 
 import argparse

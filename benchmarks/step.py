@@ -7,7 +7,7 @@ step of full one-vs-all, the step as gather, loss, backward and update of their 
 cross-entropy do), the step on a mapped file, and the bytes that a step has to touch. Candidates are planned beforehand,
 as the stream's threads do; what that takes is among the figures.
 
-    python -m benchmarks.classifier_step [--quick] [--folder DIR]
+    python -m benchmarks.step [--quick] [--folder DIR]
 """
 
 import argparse
@@ -25,14 +25,16 @@ from trainer.config import Classifier as Config
 from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs
 from trainer.losses import binary_cross_entropy
-from trainer.negatives.planner import Candidates, label_range, own_pool, shared_pool
+from trainer.negatives.candidates import label_range, own_pool, shared_pool
 from trainer.stream import Batch
+from trainer.stream.batch import Candidates
 
 B, D = 512, 64
 POSITIVES, HARD, RANDOM = 10, 50, 400
 SIZES = {"131K": 131_072, "1.3M": 1_305_265, "19M": 19_049_952, "100M": 100_000_000}
 SMALLEST, LARGEST = "131K", "100M"
 FORMS = ("own", "shared")
+LR = 0.01
 DTYPE = "bfloat16"
 CHUNK = 4096  # labels at a time in full one-vs-all
 ROUNDS, QUICK_ROUNDS = 15, 9
@@ -54,9 +56,9 @@ class World:
 
     @classmethod
     def of(cls, labels: int, storage: str = "memory") -> "World":
-        classifier = Classifier(Config(dtype=DTYPE, storage=storage, lr=0.01), labels, D, 0)
+        classifier = Classifier(Config(dtype=DTYPE, storage=storage, lr=LR), labels, D, 0)
         _fill(classifier.vectors)
-        classifier.rows.state["square"].fill_(1e-3)
+        classifier.matrix.state["square"].fill_(1e-3)
         draw = np.random.default_rng(labels)
         batches = [_batch(draw, labels) for _ in range(BATCHES)]
         planning, candidates = {}, {}
@@ -98,9 +100,9 @@ class World:
 
     def _apart(self, candidates: Candidates) -> torch.Tensor:
         leaf = self.x.clone().requires_grad_()
-        w = self.classifier.gather(candidates.ids)
+        w = self.classifier.matrix.gather(candidates.ids)
         (binary_cross_entropy(leaf, w, candidates) / B).backward()
-        self.classifier.update(candidates.ids, w, 1.0, self.step)
+        self.classifier.matrix.update(candidates.ids, w, LR, self.step)
         return leaf
 
 

@@ -1,6 +1,6 @@
 """Claim: negatives from hash tables cost the same for 10K labels as for 10M, and so does a touched row (LNS).
 
-    python -m benchmarks.hash_tables [--quick]
+    python -m benchmarks.lsh [--quick]
 
 Hash tables over D = 64 vectors are built for 10K, 100K, 1M and 10M labels. Then, in turns: a batch's negatives by
 embedding and by label, and touched rows hashed again. One thread does all of it, and its processor time is counted, so
@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.common.report import interleave, medians, report
 from schemas.ragged import Ragged
-from trainer.negatives.lsh import LshSampler, Options
+from trainer.negatives.lsh import LshSampler, LshSection
 
 SIZES = {"10K": 10_000, "100K": 100_000, "1M": 1_000_000, "10M": 10_000_000}
 DIMENSION = 64
@@ -36,7 +36,7 @@ def vectors(seed: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda ids: low[ids % _PERIOD] + high[(7 * ids + ids // _PERIOD) % _PERIOD]
 
 
-def build_sampler(options: Options, labels: int) -> tuple[LshSampler, float]:
+def build_sampler(options: LshSection, labels: int) -> tuple[LshSampler, float]:
     """Return a sampler over `labels` vectors, and the microseconds per row."""
     sampler = LshSampler(options, labels, DIMENSION)
     start = time.thread_time()
@@ -50,7 +50,7 @@ def sample(by: str, sampler: LshSampler, steps: dict[str, int]) -> float:
     draw = np.random.default_rng([2, step])
     x = draw.standard_normal((QUERIES, DIMENSION), np.float32)
     positives = Ragged.from_matrix(draw.integers(0, sampler.labels, 3 * QUERIES).reshape(-1, 3))
-    sampler.options = Options(**{**vars(sampler.options), "query": by})
+    sampler.options = sampler.options.model_copy(update={"query": by})
     start = time.thread_time()
     sampler.sample(x, positives, epoch=0, step=step)
     return 1e6 * (time.thread_time() - start) / QUERIES
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="10 tables instead of 50, and fewer rounds")
     quick = parser.parse_args().quick
-    options = Options(family="dwta", bits=6, tables=10 if quick else 50, capacity=128)
+    options = LshSection(family="dwta", bits=6, tables=10 if quick else 50, capacity=128)
     warm, _ = build_sampler(options, TOUCHED)
     for by in ("embedding", "label"):
         sample(by, warm, {})
@@ -94,8 +94,8 @@ def main() -> None:
     figures = {
         **{f"{kind}_us": {name: round(value, 2) for name, value in by.items()} for kind, by in costs.items()},
         "build_us_a_row": {name: round(value, 2) for name, value in build.items()},
-        "memory_mib": {name: round(action.buckets.nbytes / 2**20, 1) for name, action in samplers.items()},
-        "bytes_a_label": samplers["10M"].buckets.codes[0].nbytes,
+        "memory_mib": {name: round(sampler.tables.nbytes / 2**20, 1) for name, sampler in samplers.items()},
+        "bytes_a_label": samplers["10M"].tables.codes[0].nbytes,
         "vectors_mib_float32": {name: round(4 * DIMENSION * n / 2**20, 1) for name, n in SIZES.items()},
         "tables": options.tables,
         "bits": options.bits,

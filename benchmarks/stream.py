@@ -7,7 +7,7 @@ process of its own, in turns, medians; imports and opening are not timed. The st
 its first window included; the others' starts after their first batches, when buffers are full and workers run. Batches
 of each side are compared with what the tables hold.
 
-    python -m benchmarks.stream_speed [--quick] [--rows N] [--folder DIR] [--python PATH]...
+    python -m benchmarks.stream [--quick] [--rows N] [--folder DIR] [--python PATH]...
 """
 
 import argparse
@@ -262,7 +262,7 @@ def child(side: str, world: World, *arguments: object, python: str = sys.executa
     task = json.dumps([side, asdict(world), *arguments])
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [python, "-W", "ignore", "-m", "benchmarks.stream_speed", "--side", task],
+        [python, "-W", "ignore", "-m", "benchmarks.stream", "--side", task],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
