@@ -17,8 +17,11 @@ def silent(_: str) -> None:
 
 
 def with_sections(base: Mapping[str, dict], sections: Mapping[str, dict]) -> Recipe:
-    """The recipe `base` with some settings of some sections changed."""
-    changed: dict[str, Any] = {name: {**base.get(name, {}), **new} for name, new in sections.items()}
+    """Return the recipe `base` with some settings of some sections changed; another kind has none of the base's."""
+    changed: dict[str, Any] = {}
+    for name, new in sections.items():
+        below = base.get(name, {})
+        changed[name] = {**(below if new.get("kind", below.get("kind")) == below.get("kind") else {}), **new}
     return Recipe.model_validate({**base, **changed})
 
 

@@ -132,8 +132,8 @@ def test_a_value_beyond_the_dtype_is_named(run: str, small: SmallData, tmp_path:
     wild = RECIPE.model_copy(update={"encoder": RECIPE.encoder.model_copy(update={"scale": 1e6, "normalize": True})})
     other = str(tmp_path / "run")
     trainer = Trainer.start(small.layout.root, other, wild, lambda line: None)
-    trainer._save()
-    trainer._writer.wait()
+    trainer.runner.save()
+    trainer.parts.saver.writer.wait()
     out = str(tmp_path / "out")
     with pytest.raises(InputError, match=r"step 0: .*float16 does not hold\. Embed with --dtype float32"):
         embed(small.layout.root, other, out)

@@ -13,11 +13,11 @@ from schemas.errors import InputError
 from schemas.layout import RunLayout
 from tests.builders import SmallData, build_data
 from tests.training import Killed, silent, train, with_sections
-from trainer import loop
-from trainer.budget import Budget, epochs_that_fit
-from trainer.config import Recipe, Train, load_recipe
+from trainer import epoch as epoch_module
+from trainer.config import Recipe, load_recipe
 from trainer.loop import Trainer
 from trainer.progress import Progress
+from trainer.schedule import Budget, epochs_that_fit
 from trainer.tracking import read_metrics
 
 MOST = 9
@@ -46,7 +46,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         clock.now += clock.pace
         return clock.now
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(epoch_module, "time", SimpleNamespace(perf_counter=perf_counter))
     return clock
 
 
@@ -65,11 +65,10 @@ def planned(trainer: Trainer) -> list[int]:
 
 @given(st.floats(0.1, 100), st.floats(0.1, 1000), st.integers(1, 50))
 def test_an_even_pace_ends_within_half_an_epoch(minutes: float, pace: float, most: int) -> None:
-    options = Train(epochs=most, minutes=minutes)
     spent: list[float] = []
     epochs = most
     while len(spent) < epochs:  # as the trainer does
-        epochs = epochs_that_fit(options, spent)
+        epochs = epochs_that_fit(minutes, most, spent)
         spent.append(pace)
     over = sum(spent) - minutes * 60
     assert abs(over) <= pace / 2 + 1e-6 or (over < 0 and epochs == most) or (over > 0 and epochs <= 2)
@@ -77,7 +76,7 @@ def test_an_even_pace_ends_within_half_an_epoch(minutes: float, pace: float, mos
 
 @given(st.lists(st.floats(0.0, 1e4), max_size=30), st.floats(0.0, 60), st.integers(31, 60))
 def test_the_coming_epoch_is_always_among_them(spent: list[float], minutes: float, most: int) -> None:
-    found = epochs_that_fit(Train(epochs=most, minutes=minutes), spent)
+    found = epochs_that_fit(minutes, most, spent)
     assert len(spent) < found <= most
     if not minutes or not spent:
         assert found == most
@@ -120,7 +119,7 @@ def test_a_run_ends_when_its_minutes_are_over(data: SmallData, wanted: float, ep
     assert len(rates) == len(losses)
     full = trainer.recipe.encoder.lr
     assert rates[-1] < 0.1 * full
-    assert rates == pytest.approx([full * trainer._rate_factor(step) for step in range(epochs * steps)])
+    assert rates == pytest.approx([full * trainer.runner.rate_factor(step) for step in range(epochs * steps)])
 
 
 def test_a_resumed_run_keeps_to_what_was_decided(data: SmallData, seconds: SimpleNamespace) -> None:

@@ -1,8 +1,8 @@
 """Vectors that begin at the texts of their labels."""
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,10 +50,10 @@ def test_every_vector_has_the_direction_of_its_label_s_text_and_the_length_asked
 def test_ranks_fill_the_labels_that_they_have(data: SmallData, ranks: int) -> None:
     whole = Model.build(recipe(), data.vocabulary, data.labels)
     begin_at_texts(whole, data.layout, 2.0)
-    ends = [data.labels * rank // ranks for rank in range(ranks + 1)]
     parts = []
-    for start, stop in itertools.pairwise(ends):
-        part = replace(whole, head=Classifier(recipe().classifier, data.labels, 6, 0, (start, stop)))
+    for rank in range(ranks):
+        of_rank = SimpleNamespace(rank=rank, ranks=ranks)
+        part = replace(whole, head=Classifier(recipe().classifier, data.labels, 6, 0, group=of_rank))
         begin_at_texts(part, data.layout, 2.0)
         parts.append(part.head.vectors)
     torch.testing.assert_close(torch.cat(parts), whole.head.vectors)

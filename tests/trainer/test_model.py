@@ -63,7 +63,7 @@ def test_the_newest_or_a_given_checkpoint_is_loaded(data: SmallData) -> None:
         assert recipe == RECIPE
         assert checkpoint.url == run.checkpoint(seed)
         assert torch.equal(model.embed(tokens_of(tokens)), model_of(data, seed).embed(tokens_of(tokens)))
-        assert torch.equal(model.head.vectors, model_of(data, seed).classifier.vectors)
+        assert torch.equal(model.head.vectors, model_of(data, seed).head.vectors)
 
 
 def test_a_run_of_other_data_names_both_digests(data: SmallData) -> None:

@@ -47,7 +47,7 @@ def first(data: SmallData) -> str:
 def second(first: str, **sections: dict[str, Any]) -> Recipe:
     """Module M2, of the encoder of the run `first`."""
     changed = {
-        "head": {"kind": "classifier", "positives": 0},
+        "head": {"kind": "classifier"},
         "negatives": {"pool": "shared", "random": 0, "in_batch": 5},
         "loss": {"radius": 0.0},
         "classifier": {"optimizer": "adam", "lr": 0.01, "initial": "labels", "initial_scale": 1.0},

@@ -60,7 +60,7 @@ def write_scored(url: str, source: Source, labels: int, **parameters: object) ->
 
 def scored(run: RunLayout, trainer: Trainer, epoch: int, labels: int, **parameters: object) -> list[tuple]:
     return [
-        write_scored(run.negatives(epoch, source.name), source, labels, **parameters) for source in trainer._sources
+        write_scored(run.negatives(epoch, source.name), source, labels, **parameters) for source in trainer.parts.tables
     ]
 
 
@@ -72,7 +72,7 @@ def trainers(data: SmallData, request: pytest.FixtureRequest) -> Iterator[Traine
 
 def first_batch(trainer: Trainer, epoch: int) -> tuple[list[Source], Batch]:
     trainer.progress.epoch = epoch
-    _, sources = trainer._adopt()
+    _, sources = trainer.runner.adopt()
     trainer.stream.set_epoch(epoch, sources)
     return sources, next(iter(trainer.stream))
 
