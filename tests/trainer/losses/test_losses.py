@@ -180,9 +180,7 @@ def soft_top_k(scores: torch.Tensor, k: float, alpha: float) -> tuple[torch.Tens
     """(sigma(alpha (s + t)) [B, L], t) for scores as they are: x is the identity's row."""
     queries, labels = scores.shape
     none: list[list[int]] = [[] for _ in range(queries)]
-    identity = Scores(
-        torch.eye(queries, dtype=scores.dtype), scores.T, label_range(batch_of(none), 0, labels), 0, ALONE
-    )
+    x, candidates = torch.eye(queries, dtype=scores.dtype), label_range(batch_of(none), 0, labels)
     t = SoftTopK(k=k, alpha=alpha).threshold(Scores(x, scores.T, candidates, 0, ALONE))
     return torch.sigmoid(alpha * (scores + t[:, None])), t
 
