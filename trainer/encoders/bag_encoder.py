@@ -1,4 +1,4 @@
-"""A bag of embeddings over tokens and hashed n-grams, or sparse features: trains from scratch on a CPU in minutes."""
+"""A bag of embeddings over tokens, hashed n-grams and sparse features: trains from scratch on a CPU in minutes."""
 
 import math
 from collections.abc import Iterable
@@ -24,7 +24,13 @@ from trainer.encoders.base import (
     reduce_parameters,
 )
 from trainer.encoders.embedding_bag import BagGradients, BagInputs
-from trainer.encoders.features import bag_of_ngrams, inverse_document_frequency, side_by_side, unit, weighted
+from trainer.encoders.features import (
+    count_ngrams,
+    inverse_document_frequency,
+    join_rows,
+    normalize_rows,
+    scale_features,
+)
 from trainer.encoders.residual import Residual
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
@@ -90,7 +96,7 @@ class BagEncoder(Encoder):
             if self._dense is None
             else torch.optim.AdamW(self._dense.parameters(), lr=config.dense_lr, weight_decay=config.weight_decay)
         )
-        self._touched = BagGradients(self._table)
+        self._gradients = BagGradients(self._table)
 
     @classmethod
     def size(cls, config: BagSection, vocabulary: int) -> Size:
@@ -110,9 +116,9 @@ class BagEncoder(Encoder):
         frequency = np.zeros(self._features, np.int64)
         documents = 0
         for inputs in rows:
-            found = self._bag(inputs)
-            frequency += np.bincount(found.ids, minlength=self._features)
-            documents += sum(group.sizes(found.rows))
+            features = self._features_of(inputs)
+            frequency += np.bincount(features.ids, minlength=self._features)
+            documents += sum(group.sizes(features.rows))
             if documents >= self._config.idf_rows:
                 break
         group.sum(torch.from_numpy(frequency))
@@ -129,12 +135,12 @@ class BagEncoder(Encoder):
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
     ) -> BagInputs:
-        rows, first = weighted(self._bag(inputs), self._weights.numpy()), 0
+        rows, first = scale_features(self._features_of(inputs), self._weights.numpy()), 0
         if self._config.unit_features:
-            rows = unit(rows)
+            rows = normalize_rows(rows)
         if dropout_key is not None:
             first = before(rows.rows)
-            rows = self._dropped(rows, dropout_key, before)
+            rows = self._drop_features(rows, dropout_key, before)
         return BagInputs.of(rows, first)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
@@ -142,18 +148,18 @@ class BagEncoder(Encoder):
         with torch.no_grad():
             v = inputs.sums(rows)
             if dropout_key is None:
-                return self._head(v, None)
+                return self._finish(v, None)
         if torch.is_grad_enabled():
-            self._touched.add(inputs, rows, v.requires_grad_())
-        return self._head(v, dropout_key, inputs.first)
+            self._gradients.add(inputs, rows, v.requires_grad_())
+        return self._finish(v, dropout_key, inputs.first)
 
     def reduce(self, group: Group) -> None:
-        self._touched.reduce(group)
+        self._gradients.reduce(group)
         if self._dense is not None:
             reduce_parameters(self._dense.parameters(), group)
 
     def update(self, factor: float, clip: float = 0.0) -> None:
-        touched = self._touched.take()
+        touched = self._gradients.take()
         dense = () if self._dense is None else self._dense.parameters()
         clip_gradients([None if touched is None else touched[1].grad, *(each.grad for each in dense)], clip)
         if touched is not None:
@@ -195,7 +201,7 @@ class BagEncoder(Encoder):
                 if saved:
                     self._dense_optimizer.state[parameter] = saved
 
-    def _dropped(self, rows: SparseRows, dropout_key: tuple[int, ...], before: Before) -> SparseRows:
+    def _drop_features(self, rows: SparseRows, dropout_key: tuple[int, ...], before: Before) -> SparseRows:
         share = self._config.feature_dropout
         if not share:
             return rows
@@ -204,15 +210,15 @@ class BagEncoder(Encoder):
         rows = rows.keep(drawn[first:] >= share)
         return rows._replace(values=rows.values / np.float32(1 - share))
 
-    def _bag(self, inputs: Inputs) -> SparseRows:
-        """A row's features and their weights before IDF."""
+    def _features_of(self, inputs: Inputs) -> SparseRows:
+        """Return the features of each row, with their weights before IDF."""
         if self._config.inputs == "features":
-            return self._sparse(inputs)
+            return self._sparse_features(inputs)
         if self._config.inputs == "tokens":
             return self._ngrams(inputs)
-        return side_by_side(self._ngrams(inputs), self._sparse(inputs))
+        return join_rows(self._ngrams(inputs), self._sparse_features(inputs))
 
-    def _sparse(self, inputs: Inputs) -> SparseRows:
+    def _sparse_features(self, inputs: Inputs) -> SparseRows:
         assert inputs.features is not None, "these rows were read without features"
         ids, values, offsets = inputs.features
         if ids.size and not 0 <= ids.min() <= ids.max() < self._features - self._sparse_from:
@@ -224,14 +230,10 @@ class BagEncoder(Encoder):
 
     def _ngrams(self, inputs: Inputs) -> SparseRows:
         assert inputs.tokens is not None, "these rows were read without tokens"
-        return bag_of_ngrams(
-            inputs.tokens,
-            ngrams=self._config.ngrams,
-            vocabulary=self._vocabulary,
-            buckets=self._config.buckets,
-        )
+        sizes = {"vocabulary": self._vocabulary, "buckets": self._config.buckets}
+        return count_ngrams(inputs.tokens, ngrams=self._config.ngrams, **sizes)
 
-    def _head(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor:
+    def _finish(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor:
         if self._dense is not None:
             x = self._dense(x)
         x = finish(x, normalize=self._config.normalize, scale=self._config.scale)

@@ -18,7 +18,7 @@ Before = Callable[[int], int]
 
 
 def nothing_before(count: int) -> int:
-    """The `Before` of a whole batch."""
+    """Return 0: nothing is before a whole batch."""
     return 0
 
 
@@ -52,7 +52,7 @@ class Encoder(ABC):
         return Size(parameters, 2 * parameters)
 
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:  # noqa: B027
-        """Take what is to be known of the training rows before the first step; by default nothing.
+        """Learn statistics of the training rows before the first step; by default none.
 
         Each rank brings its parts of the batches.
         """
@@ -61,15 +61,15 @@ class Encoder(ABC):
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
     ) -> Any:
-        """What `encode` needs of B rows; `dropout_key` (epoch, step, ...) only in training.
+        """Prepare B rows for `encode`; `dropout_key` (epoch, step, ...) only in training.
 
-        `before(count)`: where these rows are part of a batch and have `count` of something, how much of it the parts
-        before have; dropout is then that of the whole batch. It may be called any number of times (`Group.before`).
+        `before(count)`: for rows that are part of a batch and have `count` of something, the count of it in the parts
+        before; dropout is then that of the whole batch. It may be called any number of times (`Group.before`).
         """
 
     @abstractmethod
     def encode(self, inputs: Any, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
-        """x [B, D] with a graph when in training (`dropout_key` given), without otherwise.
+        """Return x [B, D], with a graph only in training (`dropout_key` given).
 
         Equal keys draw equal dropout. In training under `torch.no_grad` there is dropout, and no graph.
         """
@@ -80,26 +80,26 @@ class Encoder(ABC):
 
     @abstractmethod
     def update(self, factor: float, clip: float = 0.0) -> None:
-        """One optimizer step from the gradients since the last one; `factor` in [0, 1] scales every rate.
+        """Make one optimizer step by the gradients since the last one; `factor` in [0, 1] scales every rate.
 
         With `clip`, gradients whose norm over all of them together is greater are scaled down to it.
         """
 
     @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters needed to encode, by name."""
+        """Return the parameters needed to encode, by name."""
 
     @abstractmethod
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        """Optimizer state, needed only to go on training."""
+        """Return the optimizer's state, needed only to go on training, by name."""
 
     @abstractmethod
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        """The inverse of `tensors`."""
+        """Take over what `tensors` returned."""
 
     @abstractmethod
     def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        """The inverse of `optimizer_tensors`."""
+        """Take over what `optimizer_tensors` returned."""
 
     def write(self, folder: Path, tokens: int) -> None:
         """Write the parameters to the empty `folder`; texts are cut after `tokens` tokens."""
@@ -123,37 +123,38 @@ def reduce_parameters(parameters: Iterable[torch.nn.Parameter], group: Group) ->
     """Sum dense gradients over ranks in one message; a parameter that no rank has a gradient for keeps none."""
     if group.ranks == 1:
         return
-    every = list(parameters)
-    has = group.max(torch.tensor([parameter.grad is not None for parameter in every], dtype=torch.uint8)).bool()
-    some = [parameter for parameter, trained in zip(every, has.tolist(), strict=True) if trained]
-    for parameter in some:
+    parameters = list(parameters)
+    flags = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
+    has_gradient = group.max(flags).bool().tolist()
+    trained = [parameter for parameter, flag in zip(parameters, has_gradient, strict=True) if flag]
+    for parameter in trained:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    if some:
-        flat = group.sum(torch.cat([parameter.grad.view(-1) for parameter in some]))  # type: ignore[union-attr]
-        for parameter, part in zip(some, flat.split([parameter.numel() for parameter in some]), strict=True):
+    if trained:
+        flat = group.sum(torch.cat([parameter.grad.view(-1) for parameter in trained]))  # type: ignore[union-attr]
+        for parameter, part in zip(trained, flat.split([parameter.numel() for parameter in trained]), strict=True):
             parameter.grad = part.view_as(parameter)
 
 
 @torch.no_grad()
 def clip_gradients(gradients: Iterable[torch.Tensor | None], limit: float) -> None:
     """Scale gradients so that their norm, taken together, is `limit` at most; 0 is no limit."""
-    some = [gradient for gradient in gradients if gradient is not None]
-    if not limit or not some:
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not limit or not present:
         return
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in some]))
-    torch._foreach_mul_(some, (limit / norm).clamp(max=1.0))
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in present]))
+    torch._foreach_mul_(present, (limit / norm).clamp(max=1.0))
 
 
 def finish(x: torch.Tensor, *, normalize: bool, scale: float) -> torch.Tensor:
-    """The last step of every encoder: optional unit norm, then a constant factor."""
+    """Apply the last step of every encoder: optional unit norm, then a constant factor."""
     if normalize:
         x = torch.nn.functional.normalize(x, dim=1)
     return x * scale if scale != 1.0 else x
 
 
 def drop(x: torch.Tensor, share: float, generator: torch.Generator, first: int = 0) -> torch.Tensor:
-    """Inverted dropout with its own generator: entries are zeroed with probability `share`, others scaled up.
+    """Apply inverted dropout: entries are zeroed with probability `share`, others scaled up.
 
     x [b, D] are rows [first, first + b) of a batch, and are dropped as they would be in it.
     """

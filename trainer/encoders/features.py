@@ -8,31 +8,31 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _FINISH = np.uint64(0xD6E8FEB86659FD93)
 
 
-def weighted(rows: SparseRows, by_feature: np.ndarray) -> SparseRows:
-    """Multiply values by a number per feature."""
-    return rows._replace(values=rows.values * by_feature[rows.ids])
+def scale_features(rows: SparseRows, factors: np.ndarray) -> SparseRows:
+    """Multiply values by the factor of their feature."""
+    return rows._replace(values=rows.values * factors[rows.ids])
 
 
-def unit(rows: SparseRows) -> SparseRows:
+def normalize_rows(rows: SparseRows) -> SparseRows:
     """Scale each row to unit L2 norm; rows of zeros stay zero."""
     square = np.bincount(rows.row_of(), weights=rows.values.astype(np.float64) ** 2, minlength=rows.rows)
     scale = 1 / np.maximum(np.sqrt(square), 1e-12)
     return rows._replace(values=(rows.values * scale[rows.row_of()]).astype(np.float32))
 
 
-def side_by_side(one: SparseRows, other: SparseRows) -> SparseRows:
-    """Rows of `one`, each followed by that of `other`, whose features are all larger."""
-    offsets = one.offsets + other.offsets
-    first = np.repeat(other.offsets[:-1], np.diff(one.offsets)) + np.arange(len(one.ids))
-    second = np.repeat(one.offsets[1:], np.diff(other.offsets)) + np.arange(len(other.ids))
-    features = np.empty(len(first) + len(second), np.int64)
+def join_rows(left: SparseRows, right: SparseRows) -> SparseRows:
+    """Join each row of `left` with that of `right`, whose features are all larger."""
+    offsets = left.offsets + right.offsets
+    from_left = np.repeat(right.offsets[:-1], np.diff(left.offsets)) + np.arange(len(left.ids))
+    from_right = np.repeat(left.offsets[1:], np.diff(right.offsets)) + np.arange(len(right.ids))
+    features = np.empty(len(from_left) + len(from_right), np.int64)
     weights = np.empty(len(features), np.float32)
-    features[first], features[second] = one.ids, other.ids
-    weights[first], weights[second] = one.values, other.values
+    features[from_left], features[from_right] = left.ids, right.ids
+    weights[from_left], weights[from_right] = left.values, right.values
     return SparseRows(features, weights, offsets)
 
 
-def bag_of_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int) -> SparseRows:
+def count_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int) -> SparseRows:
     """Count tokens in [0, vocabulary) and hashed n-grams of 2..`ngrams` in [vocabulary, vocabulary + buckets).
 
     A feature's weight is 1 + ln(its count in the row).
@@ -55,5 +55,5 @@ def bag_of_ngrams(rows: Ragged, *, ngrams: int, vocabulary: int, buckets: int) -
 
 
 def inverse_document_frequency(document_frequency: np.ndarray, documents: int) -> np.ndarray:
-    """ln((1 + documents) / (1 + df)) + 1 for every feature, float32."""
+    """Return ln((1 + documents) / (1 + df)) + 1 for every feature, float32."""
     return (np.log((1 + documents) / (1 + document_frequency)) + 1).astype(np.float32)

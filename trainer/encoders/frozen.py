@@ -1,4 +1,4 @@
-"""Queries as an encoder that does not change embeds them: each is encoded once (NGAME, appendix C, module M2)."""
+"""Embeddings of queries by an encoder that does not change: each is encoded once (NGAME, appendix C, module M2)."""
 
 import tempfile
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from trainer.stream import Batch, Source
 
 
 class FrozenEmbeddings:
-    """x of training rows by their ids, encoded when they are met first, without dropout.
+    """x of training rows by their ids, encoded without dropout when they are first needed.
 
-    A scratch file of [N, D] float16 holds them, and says so of what it gives at once: a run that is resumed encodes
-    again, and gets the same. Row ids are those of tables: other tables, other rows.
+    A scratch file of [N, D] float16 holds them, and every x is rounded to it: a run that is resumed encodes again and
+    gets the same. Row ids belong to tables: with other tables all are encoded again.
     """
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._tables: list[str] = []
         self._x = np.empty((0, encoder.dimension), np.float16)
-        self._known = np.zeros(0, bool)
+        self._encoded = np.zeros(0, bool)
 
     def begin(self, sources: Sequence[Source]) -> None:
-        """An epoch reads `sources`: forget what was kept of others."""
+        """Begin an epoch over `sources`: forget the rows of others."""
         tables = [source.table.manifest.digest for source in sources]
         if tables == self._tables:
             return
@@ -32,14 +32,14 @@ class FrozenEmbeddings:
         rows = sum(source.rows for source in sources)
         with tempfile.TemporaryFile(prefix="extremis-frozen-") as scratch:  # the map keeps it
             self._x = np.memmap(scratch, np.float16, "w+", shape=(max(1, rows), self._encoder.dimension))
-        self._known = np.zeros(rows, bool)
+        self._encoded = np.zeros(rows, bool)
 
     def of(self, batch: Batch) -> torch.Tensor:
-        """x [B, D] float32 of a batch of the sources, where the encoder is."""
-        new = np.flatnonzero(~self._known[batch.rows])
+        """Return x [B, D] float32 of a batch of the sources, on the encoder's device."""
+        new = np.flatnonzero(~self._encoded[batch.rows])
         if len(new):
             encoded = self._encoder.encode(self._encoder.prepare(batch.inputs.take(new)))
             self._x[batch.rows[new]] = encoded.float().cpu().numpy()
-            self._known[batch.rows[new]] = True
+            self._encoded[batch.rows[new]] = True
         device = next(iter(self._encoder.tensors().values())).device
         return torch.as_tensor(self._x[batch.rows].astype(np.float32), device=device)

@@ -1,4 +1,4 @@
-"""A residual layer: what the sum of a bag's features cannot say, because it depends on which of them meet."""
+"""Residual layer of a bag: learns from features that occur together, which their sum alone cannot show."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What every loss over candidates is: a value, and slopes with respect to the scores, which become gradients here."""
+"""Base of all losses over candidates: a value, and slopes with respect to the scores, which become gradients here."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,26 +10,28 @@ from torch.autograd.function import once_differentiable
 
 from trainer.config.loss import LossSection
 from trainer.group import ALONE, Group
-from trainer.losses.candidate_scores import Reading, Scores
+from trainer.losses.candidate_scores import BlockFunction, Scores
 from trainer.rows.sparse_products import sparse_product
 from trainer.stream.batch import Candidates
 
 
-class Weighed(NamedTuple):
-    """A loss at given scores: this rank's part of its `value`, the slopes of its `pair` scores [n], and how a block of
-    the pool's scores becomes slopes (which may take their place)."""
+class LossParts(NamedTuple):
+    """A loss and its slopes: this rank's part of the `value`, and the slopes of the pairs' scores [n].
+
+    `pool_slopes` turns a block of the pool's scores into slopes, which may take their place.
+    """
 
     value: torch.Tensor
-    pair: torch.Tensor
-    pool: Reading
+    pair_slopes: torch.Tensor
+    pool_slopes: BlockFunction
 
 
 @dataclass(frozen=True)
 class Loss(ABC):
     """A loss over any candidates with positives, summed over the queries; scores are x.w / `temperature`.
 
-    Within, everything is in float32 at least, in logarithms, whatever the embeddings are in. With `chunk`, scores of no
-    more than [B, chunk] exist at a time and are computed again in every pass; 0 keeps those of all labels of the rank.
+    It is computed in float32 at least, in logarithms, for embeddings of any dtype. With `chunk`, scores of no more than
+    [B, chunk] exist at a time and are computed again in every pass; 0 keeps those of all labels of the rank.
     """
 
     section: ClassVar[type[LossSection]] = LossSection  # options of this kind
@@ -43,20 +45,20 @@ class Loss(ABC):
         return cls(**config.model_dump(exclude={"kind"}))
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, group: Group = ALONE) -> torch.Tensor:
-        """x [B, D] of the queries of all ranks, w [C, D] of the labels `candidates.ids` of this rank alone.
+        """Return this rank's part of the loss; the sum over ranks is the loss.
 
-        Returns the part of the loss that this rank's positives (and its negatives, where the loss has a term for them)
-        make: the sum over ranks is the loss. Its gradient on w is whole; those on x are to be summed over ranks.
+        x [B, D] are the queries of all ranks, w [C, D] the labels `candidates.ids` of this rank alone. The gradient on
+        w is complete; those on x are to be summed over ranks.
         """
-        value: torch.Tensor = _Weighing.apply(x, w, candidates, self, group)
+        value: torch.Tensor = _LossFunction.apply(x, w, candidates, self, group)
         return value
 
     @abstractmethod
-    def weigh(self, scores: Scores) -> Weighed:
-        """The loss at `scores`, in the passes over them that it needs."""
+    def differentiate(self, scores: Scores) -> LossParts:
+        """Return the loss at `scores` and its slopes, in the passes over them that it needs."""
 
 
-class _Weighing(Function):
+class _LossFunction(Function):
     """Both gradients in the forward pass, where the slopes take the place of the scores in memory."""
 
     @staticmethod
@@ -67,15 +69,15 @@ class _Weighing(Function):
         with torch.autocast(x.device.type, enabled=False):
             scaled, vectors = x.to(wide) / loss.temperature, w.to(wide)
             scores = Scores(scaled, vectors, candidates, loss.chunk, group)
-            weighed = loss.weigh(scores)
-            grad_x = sparse_product(scores.query, scores.label, weighed.pair, len(x), vectors, ascending=True)
-            grad_w = sparse_product(scores.label, scores.query, weighed.pair, len(w), scaled)
-            for columns, block in scores.spent():
-                slopes = weighed.pool(columns, block)
+            parts = loss.differentiate(scores)
+            grad_x = sparse_product(scores.query, scores.label, parts.pair_slopes, len(x), vectors, ascending=True)
+            grad_w = sparse_product(scores.label, scores.query, parts.pair_slopes, len(w), scaled)
+            for columns, block in scores.release_blocks():
+                slopes = parts.pool_slopes(columns, block)
                 grad_x.addmm_(slopes, vectors[columns])
                 grad_w[columns].addmm_(slopes.T, scaled)
             ctx.save_for_backward(grad_x.div_(loss.temperature).to(x.dtype), grad_w.to(w.dtype))
-            return weighed.value
+            return parts.value
 
     @staticmethod
     @once_differentiable

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch.nn.functional import softplus
 
-from trainer.losses.base import Loss, Weighed
-from trainer.losses.candidate_scores import Scores
+from trainer.losses.base import Loss, LossParts
+from trainer.losses.candidate_scores import Scores, masked_scores
 from trainer.rows import kernels
 from trainer.rows.matrix import RowMatrix
 from trainer.rows.threads import PARTS, in_parts
@@ -22,13 +22,13 @@ class OneVsAll(Loss):
     is DEXML's (2). Every score is for itself, so ranks need no exchange.
     """
 
-    def weigh(self, scores: Scores) -> Weighed:
+    def differentiate(self, scores: Scores) -> LossParts:
         margin = torch.where(scores.positive, -scores.pair, scores.pair)
         slopes = torch.sigmoid(margin) * scores.weight
         value = softplus(margin) @ scores.weight
         for columns, s in scores.blocks():
             value = value + softplus(s).sum(0) @ scores.pool_weight[columns]
-        return Weighed(
+        return LossParts(
             value,
             torch.where(scores.positive, -slopes, slopes),
             lambda columns, s: s.sigmoid_().mul_(scores.pool_weight[columns]),
@@ -42,16 +42,16 @@ binary_cross_entropy = OneVsAll()
 def binary_step(
     x: torch.Tensor, rows: RowMatrix, candidates: Candidates, lr: float, step: int, scale: float
 ) -> tuple[float, torch.Tensor]:
-    """`scale` times the loss of x [B, D] and its gradient on x; the rows `candidates.ids` have made their step by it.
+    """Update the rows `candidates.ids`; return `scale` times the loss of x [B, D], and its gradient on x.
 
-    What gather, `binary_cross_entropy`, its backward pass and update do, in one pass over the rows: each is read once
-    and written once, and no [C, D] is made. `rows` are in main memory.
+    The same as gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is read
+    once and written once, and no [C, D] is made. `rows` are in main memory.
     """
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
     if pool:
         w = rows.gather(candidates.ids[:pool]).detach()
-        pool_loss, slopes = _pool_of(x, w, candidates)
+        pool_loss, slopes = _differentiate_pool(x, w, candidates)
         loss += float(pool_loss)
         on_x, on_pool = slopes @ w, (slopes.T @ x).mul_(scale)
     signed = np.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight)
@@ -74,11 +74,10 @@ def binary_step(
     return scale * (loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(on_x_parts.sum(0))
 
 
-def _pool_of(x: torch.Tensor, w: torch.Tensor, candidates: Candidates) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss on the shared pool, the first R rows of w, and its slopes by score [B, R]."""
+def _differentiate_pool(x: torch.Tensor, w: torch.Tensor, candidates: Candidates) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss on the shared pool w [R, D], and its slopes by score [B, R]; both are 0 where masked."""
     weight = torch.from_numpy(candidates.pool_weight).to(x.dtype)
-    scores = x @ w[: len(weight)].T
-    struck = torch.from_numpy(candidates.struck_query), torch.from_numpy(candidates.struck_pool)
-    scores[struck] = -torch.inf  # softplus and its slope are then exactly 0
+    masked = torch.from_numpy(candidates.struck_query), torch.from_numpy(candidates.struck_pool)
+    scores = masked_scores(x, w, *masked)
     loss = torch.dot(softplus(scores).sum(0), weight)
     return loss, scores.sigmoid_().mul_(weight)

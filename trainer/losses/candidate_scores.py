@@ -1,4 +1,4 @@
-"""Scores of a batch's candidates: the pool's block by block, the pairs' one by one, normalisers over all ranks."""
+"""Scores of a batch's candidates: the pool's block by block, the pairs' one by one, sums over all ranks."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,32 +9,32 @@ from trainer.group import Group
 from trainer.rows.sparse_products import pair_scores
 from trainer.stream.batch import Candidates
 
-BLOCK = 1 << 14  # columns looked at together, so that what a pass needs beside the scores is small
+BLOCK = 1 << 14  # columns of a pass over kept scores: what it needs beside them is small
 
-Reading = Callable[[slice, torch.Tensor], torch.Tensor]  # (columns, s [B, c]) -> [B, c]
+BlockFunction = Callable[[slice, torch.Tensor], torch.Tensor]  # (columns, s [B, c]) -> [B, c]
 
 
 class Scores:
     """s = x.w of `candidates`, for x [B, D] and w [C, D] in float32 or float64, B the queries of all ranks.
 
     `pair` [n] with `query`, `label` [n], `positive` [n] bool and `weight` [n]; the pool [B, R] comes from `blocks`, its
-    weights [R] in logarithms as `log_weight`. With `chunk`, no more than [B, chunk] of the pool is ever there, and
-    every pass multiplies anew. A rank has the candidates of its own labels; `sum`, `max` and `logsumexp` are over those
-    of all ranks.
+    weights [R] in logarithms as `log_weight`. With `chunk`, at most [B, chunk] of the pool exist at a time, and every
+    pass multiplies anew. A rank has the candidates of its own labels; `sum`, `max` and `logsumexp` are over those of
+    all ranks.
     """
 
     def __init__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, chunk: int, group: Group) -> None:
         self.x, self.w, self._group = x, w, group
-        self.query, self.label = self._here(candidates.pair_query), self._here(candidates.pair_label)
-        self.positive = self._here(candidates.pair_positive)
-        self.weight = self._here(candidates.pair_weight).to(x.dtype)
+        self.query, self.label = self._to_device(candidates.pair_query), self._to_device(candidates.pair_label)
+        self.positive = self._to_device(candidates.pair_positive)
+        self.weight = self._to_device(candidates.pair_weight).to(x.dtype)
         self.pair = pair_scores(x, w, self.query, self.label)
-        self.pool_weight = self._here(candidates.pool_weight).to(x.dtype)
+        self.pool_weight = self._to_device(candidates.pool_weight).to(x.dtype)
         self.log_weight = self.pool_weight.log()
         self._weighted = bool((candidates.pool_weight != 1).any())
         order = np.argsort(candidates.struck_pool, kind="stable")
-        self._struck_pool = candidates.struck_pool[order]
-        self._struck_query = candidates.struck_query[order]
+        self._masked_pool = candidates.struck_pool[order]
+        self._masked_query = candidates.struck_query[order]
         self._chunk = chunk
         self._kept = None if chunk and chunk < self.pool else self._score(0, self.pool)
 
@@ -44,11 +44,11 @@ class Scores:
 
     @property
     def pool(self) -> int:
-        """R, labels that every query is scored against."""
+        """Return R, the number of labels that every query is scored against."""
         return len(self.pool_weight)
 
     def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """(columns, s [B, c]) over the pool, -inf where struck; to be read."""
+        """Yield (columns, s [B, c]) over the pool, -inf where masked; to be read only."""
         step = self._chunk if self._kept is None else BLOCK
         for start in range(0, self.pool, step):
             stop = min(start + step, self.pool)
@@ -57,74 +57,79 @@ class Scores:
                 self._score(start, stop) if self._kept is None else self._kept[:, start:stop],
             )
 
-    def spent(self) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The same blocks for the last time: what takes their place may be written into them."""
+    def release_blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield the blocks for the last time: they may be overwritten."""
         if self._kept is None:
             yield from self.blocks()
         elif self.pool:
             kept, self._kept = self._kept, None
             yield slice(0, self.pool), kept
 
-    def weighed(self, columns: slice, s: torch.Tensor) -> torch.Tensor:
-        """s + log weight of a block [B, c]; s itself where every weight is 1."""
+    def add_log_weight(self, columns: slice, s: torch.Tensor) -> torch.Tensor:
+        """Return s + log weight of a block [B, c]; s itself where every weight is 1."""
         return s + self.log_weight[columns] if self._weighted else s
 
-    def by_query(self, values: torch.Tensor) -> torch.Tensor:
-        """The sums [B] of the pairs' `values` [n], over all ranks."""
+    def sum_by_query(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sums [B] of the pairs' `values` [n] over all ranks."""
         return self.sum(values.new_zeros(self.queries).index_add_(0, self.query, values))
 
-    def logsumexp(self, pair: torch.Tensor, read: Reading | None = None) -> torch.Tensor:
-        """[B]: the logarithm of the sum of exp over the `pair` values [n] and the pool's, over all ranks.
+    def logsumexp(self, pair: torch.Tensor, transform: BlockFunction | None = None) -> torch.Tensor:
+        """Return [B], the logarithm of the sum of exp over the `pair` values [n] and the pool's, over all ranks.
 
-        `read` turns a block of the pool into the values that are summed; without, s + log weight. -inf where there
-        is nothing to sum.
+        `transform` turns a block of the pool into the values to sum; without, s + log weight. -inf for an empty sum.
         """
-        found = self._pair_logsumexp(pair)
+        total = self._pair_logsumexp(pair)
         for columns, s in self.blocks():
-            values = (read or self.weighed)(columns, s)
-            found = torch.logaddexp(found, values.logsumexp(1))
-        most = self._group.max(found.clone())
-        return most + self.sum((found - finite(most)).exp()).log()
+            values = (transform or self.add_log_weight)(columns, s)
+            total = torch.logaddexp(total, values.logsumexp(1))
+        greatest = self._group.max(total.clone())
+        return greatest + self.sum((total - finite(greatest)).exp()).log()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of `values` over all ranks, in place."""
+        """Sum `values` over all ranks, in place."""
         return self._group.sum(values)
 
     def max(self, values: torch.Tensor) -> torch.Tensor:
-        """The greatest of `values` over all ranks, in place."""
+        """Take the greatest of `values` over all ranks, in place."""
         return self._group.max(values)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` [b, ...] of all ranks, laid end to end."""
+        """Concatenate `values` [b, ...] of all ranks."""
         return self._group.gather(values)
 
-    def struck_by_query(self) -> torch.Tensor:
-        """The weight [B] of this rank's pool that is struck for each query."""
-        columns = self._here(self._struck_pool)
-        return self.x.new_zeros(self.queries).index_add_(0, self._here(self._struck_query), self.pool_weight[columns])
+    def masked_weight(self) -> torch.Tensor:
+        """Return the weight [B] of this rank's pool that is masked for each query."""
+        query, columns = self._to_device(self._masked_query), self._to_device(self._masked_pool)
+        return self.x.new_zeros(self.queries).index_add_(0, query, self.pool_weight[columns])
 
-    def in_pool(self) -> torch.Tensor:
-        """[n]: the weight in the pool of each pair's label, 0 where it is no label of the pool."""
-        found = torch.zeros_like(self.weight)
+    def pool_weight_of_pairs(self) -> torch.Tensor:
+        """Return [n], the weight in the pool of each pair's label; 0 for a label outside the pool."""
+        weight = torch.zeros_like(self.weight)
         inside = self.label < self.pool
-        found[inside] = self.pool_weight[self.label[inside]]
-        return found
+        weight[inside] = self.pool_weight[self.label[inside]]
+        return weight
 
     def _score(self, start: int, stop: int) -> torch.Tensor:
-        s = self.x @ self.w[start:stop].T
-        low, high = np.searchsorted(self._struck_pool, [start, stop])
-        s[self._here(self._struck_query[low:high]), self._here(self._struck_pool[low:high]) - start] = -torch.inf
-        return s
+        low, high = np.searchsorted(self._masked_pool, [start, stop])
+        query, columns = self._masked_query[low:high], self._masked_pool[low:high] - start
+        return masked_scores(self.x, self.w[start:stop], self._to_device(query), self._to_device(columns))
 
     def _pair_logsumexp(self, pair: torch.Tensor) -> torch.Tensor:
-        most = pair.new_full((self.queries,), -torch.inf).scatter_reduce_(0, self.query.long(), pair, "amax")
-        part = (pair - finite(most)[self.query]).exp()
-        return most + part.new_zeros(self.queries).index_add_(0, self.query, part).log()
+        greatest = pair.new_full((self.queries,), -torch.inf).scatter_reduce_(0, self.query.long(), pair, "amax")
+        part = (pair - finite(greatest)[self.query]).exp()
+        return greatest + part.new_zeros(self.queries).index_add_(0, self.query, part).log()
 
-    def _here(self, values: np.ndarray) -> torch.Tensor:
+    def _to_device(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.x.device)
 
 
+def masked_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Return x.w [B, R] for x [B, D] and w [R, D], with -inf at the places (`query`, `column`) [m]."""
+    scores = x @ w.T
+    scores[query, column] = -torch.inf
+    return scores
+
+
 def finite(values: torch.Tensor) -> torch.Tensor:
-    """`values` with 0 for -inf: what is subtracted from scores that are all -inf."""
+    """Return `values` with 0 for -inf, to be subtracted from scores that are all -inf."""
     return values.masked_fill(values == -torch.inf, 0.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.losses.base import Loss, Weighed
+from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores, finite
 
 
@@ -19,26 +19,26 @@ class Contrastive(Loss):
     """sum_P v log(D_j / e^{s_j}), negatives weighted in D_j: a sampled one estimates the sum over all labels."""
 
     @abstractmethod
-    def counted(self, scores: Scores) -> torch.Tensor:
-        """[n]: how much each positive counts in the denominators of the query's other positives."""
+    def positive_share(self, scores: Scores) -> torch.Tensor:
+        """Return [n], how much each positive counts in the denominators of the query's other positives."""
 
-    def weigh(self, scores: Scores) -> Weighed:
+    def differentiate(self, scores: Scores) -> LossParts:
         positive, query = scores.positive, scores.query
-        share = torch.where(positive, self.counted(scores), scores.weight)
+        share = torch.where(positive, self.positive_share(scores), scores.weight)
         # Z = log(sum of all that counts), j itself included with its share: D_j = e^Z + (1 - share_j) e^{s_j}.
         z = scores.logsumexp(scores.pair + share.log())
         gap = z[query] - scores.pair
         excess = _log_added(gap, 1 - share)  # log D_j - s_j, small where the positive is far above
         weight = torch.where(positive, scores.weight, 0)
         part = weight * (gap - excess).exp()  # v e^Z / D_j
-        total = scores.by_query(part)
+        total = scores.sum_by_query(part)
         others = torch.where(positive, total[query] - part, total[query])
         inside = torch.where(share > 0, (share.log() - gap).exp(), 0)
         floor = finite(z)[:, None]
-        return Weighed(
+        return LossParts(
             weight @ torch.where(positive, excess, 0),
             weight * torch.expm1(-excess) + inside * others,
-            lambda columns, s: scores.weighed(columns, s).sub_(floor).exp_().mul_(total[:, None]),
+            lambda columns, s: scores.add_log_weight(columns, s).sub_(floor).exp_().mul_(total[:, None]),
         )
 
 
@@ -46,7 +46,7 @@ class Contrastive(Loss):
 class SoftmaxCrossEntropy(Contrastive):
     """Equation 3: -sum_P v (s_j - log sum over every candidate of e^s). Positives in the denominator count 1 each."""
 
-    def counted(self, scores: Scores) -> torch.Tensor:
+    def positive_share(self, scores: Scores) -> torch.Tensor:
         return torch.ones_like(scores.pair)
 
 
@@ -55,23 +55,23 @@ class InfoNCE(Contrastive):
     """Equation 4: another positive counts as the pool holds it. The same as equation 3 where the pool is every label
     once, or the union of the batch's positives and negatives."""
 
-    def counted(self, scores: Scores) -> torch.Tensor:
-        return scores.in_pool()
+    def positive_share(self, scores: Scores) -> torch.Tensor:
+        return scores.pool_weight_of_pairs()
 
 
 @dataclass(frozen=True)
 class DecoupledSoftmax(Contrastive):
     """Equation 5: negatives alone beside the positive itself, so that no positive is pushed down by another."""
 
-    def counted(self, scores: Scores) -> torch.Tensor:
+    def positive_share(self, scores: Scores) -> torch.Tensor:
         return torch.zeros_like(scores.pair)
 
 
 def _log_added(gap: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """log(e^gap + factor), factor in (-inf, 1], without loss where e^gap is small.
+    """Return log(e^gap + factor), factor in (-inf, 1], exact where e^gap is small.
 
     A negative factor is what a positive counts in Z beyond once: it is below e^gap by construction.
     """
     added = torch.logaddexp(gap, factor.clamp(min=0).log())
-    taken = torch.log1p((factor.clamp(max=0) * (-gap.clamp(min=-80)).exp()).clamp(min=-1)) + gap
-    return torch.where(factor < 0, taken, added)
+    subtracted = torch.log1p((factor.clamp(max=0) * (-gap.clamp(min=-80)).exp()).clamp(min=-1)) + gap
+    return torch.where(factor < 0, subtracted, added)

@@ -1,4 +1,4 @@
-"""SoftTop-k (DEXML, equations 6 and 7): positives are to be among the k best, in whatever order."""
+"""SoftTop-k (DEXML, equations 6 and 7): positives are to be among the k best, in any order."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from pydantic import Field
 from torch.nn.functional import logsigmoid
 
 from trainer.config.loss import LossSection
-from trainer.losses.base import Loss, Weighed
+from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores, finite
 
 _PASSES = 60  # a bisection alone would use as many; with Newton's steps some 6 do
@@ -36,7 +36,7 @@ class SoftTopK(Loss):
     k: float = 5.0
     alpha: float = 2.0
 
-    def weigh(self, scores: Scores) -> Weighed:
+    def differentiate(self, scores: Scores) -> LossParts:
         alpha, query, positive = self.alpha, scores.query, scores.positive
         t = self.threshold(scores)
         weight = torch.where(positive, scores.weight, 0)
@@ -51,30 +51,30 @@ class SoftTopK(Loss):
             )
         )
         push = weight * -alpha * torch.sigmoid(-logits)
-        pull = -scores.by_query(push)
+        pull = -scores.sum_by_query(push)
 
         def slopes(columns: slice, s: torch.Tensor) -> torch.Tensor:
             log_slope = _log_derivative(s.add_(t[:, None]).mul_(alpha)).add_(scores.log_weight[columns])
             return log_slope.sub_(z[:, None]).exp_().mul_(pull[:, None])
 
-        return Weighed(weight @ loss, push + (log_slope - z[query]).exp() * pull[query], slopes)
+        return LossParts(weight @ loss, push + (log_slope - z[query]).exp() * pull[query], slopes)
 
     def threshold(self, scores: Scores) -> torch.Tensor:
-        """t [B], far below every score where there are no more than k candidates.
+        """Return t [B], far below every score where there are no more than k candidates.
 
         Bisection of a bracket that holds t for certain, with Newton's step on log(sum / k) wherever it stays inside.
         """
         share = torch.where(scores.positive, 1, scores.weight)
         count = scores.sum(
             scores.pool_weight.sum()
-            - scores.struck_by_query()
+            - scores.masked_weight()
             + share.new_zeros(scores.queries).index_add_(0, scores.query, share)
         )
-        most, least = self._ends(scores)
+        greatest, least = self._score_range(scores)
         enough = count > self.k
         middle = torch.logit(torch.where(enough, self.k / count, 0.5)) / self.alpha
         # All scores at the greatest (the least) one give the lower (the upper) end.
-        low, high = middle - most, middle - least
+        low, high = middle - greatest, middle - least
         t = low
         tolerance = 64 * torch.finfo(t.dtype).eps * self.k
         for _ in range(_PASSES):
@@ -88,20 +88,20 @@ class SoftTopK(Loss):
             t = torch.where(inside, newton, (low + high) / 2)
         return torch.where(enough, t, _FAR)
 
-    def _ends(self, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
-        """The greatest and the least score [B] of all candidates; 0 where there is none."""
-        most = scores.pair.new_full((scores.queries,), -torch.inf)
-        least = most.clone()  # of -s
+    def _score_range(self, scores: Scores) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the greatest and the least score [B] of all candidates; 0 where there is none."""
+        greatest = scores.pair.new_full((scores.queries,), -torch.inf)
+        least = greatest.clone()  # of -s
         query = scores.query.long()
-        most.scatter_reduce_(0, query, scores.pair, "amax")
+        greatest.scatter_reduce_(0, query, scores.pair, "amax")
         least.scatter_reduce_(0, query, -scores.pair, "amax")
         for _, s in scores.blocks():
-            most = torch.maximum(most, s.amax(1))
+            greatest = torch.maximum(greatest, s.amax(1))
             least = torch.maximum(least, (-s).masked_fill_(s == -torch.inf, -torch.inf).amax(1))
-        return finite(scores.max(most)), -finite(scores.max(least))
+        return finite(scores.max(greatest)), -finite(scores.max(least))
 
     def _sums(self, scores: Scores, share: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum [B] of sigma(alpha (s + t)) over all candidates, and its derivative in t."""
+        """Return the sum [B] of sigma(alpha (s + t)) over all candidates, and its derivative in t."""
         sigma = torch.sigmoid(self.alpha * (scores.pair + t[scores.query]))
         pairs = torch.stack([share * sigma, share * sigma * (1 - sigma)])
         sums = pairs.new_zeros(2, scores.queries).index_add_(1, scores.query, pairs)
@@ -114,6 +114,6 @@ class SoftTopK(Loss):
 
 
 def _log_derivative(logits: torch.Tensor) -> torch.Tensor:
-    """log(sigma (1 - sigma)), exact far from 0."""
+    """Return log(sigma (1 - sigma)), exact far from 0."""
     distance = logits.abs()
     return (-distance).sub_(torch.log1p(torch.exp(-distance)).mul_(2))

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from trainer.config.loss import LossSection
-from trainer.losses.base import Loss, Weighed
+from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores
 
 
@@ -49,38 +49,39 @@ class Triplet(Loss):
         least = 1 - config.radius**2 / 2 if config.radius else -math.inf
         return cls(config.temperature, config.chunk, config.margin, least)
 
-    def weigh(self, scores: Scores) -> Weighed:
-        ladder = _Ladder(scores, self.margin, self.least)
+    def differentiate(self, scores: Scores) -> LossParts:
+        positives = _SortedPositives(scores, self.margin, self.least)
         negative = ~scores.positive
         query, s, weight = scores.query[negative].long(), scores.pair[negative], scores.weight[negative]
-        steps = torch.where(s >= self.least, ladder.steps_of(query, s + self.margin), 0)
-        value = ladder.loss(query, s, steps) @ weight
-        reached = torch.zeros_like(ladder.weight).view(-1)
-        reached.index_add_(0, query * ladder.weight.shape[1] + steps, weight)
-        reached = reached.view_as(ladder.weight)
+        below = torch.where(s >= self.least, positives.count_below(query, s + self.margin), 0)
+        value = positives.loss(query, s, below) @ weight
+        by_rank = torch.zeros_like(positives.weight).view(-1)
+        by_rank.index_add_(0, query * positives.weight.shape[1] + below, weight)
+        by_rank = by_rank.view_as(positives.weight)
         rows = torch.arange(scores.queries, device=s.device)[:, None]
         for columns, block in scores.blocks():
-            found = ladder.steps(block)
-            value = value + (ladder.loss(rows, block, found) @ scores.pool_weight[columns]).sum()
-            reached.scatter_add_(1, found, scores.pool_weight[columns].repeat(len(found), 1))
-        # A negative at step i is within the margin of the i lowest positives: a positive's are summed from behind.
-        beyond = scores.sum(reached).flip(1).cumsum(1).flip(1)
-        own = scores.query[scores.positive].long()
-        place = ladder.steps_of(own, scores.pair[scores.positive])
+            counts = positives.count_reached(block)
+            value = value + (positives.loss(rows, block, counts) @ scores.pool_weight[columns]).sum()
+            by_rank.scatter_add_(1, counts, scores.pool_weight[columns].repeat(len(counts), 1))
+        # A negative that reaches i positives reaches the i lowest: those of a positive are summed from behind.
+        reaching = scores.sum(by_rank).flip(1).cumsum(1).flip(1)
+        query_of_positive = scores.query[scores.positive].long()
+        rank = positives.count_below(query_of_positive, scores.pair[scores.positive])
         slopes = torch.empty_like(scores.pair)
-        slopes[negative] = ladder.weight[query, steps] * weight
-        slopes[scores.positive] = -scores.weight[scores.positive] * beyond[own, place + 1]
-        return Weighed(
+        slopes[negative] = positives.weight[query, below] * weight
+        slopes[scores.positive] = -scores.weight[scores.positive] * reaching[query_of_positive, rank + 1]
+        return LossParts(
             value,
             slopes,
-            lambda columns, s: ladder.weight.gather(1, ladder.steps(s)).mul_(scores.pool_weight[columns]),
+            lambda columns, s: positives.weight.gather(1, positives.count_reached(s)).mul_(scores.pool_weight[columns]),
         )
 
 
-class _Ladder:
-    """The positives of each query, of all ranks, in ascending order: a negative's loss is a matter of where it stands.
+class _SortedPositives:
+    """The positives of each query, of all ranks, in ascending order of their scores.
 
-    `weight` [B, P + 1]: the sum of the weights v of the i lowest positives; `moment` the same of v s.
+    A negative's loss depends on how many of them it reaches. `weight` [B, P + 1]: the sum of the weights v of the i
+    lowest positives; `moment` the same of v s.
     """
 
     def __init__(self, scores: Scores, margin: float, least: float) -> None:
@@ -90,32 +91,32 @@ class _Ladder:
         counts = torch.bincount(query, minlength=scores.queries)
         width = max(1, int(scores.max(counts.max())))
         slot = torch.arange(len(query), device=s.device) - (counts.cumsum(0) - counts)[query]
-        self._score = self._padded(scores, query, slot, s, width, torch.inf)
-        weight = self._padded(scores, query, slot, v, width, 0)
+        self._score = self._pad(scores, query, slot, s, width, torch.inf)
+        weight = self._pad(scores, query, slot, v, width, 0)
         self._score, order = self._score.sort(1)
         weight = weight.gather(1, order)
         moment = torch.where(weight > 0, weight * self._score, 0)
         self.weight = torch.nn.functional.pad(weight.cumsum(1), (1, 0))
         self.moment = torch.nn.functional.pad(moment.cumsum(1), (1, 0))
 
-    def steps(self, s: torch.Tensor) -> torch.Tensor:
-        """How many positives are below s + margin, for s [B, c]; none where s is below `least`."""
+    def count_reached(self, s: torch.Tensor) -> torch.Tensor:
+        """Count the positives below s + margin, for negatives s [B, c]; 0 where s is below `least`."""
         return torch.where(s >= self._least, torch.searchsorted(self._score, s + self._margin), 0)
 
-    def steps_of(self, query: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        """How many positives of `query` [n] are below s [n]."""
+    def count_below(self, query: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        """Count the positives of `query` [n] below s [n]."""
         return torch.searchsorted(self._score[query], s[:, None])[:, 0]
 
-    def loss(self, rows: torch.Tensor, s: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-        """The sum of v (s - s_j + margin) over the `steps` lowest positives j of `rows`; 0 where struck."""
-        part = self.weight[rows, steps] * (s + self._margin) - self.moment[rows, steps]
-        return torch.where(steps > 0, part, 0)
+    def loss(self, rows: torch.Tensor, s: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Sum v (s - s_j + margin) over the `counts` lowest positives j of `rows`; 0 where masked."""
+        part = self.weight[rows, counts] * (s + self._margin) - self.moment[rows, counts]
+        return torch.where(counts > 0, part, 0)
 
     @staticmethod
-    def _padded(
+    def _pad(
         scores: Scores, query: torch.Tensor, slot: torch.Tensor, values: torch.Tensor, width: int, pad: float
     ) -> torch.Tensor:
-        """Ragged `values` as [B, ranks x width], of all ranks."""
+        """Return ragged `values` of all ranks as [B, ranks x width]."""
         rows = values.new_full((scores.queries, width), pad)
         rows[query, slot] = values
         ranks = scores.gather(rows)

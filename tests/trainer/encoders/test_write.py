@@ -87,9 +87,9 @@ def test_a_transformer(bert: str, frozen: FrozenTokenizer, tmp_path: Path, chang
     again.load(folder)
     torch.testing.assert_close(again.encode(again.prepare(inputs)), expected, rtol=0, atol=0)
 
-    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, batch_size=4)
-    assert theirs.shape == (len(TEXTS), config.dimension)
-    np.testing.assert_allclose(theirs, expected.numpy(), rtol=1e-4, atol=1e-5)
+    x = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, batch_size=4)
+    assert x.shape == (len(TEXTS), config.dimension)
+    np.testing.assert_allclose(x, expected.numpy(), rtol=1e-4, atol=1e-5)
     assert AutoModel.from_pretrained(folder).config.hidden_size == HIDDEN
 
 
@@ -118,5 +118,5 @@ def test_the_real_minilm_is_what_it_was(tmp_path: Path) -> None:
     folder = write(build_encoder(config, frozen.vocabulary, seed=0), frozen, tmp_path)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
     texts = ["oil on canvas", "a ship in a storm " * 100]
-    ours, theirs = (SentenceTransformer(place, device="cpu").encode(texts) for place in (str(folder), model))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    exported, original = (SentenceTransformer(place, device="cpu").encode(texts) for place in (str(folder), model))
+    np.testing.assert_allclose(exported, original, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""The losses query by query and term by term in float64, with torch's autograd: what the fast ones are held to."""
+"""The losses query by query and term by term in float64, with torch's autograd: the reference of the fast ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ class Row:
 def rows_of(x: torch.Tensor, w: torch.Tensor, candidates: Candidates, temperature: float) -> list[Row]:
     scores = x @ w.T / temperature
     pool = len(candidates.pool_weight)
-    struck = set(zip(candidates.struck_query.tolist(), candidates.struck_pool.tolist(), strict=True))
+    masked = set(zip(candidates.struck_query.tolist(), candidates.struck_pool.tolist(), strict=True))
     rows = []
     for query in range(len(x)):
         negative, weight, positive, value, pooled = [], [], [], [], []
         for column in range(pool):
-            if (query, column) not in struck:
+            if (query, column) not in masked:
                 negative.append(scores[query, column])
                 weight.append(float(candidates.pool_weight[column]))
         for n in range(len(candidates.pair_query)):
@@ -61,8 +61,8 @@ def bce(row: Row) -> torch.Tensor:
 
 
 def softmax(row: Row) -> torch.Tensor:
-    everything = torch.cat([row.weight * row.negative.exp(), row.positive.exp()]).sum()
-    return -(row.value * (row.positive.exp() / everything).log()).sum()
+    total = torch.cat([row.weight * row.negative.exp(), row.positive.exp()]).sum()
+    return -(row.value * (row.positive.exp() / total).log()).sum()
 
 
 def infonce(row: Row) -> torch.Tensor:
@@ -118,7 +118,7 @@ REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
 def reference(
     name: str, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, temperature: float = 1.0, **options: float
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """(loss, its gradient on x [B, D], on w [C, D]) in float64."""
+    """Return (loss, its gradient on x [B, D], on w [C, D]) in float64."""
     x, w = x.detach().double().requires_grad_(), w.detach().double().requires_grad_()
     loss = (x.sum() + w.sum()) * 0
     for row in rows_of(x, w, candidates, temperature):

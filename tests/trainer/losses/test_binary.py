@@ -39,8 +39,8 @@ def problem(
     draw = np.random.default_rng(seed)
     positives = [random_labels(draw, labels, 0, 3) for _ in range(queries)]
     hard = np.full((queries, width), PAD)
-    for row, own in enumerate(positives):
-        others = draw.permutation(np.setdiff1d(np.arange(labels), own))[: draw.integers(0, width + 1)]
+    for row, labels_of_row in enumerate(positives):
+        others = draw.permutation(np.setdiff1d(np.arange(labels), labels_of_row))[: draw.integers(0, width + 1)]
         hard[row, : len(others)] = others
     return Problem(
         torch.from_numpy(draw.standard_normal((queries, dimension))).requires_grad_(),
@@ -63,50 +63,48 @@ problems = st.builds(
 
 
 @given(problems, st.data())
-def test_shared_pool_is_the_sum_over_draws_that_are_not_known(given: Problem, data: st.DataObject) -> None:
-    labels = len(given.w)
+def test_shared_pool_is_the_sum_over_draws_that_are_not_known(case: Problem, data: st.DataObject) -> None:
+    labels = len(case.w)
     pool = data.draw(st.lists(st.integers(0, labels - 1), max_size=3 * labels))  # repeats, positives and hard included
     candidates = shared_pool(
-        batch_of(given.positives, given.hard), given.hard, np.asarray(pool, np.int64), 1.7, given.positive_weight
+        batch_of(case.positives, case.hard), case.hard, np.asarray(pool, np.int64), 1.7, case.positive_weight
     )
     assert len(np.unique(candidates.ids)) == len(candidates.ids)
-    draws = [pool] * len(given.x)
-    expected = sampled(given.x, given.w, given.positives, given.hard_rows, draws, 1.7, given.positive_weight)
-    assert_same(fast(given.x, given.w, candidates), expected)
+    draws = [pool] * len(case.x)
+    expected = sampled(case.x, case.w, case.positives, case.hard_rows, draws, 1.7, case.positive_weight)
+    assert_same(fast(case.x, case.w, candidates), expected)
 
 
 @given(problems, st.data())
-def test_own_pool_is_the_sum_over_each_query_s_draws(given: Problem, data: st.DataObject) -> None:
-    labels, size = len(given.w), data.draw(st.integers(0, 10))
+def test_own_pool_is_the_sum_over_each_query_s_draws(case: Problem, data: st.DataObject) -> None:
+    labels, size = len(case.w), data.draw(st.integers(0, 10))
     seed = data.draw(st.integers(0, 10**6))
-    pool = np.random.default_rng(seed).integers(0, labels, (len(given.x), size))
-    candidates = own_pool(batch_of(given.positives, given.hard), given.hard, pool, 0.6, given.positive_weight)
+    pool = np.random.default_rng(seed).integers(0, labels, (len(case.x), size))
+    candidates = own_pool(batch_of(case.positives, case.hard), case.hard, pool, 0.6, case.positive_weight)
     assert len(np.unique(candidates.ids)) == len(candidates.ids)
-    expected = sampled(given.x, given.w, given.positives, given.hard_rows, pool.tolist(), 0.6, given.positive_weight)
-    assert_same(fast(given.x, given.w, candidates), expected)
+    expected = sampled(case.x, case.w, case.positives, case.hard_rows, pool.tolist(), 0.6, case.positive_weight)
+    assert_same(fast(case.x, case.w, candidates), expected)
 
 
 @given(problems, st.integers(1, 12))
-def test_chunks_of_labels_add_up_to_one_vs_all(given: Problem, chunk: int) -> None:
-    batch, labels = batch_of(given.positives), len(given.w)
+def test_chunks_of_labels_add_up_to_one_vs_all(case: Problem, chunk: int) -> None:
+    batch, labels = batch_of(case.positives), len(case.w)
     parts = [
-        fast(given.x, given.w, label_range(batch, start, min(start + chunk, labels), given.positive_weight))
+        fast(case.x, case.w, label_range(batch, start, min(start + chunk, labels), case.positive_weight))
         for start in range(0, labels, chunk)
     ]
     total = tuple(sum(part[i] for part in parts) for i in range(3))
-    assert_same(total, one_vs_all(given.x, given.w, given.positives, given.positive_weight))
+    assert_same(total, one_vs_all(case.x, case.w, case.positives, case.positive_weight))
 
 
 @pytest.mark.parametrize("form", ["shared", "own"])
 def test_a_pool_without_draws_leaves_positives_and_hard_negatives(form: str) -> None:
-    given = problem(1)
-    batch = batch_of(given.positives, given.hard)
+    case = problem(1)
+    batch = batch_of(case.positives, case.hard)
     empty = np.empty((0,) if form == "shared" else (len(batch), 0), np.int64)
-    candidates = (shared_pool if form == "shared" else own_pool)(batch, given.hard, empty, 1.0)
-    none = [[] for _ in given.positives]
-    assert_same(
-        fast(given.x, given.w, candidates), sampled(given.x, given.w, given.positives, given.hard_rows, none, 1.0)
-    )
+    candidates = (shared_pool if form == "shared" else own_pool)(batch, case.hard, empty, 1.0)
+    none = [[] for _ in case.positives]
+    assert_same(fast(case.x, case.w, candidates), sampled(case.x, case.w, case.positives, case.hard_rows, none, 1.0))
 
 
 def test_great_scores_neither_overflow_nor_vanish() -> None:
@@ -117,11 +115,11 @@ def test_great_scores_neither_overflow_nor_vanish() -> None:
 
 
 def test_the_upstream_gradient_scales_both_gradients() -> None:
-    given = problem(2)
-    candidates = label_range(batch_of(given.positives), 0, len(given.w))
-    x, w = given.x.detach().requires_grad_(), given.w.detach().requires_grad_()
+    case = problem(2)
+    candidates = label_range(batch_of(case.positives), 0, len(case.w))
+    x, w = case.x.detach().requires_grad_(), case.w.detach().requires_grad_()
     (binary_cross_entropy(x, w, candidates) / 4).backward()
-    _, on_x, on_w = one_vs_all(given.x, given.w, given.positives)
+    _, on_x, on_w = one_vs_all(case.x, case.w, case.positives)
     np.testing.assert_allclose(x.grad.numpy(), on_x / 4, atol=1e-6)
     np.testing.assert_allclose(w.grad.numpy(), on_w / 4, atol=1e-6)
 
@@ -142,44 +140,44 @@ def test_one_pass_does_what_gather_loss_backward_and_update_do(
 ) -> None:
     labels, dimension, scale = 3000, 9, 0.25
     weight = torch.randn(labels, dimension, generator=torch.Generator().manual_seed(0)).to(dtype)
-    one, other = (RowMatrix(weight.clone(), optimizer) for _ in range(2))
+    fused, separate = (RowMatrix(weight.clone(), optimizer) for _ in range(2))
     for step in range(3):
-        given = problem(step, 40, labels, dimension, 5, weighted=True)
-        batch, draw = batch_of(given.positives, given.hard), np.random.default_rng(step)
+        case = problem(step, 40, labels, dimension, 5, weighted=True)
+        batch, draw = batch_of(case.positives, case.hard), np.random.default_rng(step)
         if form == "own":
-            candidates = own_pool(batch, given.hard, draw.integers(0, labels, (40, 90)), 0.7, given.positive_weight)
+            candidates = own_pool(batch, case.hard, draw.integers(0, labels, (40, 90)), 0.7, case.positive_weight)
         elif form == "shared":
-            candidates = shared_pool(batch, given.hard, draw.integers(0, labels, 70), 0.7, given.positive_weight)
+            candidates = shared_pool(batch, case.hard, draw.integers(0, labels, 70), 0.7, case.positive_weight)
         else:
-            candidates = label_range(batch, 100, 2900, given.positive_weight)
-        x = given.x.detach().float()
-        loss, on_x = binary_step(x, one, candidates, 0.1, step, scale)
+            candidates = label_range(batch, 100, 2900, case.positive_weight)
+        x = case.x.detach().float()
+        loss, on_x = binary_step(x, fused, candidates, 0.1, step, scale)
 
         leaf = x.clone().requires_grad_()
-        w = other.gather(candidates.ids)
+        w = separate.gather(candidates.ids)
         expected = binary_cross_entropy(leaf, w, candidates) * scale
         expected.backward()
-        other.update(candidates.ids, w, 0.1, step)
+        separate.update(candidates.ids, w, 0.1, step)
         assert loss == pytest.approx(expected.item(), rel=1e-5)
         torch.testing.assert_close(on_x, leaf.grad, rtol=1e-4, atol=1e-4)
         # A value that lies on the border of two ways of rounding may go either way, and lead its row on.
         tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
-        apart = (one.weight.float() - other.weight.float()).abs() > tolerance * (1 + other.weight.float().abs())
+        apart = (fused.weight.float() - separate.weight.float()).abs() > tolerance * (1 + separate.weight.float().abs())
         assert apart.float().mean() < (1e-3 if dtype != torch.float32 else 1e-9)
-        other.weight.copy_(one.weight)
+        separate.weight.copy_(fused.weight)
 
 
 def test_one_pass_has_the_same_bits_for_any_number_of_threads() -> None:
-    given = problem(5, 64, 5000, 16, 5)
+    case = problem(5, 64, 5000, 16, 5)
     pool = np.random.default_rng(0).integers(0, 5000, (64, 100))
-    candidates = own_pool(batch_of(given.positives, given.hard), given.hard, pool, 1.0)
-    before, found = torch.get_num_threads(), []
+    candidates = own_pool(batch_of(case.positives, case.hard), case.hard, pool, 1.0)
+    before, results = torch.get_num_threads(), []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         rows = RowMatrix(torch.randn(5000, 16, generator=torch.Generator().manual_seed(1)), RowOptimizer("adagrad"))
-        found.append((*binary_step(given.x.detach().float(), rows, candidates, 0.1, 0, 1.0), rows.weight))
+        results.append((*binary_step(case.x.detach().float(), rows, candidates, 0.1, 0, 1.0), rows.weight))
     torch.set_num_threads(before)
-    for loss, on_x, weight in found[1:]:
-        assert loss == found[0][0]
-        assert torch.equal(on_x, found[0][1])
-        assert torch.equal(weight, found[0][2])
+    for loss, on_x, weight in results[1:]:
+        assert loss == results[0][0]
+        assert torch.equal(on_x, results[0][1])
+        assert torch.equal(weight, results[0][2])

@@ -41,19 +41,19 @@ def gradients(
 
 
 def same(got: tuple[float, Any, Any], expected: tuple[float, Any, Any], tolerance: float = 1e-9) -> None:
-    for ours, theirs in zip(got, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+    for part, expected_part in zip(got, expected, strict=True):
+        np.testing.assert_allclose(part, expected_part, rtol=tolerance, atol=tolerance)
 
 
-def candidates_of(given: Problem, form: str, seed: int, weight: float = 1.7) -> Candidates:
+def candidates_of(case: Problem, form: str, seed: int, weight: float = 1.7) -> Candidates:
     """One set of candidates in each form that there is."""
-    batch, labels = batch_of(given.positives, given.hard), len(given.w)
+    batch, labels = batch_of(case.positives, case.hard), len(case.w)
     draw = np.random.default_rng(seed)
     if form == "shared":
-        return shared_pool(batch, given.hard, draw.integers(0, labels, 7), weight, given.positive_weight)
+        return shared_pool(batch, case.hard, draw.integers(0, labels, 7), weight, case.positive_weight)
     if form == "own":
-        return own_pool(batch, given.hard, draw.integers(0, labels, (len(batch), 4)), weight, given.positive_weight)
-    return label_range(batch, 0, labels, given.positive_weight)
+        return own_pool(batch, case.hard, draw.integers(0, labels, (len(batch), 4)), weight, case.positive_weight)
+    return label_range(batch, 0, labels, case.positive_weight)
 
 
 FORMS = ("shared", "own", "all")
@@ -69,22 +69,20 @@ def test_every_loss_of_a_recipe_is_there() -> None:
     problems, st.sampled_from(FORMS), st.integers(0, 10**6), st.sampled_from([0, 1, 3]), st.sampled_from([1.0, 0.05])
 )
 def test_any_candidates_give_the_sum_over_queries(
-    name: str, given: Problem, form: str, seed: int, chunk: int, temperature: float
+    name: str, case: Problem, form: str, seed: int, chunk: int, temperature: float
 ) -> None:
-    candidates = candidates_of(given, form, seed)
-    w = given.w[candidates.ids]
-    got = gradients(make(name, chunk=chunk, temperature=temperature), given.x, w, candidates)
-    expected = reference(name, given.x, w, candidates, temperature, **OPTIONS.get(name, {}))
+    candidates = candidates_of(case, form, seed)
+    w = case.w[candidates.ids]
+    got = gradients(make(name, chunk=chunk, temperature=temperature), case.x, w, candidates)
+    expected = reference(name, case.x, w, candidates, temperature, **OPTIONS.get(name, {}))
     # Weights are float32, the reference's are not; gradients that nearly cancel show it.
     same(got, expected, 1e-6 if name == "softtopk" else 1e-7)
 
 
 @given(problems, st.sampled_from(FORMS), st.integers(0, 10**6), st.sampled_from([0, 3]), st.floats(0.1, 2))
-def test_only_negatives_within_the_radius_count(
-    given: Problem, form: str, seed: int, chunk: int, radius: float
-) -> None:
-    candidates = candidates_of(given, form, seed)
-    x, w = (torch.nn.functional.normalize(one, dim=1) for one in (given.x, given.w[candidates.ids]))
+def test_only_negatives_within_the_radius_count(case: Problem, form: str, seed: int, chunk: int, radius: float) -> None:
+    candidates = candidates_of(case, form, seed)
+    x, w = (torch.nn.functional.normalize(rows, dim=1) for rows in (case.x, case.w[candidates.ids]))
     far = torch.cdist(x, w) > radius
     least = 1 - radius**2 / 2
     assert ((x @ w.T < least) | (torch.cdist(x, w) < radius + 1e-6)).all()
@@ -96,56 +94,56 @@ def test_only_negatives_within_the_radius_count(
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_those_of_finite_differences(name: str, form: str) -> None:
-    given = problem(3, queries=3, labels=7, dimension=2, weighted=True)
-    candidates = candidates_of(given, form, 5)
+    case = problem(3, queries=3, labels=7, dimension=2, weighted=True)
+    candidates = candidates_of(case, form, 5)
     loss = make(name)
-    x, w = given.x.detach().requires_grad_(), given.w.detach()[candidates.ids].requires_grad_()
+    x, w = case.x.detach().requires_grad_(), case.w.detach()[candidates.ids].requires_grad_()
     assert torch.autograd.gradcheck(lambda x, w: loss(x, w, candidates), (x, w))
 
 
-def on_a_rank(group: Group, given: Problem, chunk: int) -> dict[str, tuple[float, np.ndarray, np.ndarray]]:
+def on_a_rank(group: Group, case: Problem, chunk: int) -> dict[str, tuple[float, np.ndarray, np.ndarray]]:
     """Every loss on this rank's labels: (its part, on x, on its w). Rank 0 has no positive of the last query."""
-    start, stop = group_range(len(given.w), group.rank, group.ranks)
-    candidates = label_range(batch_of(given.positives), start, stop, given.positive_weight)
-    found = {}
+    start, stop = group_range(len(case.w), group.rank, group.ranks)
+    candidates = label_range(batch_of(case.positives), start, stop, case.positive_weight)
+    parts = {}
     for name in LOSSES:
-        x, w = given.x.detach().requires_grad_(), given.w.detach()[start:stop].requires_grad_()
+        x, w = case.x.detach().requires_grad_(), case.w.detach()[start:stop].requires_grad_()
         value = make(name, chunk=chunk, temperature=0.3)(x, w, candidates, group)
         value.backward()
         assert x.grad is not None
         assert w.grad is not None
-        found[name] = (value.item(), x.grad.numpy(), w.grad.numpy())
-    return found
+        parts[name] = (value.item(), x.grad.numpy(), w.grad.numpy())
+    return parts
 
 
 @pytest.mark.parametrize(("ranks", "chunk"), [(2, 0), (3, 2)])
 def test_ranks_that_hold_labels_each_are_one(ranks: int, chunk: int) -> None:
-    given = problem(8, queries=5, labels=14, weighted=True)
-    given.positives[-1] = [12, 13]  # of the last rank alone, its last label among them
-    given.x, given.w = given.x.detach(), given.w.detach()  # to be sent
-    parts = on_ranks(ranks, on_a_rank, given, chunk)
-    candidates = label_range(batch_of(given.positives), 0, 14, given.positive_weight)
+    case = problem(8, queries=5, labels=14, weighted=True)
+    case.positives[-1] = [12, 13]  # of the last rank alone, its last label among them
+    case.x, case.w = case.x.detach(), case.w.detach()  # to be sent
+    parts = on_ranks(ranks, on_a_rank, case, chunk)
+    candidates = label_range(batch_of(case.positives), 0, 14, case.positive_weight)
     for name in LOSSES:
         values, on_x, on_w = zip(*(part[name] for part in parts), strict=True)
         together = (sum(values), np.sum(on_x, axis=0), np.concatenate(on_w))
-        same(together, gradients(make(name, temperature=0.3), given.x, given.w, candidates))
+        same(together, gradients(make(name, temperature=0.3), case.x, case.w, candidates))
 
 
 def test_infonce_is_softmax_where_the_pool_is_every_label() -> None:
-    given = problem(5, queries=5, labels=9)
-    candidates = label_range(batch_of(given.positives), 0, 9)
-    ours, theirs = (gradients(make(name), given.x, given.w, candidates) for name in ("infonce", "softmax"))
-    same(ours, theirs)
+    case = problem(5, queries=5, labels=9)
+    candidates = label_range(batch_of(case.positives), 0, 9)
+    infonce, softmax = (gradients(make(name), case.x, case.w, candidates) for name in ("infonce", "softmax"))
+    same(infonce, softmax)
 
 
 def test_decoupled_gradient_is_the_papers() -> None:
     """Section 4.1: (sigma - 1) x for a positive, sum_P e^s / (e^{s_j} + sum of the negatives) x otherwise."""
-    given = problem(6, queries=4, labels=8)
-    candidates = label_range(batch_of(given.positives), 0, 8)
-    x, w = given.x.detach(), given.w.detach()
+    case = problem(6, queries=4, labels=8)
+    candidates = label_range(batch_of(case.positives), 0, 8)
+    x, w = case.x.detach(), case.w.detach()
     e = (x @ w.T).exp()
     positive = torch.zeros(4, 8, dtype=torch.bool)
-    for row, labels in enumerate(given.positives):
+    for row, labels in enumerate(case.positives):
         positive[row, labels] = True
     negatives = (e * ~positive).sum(1, keepdim=True)
     sigma = e / (e + negatives)
@@ -174,17 +172,17 @@ def test_softmax_punishes_a_sure_positive_and_decoupled_does_not() -> None:
 def test_soft_top_k_sums_to_k(queries: int, labels: int, k: float, alpha: float, spread: float, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     scores = spread * torch.randn(queries, labels, generator=draw, dtype=torch.float64)
-    found, _ = soft_top_k(scores, k, alpha)
-    torch.testing.assert_close(found.sum(1), torch.full((queries,), k, dtype=torch.float64), rtol=1e-9, atol=0)
-    assert (found.argsort(1) == scores.argsort(1)).all() or spread * alpha > 10  # saturated ones tie
+    shares, _ = soft_top_k(scores, k, alpha)
+    torch.testing.assert_close(shares.sum(1), torch.full((queries,), k, dtype=torch.float64), rtol=1e-9, atol=0)
+    assert (shares.argsort(1) == scores.argsort(1)).all() or spread * alpha > 10  # saturated ones tie
 
 
 def soft_top_k(scores: torch.Tensor, k: float, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(sigma(alpha (s + t)) [B, L], t) for scores as they are: x is the identity's row."""
     queries, labels = scores.shape
     none: list[list[int]] = [[] for _ in range(queries)]
-    found = Scores(torch.eye(queries, dtype=scores.dtype), scores.T, label_range(batch_of(none), 0, labels), 0, ALONE)
-    t = SoftTopK(k=k, alpha=alpha).threshold(found)
+    x, candidates = torch.eye(queries, dtype=scores.dtype), label_range(batch_of(none), 0, labels)
+    t = SoftTopK(k=k, alpha=alpha).threshold(Scores(x, scores.T, candidates, 0, ALONE))
     return torch.sigmoid(alpha * (scores + t[:, None])), t
 
 
@@ -210,13 +208,13 @@ def test_soft_top_k_jacobian_is_that_of_finite_differences() -> None:
 
 def test_soft_top_k_of_many_equal_scores_sums_to_k_in_single_precision() -> None:
     """Ten below the lowest score, as in the paper's listing, 100,000 sigmoids still sum to 4.5."""
-    found, _ = soft_top_k(torch.zeros(2, 100_000), 2.0, 2.0)
-    assert found.sum(1).tolist() == pytest.approx([2.0, 2.0], rel=1e-4)
+    shares, _ = soft_top_k(torch.zeros(2, 100_000), 2.0, 2.0)
+    assert shares.sum(1).tolist() == pytest.approx([2.0, 2.0], rel=1e-4)
 
 
 def test_soft_top_k_of_fewer_candidates_than_k_is_nothing() -> None:
-    given = problem(7, queries=3, labels=4)
-    value, on_x, on_w = gradients(SoftTopK(k=4.0), given.x, given.w, label_range(batch_of(given.positives), 0, 4))
+    case = problem(7, queries=3, labels=4)
+    value, on_x, on_w = gradients(SoftTopK(k=4.0), case.x, case.w, label_range(batch_of(case.positives), 0, 4))
     assert (value, on_x.abs().max(), on_w.abs().max()) == (0, 0, 0)
 
 
