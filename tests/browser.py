@@ -24,7 +24,7 @@ WAIT_SECONDS = 60.0
 
 @contextmanager
 def browser(width: int = 1440, height: int = 900, dark: bool = False) -> Iterator[Any]:
-    """A driver of a new Chromium with an empty profile; skips the test where it is not installed."""
+    """Start a Chromium with an empty profile, and yield its driver; skip the test where it is not installed."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra: test)")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
@@ -47,13 +47,14 @@ def browser(width: int = 1440, height: int = 900, dark: bool = False) -> Iterato
             opened.quit()
 
 
-def complaints(driver: Any) -> list[str]:
-    """What the console holds."""
+def console_messages(driver: Any) -> list[str]:
+    """Return the messages of the console."""
     return [entry["message"] for entry in driver.get_log("browser")]
 
 
 def requests(driver: Any) -> list[str]:
-    """Every URL that was asked for, beyond what is in the page itself."""
+    """Return every requested URL outside the page itself."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    urls = [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
+    sent = [message["params"] for message in messages if message["method"] == "Network.requestWillBeSent"]
+    urls = [parameters["request"]["url"] for parameters in sent]
     return [url for url in urls if not url.startswith(("blob:", "data:", "chrome:"))]

@@ -1,7 +1,9 @@
 """A small DATA, made on the spot and known row by row, and negatives tables aligned with it."""
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +23,7 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True)
 class Points:
-    """What a table's rows hold: token ids, label ids, and feature ids of each; `value_of` gives their values."""
+    """Rows of a table: token ids, label ids, and feature ids of each; `value_of` gives their values."""
 
     tokens: Rows
     positives: Rows
@@ -39,74 +41,60 @@ class SmallData:
     label_points: Points  # label texts, each its own positive
 
     def frequency(self) -> np.ndarray:
-        """Training points of each label, [L] int64."""
+        """Count the training points of each label, [L] int64."""
         return frequency(self.points["train"].positives, self.labels)
 
 
-def build_data(
-    root: str,
-    *,
-    rows: dict[str, int] | None = None,
-    labels: int = 30,
-    vocabulary: int = 50,
-    shards: int = 3,
-    row_group_rows: int = 7,
-    label_group_rows: int = 5,
-    most_tokens: int = 6,
-    most_positives: int = 4,
-    seed: int = 0,
-    sink: Sink = "parquet",
-    features: int = 0,
-    with_tokens: bool = True,
-) -> SmallData:
-    """Publish random queries of each split (`rows`: how many), labels, tokenizer and data manifests under `root`.
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a small DATA; `rows` of each split, `sink` of the queries.
 
-    Rows without tokens occur; a point has one positive at least. `sink` is that of the queries.
     With `features` rows have sparse features of ids below it too, or alone where not `with_tokens`.
     """
-    draw = np.random.default_rng(seed)
+
+    rows: Mapping[str, int] = field(default_factory=lambda: {"train": 64, "test": 20})
+    labels: int = 30
+    vocabulary: int = 50
+    shards: int = 3
+    row_group_rows: int = 7
+    label_group_rows: int = 5
+    most_tokens: int = 6
+    most_positives: int = 4
+    seed: int = 0
+    sink: Sink = "parquet"
+    features: int = 0
+    with_tokens: bool = True
+
+
+def build_data(root: str, **sizes: Any) -> SmallData:
+    """Publish random queries of each split, labels, tokenizer and data manifests of a `Shape` under `root`.
+
+    Rows without tokens occur; a point has one positive at least.
+    """
+    shape = Shape(**sizes)
+    draw = np.random.default_rng(shape.seed)
     layout = DataLayout(root)
-    tokens, ids = tables.token_type(vocabulary) if with_tokens else None, tables.label_type(labels)
+    tokens = tables.token_type(shape.vocabulary) if shape.with_tokens else None
+    schema = tables.queries(tokens, tables.label_type(shape.labels), features=shape.features > 0)
     parents = {}
-    if with_tokens:
-        tokenizer = publish(layout.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": vocabulary}))
+    if shape.with_tokens:
+        tokenizer = publish(layout.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": shape.vocabulary}))
         parents = {"tokenizer": tokenizer.digest}
     made_from = dict(parents)
     points = {}
-    for split, count in (rows or {"train": 64, "test": 20}).items():
-        positives = [random_labels(draw, labels, 1, most_positives) for _ in range(count)]
-        given = random_tokens(draw, count, vocabulary, most_tokens)
-        points[split] = Points(given, positives, random_features(draw, count, features, most_tokens))
-        table = _queries_table(points[split], tables.queries(tokens, ids, features=features > 0))
-        made = write_table(
-            layout.queries(split),
-            "queries",
-            cut(table, shards),
-            row_group_rows,
-            sink,
-            parents=made_from,
-        )
-        parents[f"queries/{split}"] = made.digest
-    label_points = Points(
-        random_tokens(draw, labels, vocabulary, most_tokens),
-        [[label] for label in range(labels)],
-        random_features(draw, labels, features, most_tokens),
-    )
-    train = points.get("train", Points([], [], []))
-    schema = tables.labels(tokens, features=features > 0)
-    table = _labels_table(label_points, frequency(train.positives, labels), schema)
-    made = write_table(
-        layout.labels,
-        "labels",
-        cut(table, 2),
-        label_group_rows,
-        parameters={"training_points": len(train.tokens)},
-        id_range=(0, labels),
-    )
-    parents["labels"] = made.digest
-    parameters = {"propensity": {"a": 0.55, "b": 1.5}, "features": features or None}
+    for split, count in shape.rows.items():
+        positives = [random_labels(draw, shape.labels, 1, shape.most_positives) for _ in range(count)]
+        points[split] = _random_points(draw, positives, shape)
+        shards = cut(_queries_table(points[split], schema), shape.shards)
+        url = layout.queries(split)
+        manifest = write_table(url, "queries", shards, shape.row_group_rows, shape.sink, parents=made_from)
+        parents[f"queries/{split}"] = manifest.digest
+    label_points = _random_points(draw, [[label] for label in range(shape.labels)], shape)
+    data = SmallData(layout, shape.labels, shape.vocabulary, points, label_points)
+    parents["labels"] = _write_labels(data, tables.labels(tokens, features=shape.features > 0), shape).digest
+    parameters = {"propensity": {"a": 0.55, "b": 1.5}, "features": shape.features or None}
     publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
-    return SmallData(layout, labels, vocabulary, points, label_points)
+    return data
 
 
 def build_negatives(
@@ -118,8 +106,8 @@ def build_negatives(
     """
     draw = np.random.default_rng(seed)
     table = np.full((queries.rows, width), PAD, np.int64)
-    for row, own in enumerate(positives):
-        others = draw.permutation(np.setdiff1d(np.arange(labels), own))
+    for row, positive in enumerate(positives):
+        others = draw.permutation(np.setdiff1d(np.arange(labels), positive))
         kept = others[: draw.integers(0, width + 1) if pads else width]
         table[row, : len(kept)] = kept
     write_negatives(url, queries, table, labels)
@@ -144,7 +132,7 @@ def write_negatives(url: str, queries: Manifest, table: np.ndarray, labels: int,
 
 
 def frequency(positives: Rows, labels: int) -> np.ndarray:
-    """How many rows hold each label, [L] int64."""
+    """Count the rows of each label, [L] int64."""
     return np.bincount(np.asarray([label for row in positives for label in row], np.int64), minlength=labels)
 
 
@@ -183,6 +171,19 @@ def cut(table: pa.Table, shards: int) -> list[pa.Table]:
     """`table` in shards of nearly equal length."""
     edges = [table.num_rows * i // shards for i in range(shards + 1)]
     return [table.slice(low, high - low) for low, high in itertools.pairwise(edges)]
+
+
+def _random_points(draw: np.random.Generator, positives: Rows, shape: Shape) -> Points:
+    tokens = random_tokens(draw, len(positives), shape.vocabulary, shape.most_tokens)
+    return Points(tokens, positives, random_features(draw, len(positives), shape.features, shape.most_tokens))
+
+
+def _write_labels(data: SmallData, schema: pa.Schema, shape: Shape) -> Manifest:
+    train = data.points.get("train", Points([], [], []))
+    table = _labels_table(data.label_points, frequency(train.positives, shape.labels), schema)
+    parameters = {"training_points": len(train.tokens)}
+    shards, url = cut(table, 2), data.layout.labels
+    return write_table(url, "labels", shards, shape.label_group_rows, parameters=parameters, id_range=(0, shape.labels))
 
 
 def _queries_table(points: Points, schema: pa.Schema) -> pa.Table:

@@ -1,4 +1,4 @@
-"""What several tests share: small data, made once by the real `extremis shard`."""
+"""Fixtures of several tests: small data, made once by the real `extremis shard`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,20 +9,20 @@ from hypothesis import settings
 from tests.command import PROCESSES, extremis
 from tests.pipelines.raw import write_tate
 
-# How long an example takes says nothing here: first calls load libraries, and machines are shared.
+# No deadline for an example: first calls load libraries, and machines are shared.
 settings.register_profile("extremis", deadline=None)
 settings.load_profile("extremis")
 
 
 @pytest.fixture(scope="session")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first lines of Tate as raw files."""
+    """Write the first lines of Tate as raw files."""
     return write_tate(tmp_path_factory.mktemp("raw") / "tate", 1500, 200)
 
 
 @pytest.fixture(scope="session")
 def data(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished DATA. Tests leave it as it is."""
+    """Return a finished DATA, which tests do not change."""
     out = tmp_path_factory.mktemp("sharded") / "data"
     extremis("shard", raw, out, "--tokenizer", "train:1000", "--row-group-rows", "64", "--propensity", "0.55,1.5")
     return out
@@ -30,7 +30,7 @@ def data(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def dask() -> Iterator[tuple[str, ...]]:
-    """Beam options for a Dask cluster of two worker processes."""
+    """Start a Dask cluster of two worker processes; yield its Beam options."""
     distributed = pytest.importorskip("distributed")
     cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50)
     with cluster:
@@ -39,7 +39,7 @@ def dask() -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture(params=["in process", "two processes", "dask"])
 def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Beam options of each runner that runs here."""
+    """Return the Beam options of each runner that runs here."""
     if request.param == "dask":
         return request.getfixturevalue("dask")
     return PROCESSES if request.param == "two processes" else ()

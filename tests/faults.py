@@ -1,4 +1,4 @@
-"""A proxy between a client and an HTTP server that does to requests what networks and stores do to them."""
+"""Proxy between a client and an HTTP server that injects the faults of networks and stores."""
 
 import contextlib
 import http.client
@@ -22,7 +22,7 @@ _HOP = ("connection", "transfer-encoding", "keep-alive")
 
 @dataclass
 class Faults:
-    """Which requests fail: a share of all, drawn from `seed`; and every one from the `down_after`-th on.
+    """Faults to inject: into a share of the requests, drawn from `seed`; and into all from the `down_after`-th on.
 
     `most_at_once`: requests under way at a time.
     """
@@ -44,7 +44,7 @@ class Faults:
 
     @contextmanager
     def delay(self) -> Iterator[None]:
-        """Counts requests under way, and holds each of them up."""
+        """Count requests under way, and delay each of them."""
         with self._lock:
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)
@@ -56,7 +56,7 @@ class Faults:
                 self._now -= 1
 
     def next(self) -> str | None:
-        """What happens to the next request: one of KINDS, or None."""
+        """Draw the fault of the next request: one of KINDS, or None."""
         with self._lock:
             self.requests += 1
             kind = self._draw.choice(self.kinds) if self._draw.random() < self.share else None
@@ -68,7 +68,7 @@ class Faults:
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes every request on to `upstream` (host, port), unless `faults` says otherwise; `faults` may be replaced."""
+    """Proxy that passes requests on to `upstream` (host, port), except for its `faults`, which may be replaced."""
 
     daemon_threads = True
 
@@ -82,12 +82,12 @@ class Proxy(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, *_: object) -> None:
-        """A client that went away is none."""
+        """Ignore a client that went away."""
 
 
 @contextmanager
 def proxy(upstream: tuple[str, int]) -> Iterator[Proxy]:
-    """A proxy that serves until the block ends."""
+    """Run a proxy until the block ends."""
     with Proxy(upstream) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
@@ -134,9 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, fault: str | None = None) -> None:
         self.send_response_only(status)
-        known = {name.lower(): value for name, value in headers}
-        length = known.pop("content-length", str(len(content))) if self.command == "HEAD" else str(len(content))
-        for name, value in known.items():
+        fields = {name.lower(): value for name, value in headers}
+        length = fields.pop("content-length", str(len(content))) if self.command == "HEAD" else str(len(content))
+        for name, value in fields.items():
             if name not in (*_HOP, "content-length"):
                 self.send_header(name, value)
         self.send_header("Content-Length", length)

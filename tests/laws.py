@@ -1,4 +1,4 @@
-"""Laws that several parts claim, each written once."""
+"""Assertions of laws that several parts promise, each written once."""
 
 import gc
 import itertools
@@ -14,25 +14,25 @@ from trainer.inputs import Inputs
 from trainer.stream import Batch
 
 
-def assert_equal(one: Any, other: Any) -> None:
-    """Equal field by field: arrays bit for bit, whatever holds them."""
-    if hasattr(one, "__dataclass_fields__"):
-        assert type(one) is type(other)
-        for name in one.__dataclass_fields__:
-            assert_equal(getattr(one, name), getattr(other, name))
-    elif isinstance(one, np.ndarray):
-        assert isinstance(other, np.ndarray)
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
-    elif isinstance(one, tuple):
-        for mine, its in zip(one, other, strict=True):
-            assert_equal(mine, its)
+def assert_equal(actual: Any, expected: Any) -> None:
+    """Check that both are equal field by field, arrays bit for bit."""
+    if hasattr(actual, "__dataclass_fields__"):
+        assert type(actual) is type(expected)
+        for name in actual.__dataclass_fields__:
+            assert_equal(getattr(actual, name), getattr(expected, name))
+    elif isinstance(actual, np.ndarray):
+        assert isinstance(expected, np.ndarray)
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
+    elif isinstance(actual, tuple):
+        for actual_item, expected_item in zip(actual, expected, strict=True):
+            assert_equal(actual_item, expected_item)
     else:
-        assert one == other
+        assert actual == expected
 
 
 def assert_exact_resume(make: Callable[[], Any]) -> list[Any]:
-    """Saved before any element and restored into a fresh iterable, the rest of the stream is the same.
+    """Check that the rest of a stream is the same after its state is restored into a new iterable, before any element.
 
     `make()` gives an iterable with `state_dict` and `load_state_dict`. Returns the elements.
     """
@@ -53,7 +53,7 @@ def assert_exact_resume(make: Callable[[], Any]) -> list[Any]:
 
 
 def assert_same_global_batches(make: Callable[[int, int, int], Sequence[Batch]]) -> list[Batch]:
-    """For 1, 2, 4 and 8 ranks and 0 to 3 threads: equal steps on each, and the ranks end to end are the batches of one.
+    """Check that 1, 2, 4 and 8 ranks with 0 to 3 threads read, together, the batches of one rank.
 
     `make(rank, ranks, threads)` gives a rank's batches of an epoch. Returns the global ones.
     """
@@ -61,18 +61,18 @@ def assert_same_global_batches(make: Callable[[int, int, int], Sequence[Batch]])
     for ranks, threads in itertools.product((1, 2, 4, 8), (0, 1, 2, 3)):
         parts = [list(make(rank, ranks, threads)) for rank in range(ranks)]
         assert {len(part) for part in parts} == {len(whole)}
-        for batch, *own in zip(whole, *parts, strict=True):
-            assert_equal(end_to_end(own), batch)
+        for batch, *rank_batches in zip(whole, *parts, strict=True):
+            assert_equal(concatenate(rank_batches), batch)
     return whole
 
 
-def end_to_end(parts: Sequence[Batch]) -> Batch:
-    """One batch of the rows of several, in their order; planned candidates are each rank's own, and left out."""
+def concatenate(parts: Sequence[Batch]) -> Batch:
+    """Concatenate batches in their order; candidates differ by rank, and are left out."""
 
     def ragged(*columns: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-        """(values, ..., offsets) of each part as those of all."""
+        """Return (values, ..., offsets) of all parts."""
         *values, offsets = zip(*columns, strict=True)
-        lengths = np.concatenate([np.diff(one) for one in offsets])
+        lengths = np.concatenate([np.diff(column_offsets) for column_offsets in offsets])
         return *map(np.concatenate, values), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
     tokens = [part.inputs.tokens for part in parts if part.inputs.tokens is not None]
@@ -94,7 +94,7 @@ def end_to_end(parts: Sequence[Batch]) -> Batch:
 
 
 def assert_every_row_once(rows: Sequence[np.ndarray], count: int) -> None:
-    """Row ids of the batches of an epoch are [0, count), each once."""
+    """Check that the row ids of the batches of an epoch are [0, count), each once."""
     together = np.concatenate([*rows, np.empty(0, np.int64)])
     np.testing.assert_array_equal(np.sort(together), np.arange(count))
 
@@ -102,10 +102,10 @@ def assert_every_row_once(rows: Sequence[np.ndarray], count: int) -> None:
 def assert_every_row_by_weight(
     epochs: Sequence[Sequence[np.ndarray]], counts: Sequence[int], weights: Sequence[float]
 ) -> None:
-    """Row ids of the batches of epochs 0, 1, ...: a source's rows come floor(w) times, so many of them once more.
+    """Check that each row of a source comes floor(w) times in an epoch, and the right number of rows once more.
 
-    `counts` and `weights` of each source. Of a source of N rows, k = round((w - floor(w)) * N) come once more; within
-    each floor(N / k) epochs none of them twice.
+    `epochs`: row ids of the batches of epochs 0, 1, ...; `counts` and `weights` of each source. Of a source of N rows,
+    k = round((w - floor(w)) * N) come once more; within each floor(N / k) epochs none of them twice.
     """
     first = 0
     total = sum(math.floor(w) * n + round((w - math.floor(w)) * n) for n, w in zip(counts, weights, strict=True))
@@ -115,17 +115,17 @@ def assert_every_row_by_weight(
         times = np.stack([np.bincount(rows, minlength=first + count)[first : first + count] for rows in together])
         more = times - math.floor(weight)
         assert set(np.unique(more)) <= {0, 1}
-        chosen = round((weight - math.floor(weight)) * count)
-        assert (more.sum(1) == chosen).all()
-        if chosen:
-            block = count // chosen
+        extra = round((weight - math.floor(weight)) * count)
+        assert (more.sum(1) == extra).all()
+        if extra:
+            block = count // extra
             for start in range(0, len(more), block):
                 assert more[start : start + block].sum(0).max(initial=0) <= 1
         first += count
 
 
 def assert_no_thread_is_left(name: str, before: set[int], iterate: Callable[[], Iterator[Any]]) -> None:
-    """An iteration that is given up after one element leaves no thread called `name` behind."""
+    """Check that an iteration that stops after one element leaves no thread called `name` behind."""
     iterator = iterate()
     next(iterator)
     assert any(thread.name.startswith(name) for thread in threading.enumerate())

@@ -1,4 +1,4 @@
-"""What the pages of docs/ show: their blocks of code, and the command lines in these."""
+"""Blocks of code on the pages of docs/, and the command lines in them."""
 
 import re
 from pathlib import Path
@@ -11,17 +11,17 @@ COMMAND = re.compile(r"(?:\$ |    )?(?:torchrun .*-m |[.]venv/bin/)?extremis (\S
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Bodies of the page's code blocks in `language`."""
+    """Return the bodies of the page's code blocks in `language`."""
     return [body for name, body in FENCE.findall(page.read_text()) if name == language]
 
 
 def typed(page: Path) -> list[str]:
-    """The lines that a reader of the page types, in order: those behind `$ `, without what explains them."""
+    """Return the lines that a reader of the page types, in order: those after `$ `, without their comments."""
     lines = (line for body in blocks(page, "console") for line in body.splitlines())
     return [line[2:].partition("  ")[0] for line in lines if line.startswith("$ ")]
 
 
 def commands(page: Path) -> list[str]:
-    """Arguments of the `extremis` command lines in the page's blocks, fenced or indented."""
+    """Return the arguments of the `extremis` command lines in the page's blocks, fenced or indented."""
     lines = page.read_text().replace("\\\n", " ").splitlines()
-    return [found[1] for line in lines if (found := COMMAND.fullmatch(line))]
+    return [match[1] for line in lines if (match := COMMAND.fullmatch(line))]

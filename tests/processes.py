@@ -1,4 +1,4 @@
-"""Processes of a session, and their end."""
+"""Processes of a session: which are alive, and waiting for their end."""
 
 import threading
 import time
@@ -6,20 +6,20 @@ from pathlib import Path
 
 
 def alive(session: int) -> list[int]:
-    """Processes of a session (one started with `start_new_session`) that still run, zombies left out."""
-    found = []
+    """List the processes of a session (one started with `start_new_session`) that still run, zombies left out."""
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
+            state, _, _, owner = stat.read_text().rpartition(")")[2].split()[:4]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(of) == session and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
+        if int(owner) == session and state != "Z":
+            pids.append(int(stat.parent.name))
+    return pids
 
 
 def wait_until_gone(session: int, seconds: float = 20.0) -> None:
-    """Until no process of the session runs."""
+    """Wait until no process of the session runs."""
     limit = time.monotonic() + seconds
     while alive(session):
         assert time.monotonic() < limit, "a process outlived the one that started it"
@@ -27,5 +27,5 @@ def wait_until_gone(session: int, seconds: float = 20.0) -> None:
 
 
 def threads_named(prefix: str) -> list[str]:
-    """Names of this process's threads that begin with `prefix`."""
+    """Return the names of this process's threads that begin with `prefix`."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]

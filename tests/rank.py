@@ -1,4 +1,4 @@
-"""One rank that reads the joined stream under `torchrun`, keeps a record of every batch, and goes on where it was.
+"""Process of one rank that reads the joined stream under `torchrun`, records every batch, and resumes where it was.
 
     torchrun --nproc-per-node 2 -m tests.rank READING.json
 
@@ -39,7 +39,7 @@ RECIPE = Recipe.model_validate(
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read, and where the records go.
+    """Settings of a reader, and where its records go.
 
     `out` is a folder; its file `epochs`, once it is there, says how many epochs are read. `kill`: (rank, epoch, step)
     at which that rank ends itself with SIGKILL.
@@ -116,13 +116,13 @@ def read(reading: Reading, ranks: Ranks) -> None:
                 last = batch
             if last is not None:  # else it was saved at the epoch's end
                 storage.write_bytes(place, json.dumps(stream.state_dict(after=last)).encode())
-            health.write(json.dumps({"pid": os.getpid(), "epoch": epoch, **held()}) + "\n")
+            health.write(json.dumps({"pid": os.getpid(), "epoch": epoch, **resources()}) + "\n")
             health.flush()
             epoch += 1
 
 
-def held() -> dict[str, int]:
-    """What a process must not gather: threads of the stream, all threads, open files, processes of its own."""
+def resources() -> dict[str, int]:
+    """Count what may leak: threads of the stream, all threads, open files, child processes."""
     gc.collect()
     names = [thread.name for thread in threading.enumerate()]
     return {
@@ -134,43 +134,44 @@ def held() -> dict[str, int]:
 
 
 def digest_of(batch: Any) -> str:
-    """Of every array of a batch: its name, type, shape and bytes."""
-    found = hashlib.sha256()
+    """Return the digest of every array of a batch: its name, type, shape and bytes."""
+    digest = hashlib.sha256()
 
     def add(name: str, value: Any) -> None:
         if isinstance(value, np.ndarray):
-            found.update(f"{name} {value.dtype} {value.shape}\n".encode())
-            found.update(np.ascontiguousarray(value).data)
+            digest.update(f"{name} {value.dtype} {value.shape}\n".encode())
+            digest.update(np.ascontiguousarray(value).data)
         elif hasattr(value, "__dataclass_fields__"):
             for field in value.__dataclass_fields__:
                 add(f"{name}.{field}", getattr(value, field))
         elif hasattr(value, "_asdict"):
-            for field, one in value._asdict().items():
-                add(f"{name}.{field}", one)
+            for field, item in value._asdict().items():
+                add(f"{name}.{field}", item)
         else:
-            found.update(f"{name} {value!r}\n".encode())
+            digest.update(f"{name} {value!r}\n".encode())
 
     add("batch", batch)
-    return found.hexdigest()[:32]
+    return digest.hexdigest()[:32]
 
 
 def batches_of(out: Path, rank: int) -> tuple[dict[tuple[int, int], str], int]:
-    """(digest by (epoch, step), batches read more than once) of a rank's record; a line that a kill cut is left out.
+    """Return ({(epoch, step): digest}, batches read more than once) of a rank's record, without a line that a kill cut.
 
     Raises AssertionError where a batch that was read again was another, or where one was left out or read out of turn.
     """
-    found: dict[tuple[int, int], str] = {}
+    digests: dict[tuple[int, int], str] = {}
     count, due, steps = 0, 0, 1
     for words in map(str.split, (out / f"rank-{rank}.batches").read_text().splitlines()):
         if len(words) == 4 and words[0] == "start":
             steps = int(words[3])
             due = int(words[1]) * steps + int(words[2])
         elif len(words) == 3 and len(words[2]) == 32:
-            at = (int(words[0]), int(words[1]))
-            assert at == divmod(due, steps), f"rank {rank} read {at} when {divmod(due, steps)} was due"
-            assert found.setdefault(at, words[2]) == words[2], f"rank {rank} read another batch at (epoch, step) {at}"
+            position = (int(words[0]), int(words[1]))
+            assert position == divmod(due, steps), f"rank {rank} read {position} when {divmod(due, steps)} was due"
+            first = digests.setdefault(position, words[2])
+            assert first == words[2], f"rank {rank} read another batch at (epoch, step) {position}"
             count, due = count + 1, due + 1
-    return found, count - len(found)
+    return digests, count - len(digests)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Several ranks on this machine: each a process of its own, joined as under torchrun, running one function."""
+"""One function on several ranks of this machine: processes joined as under torchrun."""
 
 import contextlib
 import multiprocessing
@@ -19,36 +19,37 @@ _context.set_forkserver_preload(["trainer.loop", "trainer.evaluation.evaluate", 
 
 
 def on_ranks(ranks: int, action: Callable[..., Any], *arguments: Any, killed: Collection[int] = ()) -> list[Any]:
-    """`action(group, *arguments)`, a module's function, on each of `ranks` ranks: what they return, in rank order.
+    """Run `action(group, *arguments)`, a module's function, on each rank; return their results in rank order.
 
-    Of those that are `killed` None. Raises AssertionError with the trace of every other rank that did not return.
+    The result of a rank in `killed` is None. Raises AssertionError with the trace of any other rank that failed.
     """
     port = free_port()
     pipes, processes = [], []
     for rank in range(ranks):
-        ours, theirs = _context.Pipe()
+        parent_end, child_end = _context.Pipe()
         # Daemons end with this process.
-        process = _context.Process(target=_work, args=(theirs, rank, ranks, port, action, arguments), daemon=True)
+        process = _context.Process(target=_work, args=(child_end, rank, ranks, port, action, arguments), daemon=True)
         process.start()
-        theirs.close()
-        pipes.append(ours)
+        child_end.close()
+        pipes.append(parent_end)
         processes.append(process)
-    found = [_received(pipe) for pipe in pipes]
+    answers = [_received(pipe) for pipe in pipes]
     for process in processes:
         process.join()
-    failed = [f"rank {rank}: {what}" for rank, (well, what) in enumerate(found) if not well and rank not in killed]
+    traces = {rank: answer for rank, (returned, answer) in enumerate(answers) if not returned}
+    failed = [f"rank {rank}: {trace}" for rank, trace in traces.items() if rank not in killed]
     assert not failed, "\n".join(failed)
-    return [what if well else None for well, what in found]
+    return [answer if returned else None for returned, answer in answers]
 
 
 def launch(ranks: int, *command: str, **popen: Any) -> list[subprocess.Popen[str]]:
-    """`command` as `ranks` processes that know of each other, as any launcher would start them."""
-    here = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    """Start `command` as `ranks` processes that know of each other, as any launcher would."""
+    rendezvous = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment({**here, "RANK": str(rank)}),
+            env=environment({**rendezvous, "RANK": str(rank)}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,4 +1,4 @@
-"""The loop driven by hand: losses step by step, ended wherever a test wants it."""
+"""Training step by step, ended wherever a test wants it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from trainer.progress import EpochReport
 
 
 class Killed(Exception):
-    """Stands for the end of the process."""
+    """End of the process, simulated."""
 
 
 def silent(_: str) -> None:
@@ -28,7 +28,7 @@ def with_sections(base: Mapping[str, dict], sections: Mapping[str, dict]) -> Rec
 def train(
     trainer: Trainer, stop_after: int | None = None, on_epoch: Callable[[EpochReport], None] | None = None
 ) -> list[float]:
-    """Losses step by step. Raises Killed after global step `stop_after`."""
+    """Train; return the losses step by step. Raises Killed after global step `stop_after`."""
     losses: list[float] = []
 
     def on_step(step: int, total: int, loss: float) -> None:

@@ -70,6 +70,7 @@ def training() -> list[Step]:
     clusters = ("order.cluster=16", "order.cluster_doubles_every=1", *TABLES)
     labels = ("order.batch=1024", "train.epochs=3", "encoder.dimension=16", "encoder.hidden=16")
     second = ("train.encoder_from=ngame/run", "order.batch=256")
+    fixed = ("order.cluster=32", "order.cluster_doubles_every=0")
     bert = ("encoder.kind=transformer", "encoder.model=inputs/bert", "encoder.lr=0.001", "encoder.max_tokens=16")
     features = ("encoder.inputs=features", "data.label_texts=false", *TABLES)
     return [
@@ -84,7 +85,7 @@ def training() -> list[Step]:
         recipe("dexml-sampled", *labels, *TABLES),
         recipe("ngame", *clusters),
         recipe("ance", *TABLES, "negatives.width=20", quick=False),
-        then(recipe("ngame-m2", *second, needs=("data", "ngame"), quick=False), *fused("ngame-m2")),
+        then(recipe("ngame-m2", *second, *fixed, needs=("data", "ngame"), quick=False), *fused("ngame-m2")),
         recipe("decoupled-m2", *second, *TABLES, needs=("data", "ngame"), quick=False),
         recipe("lns", "negatives.lsh.hard=50", "negatives.lsh.tables=10"),
         recipe("mips-s", "refresh.every_steps=20", quick=False),

@@ -43,7 +43,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stored(server: tuple[str, int], prefix: str) -> dict[str, bytes]:
-    """What is in the store, by another client and past the proxy."""
+    """Return the content of the store, by another client and past the proxy."""
     s3 = client(server)
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
     keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
@@ -141,9 +141,9 @@ def test_whether_a_file_is_there_is_not_guessed(store: Proxy, quick_retries: Non
     """fsspec's isfile() answers no when it cannot know; a finished table would be made again, or cleared."""
     storage.write_bytes(f"s3://{BUCKET}/here", b"1")
     store.faults = Faults(down_after=0)
-    for look in (storage.exists, storage.size, storage.list_names, storage.read_bytes):
+    for read in (storage.exists, storage.size, storage.list_names, storage.read_bytes):
         with pytest.raises(StorageError, match=r"s3://faulty/here after 2 attempt\(s\)"):
-            look(f"s3://{BUCKET}/here")
+            read(f"s3://{BUCKET}/here")
     store.faults = Faults()
     assert storage.exists(f"s3://{BUCKET}/here")
     assert not storage.exists(f"s3://{BUCKET}/nowhere")

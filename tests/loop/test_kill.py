@@ -41,18 +41,18 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 
 def tables(run: Path) -> dict[str, str]:
-    """Digest of each dump and negative table, its shards verified."""
-    found = {}
+    """Return the digest of each dump and negative table, with its shards verified."""
+    digests = {}
     for place in sorted([*run.glob("dumps/*/*/manifest.json"), *run.glob("negatives/*/*/manifest.json")]):
         url = str(place.parent)
         manifest = open_manifest(url)
         verify(url, manifest)
-        found[str(place.parent.relative_to(run))] = manifest.digest
-    return found
+        digests[str(place.parent.relative_to(run))] = manifest.digest
+    return digests
 
 
 def last_checkpoint(run: Path) -> tuple[Manifest, dict[str, bytes]]:
-    """The newest checkpoint's manifest, and its tensors' bytes by file and name."""
+    """Return the newest checkpoint's manifest, and its tensors' bytes by file and name."""
     folder = max((run / "checkpoints").glob("step-*"))
     tensors = {
         f"{path.name}/{name}": tensor.tobytes()

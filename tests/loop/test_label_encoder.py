@@ -55,12 +55,12 @@ def started(data: SmallData, run: Path, recipe: Recipe) -> Trainer:
 def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(
     data: SmallData, tmp_path: Path, sections: dict[str, Any], shared: bool
 ) -> None:
-    chosen = recipe(**sections, head={"shared": shared})
-    straight = train(started(data, tmp_path / "straight", chosen))
+    settings = recipe(**sections, head={"shared": shared})
+    straight = train(started(data, tmp_path / "straight", settings))
     assert sections or straight[-1] < straight[0]  # a table makes the pool larger
     with pytest.raises(Killed):
-        train(started(data, tmp_path / "killed", chosen), stop_after=5)
-    resumed = train(Trainer.resume(data.layout.root, str(tmp_path / "killed"), chosen, silent))
+        train(started(data, tmp_path / "killed", settings), stop_after=5)
+    resumed = train(Trainer.resume(data.layout.root, str(tmp_path / "killed"), settings, silent))
     assert resumed == straight[-len(resumed) :]
     models = [load_model(data.layout, RunLayout(str(tmp_path / name)))[1] for name in ("straight", "killed")]
     assert torch.equal(models[0].head.vectors, models[1].head.vectors)
@@ -71,14 +71,14 @@ def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(
 
 
 def test_a_dump_holds_the_embeddings_of_queries_and_labels(data: SmallData, tmp_path: Path) -> None:
-    chosen = recipe(**SAMPLED, train={"epochs": 3}, encoder={"dropout": 0.0, "feature_dropout": 0.0, "lr": 1e-9})
-    trainer = started(data, tmp_path / "run", chosen)
+    settings = recipe(**SAMPLED, train={"epochs": 3}, encoder={"dropout": 0.0, "feature_dropout": 0.0, "lr": 1e-9})
+    trainer = started(data, tmp_path / "run", settings)
     train(trainer)
     run = RunLayout(str(tmp_path / "run"))
-    found = open_manifest(run.vectors(0), "vectors")
-    assert found.rows == data.labels
-    assert found.parameters["bias"] is False
-    z = np.concatenate([matrix_column(group, "vector") for group in iterate(run.vectors(0), found)])
+    manifest = open_manifest(run.vectors(0), "vectors")
+    assert manifest.rows == data.labels
+    assert manifest.parameters["bias"] is False
+    z = np.concatenate([matrix_column(group, "vector") for group in iterate(run.vectors(0), manifest)])
     np.testing.assert_allclose(z, trainer.model.head.vectors.numpy(), atol=1e-4)
     url = run.embeddings(0, "queries")
     x = np.concatenate([matrix_column(group, "vector") for group in iterate(url, open_manifest(url))])
@@ -100,8 +100,8 @@ def test_a_checkpoint_has_no_rows_of_labels(data: SmallData, tmp_path: Path) -> 
 def test_every_loss_trains_a_classifier_too(data: SmallData, tmp_path: Path, kind: str, pool: str) -> None:
     sections = {"head": {"kind": "classifier"}, "negatives": {"pool": pool, "random": 6, "chunk": 4}}
     loss = {"kind": kind, **({"k": 3} if kind == "softtopk" else {})}
-    chosen = Recipe.model_validate({**DEXML, **sections, "loss": loss, "train": {"epochs": 4}})
-    losses = train(started(data, tmp_path / "run", chosen))
+    settings = Recipe.model_validate({**DEXML, **sections, "loss": loss, "train": {"epochs": 4}})
+    losses = train(started(data, tmp_path / "run", settings))
     assert np.mean(losses[-4:]) < np.mean(losses[:4])
 
 
@@ -118,8 +118,8 @@ def test_a_pool_of_another_head_is_refused(sections: dict[str, Any], message: st
 
 
 def test_the_recipes_say_so() -> None:
-    everything, sampled = load_recipe("dexml"), load_recipe("dexml-sampled")
-    assert (everything.head.kind, everything.negatives.pool, everything.loss.kind) == (
+    all_labels, sampled = load_recipe("dexml"), load_recipe("dexml-sampled")
+    assert (all_labels.head.kind, all_labels.negatives.pool, all_labels.loss.kind) == (
         "label-encoder",
         "all",
         "decoupled",

@@ -55,8 +55,8 @@ def test_every_source_of_a_mix_goes_round_the_loop(data: SmallData, tmp_path: Pa
     assert storage.list_names(whole.dump(0)) == [*NAMES, "vectors"]
     for name in NAMES:
         table = data.layout.labels if name == "labels" else data.layout.queries(name)
-        made = open_manifest(whole.negatives(2, name), "negatives")
-        assert made.parents["queries"] == open_manifest(table).digest
+        manifest = open_manifest(whole.negatives(2, name), "negatives")
+        assert manifest.parents["queries"] == open_manifest(table).digest
     killed = RunLayout(str(tmp_path / "killed"))
     with pytest.raises(training.Killed):
         train(data.layout.root, killed.root, stop=len(losses) - 3)

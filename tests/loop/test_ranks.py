@@ -33,50 +33,50 @@ MINED = sets("order.batch=128", "train.epochs=5", "refresh.every=1", "refresh.st
 
 
 def torchrun(ranks: int, *arguments: str | Path) -> Done:
-    """`torchrun -m extremis ARGUMENTS`, to its end."""
+    """Run `torchrun -m extremis ARGUMENTS` to its end."""
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
     words = [sys.executable, "-m", *launcher, "-m", "extremis", *map(str, arguments)]
     done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def ended(processes: Iterable[subprocess.Popen[str]], seconds: float = 120) -> list[Done]:
-    """How each process ended, which it has to do by itself."""
-    found = []
+def wait_for_end(processes: Iterable[subprocess.Popen[str]], seconds: float = 120) -> list[Done]:
+    """Wait until each process has ended by itself; return how it ended."""
+    outcomes = []
     for process in processes:
         out, err = process.communicate(timeout=seconds)
-        found.append(Done(process.returncode, out, err))
-    return found
+        outcomes.append(Done(process.returncode, out, err))
+    return outcomes
 
 
-def close_to(run: Path, other: Path) -> None:
-    """Both last checkpoints hold the same model, to float tolerance, whoever wrote them."""
-    one, two = (together(place) for place in (run, other))
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        np.testing.assert_allclose(value, two[name], rtol=2e-2, atol=2e-3, err_msg=name)
+def assert_close(run: Path, other: Path) -> None:
+    """Check that both last checkpoints hold the same model, to float tolerance."""
+    single_rank, two_ranks = (together(place) for place in (run, other))
+    assert single_rank.keys() == two_ranks.keys()
+    for name, value in single_rank.items():
+        np.testing.assert_allclose(value, two_ranks[name], rtol=2e-2, atol=2e-3, err_msg=name)
 
 
 def together(run: Path) -> dict[str, np.ndarray]:
-    """Tensors of the newest checkpoint, label ranges laid end to end."""
+    """Return the tensors of the newest checkpoint, label ranges concatenated."""
     parts: dict[str, list[np.ndarray]] = {}
     for file in sorted(max((run / "checkpoints").glob("step-*")).glob("*.safetensors")):
         for name, value in load(file.read_bytes()).items():
             parts.setdefault(name if file.name.startswith("vectors") else f"{file.name}/{name}", []).append(value)
-    return {name: np.concatenate(found) if len(found) > 1 else found[0] for name, found in parts.items()}
+    return {name: np.concatenate(arrays) if len(arrays) > 1 else arrays[0] for name, arrays in parts.items()}
 
 
 @pytest.fixture(scope="module")
-def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process that is never stopped."""
+def single_rank(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run of one process that is never stopped."""
     run = tmp_path_factory.mktemp("one") / "run"
     extremis("train", "astra", data, run, *CHOICES)
     return run
 
 
 @pytest.fixture(scope="module")
-def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of two ranks that is never stopped."""
+def two_ranks(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run of two ranks that is never stopped."""
     run = tmp_path_factory.mktemp("two") / "run"
     done = torchrun(2, "train", "astra", data, run, *CHOICES, "--json")
     assert done.status == 0, done.err
@@ -85,22 +85,24 @@ def two(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_two_ranks_under_torchrun_train_what_one_process_trains(one: Path, two: Path) -> None:
-    close_to(two, one)
-    ours, theirs = records(two), records(one)
-    assert [(r["kind"], r["step"]) for r in ours] == [(r["kind"], r["step"]) for r in theirs]
-    losses = [[r["loss"] for r in found if r["kind"] == "train"] for found in (ours, theirs)]
+def test_two_ranks_under_torchrun_train_what_one_process_trains(single_rank: Path, two_ranks: Path) -> None:
+    assert_close(two_ranks, single_rank)
+    records_of_two, records_of_one = records(two_ranks), records(single_rank)
+    assert [(r["kind"], r["step"]) for r in records_of_two] == [(r["kind"], r["step"]) for r in records_of_one]
+    losses = [
+        [r["loss"] for r in run_records if r["kind"] == "train"] for run_records in (records_of_two, records_of_one)
+    ]
     np.testing.assert_allclose(*losses, rtol=1e-3)
-    assert (two / "finished.json").read_bytes() == (one / "finished.json").read_bytes()
+    assert (two_ranks / "finished.json").read_bytes() == (single_rank / "finished.json").read_bytes()
 
 
 @pytest.mark.slow
-def test_two_ranks_evaluate_what_one_process_evaluates(data: Path, two: Path) -> None:
-    alone = call("evaluate", data, two, "--json").json
-    together = torchrun(2, "evaluate", data, two, "--json")
-    (found,) = [json.loads(line) for line in together.out.splitlines() if line.startswith("{")]
-    assert found["metrics"] == pytest.approx(alone["metrics"], abs=0.6)  # a query of 200 that a rounding turns
-    assert together.out.count("queries") == call("evaluate", data, two, "--json").out.count("queries")
+def test_two_ranks_evaluate_what_one_process_evaluates(data: Path, two_ranks: Path) -> None:
+    alone = call("evaluate", data, two_ranks, "--json").json
+    together = torchrun(2, "evaluate", data, two_ranks, "--json")
+    (report,) = [json.loads(line) for line in together.out.splitlines() if line.startswith("{")]
+    assert report["metrics"] == pytest.approx(alone["metrics"], abs=0.6)  # a query of 200 that a rounding turns
+    assert together.out.count("queries") == call("evaluate", data, two_ranks, "--json").out.count("queries")
 
 
 def killed(data: Path, run: Path, ranks: int, victim: int, step: int, choices: list[str], verb: str = "train") -> None:
@@ -108,7 +110,7 @@ def killed(data: Path, run: Path, ranks: int, victim: int, step: int, choices: l
     processes = launch(ranks, *command(verb, "astra", data, run, *choices, "--resume"), start_new_session=True)
     wait_for_step(processes[0], run, step)
     processes[victim].send_signal(signal.SIGKILL)
-    done = ended(processes)
+    done = wait_for_end(processes)
     assert done[victim].status == -signal.SIGKILL
     others = [end for rank, end in enumerate(done) if rank != victim]
     assert {end.status for end in others} == {1}, [end.err for end in others]
@@ -122,18 +124,18 @@ def killed(data: Path, run: Path, ranks: int, victim: int, step: int, choices: l
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_the_others_and_the_run_goes_on(
-    data: Path, one: Path, two: Path, tmp_path: Path, victim: int
+    data: Path, single_rank: Path, two_ranks: Path, tmp_path: Path, victim: int
 ) -> None:
     run = tmp_path / "run"
     step = 6 + 7 * victim
     killed(data, run, 2, victim, step, CHOICES)
     if victim:
         assert torchrun(2, "train", "astra", data, run, *CHOICES, "--resume").status == 0
-        assert last_checkpoint(run) == last_checkpoint(two)
-        assert records(run) == records(two)
+        assert last_checkpoint(run) == last_checkpoint(two_ranks)
+        assert records(run) == records(two_ranks)
     else:
         extremis("train", "astra", data, run, *CHOICES, "--resume")
-        close_to(run, one)
+        assert_close(run, single_rank)
 
 
 @pytest.mark.slow
@@ -153,12 +155,12 @@ def test_ranks_trainer_and_miner_killed_at_random_moments(data: Path, tmp_path: 
         time.sleep(draw.choice([0.0, draw.uniform(0, 1.0)]))
         for process in draw.sample(processes, draw.randint(1, ranks)):
             os.killpg(process.pid, signal.SIGKILL)
-        ended(processes)
+        wait_for_end(processes)
         for process in processes:
             wait_until_gone(process.pid)
     assert torchrun(2, "run", "astra", data, run, *MINED, "--resume").status == 0
     if seed == 2:
-        close_to(run, whole)
+        assert_close(run, whole)
     else:
         assert last_checkpoint(run) == last_checkpoint(whole)
         assert records(run) == records(whole)
@@ -168,7 +170,7 @@ def test_ranks_trainer_and_miner_killed_at_random_moments(data: Path, tmp_path: 
 @pytest.mark.slow
 def test_what_cannot_be_is_told_once(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = ended(launch(2, *command("train", "astra", data, run, *CHOICES, "--set", "order.streams=1")))
+    done = wait_for_end(launch(2, *command("train", "astra", data, run, *CHOICES, "--set", "order.streams=1")))
     assert [end.status for end in done] == [2, 2]
     (told,) = [end for end in done if "error: " in end.err]
     refused(told, "2 ranks do not divide 1 canonical streams (order.streams)")
@@ -176,8 +178,8 @@ def test_what_cannot_be_is_told_once(data: Path, tmp_path: Path) -> None:
 
 
 def test_half_an_environment_and_a_run_that_is_there_are_refused(
-    data: Path, one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, single_rank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused(call("train", "astra", data, one, *CHOICES), "there is a run here already")
+    refused(call("train", "astra", data, single_rank, *CHOICES), "there is a run here already")
     monkeypatch.setenv("WORLD_SIZE", "2")
     refused(call("train", "astra", data, tmp_path / "run", *CHOICES), "RANK = None, WORLD_SIZE = '2'", "torchrun")

@@ -26,7 +26,7 @@ CHOICES = sets("order.batch=128", "train.epochs=4", "refresh.stale=wait", "check
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What a user sets to reach a store of his own."""
+    """Return the environment variables by which a user reaches a store of their own."""
     with serve(tmp_path_factory.mktemp("moto") / "log") as port:
         yield {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",

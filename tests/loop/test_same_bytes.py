@@ -23,14 +23,14 @@ Flags = tuple[str, ...]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder` by its path, but for what a clock measured."""
+    """Return every file below `folder` by its path, except those with times."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SPENT]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """XC raw files with filters of both splits and a few rejected lines."""
+    """Write XC raw files with filters of both splits and a few rejected lines."""
     raw = write_tate(tmp_path_factory.mktemp("same") / "raw", 1000, 100)
     (raw / "trn_filter_labels.txt").write_text("0 1\n5 2\n999 3\n")
     (raw / "tst_filter_labels.txt").write_text("3 17\n")
@@ -39,11 +39,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A dump of two sources, of a few shards and blocks."""
+    """Write a dump of two sources, of a few shards and blocks."""
     root = str(tmp_path_factory.mktemp("same") / "world")
-    made = random_world(root, 300, 400, 16, shards=5, row_group_rows=16, width=9, with_labels=True)
-    made.write_dump()
-    return made
+    world = random_world(root, 300, 400, 16, shards=5, row_group_rows=16, width=9, with_labels=True)
+    world.write_dump()
+    return world
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def make_embeddings(data: Path, run: Path, out: Path, flags: Flags) -> None:
 
 @pytest.fixture(scope="module")
 def make(source: Path, world: World, data: Path, trained: Path) -> dict[str, Callable[[Path, Flags], None]]:
-    """What makes each kind of table at a place with Beam options."""
+    """Return the function that makes each kind of table at a place with Beam options."""
     return {
         "shard": lambda out, flags: make_shards(source, out, flags),
         "mine": lambda out, flags: make_tables(world, out, flags),
@@ -84,34 +84,34 @@ def make(source: Path, world: World, data: Path, trained: Path) -> dict[str, Cal
 def reference(
     make: dict[str, Callable[[Path, Flags], None]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, bytes]]:
-    """What one run in this process makes."""
-    found = {}
+    """Return the files of one run in this process."""
+    files = {}
     for number, (name, step) in enumerate(make.items()):
         out = tmp_path_factory.mktemp("reference") / str(number)
         step(out, ())
-        found[name] = contents(out)
-    return found
+        files[name] = contents(out)
+    return files
 
 
 @pytest.mark.parametrize(
     "flags", ["in process", pytest.param("two processes", marks=pytest.mark.slow), "dask"], indirect=True
 )
-@pytest.mark.parametrize("what", ["shard", "mine", pytest.param("embed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["shard", "mine", pytest.param("embed", marks=pytest.mark.slow)])
 def test_on_every_runner(
-    what: str,
+    kind: str,
     flags: Flags,
     make: dict[str, Callable[[Path, Flags], None]],
     reference: dict[str, dict[str, bytes]],
     tmp_path: Path,
 ) -> None:
-    make[what](tmp_path / "out", flags)
-    made = contents(tmp_path / "out")
-    assert made.keys() == reference[what].keys()
-    assert {name for name, content in made.items() if content != reference[what][name]} == set()
+    make[kind](tmp_path / "out", flags)
+    files = contents(tmp_path / "out")
+    assert files.keys() == reference[kind].keys()
+    assert {name for name, content in files.items() if content != reference[kind][name]} == set()
 
 
 def test_there_is_something_to_compare(reference: dict[str, dict[str, bytes]]) -> None:
-    parts = {what: [name for name in files if name.endswith(".parquet")] for what, files in reference.items()}
+    parts = {kind: [name for name in files if name.endswith(".parquet")] for kind, files in reference.items()}
     assert len(parts["shard"]) == 3 * 5 + 1
     assert sum(name.startswith("negatives") for name in parts["mine"]) == 2 * 5
     assert len(parts["embed"]) == 4
@@ -129,7 +129,7 @@ def start(arguments: Sequence[str | Path]) -> subprocess.Popen:
 
 
 def wait_for(process: subprocess.Popen, mark: Path) -> None:
-    """Until the process has begun its work, of which `mark` is the first trace, or is over."""
+    """Wait until the process has begun its work, of which `mark` is the first trace, or has ended."""
     limit = time.monotonic() + 60
     while process.poll() is None and not mark.exists():
         assert time.monotonic() < limit
@@ -139,9 +139,9 @@ def wait_for(process: subprocess.Popen, mark: Path) -> None:
 def assert_killed_runs_end_the_same(
     arguments: Sequence[str | Path], out: Path, mark: str, seed: int, kills: int, victim: str
 ) -> None:
-    """`kill -9` at random moments of the work, the same command again, and at last the bytes of a run left alone.
+    """Kill a command at random moments, run it again, and compare with the bytes of an undisturbed run.
 
-    Whatever is visible after a kill has to be whole.
+    All that is visible after a kill has to be complete.
     """
     before = shutil.copytree(out, out.with_name("before")) if out.exists() else None
     process = start(arguments)

@@ -37,18 +37,18 @@ def matrices_of(name: str, raw: Path, folder: Path) -> Path:
 )
 def test_shard_train_mine_and_evaluate_on_features(raw: Path, tmp_path: Path, name: str, sink: str) -> None:
     matrices, data, run = matrices_of(name, raw, tmp_path), tmp_path / "data", tmp_path / "run"
-    made = extremis(
+    summary = extremis(
         "shard", matrices, data, "--propensity", "0.55,1.5", "--row-group-rows", 64, "--sink", sink, "--json"
     ).json
-    assert made["features"] == int((matrices / "trn_X_Xf.txt").read_text().split()[1])
-    assert "tokenizer" not in made["tables"]
+    assert summary["features"] == int((matrices / "trn_X_Xf.txt").read_text().split()[1])
+    assert "tokenizer" not in summary["tables"]
     assert_same_values(matrices / "trn_X_Xf.txt", DataLayout(str(data)), sink)
     choices = sets("encoder.inputs=features", "train.epochs=6", "data.label_texts=true", "refresh.stale=wait")
     extremis("run", "astra", data, run, *choices)
     assert open_manifest(RunLayout(str(run)).negatives(2, "queries")).quality["recall_at_k"] > 0.9
     train = extremis("evaluate", data, run, "--split", "train", "--json").json["metrics"]
     test = extremis("evaluate", data, run, "--json").json["metrics"]
-    rows, labels = (matrices / "tst_X_Y.txt").read_text().splitlines(), made["labels"]
+    rows, labels = (matrices / "tst_X_Y.txt").read_text().splitlines(), summary["labels"]
     chance = 100 * np.mean([len(row.split()) for row in rows[1:]]) / labels
     assert train["P@1"] > test["P@1"] > 5 * chance
     assert test["PSP@5"] > 0
@@ -61,23 +61,24 @@ def assert_same_values(file: Path, data: DataLayout, sink: str) -> None:
     expected = sorted([[int(i), np.float32(value)] for i, value in row.items()] for row in rows)
     manifest = open_manifest(data.queries("train"))
     assert {shard.path.rsplit(".", 1)[1] for shard in manifest.shards} == {"tar" if sink == "webdataset" else sink}
-    found = []
+    stored = []
     for group in iterate(data.queries("train"), manifest, ["feature_ids", "feature_values"]):
         (ids, offsets), (values, _) = list_column(group, "feature_ids"), list_column(group, "feature_values")
         for low, high in itertools.pairwise(offsets):
-            found.append([[int(i), value] for i, value in zip(ids[low:high], values[low:high], strict=True)])
-    assert sorted(found) == expected
+            stored.append([[int(i), value] for i, value in zip(ids[low:high], values[low:high], strict=True)])
+    assert sorted(stored) == expected
 
 
 def write_head(raw: Path, out: Path, rows: int, test_rows: int) -> Path:
     """The first lines of a data set, with the labels that they name, numbered anew."""
     out.mkdir()
     points = {name: read_lines(raw / f"{name}.json.gz")[:n] for name, n in (("trn", rows), ("tst", test_rows))}
-    named = sorted({label for some in points.values() for one in some for label in one["target_ind"]})
+    named = sorted({label for records in points.values() for point in records for label in point["target_ind"]})
     number = {label: i for i, label in enumerate(named)}
-    for name, some in points.items():
+    for name, records in points.items():
         write_lines(
-            out / f"{name}.json.gz", [one | {"target_ind": [number[i] for i in one["target_ind"]]} for one in some]
+            out / f"{name}.json.gz",
+            [point | {"target_ind": [number[i] for i in point["target_ind"]]} for point in records],
         )
     labels = read_lines(raw / "lbl.json.gz")
     write_lines(out / "lbl.json.gz", [labels[label] for label in named])

@@ -26,16 +26,16 @@ CHOICES = sets(
 )
 def test_a_strategy_from_end_to_end(data: Path, tmp_path: Path, recipe: str, by: str | None) -> None:
     run = tmp_path / "run"
-    found = extremis("run", recipe, data, run, *CHOICES, "--json").json
-    assert found["epochs"][-1]["loss"] < found["epochs"][0]["loss"]
+    report = extremis("run", recipe, data, run, *CHOICES, "--json").json
+    assert report["epochs"][-1]["loss"] < report["epochs"][0]["loss"]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     stale = [record for record in records if record["kind"] == "staleness"]
     if by is None:
-        assert set(found["table_versions"].values()) == {None}
+        assert set(report["table_versions"].values()) == {None}
         assert not (run / "dumps").exists()
         assert not stale
         return
-    assert found["table_versions"] == {"0": None, "1": None, "2": 2, "3": 3}
+    assert report["table_versions"] == {"0": None, "1": None, "2": 2, "3": 3}
     for epoch in (2, 3):
         for source in ("queries", "labels"):
             manifest = open_manifest(str(run / "negatives" / f"epoch-{epoch:04d}" / source), "negatives")
@@ -62,10 +62,12 @@ def test_clusters_from_end_to_end(data: Path, tmp_path: Path, recipe: str) -> No
         "logging.tensorboard=false",
         *(() if recipe == "tas" else ("refresh.every=2",)),
     )
-    found = extremis("run", recipe, data, run, *(word for one in tiny for word in ("--set", one)), "--json").json
-    assert found["epochs"][1]["loss"] < found["epochs"][0]["loss"]
+    report = extremis(
+        "run", recipe, data, run, *(word for setting in tiny for word in ("--set", setting)), "--json"
+    ).json
+    assert report["epochs"][1]["loss"] < report["epochs"][0]["loss"]
     last = 2 if recipe == "tas" else 4
-    assert found["table_versions"] == {"0": None, "1": None, "2": 2, "3": 2, "4": last}
+    assert report["table_versions"] == {"0": None, "1": None, "2": 2, "3": 2, "4": last}
     table = open_manifest(str(run / "clusters" / f"epoch-{last:04d}" / "queries"), "queries")
     assert table.parents["queries"] == open_manifest(str(data / "queries" / "train")).digest
     assert table.parameters["clusters"]["size"] == 16

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import WAIT_SECONDS, browser, complaints, requests
+from tests.browser import WAIT_SECONDS, browser, console_messages, requests
 from tests.command import Done, call, extremis, refused, sets
 from tests.pipelines.raw import point, write_lines, write_tiny
 
@@ -103,7 +103,7 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
     assert {"chart-tail", "chart-loss", "chart-rates", "chart-throughput", "chart-time-0", "chart-recall"} <= names
     assert {"chart-age", "chart-overlap", "chart-scores-0-queries", "chart-funnel-0-queries"} <= names
     assert {"chart-validation", "chart-time-to-P-1", "chart-metrics-test", "chart-deciles-test"} <= names
-    assert complaints(page) == []
+    assert console_messages(page) == []
     assert [url for url in requests(page) if not url.startswith("file://")] == []
 
 
@@ -129,7 +129,7 @@ def test_it_searches_text_labels_and_keys(page: Any) -> None:
     marked, shown = search(page, kind="suspect"), page.find_elements("css selector", "li.suspect")
     assert (marked > 0) == bool(shown)
     assert search(page, kind="miss") + search(page, kind="differ") >= 1
-    assert complaints(page) == []
+    assert console_messages(page) == []
 
 
 def test_texts_are_texts(page: Any) -> None:
@@ -157,7 +157,7 @@ def test_the_theme_changes_on_the_button(page: Any) -> None:
     page.execute_script("document.getElementById('theme').click()")
     assert page.execute_script("return getComputedStyle(document.body).backgroundColor") != before
     page.execute_script("document.getElementById('theme').click()")
-    assert complaints(page) == []
+    assert console_messages(page) == []
 
 
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -170,7 +170,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(folder: Path, made: Done, d
         assert width == 390
         ground = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") == (not dark)
-        assert complaints(driver) == []
+        assert console_messages(driver) == []
 
 
 def test_a_run_alone_has_a_page_without_queries(folder: Path) -> None:
