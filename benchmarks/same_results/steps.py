@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 VOCABULARY = 2000
-SIZES = {"full": (6000, 1500, 15562), "quick": (1500, 400, 2000)}  # train points, test points, labels
+SIZES = {"full": (3000, 800, 4000), "quick": (1500, 400, 2000)}  # train points, test points, labels
 
-# A recipe that trains in seconds, on one thread, and waits for its tables: timing decides nothing.
-SMALL = (
-    *("train.threads=1", "train.epochs=4", "refresh.stale=wait", "logging.every_steps=1", "logging.tensorboard=false"),
-    *("encoder.dimension=32", "encoder.hidden=64", "encoder.buckets=4096", "negatives.random=128"),
-    *("order.batch=512", "order.streams=4", "checkpoint.every_epochs=1"),
-)
-TABLES = ("refresh.start=2", "refresh.every=1")
 SHARD = ("--tokenizer", f"train:{VOCABULARY}", "--shards", "3", "--row-group-rows", "128", "--json")
 PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+
+# Settings with which recipes train in seconds, on one thread. A run waits for its tables: timing decides nothing.
+SMALL = (
+    *("train.threads=1", "train.epochs=4", "checkpoint.every_epochs=1", "logging.every_steps=1"),
+    *("logging.tensorboard=false", "order.batch=512", "order.streams=4"),
+)
+BAG = ("encoder.dimension=32", "encoder.hidden=64", "encoder.buckets=4096")
+RANDOM = ("negatives.random=128",)
+TABLES = ("refresh.stale=wait", "refresh.start=2", "refresh.every=1")
+MINED = (*RANDOM, "negatives.hard=20", *TABLES)
 
 
 @dataclass(frozen=True)
@@ -66,35 +69,34 @@ def sharding() -> list[Step]:
 
 def training() -> list[Step]:
     """Train recipes, with a miner beside, and evaluate each run."""
-    hardness = ("negatives.hard=20", *TABLES, "validation.split=val")
-    clusters = ("order.cluster=16", "order.cluster_doubles_every=1", *TABLES)
-    labels = ("order.batch=1024", "train.epochs=3", "encoder.dimension=16", "encoder.hidden=16")
-    second = ("train.encoder_from=ngame/run", "order.batch=256")
+    validated = "validation.split=val"
+    warmup = ("negatives.hard=50", "negatives.warmup=128", *TABLES)
+    second = ("train.encoder_from=ngame/run", "order.batch=256", *BAG)
     fixed = ("order.cluster=32", "order.cluster_doubles_every=0")
-    bert = ("encoder.kind=transformer", "encoder.model=inputs/bert", "encoder.lr=0.001", "encoder.max_tokens=16")
-    features = ("encoder.inputs=features", "data.label_texts=false", *TABLES)
+    bert = ("encoder.kind=transformer", "encoder.model=inputs/bert", "encoder.dimension=16", "encoder.lr=0.001")
+    plain = (*BAG, *RANDOM, "data.label_texts=false")
     return [
-        then(recipe("astra", *hardness), ("inspect", "astra/run", "--verify", "--json")),
-        recipe("random", "data.label_texts=false"),
-        recipe("w-hard", "negatives.hard=50", "negatives.warmup=128", *TABLES, quick=False),
-        recipe("theta-hard", "negatives.hard=50", "negatives.warmup=128", *TABLES, quick=False),
-        recipe("curriculum", "negatives.hard=20", *TABLES, quick=False),
-        recipe("decoupled", *hardness, scores="sum"),
-        recipe("renee", quick=False),
-        recipe("dexml", *labels, quick=False),
-        recipe("dexml-sampled", *labels, *TABLES),
-        recipe("ngame", *clusters),
-        recipe("ance", *TABLES, "negatives.width=20", quick=False),
+        then(recipe("astra", *BAG, *MINED, validated), ("inspect", "astra/run", "--verify", "--json")),
+        recipe("random", *plain),
+        recipe("w-hard", *BAG, *warmup, quick=False),
+        recipe("theta-hard", *BAG, *warmup, quick=False),
+        recipe("curriculum", *BAG, *MINED, quick=False),
+        then(recipe("decoupled", *BAG, *MINED, validated), evaluate("data", "decoupled", "--scores", "sum")),
+        recipe("renee", *BAG, quick=False),
+        recipe("dexml", *BAG, quick=False),
+        recipe("dexml-sampled", *BAG, *TABLES),
+        recipe("ngame", *BAG, *TABLES, "order.cluster=16", "order.cluster_doubles_every=1"),
+        recipe("ance", *BAG, *TABLES, "negatives.width=20", quick=False),
         then(recipe("ngame-m2", *second, *fixed, needs=("data", "ngame"), quick=False), *fused("ngame-m2")),
-        recipe("decoupled-m2", *second, *TABLES, needs=("data", "ngame"), quick=False),
-        recipe("lns", "negatives.lsh.hard=50", "negatives.lsh.tables=10"),
-        recipe("mips-s", "refresh.every_steps=20", quick=False),
-        recipe("in-trainer", "refresh.every_steps=20"),
-        recipe("half", "classifier.dtype=float16", *hardness, base="astra", quick=False),
-        recipe("transformer", *bert, "data.label_texts=false", "negatives.hard=0", base="astra", quick=False),
-        recipe("features", *features, base="astra", data="sparse", quick=False),
-        recipe("tars", "data.label_texts=false", base="random", data="webdataset", quick=False),
-        recipe("ranks", *hardness, base="astra", verb=("torchrun", "run"), quick=False),
+        recipe("decoupled-m2", *second, *RANDOM, *TABLES, needs=("data", "ngame"), quick=False),
+        recipe("lns", *BAG, *RANDOM, "negatives.lsh.hard=50", "negatives.lsh.tables=10"),
+        recipe("mips-s", *BAG, *RANDOM, "refresh.every_steps=20", quick=False),
+        recipe("in-trainer", *BAG, *MINED[:2], "refresh.every_steps=20"),
+        recipe("half", *BAG, *MINED, "classifier.dtype=float16", base="astra", quick=False),
+        recipe("transformer", *bert, *RANDOM, "data.label_texts=false", base="random", quick=False),
+        recipe("features", *plain, *MINED, "encoder.inputs=features", base="astra", data="sparse", quick=False),
+        recipe("tars", *plain, base="random", data="webdataset", quick=False),
+        replace(on_ranks(recipe("ranks", *BAG, *MINED, base="astra")), quick=False),
     ]
 
 
@@ -144,16 +146,17 @@ def recipe(
     *settings: str,
     base: str = "",
     data: str = "data",
-    scores: str = "classifier",
     needs: tuple[str, ...] = (),
-    verb: tuple[str, ...] = ("run",),
     quick: bool = True,
 ) -> Step:
-    """Return the step that trains recipe `base` (default: `name`) on the step `data` and evaluates the run."""
-    options = tuple(word for setting in (*SMALL, *settings) for word in ("--set", setting))
-    train = (*verb, base or name, f"{data}/out", f"{name}/run", "--json", *options)
-    evaluate = ("evaluate", f"{data}/out", f"{name}/run", "--k", "20", "--scores", scores, "--zero-shot", "--json")
-    return Step(name, (train, evaluate), needs or (data,), quick)
+    """Return the step that trains recipe `base` (default: `name`) on the step `data`, and evaluates the run."""
+    options = [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
+    train = ("run", base or name, f"{data}/out", f"{name}/run", "--json", *options)
+    return Step(name, (train, evaluate(data, name)), needs or (data,), quick)
+
+
+def evaluate(data: str, name: str, *options: str) -> tuple[str, ...]:
+    return "evaluate", f"{data}/out", f"{name}/run", "--k", "20", "--zero-shot", "--json", *options
 
 
 def then(step: Step, *commands: tuple[str, ...]) -> Step:
@@ -161,12 +164,18 @@ def then(step: Step, *commands: tuple[str, ...]) -> Step:
     return replace(step, commands=(*step.commands, *commands))
 
 
+def on_ranks(step: Step) -> Step:
+    """Return the step with its first command under `torchrun`."""
+    first, *others = step.commands
+    return replace(step, commands=(("torchrun", *first), *others))
+
+
 def fused(name: str) -> tuple[tuple[str, ...], ...]:
-    """Return the commands that fuse a run's scores, evaluate and export them."""
+    """Return the commands that fuse a run's scores, and evaluate and export them."""
     data, run = "data/out", f"{name}/run"
     return (
         ("fuse", data, run, "--shortlist", "20", "--json"),
-        ("evaluate", data, run, "--scores", "fused", "--json"),
+        evaluate("data", name, "--scores", "fused"),
         ("export", data, run, f"{name}/export", "--scores", "fused", "--json"),
         ("predict", f"{name}/export", "--data", data, f"{name}/fused.jsonl", "--json"),
     )

@@ -12,7 +12,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from tests.builders import SmallData, build_data, build_negatives
 from tests.command import ROOT, environment
-from tests.laws import end_to_end
+from tests.laws import concatenate
 from tests.rank import RECIPE, Reading, batches_of, digest_of
 from trainer.refresh.adoption import adopt
 from trainer.stream import JoinedStream, open_sources, ranks_of_environment
@@ -71,7 +71,7 @@ def test_two_ranks_of_which_one_is_killed_read_the_global_batches(
         for stream in (whole, *parts):
             stream.set_epoch(epoch)
         for batch, *own in zip(whole, *parts, strict=True):
-            assert digest_of(end_to_end(own)) == digest_of(batch)
+            assert digest_of(concatenate(own)) == digest_of(batch)
             for digests, part in zip(expected, own, strict=True):
                 digests[epoch, batch.step] = digest_of(part)
     assert [digests for digests, _ in found] == expected
