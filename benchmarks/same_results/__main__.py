@@ -85,7 +85,7 @@ def compare(other: Path, this: Path, steps: Sequence[Step]) -> None:
     print(f"{'step':16} {'files':>7} {'values':>9} {'differences':>12}")
     for step in steps:
         failures = [_failure(folder, step) for folder in (other, this)]
-        if any(UNKNOWN.search(failure) for failure in failures):
+        if any(UNKNOWN.search(failure) for failure in failures) or skipped.keys() & set(step.needs):
             skipped[step.name] = " | ".join(failure or "runs" for failure in failures)
             print(f"{step.name:16} skipped: {skipped[step.name]}")
             continue
