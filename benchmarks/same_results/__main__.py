@@ -81,7 +81,7 @@ def run_side(folder: Path, checkout: Path, steps: Sequence[Step], size: str) -> 
 def compare(other: Path, this: Path, steps: Sequence[Step]) -> None:
     """Print a line a step, then each difference; raise SystemExit where there is one."""
     results: dict[str, Comparison] = {}
-    skipped = {}
+    skipped: dict[str, str] = {}
     print(f"{'step':16} {'files':>7} {'values':>9} {'differences':>12}")
     for step in steps:
         failures = [_failure(folder, step) for folder in (other, this)]
