@@ -73,7 +73,7 @@ def training() -> list[Step]:
     warmup = ("negatives.hard=50", "negatives.warmup=128", *TABLES)
     second = ("train.encoder_from=ngame/run", "order.batch=256", *BAG)
     fixed = ("order.cluster=32", "order.cluster_doubles_every=0")
-    bert = ("encoder.kind=transformer", "encoder.model=inputs/bert", "encoder.dimension=16", "encoder.lr=0.001")
+    bert = ("encoder.kind=transformer", "encoder.model=inputs/bert", "encoder.dimension=16", "encoder.max_tokens=16")
     plain = (*BAG, *RANDOM, "data.label_texts=false")
     return [
         then(recipe("astra", *BAG, *MINED, validated), ("inspect", "astra/run", "--verify", "--json")),
