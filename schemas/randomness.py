@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     HASH_TABLES = 12  # (epoch, step, HashTablesStream)
     ROUNDING = 13  # (step)
     POSITIVES = 14  # (epoch, step)
+    CLUSTER_LINES = 15  # (parts that are halved)
 
 
 class InitialWeights(IntEnum):

@@ -8,6 +8,8 @@ import itertools
 
 import numpy as np
 
+from schemas.randomness import Purpose, generator
+
 _ROUNDS = 8  # of 2-means a level; most parts settle in fewer
 
 
@@ -78,7 +80,7 @@ def halved(
     within = np.arange(len(part)) - starts[:-1][part]
     goes_left = within < left[part]
     # Two of a part's points, drawn: their difference is the first line.
-    draw = np.random.Generator(np.random.Philox(key=[seed & (2**64 - 1), len(sizes)]))
+    draw = generator(seed, Purpose.CLUSTER_LINES, len(sizes))
     two = starts[:-1, None] + (draw.random((len(sizes), 2)) * sizes[:, None]).astype(np.int64)
     two = np.minimum(two, max(0, len(part) - 1))  # of a part without points
     lines = vectors[two[:, 0]] - vectors[two[:, 1]]
