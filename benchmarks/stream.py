@@ -214,7 +214,7 @@ def breakdown(world: World) -> dict[str, Any]:
     import trainer.negatives.planner
     import trainer.negatives.random_pool
     import trainer.stream.batch
-    import trainer.stream.source
+    import trainer.stream.row_groups
     from benchmarks.common import training_batch
 
     seconds_of: dict[str, float] = defaultdict(float)
@@ -226,7 +226,7 @@ def breakdown(world: World) -> dict[str, Any]:
         return result
 
     for owner, attribute, name in (
-        (trainer.stream.source.RowGroups, "read", "read and decode"),
+        (trainer.stream.row_groups.RowGroups, "read", "read and decode"),
         (trainer.negatives.planner, "draw_hard", "hard draw"),
         (trainer.negatives.random_pool, "draw_pool", "pool"),
         (trainer.negatives.planner.Planner, "__call__", "plan"),

@@ -1,4 +1,4 @@
-"""The one place that builds and parses paths: DATA (made once) and RUN (one training run)."""
+"""Paths below DATA (made once) and RUN (one training run): built and parsed here alone."""
 
 import re
 from dataclasses import dataclass
@@ -9,45 +9,35 @@ from schemas.storage import join
 
 MANIFEST = "manifest.json"
 LABEL_TEXTS = "labels"  # the source of label texts; in a mix, too
-CLUSTERS = (
-    "clusters"  # what a queries table in cluster order has among its parameters, and where a run keeps such tables
-)
-_SHARD = re.compile(r"part-(\d{5,})-of-(\d{5,})\.(\w+)")
+# Parameter of a queries table in cluster order, and folder of such tables in a run.
+CLUSTERS = "clusters"
 _NUMBERED = re.compile(r"(epoch|step)-(\d+)")
 
 
 def shard_name(index: int, count: int, extension: str = "parquet") -> str:
-    """`part-00007-of-00064.parquet` for shard `index` in [0, count)."""
+    """Return `part-00007-of-00064.parquet` for shard `index` in [0, count)."""
     return f"part-{index:05d}-of-{count:05d}.{extension}"
 
 
-def parse_shard_name(name: str) -> tuple[int, int]:
-    """(index, count) of a shard's file name. Raises ValueError for another name."""
-    match = _SHARD.fullmatch(name)
-    if match is None:
-        raise ValueError(f"{name!r} is no shard name; expected part-IIIII-of-NNNNN.EXTENSION")
-    return int(match[1]), int(match[2])
-
-
 def staging(url: str) -> str:
-    """Where what is needed only while the table at `url` is being made is kept."""
+    """Return the prefix of files that are needed only while the table at `url` is being made."""
     return join(url, ".staging")
 
 
 def parse_number(name: str) -> int | None:
-    """The epoch or step of a folder name (`epoch-0008` is 8); None for any other name."""
+    """Return the epoch or step of a folder name (`epoch-0008` is 8); None for any other name."""
     match = _NUMBERED.fullmatch(name)
     return int(match[2]) if match else None
 
 
 def numbered(root: str) -> list[int]:
-    """The epochs or steps that have a folder under `root`, ascending. Raises StorageError."""
+    """List the epochs or steps that have a folder under `root`, ascending. Raises StorageError."""
     numbers = (parse_number(name) for name in storage.list_names(root))
     return sorted(number for number in numbers if number is not None)
 
 
 def folder(name: str) -> str:
-    """`name`, which may come from a manifest, as one folder. Raises InputError where it would lead elsewhere."""
+    """Return `name`, which may come from a manifest, as one folder. Raises InputError where it would lead elsewhere."""
     if not name or name.startswith(".") or set(name) & set("/\\:"):
         raise InputError(f"{name!r} is no name of a split or a source: it would lead out of its prefix.")
     return name
@@ -129,7 +119,7 @@ class RunLayout:
         return join(self.checkpoints, f"step-{step:08d}")
 
     def evaluation(self, split: str, step: int) -> str:
-        """What `extremis evaluate` found for the checkpoint of `step`, over all queries of `split`."""
+        """Metrics of the checkpoint of `step` over all queries of `split`, as `extremis evaluate` writes them."""
         return join(self.evaluations, f"{folder(split)}-step-{step:08d}.json")
 
     def fusion(self, step: int) -> str:
@@ -159,5 +149,5 @@ class RunLayout:
         return join(self.clusters_root, f"epoch-{epoch:04d}", folder(source))
 
     def adoption(self, epoch: int) -> str:
-        """Which table `epoch` trains on, decided once, before its first step."""
+        """The decision which table `epoch` trains on, made once, before its first step."""
         return join(self.adoptions, f"epoch-{epoch:04d}.json")

@@ -12,6 +12,7 @@ import numpy as np
 from schemas.ragged import Ragged, SparseRows
 from trainer.inputs import Inputs
 from trainer.stream import Batch
+from trainer.stream.order import EpochOrder
 
 
 def assert_equal(actual: Any, expected: Any) -> None:
@@ -133,3 +134,20 @@ def assert_no_thread_is_left(name: str, before: set[int], iterate: Callable[[], 
     gc.collect()
     left = [t.name for t in threading.enumerate() if t.name.startswith(name) and t.ident not in before]
     assert left == []
+
+
+def batch_rows(order: EpochOrder, step: int, streams: range, first_row: np.ndarray) -> np.ndarray:
+    """Row ids of batch `step` from `streams`, by the definition: the law that readers are tested against.
+
+    `first_row` [M + 1]: id of the first row of each row group in storage order.
+    """
+    window, within = divmod(step, order.steps_per_window)
+    parts = []
+    for stream in streams:
+        segments = order.segments(stream, window)
+        ids = np.concatenate(
+            [np.arange(s.start, s.stop) + first_row[s.group] for s in segments] or [np.empty(0, np.int64)]
+        )
+        rows, ends = order.take(stream, window)
+        parts.append(ids[rows[ends[within] : ends[within + 1]]])
+    return np.concatenate(parts)

@@ -1,9 +1,10 @@
-"""The joined stream of training batches (DESIGN section 5)."""
+"""Joined stream of training batches (DESIGN section 5)."""
 
 from trainer.stream.batch import Batch
 from trainer.stream.dataset import JoinedStream
 from trainer.stream.ranks import Ranks, ranks_of_environment
-from trainer.stream.source import Reading, Source, Table, open_queries, open_sources
+from trainer.stream.row_groups import Reading
+from trainer.stream.source import Source, Table, open_queries, open_sources
 
 __all__ = [
     "Batch",

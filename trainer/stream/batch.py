@@ -1,4 +1,4 @@
-"""A batch as the stream deals it: columns, not rows."""
+"""A batch of the stream: columns, not rows."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -53,21 +53,8 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def planned(self, candidates: Candidates | None) -> "Batch":
-        """The same batch with `candidates`."""
-        return Batch(
-            self.epoch,
-            self.step,
-            self.rows,
-            self.inputs,
-            self.positives,
-            self.positive_offsets,
-            self.hard,
-            candidates,
-        )
-
     def padded(self, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
-        """Token ids as tensors `input_ids` [B, T], padded behind each row to the batch's longest, and `lengths` [B].
+        """Return token ids as tensors `input_ids` [B, T], padded behind each row to the longest, and `lengths` [B].
 
         T is 1 at least; rows are cut after `most` tokens. Raises ValueError for a batch without tokens.
         """
@@ -76,14 +63,14 @@ class Batch:
         return pad_rows(self.inputs.tokens, pad=pad, most=most, dtype=dtype)
 
     def to(self, device: torch.device | str | int | None, non_blocking: bool = False) -> "Batch":
-        """The same batch with torch tensors on `device` in place of all arrays; unsigned token ids become int64."""
+        """Return this batch with torch tensors on `device` in place of all arrays; unsigned token ids become int64."""
         return on_device(self, device, non_blocking)
 
     def pin_memory(self) -> "Batch":
-        """The same batch with tensors in pinned memory: what `DataLoader(pin_memory=True)` calls."""
+        """Return this batch with tensors in pinned memory, for `DataLoader(pin_memory=True)`."""
         return pinned(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As one piece of memory, shared in a DataLoader worker: no row is pickled."""
+        """Pack into one piece of memory, shared in a DataLoader worker: no row is pickled."""
         packed = pack(self)
         return (unpack, packed) if packed is not None else (Batch, tuple(getattr(self, f.name) for f in fields(self)))

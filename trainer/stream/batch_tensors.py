@@ -1,4 +1,4 @@
-"""A batch as torch tensors, on a device or in pinned memory, and as one piece of shared memory between processes."""
+"""Batches as torch tensors, on a device or in pinned memory, and as one piece of memory shared between processes."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -16,7 +16,7 @@ _ALIGNED = 64  # bytes
 
 
 class Place(NamedTuple):
-    """Where an array lies in a packed batch."""
+    """Place of an array in a packed batch: its first byte, dtype and shape."""
 
     start: int
     dtype: str
@@ -24,11 +24,11 @@ class Place(NamedTuple):
 
 
 def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] = (np.ndarray, torch.Tensor)) -> T:
-    """`value` with everything in it that is of `kinds` changed: in dataclasses and named tuples, at any depth."""
+    """Return `value` with all that is of `kinds` changed, in dataclasses and named tuples at any depth."""
     if isinstance(value, kinds):
         return change(value)  # type: ignore[no-any-return]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_arrays(one, change, kinds) for one in value))
+        return type(value)(*(map_arrays(part, change, kinds) for part in value))
     if is_dataclass(value) and not isinstance(value, type):
         changed = {field.name: map_arrays(getattr(value, field.name), change, kinds) for field in fields(value)}
         return type(value)(**changed)  # type: ignore[return-value]
@@ -36,7 +36,7 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
 
 
 def on_device(value: T, device: torch.device | str | int | None, non_blocking: bool = False) -> T:
-    """Arrays as tensors on `device`; unsigned ids become int64 there, which torch's embeddings take."""
+    """Move arrays to tensors on `device`; unsigned ids become int64 there, which torch's embeddings take."""
 
     def move(array: np.ndarray | torch.Tensor) -> torch.Tensor:
         moved = as_tensor(array).to(device, non_blocking=non_blocking)
@@ -46,12 +46,12 @@ def on_device(value: T, device: torch.device | str | int | None, non_blocking: b
 
 
 def pinned(value: T) -> T:
-    """Arrays as tensors in pinned memory, which a device copies from without a halt."""
+    """Move arrays to tensors in pinned memory, which a device copies from without a halt."""
     return map_arrays(value, lambda array: as_tensor(array).pin_memory())
 
 
 def pack(value: T) -> tuple[T, torch.Tensor] | None:
-    """`value` with places instead of its NumPy arrays, and one uint8 tensor that holds them; None without arrays.
+    """Return `value` with places instead of its NumPy arrays, and the uint8 tensor that holds them; None without any.
 
     In a DataLoader worker the tensor lies in shared memory, so another process gets the arrays without a copy.
     """
@@ -75,18 +75,16 @@ def pack(value: T) -> tuple[T, torch.Tensor] | None:
         storage = torch.UntypedStorage._new_shared(max(end, 1), device="cpu")
         buffer = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
     memory = buffer.numpy()
-    for at, array in zip(places, arrays, strict=True):
-        _view(memory, at)[...] = array
+    for position, array in zip(places, arrays, strict=True):
+        _view(memory, position)[...] = array
     return skeleton, buffer
 
 
 def unpack(skeleton: T, buffer: torch.Tensor) -> T:
-    """What was packed; its arrays lie in `buffer` and keep it."""
+    """Undo `pack`; the arrays lie in `buffer` and keep it."""
     memory = buffer.numpy()
-    return map_arrays(skeleton, lambda at: _view(memory, at), (Place,))
+    return map_arrays(skeleton, lambda position: _view(memory, position), (Place,))
 
 
-def _view(memory: np.ndarray, at: Place) -> np.ndarray:
-    dtype = np.dtype(at.dtype)
-    count = int(np.prod(at.shape))
-    return memory[at.start : at.start + count * dtype.itemsize].view(dtype).reshape(at.shape)
+def _view(memory: np.ndarray, place: Place) -> np.ndarray:
+    return np.ndarray(place.shape, place.dtype, memory.data, place.start)

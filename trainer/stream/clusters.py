@@ -1,4 +1,4 @@
-"""Tables in cluster order: how large the clusters are that an epoch deals, and where they lie (NGAME, section 3)."""
+"""Clusters of tables in cluster order: sizes that an epoch deals, and numbers a row group (NGAME, section 3)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from schemas.shard_files.parquet import row_groups_of
 
 
 def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
-    """Clusters of each row group [M], where one of `rows` rows at most is dealt as 2**halvings parts.
+    """Count the clusters of each row group [M], where one of `rows` rows at most is dealt as 2**halvings parts.
 
     A row group holds either clusters of `rows` rows, or fewer than `rows` clusters of one row less, so its rows tell.
     """
@@ -19,26 +19,26 @@ def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
 
 
 def cluster_sizes(tables: Sequence[tuple[str, Manifest]]) -> list[int]:
-    """The sizes that those of `tables` which are in cluster order were made with."""
+    """Return the cluster sizes of those `tables` (url, manifest) that are in cluster order."""
     return [manifest.parameters[CLUSTERS]["size"] for _, manifest in tables if CLUSTERS in manifest.parameters]
 
 
 def dealt_clusters(tables: Sequence[tuple[str, Manifest]], size: int) -> np.ndarray | None:
-    """Clusters of about `size` rows in each row group of `tables` (url, manifest), [M]; None where not all have any.
+    """Count the clusters of about `size` rows in each row group of `tables`, [M]; None where not all have any.
 
     Raises InputError where a table's clusters are no whole number of halves.
     """
-    found = []
+    counts = []
     for url, manifest in tables:
-        known: Mapping[str, int] | None = manifest.parameters.get(CLUSTERS)
-        if known is None:
+        made: Mapping[str, int] | None = manifest.parameters.get(CLUSTERS)
+        if made is None:
             return None
-        halvings = (known["size"] // size).bit_length() - 1
-        if size << max(halvings, 0) != known["size"] or size < known["smallest"]:
+        halvings = (made["size"] // size).bit_length() - 1
+        if size << max(halvings, 0) != made["size"] or size < made["smallest"]:
             raise InputError(
-                f"{url}: its clusters of {known['size']} rows are made to be halved down to {known['smallest']}, which "
+                f"{url}: its clusters of {made['size']} rows are made to be halved down to {made['smallest']}, which "
                 f"gives none of {size}. Make it again with `extremis cluster --size N --smallest {size}`, N being "
                 f"{size} times a power of two, or set order.cluster to one of its sizes."
             )
-        found.append(clusters_of(np.diff(row_groups_of(manifest)[2]), known["rows"], halvings))
-    return np.concatenate(found) if found else None
+        counts.append(clusters_of(np.diff(row_groups_of(manifest)[2]), made["rows"], halvings))
+    return np.concatenate(counts) if counts else None

@@ -1,4 +1,4 @@
-"""Columns of many row groups laid end to end, and rows taken from them: whole rows are copied, whatever the column."""
+"""Columns of many row groups, laid end to end, of which whole rows are taken."""
 
 import threading
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ _INT32_BYTES = 2**31 - 1
 
 @dataclass(frozen=True)
 class Lists:
-    """A list column. Its rows are kept as strings of bytes, which Arrow takes five times as fast as lists."""
+    """A list column. Its rows are held as strings of bytes, which Arrow takes five times as fast as lists."""
 
     bytes: pa.Array
     dtype: np.dtype
 
     @classmethod
     def of(cls, tables: Sequence[pa.Table], name: str) -> "Lists":
-        """Column `name` of `tables` laid end to end."""
+        """Lay column `name` of `tables` end to end."""
         parts = [list_column(table, name) for table in tables]
         wide = sum(part.values.nbytes for part in parts) > _INT32_BYTES
         return cls(pa.concat_arrays([_as_bytes(part, wide) for part in parts]), parts[0].values.dtype)
@@ -46,46 +46,46 @@ class Matrix:
 
     @classmethod
     def lent(cls, rows: int, type: pa.FixedSizeListType, lender: "Buffers") -> "Matrix":
-        """To be written."""
+        """Borrow memory for `rows` rows, which are to be written."""
         dtype = pa.array([], type.value_type).to_numpy().dtype
         memory = lender.take(rows * type.list_size * dtype.itemsize)
         values = memory[: rows * type.list_size * dtype.itemsize].view(dtype).reshape(rows, type.list_size)
         return cls(values, memory, lender)
 
     def close(self) -> None:
-        """Give the memory back. What was taken has its own."""
+        """Return the memory. Rows that were taken have their own."""
         self._lender.give(self._memory)
 
     def write(self, table: pa.Table, name: str, start: int) -> None:
-        """Put column `name` of `table` into the rows from `start` on."""
+        """Write column `name` of `table` into the rows from `start` on."""
         self.values[start : start + table.num_rows] = matrix_column(table, name)
 
     def take(self, rows: pa.Array) -> np.ndarray:
-        """Rows `rows` [m]: [m, K], in memory of their own."""
+        """Return rows `rows` [m] in memory of their own, [m, K]."""
         kind = pa.binary(self.values.shape[1] * self.values.itemsize)
         column = pa.Array.from_buffers(kind, len(self.values), [None, pa.py_buffer(self.values)])
-        taken = np.frombuffer(column.take(rows).buffers()[1], self.values.dtype)
-        return taken[: len(rows) * self.values.shape[1]].reshape(-1, self.values.shape[1])
+        values = np.frombuffer(column.take(rows).buffers()[1], self.values.dtype)
+        return values[: len(rows) * self.values.shape[1]].reshape(-1, self.values.shape[1])
 
 
 class Buffers:
-    """Memory that windows take in turns: new pages cost as much as filling them. Any thread may ask."""
+    """Memory that windows use in turns: new pages cost as much as filling them. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._free: list[np.ndarray] = []
         self._lock = threading.Lock()
 
     def take(self, size: int) -> np.ndarray:
-        """At least `size` bytes, uint8; their content is of no account."""
+        """Return at least `size` bytes, uint8, of any content."""
         with self._lock:
-            for number, one in enumerate(self._free):
-                if len(one) >= size:
+            for number, buffer in enumerate(self._free):
+                if len(buffer) >= size:
                     return self._free.pop(number)
             self._free = []  # too small for the windows of now
         return np.empty(size, np.uint8)
 
     def give(self, buffer: np.ndarray) -> None:
-        """Take back what nobody looks at any more."""
+        """Return memory that nothing refers to any more."""
         with self._lock:
             self._free.append(buffer)
 

@@ -1,4 +1,4 @@
-"""The joined stream: an iterable dataset whose state is (seed, epoch, step, negative tables, format version)."""
+"""Joined stream: an iterable dataset whose state is (seed, epoch, step, negative tables, format version)."""
 
 import contextlib
 import functools
@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.clusters import cluster_sizes, dealt_clusters
 from trainer.stream.decode import Damaged, Decoding, decodings
-from trainer.stream.loader_workers import Lane, Notice, lane_of_process
+from trainer.stream.loader_workers import WorkerChannel, WorkerSlice, slice_of_process
 from trainer.stream.order import EpochOrder, streams_of_rank
 from trainer.stream.prefetch import by_threads, in_line
-from trainer.stream.source import Reading, RowGroups, Source
+from trainer.stream.row_groups import Reading, RowGroups
+from trainer.stream.source import Source
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
@@ -78,10 +80,10 @@ class JoinedStream(IterableDataset):
         self._seed, self._threads, self._tail = seed, threads, tail
         self._clusters, self._plan, self._damaged = clusters, plan, damaged
         self._epoch, self._step = 0, 0
-        self._lane: Lane | None = None  # whose steps `_step` is one of; None: of all
+        self._slice: WorkerSlice | None = None  # whose steps `_step` is one of; None: of all
         self._process = os.getpid()
-        self._notice = Notice()
-        self._heard = self._notice.number
+        self._channel = WorkerChannel()
+        self._last_read = self._channel.number
 
     @property
     def rows(self) -> int:
@@ -91,7 +93,7 @@ class JoinedStream(IterableDataset):
     @property
     def skipped_rows(self) -> int:
         """Rows left out because they did not decode, in this process or in workers."""
-        return self._notice.skipped
+        return self._channel.skipped
 
     @property
     def sources(self) -> list[Source]:
@@ -105,7 +107,7 @@ class JoinedStream(IterableDataset):
     @property
     def order(self) -> EpochOrder:
         """The order of the current epoch."""
-        cluster, clusters = self._dealt
+        cluster, clusters = self._cluster_counts
         return EpochOrder(
             self._groups.group_rows,
             self._batch,
@@ -122,11 +124,11 @@ class JoinedStream(IterableDataset):
     @property
     def cluster(self) -> int:
         """Rows of a cluster that the current epoch deals as one; 1 where rows are dealt on their own."""
-        return self._dealt[0]
+        return self._cluster_counts[0]
 
     @functools.cached_property
-    def _dealt(self) -> tuple[int, np.ndarray | None]:
-        """`cluster` and, where it is above 1, how many of them each row group has."""
+    def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
+        """`cluster` and, where it is above 1, the number of clusters in each row group [M]."""
         if self._clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
@@ -151,24 +153,24 @@ class JoinedStream(IterableDataset):
         Workers of a DataLoader hear of it when the loader is iterated next, persistent ones too.
         """
         if sources is not None:
-            self._take(sources)
+            self._set_sources(sources)
         self._go_to(epoch)
-        self._step, self._lane = 0, None
-        self._tell()
+        self._step, self._slice = 0, None
+        self._notify_workers()
 
     def state_dict(self, after: Batch | None = None) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on after the newest batch, or after the batch given.
+        """Return what `load_state_dict` needs to go on after the newest batch, or after the batch `after`.
 
         Where DataLoader workers deal the batches, only they know which is the newest: name the batch, or ask a
         `StatefulDataLoader`, whose state is made of its workers' (they resume in as many workers only).
         """
-        self._settle()
-        at = {"epoch": self._epoch, "step": self._step}
+        self._sync_worker()
+        position = {"epoch": self._epoch, "step": self._step}
         if after is not None:
-            at = {"epoch": after.epoch, "step": after.step + 1}
-        elif self._lane is not None:
-            at["worker"], at["workers"] = self._lane.worker, self._lane.workers
-        return {**at, **self._identity}
+            position = {"epoch": after.epoch, "step": after.step + 1}
+        elif self._slice is not None:
+            position |= asdict(self._slice)
+        return {**position, **self._identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the step of `state`. Raises InputError when the order that it belongs to is not this one."""
@@ -178,19 +180,19 @@ class JoinedStream(IterableDataset):
                     f"cannot resume the stream: {name} was {state.get(name)!r} when it was saved and is {value!r} "
                     "now. Resume with the same data, recipe and tables, or start a new run."
                 )
-        self._lane = Lane(state["worker"], state["workers"]) if "worker" in state else None
-        if self._lane not in (None, lane_of_process()):
+        self._slice = WorkerSlice(state["worker"], state["workers"]) if "worker" in state else None
+        if self._slice not in (None, slice_of_process()):
             raise InputError(
                 f"cannot resume the stream: the state is that of worker {state['worker']} of {state['workers']}. "
                 "Resume with as many DataLoader workers, or save state_dict(after=batch), which suits any number."
             )
         self._go_to(state["epoch"])
         self._step = state["step"]
-        self._tell()
+        self._notify_workers()
 
     @functools.cached_property
     def _identity(self) -> dict[str, Any]:
-        """What the order depends on."""
+        """All that the order depends on."""
         return {
             "version": STATE_VERSION,
             "seed": self._seed,
@@ -207,57 +209,57 @@ class JoinedStream(IterableDataset):
 
     def _go_to(self, epoch: int) -> None:
         self._epoch = epoch
-        self.__dict__.pop("_dealt", None)
+        self.__dict__.pop("_cluster_counts", None)
 
-    def _take(self, sources: list[Source]) -> None:
+    def _set_sources(self, sources: list[Source]) -> None:
         self._sources = sources
         self._groups = RowGroups(sources, self._label_type, self._inputs, self._reading)
         self.__dict__.pop("_identity", None)
-        self.__dict__.pop("_dealt", None)
+        self.__dict__.pop("_cluster_counts", None)
 
-    def _tell(self) -> None:
-        """Let copies in workers know where this stream is now."""
-        if lane_of_process() is not None:
+    def _notify_workers(self) -> None:
+        """Write to the copies in workers at which step this stream is now."""
+        if slice_of_process() is not None:
             return
         negatives = {s.name: None if s.negatives is None else s.negatives.url for s in self._sources}
-        self._notice.write({"epoch": self._epoch, "step": self._step, "urls": negatives, **self._identity})
-        self._heard = self._notice.number
+        self._channel.write({"epoch": self._epoch, "step": self._step, "urls": negatives, **self._identity})
+        self._last_read = self._channel.number
 
-    def _settle(self) -> None:
-        """In a worker: what this copy was made with, told since, and its own steps."""
-        lane = lane_of_process()
+    def _sync_worker(self) -> None:
+        """In a worker: bring this copy to the main process's step, and to its own slice of the steps."""
+        own_slice = slice_of_process()
         if os.getpid() != self._process:  # files and threads are those of the process that was forked
             self._process = os.getpid()
             self._groups = RowGroups(self._sources, self._label_type, self._inputs, self._reading)
-        if lane is None:
+        if own_slice is None:
             return
-        if self._heard != self._notice.number:
-            self._hear(self._notice.read())
-        if self._lane is None:
-            self._lane, self._step = lane, self._step + lane.worker
+        if self._last_read != self._channel.number:
+            self._follow(self._channel.read())
+        if self._slice is None:
+            self._slice, self._step = own_slice, self._step + own_slice.worker
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        self._heard = self._notice.number
-        if told["tables"] != self._identity["tables"] or told["mix"] != self._identity["mix"]:
+    def _follow(self, message: dict[str, Any]) -> None:
+        self._last_read = self._channel.number
+        if message["tables"] != self._identity["tables"] or message["mix"] != self._identity["mix"]:
             raise InputError("set_epoch brought other tables: make a new DataLoader, whose workers start with them.")
-        if told["negatives"] != self._identity["negatives"]:
-            self._take([source.with_negatives(told["urls"][source.name]) for source in self._sources])
-            if told["negatives"] != self._identity["negatives"]:
-                urls = ", ".join(filter(None, told["urls"].values()))
+        if message["negatives"] != self._identity["negatives"]:
+            self._set_sources([source.with_negatives(message["urls"][source.name]) for source in self._sources])
+            if message["negatives"] != self._identity["negatives"]:
+                urls = ", ".join(filter(None, message["urls"].values()))
                 raise TableError(f"{urls}: a table changed after it was adopted. Start a new run.")
-        self._go_to(told["epoch"])
-        self._step, self._lane = told["step"], None
+        self._go_to(message["epoch"])
+        self._step, self._slice = message["step"], None
 
     def __iter__(self) -> Iterator[Batch]:
-        self._settle()
-        order, stride = self.order, 1 if self._lane is None else self._lane.workers
+        self._sync_worker()
+        order, stride = self.order, 1 if self._slice is None else self._slice.workers
         with contextlib.closing(self._batches(order, range(self._step, order.steps, stride))) as batches:
             for batch in batches:
                 self._step = batch.step + stride
                 yield batch
 
     def _batches(self, order: EpochOrder, steps: range) -> Generator[Batch, None, None]:
-        """Those of `steps`, planned."""
+        """Deal the batches of `steps`, planned."""
         _keep_freed_memory()
         if not steps:
             return
@@ -274,17 +276,17 @@ class JoinedStream(IterableDataset):
         finally:
             self._groups.close()
 
-    def _windows(self, order: EpochOrder, steps: range) -> Iterator["_Dealt"]:
+    def _windows(self, order: EpochOrder, steps: range) -> Iterator["_WindowWork"]:
         first = steps.start // order.steps_per_window
-        counted = self._lane is None or self._lane.worker == 0  # every worker decodes every window
-        skip = self._notice.skip if counted else None
+        counted = self._slice is None or self._slice.worker == 0  # every worker decodes every window
+        skip = self._channel.skip if counted else None
         fetched = WINDOWS_AHEAD + 1
         for decoding in decodings(order, self._groups, self._streams, first, fetched, self._damaged):
-            yield _Dealt(decoding, order.epoch, first * order.steps_per_window, steps, self._plan, skip)
+            yield _WindowWork(decoding, order.epoch, first * order.steps_per_window, steps, self._plan, skip)
             first += 1
 
 
-class _Dealt:
+class _WindowWork:
     """A window, decoded by `tasks`, and its batches of `steps`; batch 0 of the window is that of `first_step`."""
 
     def __init__(
@@ -313,12 +315,12 @@ class _Dealt:
 
     def _deal(self, steps: range) -> list[Batch]:
         batches = self._window.batches(self._epoch, self._first_step, steps)
-        return batches if self._plan is None else [one.planned(self._plan(one)) for one in batches]
+        return batches if self._plan is None else [replace(batch, candidates=self._plan(batch)) for batch in batches]
 
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Once a process, before batches are made.
+    """Keep freed memory in this process, once and before batches are made.
 
     glibc gives a block above 128 KiB back to the system when it is freed, until a larger one has been freed once: a
     batch's arrays would then cost a page fault every 4 KiB, which doubles the time of planning.

@@ -1,4 +1,4 @@
-"""A stream in worker processes of a DataLoader: which steps are a worker's, and what it hears of the main process."""
+"""A stream in worker processes of a DataLoader: slices of the steps, and a channel from the main process."""
 
 import json
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ _BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Lane:
+class WorkerSlice:
     """Worker `worker` of `workers`: a loader takes batches from its workers in turns, so each deals every n-th step."""
 
     worker: int
     workers: int
 
 
-def lane_of_process() -> Lane | None:
-    """The lane of this process; None outside of DataLoader workers."""
+def slice_of_process() -> WorkerSlice | None:
+    """Return the slice of this process; None outside of DataLoader workers."""
     info = get_worker_info()
-    return None if info is None else Lane(info.id, info.num_workers)
+    return None if info is None else WorkerSlice(info.id, info.num_workers)
 
 
-class Notice:
-    """What the main process last said to copies of a stream in workers that outlive an epoch, in shared memory.
+class WorkerChannel:
+    """Last message of the main process to copies of a stream in workers that outlive an epoch, in shared memory.
 
     The memory has no name, and is gone with the processes. Writer and readers take turns: a loader makes its workers
     begin an epoch only after whoever owns it has called `set_epoch`.
@@ -39,11 +39,11 @@ class Notice:
 
     @property
     def number(self) -> int:
-        """How many notices there have been."""
+        """Messages written so far."""
         return int(self._header[0])
 
     def write(self, body: dict[str, Any]) -> None:
-        """Raises InputError where it does not fit."""
+        """Write the next message. Raises InputError where it does not fit."""
         text = json.dumps(body).encode()
         room = _BYTES - self._header.nbytes
         if len(text) > room:
@@ -56,15 +56,17 @@ class Notice:
         self._header[0] += 1
 
     def read(self) -> dict[str, Any]:
+        """Read the last message."""
         body: dict[str, Any] = json.loads(self._text[: int(self._header[1])].tobytes())
         return body
 
     @property
     def skipped(self) -> int:
-        """Rows skipped so far, by whichever process counts them."""
+        """Rows skipped so far, in any process."""
         return int(self._header[2])
 
     def skip(self, rows: int) -> None:
+        """Count `rows` more as skipped."""
         self._header[2] += rows
 
     @property

@@ -1,4 +1,4 @@
-"""How often an epoch deals the rows of each source: pure arithmetic on row-group sizes.
+"""Mixing of sources, each dealt as often as its weight says: pure arithmetic on row-group sizes.
 
 A source of N rows and weight w gives each row floor(w) times an epoch, and round((w - floor(w)) * N) of its rows once
 more. Which ones is chosen by (seed, epoch, source): row groups are permuted anew every b = floor(N / rows chosen)
@@ -24,13 +24,13 @@ class Share:
 
 
 def split_weight(weight: float, rows: int) -> tuple[int, int]:
-    """(times that every one of a source's `rows` rows is dealt, rows that are dealt once more)."""
+    """Return (times that each of a source's `rows` rows is dealt, rows that are dealt once more)."""
     whole = math.floor(weight)
     return whole, round((weight - whole) * rows)
 
 
 def count_rows(group_rows: np.ndarray, mix: Sequence[Share]) -> int:
-    """Rows of an epoch, the same in every epoch; `group_rows` [M] in storage order."""
+    """Count the rows of an epoch, the same in every epoch; `group_rows` [M] in storage order."""
     if not mix:
         return int(group_rows.sum())
     total = 0
@@ -42,28 +42,28 @@ def count_rows(group_rows: np.ndarray, mix: Sequence[Share]) -> int:
 
 
 def pieces_of(group_rows: np.ndarray, mix: Sequence[Share], seed: int, epoch: int) -> np.ndarray:
-    """What `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
+    """Return the pieces that `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
 
     `group_rows` [M] in storage order; without a `mix` each row group once, whole.
     """
-    everything = np.stack([np.arange(len(group_rows)), np.zeros(len(group_rows), np.int64), group_rows], axis=1)
+    whole_groups = np.stack([np.arange(len(group_rows)), np.zeros(len(group_rows), np.int64), group_rows], axis=1)
     if not mix:
-        return everything
+        return whole_groups
     pieces = [np.empty((0, 3), np.int64)]
     for source, first, stop, share in _ranges(mix):
-        own = everything[first:stop]
-        whole, more = split_weight(share.weight, int(own[:, 2].sum()))
-        pieces.append(np.tile(own, (whole, 1)))
+        groups = whole_groups[first:stop]
+        times, more = split_weight(share.weight, int(groups[:, 2].sum()))
+        pieces.append(np.tile(groups, (times, 1)))
         if more:
-            pieces.append(_chosen(own, more, seed, epoch, source))
+            pieces.append(_choose(groups, more, seed, epoch, source))
     return np.concatenate(pieces)
 
 
-def _chosen(own: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> np.ndarray:
-    """`rows` rows out of the whole row groups `own` [m, 3] of one source, as pieces [e, 3]."""
-    epochs = int(own[:, 2].sum()) // rows
+def _choose(groups: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> np.ndarray:
+    """Choose `rows` rows out of the whole row groups `groups` [m, 3] of one source, as pieces [e, 3]."""
+    epochs = int(groups[:, 2].sum()) // rows
     number, part = divmod(epoch, epochs)
-    permuted = own[generator(seed, Purpose.MIXTURE, number, source).permutation(len(own))]
+    permuted = groups[generator(seed, Purpose.MIXTURE, number, source).permutation(len(groups))]
     ends = np.cumsum(permuted[:, 2])
     starts = ends - permuted[:, 2]
     first = np.maximum(starts, part * rows)
@@ -73,7 +73,7 @@ def _chosen(own: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> n
 
 
 def _ranges(mix: Sequence[Share]) -> Iterator[tuple[int, int, int, Share]]:
-    """(number, first row group, end, share) of each source."""
+    """Yield (number, first row group, end, share) of each source."""
     stop = 0
     for number, share in enumerate(mix):
         first, stop = stop, stop + share.groups

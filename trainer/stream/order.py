@@ -1,4 +1,4 @@
-"""The order of rows: pure arithmetic on row-group sizes, far from any file (DESIGN section 5).
+"""Order of rows: pure arithmetic on row-group sizes, without any file (DESIGN section 5).
 
 Row groups (all of them once, or as `mixing` weighs their sources) are permuted by (seed, epoch). The permuted sequence
 of N rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row
@@ -30,8 +30,8 @@ class Segment:
     stop: int
 
 
-class Take(NamedTuple):
-    """How one stream's window is dealt: batch b takes `rows[ends[b] : ends[b + 1]]` of its segments laid end to end."""
+class WindowDeal(NamedTuple):
+    """Deal of one stream's window: batch b takes `rows[ends[b] : ends[b + 1]]` of its segments laid end to end."""
 
     rows: np.ndarray  # [n] int64, a permutation
     ends: np.ndarray  # [batches + 1]
@@ -69,7 +69,7 @@ class EpochOrder:
     def _starts(self) -> np.ndarray:
         """Position at which each piece starts, and the number of all that is dealt at the end, [E + 1]."""
         counts = self.pieces[:, 2] - self.pieces[:, 1] if self.clusters is None else self.clusters[self.pieces[:, 0]]
-        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return offsets_of(counts)
 
     @cached_property
     def rows(self) -> int:
@@ -78,7 +78,7 @@ class EpochOrder:
 
     @cached_property
     def units(self) -> int:
-        """What is dealt in an epoch: clusters, or N rows where there are none. Positions and cursors count these."""
+        """Units dealt in an epoch: clusters, or N rows where there are none. Positions and cursors count units."""
         return self.rows if self.clusters is None else int(self.clusters.sum())
 
     @property
@@ -110,85 +110,69 @@ class EpochOrder:
         return self.window_units // self.share
 
     def steps_of(self, window: int) -> int:
-        """Batches of `window`: the last one has fewer."""
+        """Count the batches of `window`: the last one has fewer."""
         return min(self.steps_per_window, self.steps - window * self.steps_per_window)
 
     def segments(self, stream: int, window: int) -> list[Segment]:
-        """What to read for one stream's window, in the epoch's order."""
+        """Return the segments to read for one stream's window, in the epoch's order."""
         return [
             Segment(group, int(bounds[0]), int(bounds[-1]))
             for group, bounds in self._bounds(stream, window)
             if bounds[0] < bounds[-1]
         ]
 
-    def take(self, stream: int, window: int) -> Take:
-        """The permutation of one stream's window, and what each of its batches takes of it."""
+    def take(self, stream: int, window: int) -> WindowDeal:
+        """Permute the rows of one stream's window, and cut them into its batches."""
         start, stop = self._window_range(stream, window)
         permuted = generator(self.seed, Purpose.WINDOW, self.epoch, stream, window).permutation(stop - start)
         ends = np.minimum(np.arange(self.steps_of(window) + 1) * self.share, stop - start)
         if self.clusters is None:
-            return Take(permuted, ends)
+            return WindowDeal(permuted, ends)
         sizes = np.concatenate([np.diff(bounds) for _, bounds in self._bounds(stream, window)] or [ends[:0]])
-        starts = np.concatenate([[0], np.cumsum(sizes)])[:-1][permuted]
-        until = np.concatenate([[0], np.cumsum(sizes[permuted])])
+        starts = offsets_of(sizes)[:-1][permuted]
+        until = offsets_of(sizes[permuted])
         rows = np.repeat(starts - until[:-1], sizes[permuted]) + np.arange(until[-1])
-        return Take(rows, until[ends])
+        return WindowDeal(rows, until[ends])
 
     def goes_on(self, last: Segment) -> bool:
-        """Whether the row group of a window's last segment has rows after it."""
+        """Return true where the row group of a window's last segment has rows after it."""
         return last.stop < int(self.group_rows[last.group])
 
-    def batch_rows(self, step: int, streams: range, first_row: np.ndarray) -> np.ndarray:
-        """Row ids of batch `step` from `streams`, by the definition: the law that readers are tested against.
-
-        `first_row` [M + 1]: id of the first row of each row group in storage order.
-        """
-        window, within = divmod(step, self.steps_per_window)
-        parts = []
-        for stream in streams:
-            segments = self.segments(stream, window)
-            ids = np.concatenate(
-                [np.arange(s.start, s.stop) + first_row[s.group] for s in segments] or [np.empty(0, np.int64)]
-            )
-            rows, ends = self.take(stream, window)
-            parts.append(ids[rows[ends[within] : ends[within + 1]]])
-        return np.concatenate(parts)
-
     def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
-        """Of each row group in one stream's window: where its units begin and end there, rows within it [u + 1].
+        """Return (row group, bounds [u + 1] of its units, as rows within it) of each row group in one stream's window.
 
-        Of rows that are dealt on their own, only where the first begins and the last ends.
+        For rows that are dealt on their own, the bounds are those of the first and the last.
         """
         start, stop = self._window_range(stream, window)
-        found: list[tuple[int, np.ndarray]] = []
-        at = int(np.searchsorted(self._starts, start, side="right")) - 1
+        bounds: list[tuple[int, np.ndarray]] = []
+        piece = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
-            upto = min(stop, int(self._starts[at + 1]))
+            upto = min(stop, int(self._starts[piece + 1]))
             if upto > start:
-                group, first_row, _ = self.pieces[at].tolist()
-                first, last = start - int(self._starts[at]), upto - int(self._starts[at])
+                group, first_row, _ = self.pieces[piece].tolist()
+                first, last = start - int(self._starts[piece]), upto - int(self._starts[piece])
                 if self.clusters is None:
-                    found.append((group, np.array([first_row + first, first_row + last])))
+                    bounds.append((group, np.array([first_row + first, first_row + last])))
                 else:
                     rows, count = int(self.group_rows[group]), int(self.clusters[group])
-                    found.append((group, np.arange(first, last + 1) * rows // count))
+                    bounds.append((group, np.arange(first, last + 1) * rows // count))
             start = upto
-            at += 1
-        return found
+            piece += 1
+        return bounds
 
     def _window_range(self, stream: int, window: int) -> tuple[int, int]:
-        """Positions [start, stop) of one stream's window in the permuted sequence."""
+        """Return positions [start, stop) of one stream's window in the permuted sequence."""
         first, last = self._range(stream)
         start = min(first + window * self.window_units, last)
         return start, min(start + self.window_units, last)
 
     def _range(self, stream: int) -> tuple[int, int]:
-        """Positions [first, last) of a stream in the permuted sequence."""
+        """Return positions [first, last) of a stream in the permuted sequence."""
         return stream * self.units // self.streams, (stream + 1) * self.units // self.streams
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
-    """The streams that `rank` of `ranks` owns: contiguous, so ranks' batches laid end to end are the global one.
+    """Return the streams that `rank` of `ranks` owns: contiguous, so ranks' batches end to end are the global one.
 
     Raises ValueError where ranks do not divide streams.
     """
@@ -198,17 +182,17 @@ def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
     return range(rank * each, (rank + 1) * each)
 
 
-def deal(taken: Sequence[Take]) -> tuple[np.ndarray, np.ndarray]:
-    """How rows of several streams' windows, laid end to end, become batches.
+def deal(deals: Sequence[WindowDeal]) -> tuple[np.ndarray, np.ndarray]:
+    """Order the rows of several streams' windows, laid end to end, by batches.
 
-    `taken` [s]: of each stream's window, with as many batches. Returns the gather order (batch by batch, stream by
+    `deals` [s]: of each stream's window, with as many batches. Returns the gather order (batch by batch, stream by
     stream within) and the batches' offsets into it [batches + 1]; rows beyond the last batch are left out.
     """
-    starts = np.concatenate([[0], np.cumsum([len(one.rows) for one in taken])]).astype(np.int64)
-    rows = np.concatenate([one.rows[: one.ends[-1]] + at for one, at in zip(taken, starts, strict=False)])
-    counts = np.stack([np.diff(one.ends) for one in taken])  # [s, batches]
+    starts = offsets_of(np.array([len(rows) for rows, _ in deals], np.int64))
+    rows = np.concatenate([rows[: ends[-1]] + start for (rows, ends), start in zip(deals, starts, strict=False)])
+    counts = np.stack([np.diff(ends) for _, ends in deals])  # [s, batches]
     offsets = offsets_of(counts.sum(axis=0))
     if counts.size and (counts == counts[0, 0]).all():  # every stream fills every batch: no sorting
         return rows.reshape(*counts.shape, -1).swapaxes(0, 1).reshape(-1), offsets
-    number = np.repeat(np.tile(np.arange(counts.shape[1]), len(taken)), counts.reshape(-1))
+    number = np.repeat(np.tile(np.arange(counts.shape[1]), len(deals)), counts.reshape(-1))
     return rows[np.argsort(number, kind="stable")], offsets

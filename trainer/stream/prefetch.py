@@ -1,4 +1,4 @@
-"""Work done ahead by threads, handed over in order."""
+"""Prefetching: threads work ahead, and items come in order."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Work(Protocol[T]):
-    """Made by `tasks`, in any threads and order; then opened; then its pieces give its items, in any threads, too."""
+    """Work that `tasks` prepare, in any threads and order; once open, its pieces give items, in any threads too."""
 
     tasks: list[Callable[[], None]]
 
@@ -21,7 +21,7 @@ class Work(Protocol[T]):
 
 
 def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
-    """Items of `works`, all work done here, when it is asked for."""
+    """Yield the items of `works`; all work is done here, when it is asked for."""
     for work in works:
         for task in work.tasks:
             task()
@@ -32,7 +32,7 @@ def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
 
 
 def by_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generator[T, None, None]:
-    """The same items: the pool works on up to `depth` pieces ahead, and meanwhile makes the next of `works`.
+    """Yield the same items: the pool works on up to `depth` pieces ahead, and meanwhile prepares the next of `works`.
 
     Tasks of the next one are handed out between the pieces of this one, so that neither waits for all of the other.
     """
@@ -46,22 +46,22 @@ def by_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generato
         return items
 
     current = next(works, None)
-    making = [pool.submit(task) for task in current.tasks] if current is not None else []
+    preparing = [pool.submit(task) for task in current.tasks] if current is not None else []
     while current is not None:
-        for future in making:
+        for future in preparing:
             future.result()
         current.open()
         following = next(works, None)
         tasks = deque(following.tasks if following is not None else [])
         todo = current.pieces()
-        making = []
+        preparing = []
         for number, piece in enumerate(todo, 1):
             pieces.append((pool.submit(piece), current if number == len(todo) else None))
             share = -(-len(tasks) // (len(todo) - number + 1))
-            making += [pool.submit(tasks.popleft()) for _ in range(share)]
+            preparing += [pool.submit(tasks.popleft()) for _ in range(share)]
             if len(pieces) > depth:
                 yield from finish()
-        making += [pool.submit(task) for task in tasks]
+        preparing += [pool.submit(task) for task in tasks]
         current = following
     while pieces:
         yield from finish()

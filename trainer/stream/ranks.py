@@ -1,4 +1,4 @@
-"""Which rank this process is, as `torchrun` tells it."""
+"""Rank of this process, as `torchrun` sets it."""
 
 import os
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ class Ranks(NamedTuple):
 
 
 def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
-    """RANK and WORLD_SIZE of the environment, as `torchrun` and other launchers set them; (0, 1) where neither is.
+    """Return RANK and WORLD_SIZE of the environment, as `torchrun` and other launchers set them; (0, 1) without them.
 
-    Raises InputError for one without the other, and for what cannot be.
+    Raises InputError for one without the other, and for impossible values.
     """
-    given = os.environ if environment is None else environment
-    rank, ranks = given.get("RANK"), given.get("WORLD_SIZE")
+    variables = os.environ if environment is None else environment
+    rank, ranks = variables.get("RANK"), variables.get("WORLD_SIZE")
     if rank is None and ranks is None:
         return Ranks(0, 1)
     try:
-        found = Ranks(int(rank or ""), int(ranks or ""))
+        position = Ranks(int(rank or ""), int(ranks or ""))
     except ValueError:
-        found = Ranks(-1, 0)
-    if not 0 <= found.rank < found.ranks:
+        position = Ranks(-1, 0)
+    if not 0 <= position.rank < position.ranks:
         raise InputError(
             f"RANK = {rank!r}, WORLD_SIZE = {ranks!r} in the environment: expected both, with 0 <= RANK < WORLD_SIZE. "
             "Launch with torchrun, which sets them, or unset both."
         )
-    return found
+    return position

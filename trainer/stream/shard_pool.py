@@ -1,4 +1,4 @@
-"""Shards that are open: each footer or index is read and parsed once, and forgotten when others are needed more."""
+"""Pool of open shards: each footer or index is read and parsed once, and dropped when others are needed more."""
 
 import threading
 from collections import OrderedDict
@@ -10,8 +10,8 @@ from schemas.shard_files.shards import OpenShard, open_shard
 from schemas.storage import join
 
 
-class OpenShards:
-    """The shards used last: at most FILES, and at most BYTES of what was parsed. Safe to use from several threads."""
+class ShardPool:
+    """Shards used last: at most FILES, and at most BYTES of what was parsed. Safe to use from several threads."""
 
     FILES = 256
     BYTES = 256 << 20
@@ -23,15 +23,14 @@ class OpenShards:
         self._bytes = 0
 
     def get(self, url: str, shard: Shard) -> OpenShard:
-        """`shard` of the table at `url`, opened by one of those who ask at a time. Raises TableError, StorageError."""
+        """Return `shard` of the table at `url`, opened by one thread for all. Raises TableError, StorageError."""
         place = join(url, shard.path)
         with self._lock:
-            known = self._open.get(place)
-            future = known or Future()
-            self._open[place] = future
+            is_new = place not in self._open
+            future = self._open.setdefault(place, Future())
             self._open.move_to_end(place)
-        if known is not None:
-            return known.result()
+        if not is_new:
+            return future.result()
         try:
             opened = open_shard(url, shard, self._access)
         except BaseException as error:
@@ -53,7 +52,7 @@ class OpenShards:
                     self._bytes -= self._open.pop(place).result().memory
 
     def _evict(self) -> None:
-        """Whoever still reads a shard that goes keeps it."""
+        """Drop the shards used longest ago; a thread that still reads one keeps it."""
         for place in list(self._open):
             if (len(self._open) <= self.FILES and self._bytes <= self.BYTES) or len(self._open) == 1:
                 return

@@ -1,4 +1,4 @@
-"""A window: the rows that a rank reads at once, and how its batches take them."""
+"""Window of the stream: the rows that a rank reads at once, and the batches that take them."""
 
 from dataclasses import dataclass
 
@@ -29,28 +29,29 @@ class Window:
     skipped: int = 0
 
     def close(self) -> None:
-        """No more batches will be asked for."""
+        """Return the memory: no more batches will be asked for."""
         if self.hard is not None:
             self.hard.close()
 
     def pieces(self, first_step: int, steps: range) -> list[range]:
-        """The window's of `steps`, which ascend, a few at a time; its batch 0 is that of `first_step`."""
+        """Return those of `steps` (ascending) that are in this window, a few at a time; batch 0 is of `first_step`."""
         skipped = max(0, -(-(first_step - steps.start) // steps.step))
-        own = range(steps.start + skipped * steps.step, min(first_step + len(self.offsets) - 1, steps.stop), steps.step)
-        return [own[at : at + _BATCHES] for at in range(0, len(own), _BATCHES)]
+        stop = min(first_step + len(self.offsets) - 1, steps.stop)
+        within = range(steps.start + skipped * steps.step, stop, steps.step)
+        return [within[first : first + _BATCHES] for first in range(0, len(within), _BATCHES)]
 
     def batches(self, epoch: int, first_step: int, steps: range) -> list[Batch]:
-        """The batches of `steps`, gathered together."""
+        """Gather the batches of `steps` together."""
         numbers = np.asarray(steps) - first_step
         low, high = self.offsets[numbers], self.offsets[numbers + 1]
         if steps.step == 1:
             order, rows = self.order[low[0] : high[-1]], self.rows[low[0] : high[-1]]
         else:
             picked = [slice(*bounds) for bounds in zip(low, high, strict=True)]
-            order, rows = (np.concatenate([column[one] for one in picked]) for column in (self.order, self.rows))
-        taken = pa.array(order)
-        columns = {name: column.take(taken) for name, column in self.lists.items()}
-        hard = None if self.hard is None else self.hard.take(taken)
+            order, rows = (np.concatenate([column[part] for part in picked]) for column in (self.order, self.rows))
+        indices = pa.array(order)
+        columns = {name: column.take(indices) for name, column in self.lists.items()}
+        hard = None if self.hard is None else self.hard.take(indices)
         inputs, positives = Inputs.from_columns(columns), columns["label_ids"]
         bounds = offsets_of(high - low).tolist()
         return [

@@ -1,4 +1,4 @@
-"""The parts of a window, put in their places as they are read."""
+"""Builder of a window from row groups, in whatever order they are read."""
 
 import threading
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from trainer.stream.window import Window
 HARD = "hard"
 
 
-class Parts:
-    """`segments` laid end to end, [n] rows. Of what is added only the lists are held; hard negatives are copied."""
+class WindowBuilder:
+    """Rows of `segments` laid end to end, [n]. Lists that are added are held; hard negatives are copied."""
 
     def __init__(self, segments: Sequence[Segment], buffers: Buffers) -> None:
         self._segments, self._buffers = segments, buffers
@@ -24,7 +24,7 @@ class Parts:
         self._lock = threading.Lock()
 
     def add(self, group: int, table: pa.Table) -> None:
-        """Row group `group`, wherever there are parts of it. Any thread may add."""
+        """Add row group `group` wherever there are segments of it. Safe to call from several threads."""
         if HARD in table.column_names:
             with self._lock:
                 if self._hard is None:
@@ -39,24 +39,24 @@ class Parts:
 
     @property
     def missing(self) -> np.ndarray:
-        """Rows of which nothing was added, bool [n]."""
-        return np.repeat([part is None for part in self._lists], np.diff(self._starts)).astype(bool)
+        """Rows that were not added, bool [n]."""
+        return np.repeat([segment is None for segment in self._lists], np.diff(self._starts)).astype(bool)
 
-    def window(self, order: np.ndarray, rows: np.ndarray, offsets: np.ndarray) -> Window:
-        """The window whose batches take rows `order`, none of them missing. Raises ValueError where all are."""
-        like = next((part for part in self._lists if part is not None), None)
+    def build(self, order: np.ndarray, rows: np.ndarray, offsets: np.ndarray) -> Window:
+        """Return the window whose batches take rows `order`, none of them missing. Raises ValueError where all are."""
+        like = next((segment for segment in self._lists if segment is not None), None)
         if like is None:
             raise ValueError("a window of nothing")
         lists = [
-            _blank(like.schema, int(size)) if part is None else part
-            for part, size in zip(self._lists, np.diff(self._starts), strict=True)
+            _blank(like.schema, int(size)) if segment is None else segment
+            for segment, size in zip(self._lists, np.diff(self._starts), strict=True)
         ]
         columns = {name: Lists.of(lists, name) for name in like.column_names}
         return Window(columns, self._hard, order, rows, offsets, int(self.missing.sum()))
 
 
 def _blank(schema: pa.Schema, rows: int) -> pa.Table:
-    """Empty lists."""
+    """Return `rows` rows of empty lists."""
     offsets = pa.array(np.zeros(rows + 1, np.int32))
     arrays = [pa.ListArray.from_arrays(offsets, pa.array([], field.type.value_type)) for field in schema]
     return pa.Table.from_arrays(arrays, names=schema.names)

@@ -26,13 +26,14 @@ from tests.laws import (
     assert_exact_resume,
     assert_no_thread_is_left,
     assert_same_global_batches,
+    batch_rows,
 )
 from trainer.config import Negatives
 from trainer.inputs import Kind
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream, Source, open_sources
 from trainer.stream.decode import Decoding
-from trainer.stream.source import RowGroups
+from trainer.stream.row_groups import RowGroups
 from trainer.stream.window import Window
 
 THREAD = "extremis-stream"
@@ -99,7 +100,7 @@ def test_a_batch_is_the_rows_that_the_order_names_read_one_by_one(world: World) 
     assert_every_row_once([batch.rows for batch in batches], len(world.tokens))
     for step, batch in enumerate(batches):
         assert (batch.epoch, batch.step) == (0, step)
-        np.testing.assert_array_equal(batch.rows, stream.order.batch_rows(step, range(8), stream.first_row))
+        np.testing.assert_array_equal(batch.rows, batch_rows(stream.order, step, range(8), stream.first_row))
         if world.inputs != "features":
             assert lists(*batch.inputs.tokens) == [world.tokens[row] for row in batch.rows]
         if world.inputs != "tokens":

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from schemas.errors import InputError
 from schemas.randomness import Purpose, generator
 from tests.builders import SmallData, build_data, build_negatives
-from tests.laws import assert_equal, assert_every_row_by_weight, assert_exact_resume, assert_same_global_batches
+from tests.laws import (
+    assert_equal,
+    assert_every_row_by_weight,
+    assert_exact_resume,
+    assert_same_global_batches,
+    batch_rows,
+)
 from trainer.stream import Batch, JoinedStream, Source, open_sources
 from trainer.stream.mixing import Share
 from trainer.stream.order import EpochOrder
@@ -43,7 +49,7 @@ def first_rows(order: EpochOrder) -> np.ndarray:
 
 
 def batches(order: EpochOrder) -> list[np.ndarray]:
-    return [order.batch_rows(step, range(order.streams), first_rows(order)) for step in range(order.steps)]
+    return [batch_rows(order, step, range(order.streams), first_rows(order)) for step in range(order.steps)]
 
 
 def counts_of(order: EpochOrder) -> list[int]:

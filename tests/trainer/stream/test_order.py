@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.laws import assert_every_row_once
+from tests.laws import assert_every_row_once, batch_rows
 from trainer.stream.clusters import clusters_of
-from trainer.stream.order import EpochOrder, Take, deal, streams_of_rank
+from trainer.stream.order import EpochOrder, WindowDeal, deal, streams_of_rank
 
 
 @st.composite
@@ -34,7 +34,7 @@ def first_rows(order: EpochOrder) -> np.ndarray:
 def epoch(order: EpochOrder, streams: range | None = None) -> list[np.ndarray]:
     """Row ids of every batch."""
     own = range(order.streams) if streams is None else streams
-    return [order.batch_rows(step, own, first_rows(order)) for step in range(order.steps)]
+    return [batch_rows(order, step, own, first_rows(order)) for step in range(order.steps)]
 
 
 @given(orders(tail="keep"))
@@ -194,7 +194,7 @@ def test_deal_is_taking_a_share_of_each_stream_in_turn(sizes: list[int], share: 
         for number in range(batches)
     ]
     ends = [np.minimum(np.arange(batches + 1) * share, size) for size in sizes]
-    order, offsets = deal([Take(np.arange(size), own) for size, own in zip(sizes, ends, strict=True)])
+    order, offsets = deal([WindowDeal(np.arange(size), own) for size, own in zip(sizes, ends, strict=True)])
     assert [order[low:high].tolist() for low, high in itertools.pairwise(offsets)] == expected
 
 

@@ -17,9 +17,10 @@ from tests.laws import assert_equal
 from tests.processes import threads_named
 from tests.schemas.flaky import FlakyFileSystem
 from trainer.stream import JoinedStream
-from trainer.stream.fetch import THREAD
-from trainer.stream.shard_pool import OpenShards
-from trainer.stream.source import Reading, RowGroups, Source, open_sources
+from trainer.stream.download_queue import THREAD
+from trainer.stream.row_groups import Reading, RowGroups
+from trainer.stream.shard_pool import ShardPool
+from trainer.stream.source import Source, open_sources
 
 SINKS: list[Sink] = ["parquet", "webdataset"]
 
@@ -55,7 +56,7 @@ def test_fetched_ahead_the_rows_are_the_same_and_each_is_asked_for_once(groups: 
     alone, count = requests(), len(plain)
     again = RowGroups(*groups.__reduce__()[1])
     FlakyFileSystem.fail(0)
-    again.ahead(range(count))
+    again.request(range(count))
     assert read_all(again) == plain
     assert requests() == alone
     opened = 3 + 3 + 2  # shards of the queries, of their negatives, and of the labels
@@ -71,7 +72,7 @@ def test_threads_read_what_others_fetch(groups: RowGroups) -> None:
     plain = read_all(groups)
     order = [*range(len(plain))] * 3
     with ThreadPoolExecutor(4) as pool:
-        groups.ahead(order)
+        groups.request(order)
         for group, table in zip(order, pool.map(groups.read, order), strict=True):
             assert table == plain[group]
     groups.close()
@@ -79,10 +80,10 @@ def test_threads_read_what_others_fetch(groups: RowGroups) -> None:
 
 
 def test_a_read_that_is_given_up_leaves_nothing_and_does_not_wait_out_its_retries(groups: RowGroups) -> None:
-    groups.ahead([0])
+    groups.request([0])
     groups.read(0)
     FlakyFileSystem.fail(10**6)
-    groups.ahead(range(1, 10))
+    groups.request(range(1, 10))
     closing = threading.Thread(target=groups.close)
     closing.start()
     closing.join(5)
@@ -95,7 +96,7 @@ def test_a_read_that_is_given_up_leaves_nothing_and_does_not_wait_out_its_retrie
 def test_on_a_local_disk_there_is_nothing_to_fetch(tmp_path: Path) -> None:
     sources, label_type = sources_at(str(tmp_path), "parquet")
     groups = RowGroups(sources, label_type, "both")
-    groups.ahead(range(len(groups.group_rows)))
+    groups.request(range(len(groups.group_rows)))
     assert threads_named(THREAD) == []
     assert sum(table.num_rows for table in read_all(groups)) == groups.first_row[-1]
 
@@ -112,8 +113,8 @@ def test_shards_are_closed_where_more_are_open_than_may_be(
 ) -> None:
     sources, label_type = sources_at(str(tmp_path), "parquet")
     plain = read_all(RowGroups(sources, label_type, "both"))
-    monkeypatch.setattr(OpenShards, "FILES", files)
-    monkeypatch.setattr(OpenShards, "BYTES", parsed)
+    monkeypatch.setattr(ShardPool, "FILES", files)
+    monkeypatch.setattr(ShardPool, "BYTES", parsed)
     groups = RowGroups(sources, label_type, "both")
     assert read_all(groups) == plain
     assert len(open_files(tmp_path)) == 1
@@ -127,13 +128,13 @@ def test_pickled_it_reads_the_same(groups: RowGroups) -> None:
 
 
 def test_forked_while_it_fetches_it_fetches_for_itself(groups: RowGroups) -> None:
-    groups.ahead(range(5))
+    groups.request(range(5))
     plain = groups.read(0)
     child = os.fork()
     if not child:
         same = False
         try:
-            groups.ahead([0])
+            groups.request([0])
             same = groups.read(0) == plain
         finally:
             os._exit(0 if same else 1)
@@ -152,8 +153,8 @@ def test_a_stream_asks_for_each_byte_once_and_holds_nothing_back(
 
     class Watched(RowGroups):
         def close(self) -> None:
-            if self._fetcher is not None:
-                held.append(self._fetcher._held + len(self._fetcher._waiting))
+            if self._downloads is not None:
+                held.append(self._downloads._held + len(self._downloads._waiting))
             super().close()
 
     watched = JoinedStream(groups.sources, 30, inputs="both", batch=8, streams=streams, window_groups=window_groups)

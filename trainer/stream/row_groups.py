@@ -1,0 +1,234 @@
+"""Row groups of all sources, read as if they were one table."""
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from schemas import storage, tables
+from schemas.errors import TableError
+from schemas.manifest import Shard
+from schemas.ragged import offsets_of
+from schemas.shard_files.cache import LocalCache
+from schemas.shard_files.parquet import list_array, row_groups_of
+from schemas.shard_files.ranges import Access, Pieces, naming_damage
+from schemas.shard_files.shards import read_group
+from schemas.storage import join
+from trainer.inputs import Kind, columns_of
+from trainer.stream.download_queue import DownloadQueue
+from trainer.stream.mixing import Share
+from trainer.stream.shard_pool import ShardPool
+from trainer.stream.source import Source, Table
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Options of reading row groups: they change how fast and how carefully rows come, never which.
+
+    `verify`: checksums of what is read. Beyond a local disk `threads` download ahead, at most `ahead_bytes`, and what
+    they download is kept in the directory `cache` where there is one, up to `cache_bytes`.
+    """
+
+    verify: bool = True
+    threads: int = 16
+    ahead_bytes: int = 256 << 20
+    cache: str = ""
+    cache_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Part of a row group that lies in one table: `rows` rows in row group `group` of its shard number `shard`."""
+
+    table: Table
+    shard: int
+    group: int
+    rows: int
+    columns: tuple[str, ...]
+
+    @property
+    def entry(self) -> Shard:
+        return self.table.manifest.shards[self.shard]
+
+    @property
+    def place(self) -> str:
+        return join(self.table.url, self.entry.path)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes to download, about, and rather too many."""
+        return -(-self.entry.bytes * self.rows // self.entry.rows)
+
+
+class RowGroups:
+    """Reader of the row groups of several sources; safe to use from several threads.
+
+    Row groups are numbered source by source in storage order; row ids likewise. It can be pickled, without open files
+    and downloads.
+    """
+
+    _downloads: DownloadQueue[Pieces] | None
+
+    def __init__(
+        self, sources: list[Source], label_type: pa.DataType, inputs: Kind = "tokens", reading: Reading | None = None
+    ) -> None:
+        self._arguments = (sources, label_type, inputs, reading)
+        self.sources = sources
+        self._inputs = columns_of(inputs)
+        self._label_type = label_type
+        self._reading = reading or Reading()
+        self.width = max((source.negatives_width for source in sources), default=0)  # K of the joined negatives
+        self._places: list[tuple[Source, int, int]] = []  # source, shard, and row group within it
+        rows: list[np.ndarray] = []
+        shares: list[Share] = []
+        for source in sources:
+            shard, group, first_row = row_groups_of(source.table.manifest)
+            self._places += [(source, *place) for place in zip(shard.tolist(), group.tolist(), strict=True)]
+            rows.append(np.diff(first_row))
+            shares.append(Share(len(shard), source.weight))
+        self.group_rows = np.concatenate([*rows, np.empty(0, np.int64)])  # [M]
+        self.first_row = offsets_of(self.group_rows)  # [M + 1]
+        # Empty where every row is dealt once.
+        self.mix = () if all(source.weight == 1 for source in sources) else tuple(shares)
+        self._tables = [table for s in sources for table in (s.table, s.negatives) if table is not None]
+        self._remote = {table.url for table in self._tables if not storage.is_local(table.url)}
+        self._cache = self._open_cache()
+        self._reset()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowGroups, self._arguments
+
+    def request(self, groups: Iterable[int]) -> None:
+        """Download what `read` needs of `groups`, each named once for each time that it will be read.
+
+        Tables on a local disk need no download. What exceeds the bound waits until something has been read.
+        """
+        if not self._remote or not self._reading.threads:
+            return
+        self._after_fork()
+        with self._lock:
+            if self._downloads is None:
+                self._downloads = DownloadQueue(
+                    self._download,
+                    lambda item: self._part(item).bytes,
+                    self._reading.threads,
+                    self._reading.ahead_bytes,
+                )
+            downloads = self._downloads
+        downloads.request(
+            (group, number)
+            for group in groups
+            for number, part in enumerate(self._parts(group))
+            if part.table.url in self._remote
+        )
+
+    def close(self) -> None:
+        """End the threads, drop what was downloaded and close the files. Reading again opens them again."""
+        self._after_fork()
+        downloads, self._downloads = self._downloads, None
+        if downloads is not None:
+            self._given_up.set()
+            downloads.close()
+            self._given_up.clear()
+        self._shards.close()
+
+    def read(self, group: int) -> pa.Table:
+        """Read row group `group`: columns of the inputs, `label_ids` and, joined, `hard`.
+
+        Raises TableError that names shard and row group, StorageError.
+        """
+        self._after_fork()
+        rows, *negatives = [
+            self._read(part, self._downloaded((group, number))) for number, part in enumerate(self._parts(group))
+        ]
+        if self._places[group][0].table.manifest.kind == "labels":
+            ids = rows.column("label_id").to_numpy()
+            positives = list_array(ids, np.arange(len(ids) + 1), self._label_type)
+        else:
+            positives = _cast(rows.column("label_ids"), pa.list_(self._label_type))
+        columns = {**{name: rows.column(name) for name in self._inputs}, "label_ids": positives}
+        if negatives:
+            columns["hard"] = _cast(negatives[0].column("label_ids"), pa.list_(self._label_type, self.width))
+        elif self.width:
+            pads = pa.array(np.full(rows.num_rows * self.width, tables.PAD), self._label_type)
+            columns["hard"] = pa.FixedSizeListArray.from_arrays(pads, self.width)
+        return pa.table(columns)
+
+    def _open_cache(self) -> LocalCache | None:
+        """Open the cache. Raises InputError for a directory or a size that cannot work."""
+        if not self._reading.cache or not self._remote:
+            return None
+        cache = LocalCache(self._reading.cache, self._reading.cache_bytes)
+        largest = max(
+            -(-entry.bytes * min(entry.rows, table.manifest.row_group_rows or 1) // entry.rows)
+            for table in self._tables
+            for entry in table.manifest.shards
+            if table.url in self._remote and entry.rows
+        )
+        cache.require(
+            largest * (self._reading.threads + 1),
+            f"the row groups of {self._reading.threads} fetching threads (storage.fetch_threads) and a reading one",
+        )
+        return cache
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._downloads = None
+        self._given_up = threading.Event()
+        self._shards = ShardPool(Access(self._reading.verify, self._cache, self._given_up))
+
+    def _after_fork(self) -> None:
+        """Start afresh in a forked process, where no thread goes on with what the other process has begun."""
+        if self._process != os.getpid():
+            self._reset()
+
+    def _parts(self, group: int) -> list[_Part]:
+        """Return the parts of row group `group`: the rows, and their negatives where there are any."""
+        source, shard, within = self._places[group]
+        rows = int(self.group_rows[group])
+        column = "label_id" if source.table.manifest.kind == "labels" else "label_ids"
+        parts = [_Part(source.table, shard, within, rows, (*self._inputs, column))]
+        if source.negatives is not None:
+            parts.append(_Part(source.negatives, shard, within, rows, ("label_ids",)))
+        return parts
+
+    def _part(self, item: tuple[int, int]) -> _Part:
+        group, number = item
+        return self._parts(group)[number]
+
+    def _downloaded(self, item: tuple[int, int]) -> Pieces | None:
+        downloads = self._downloads
+        return None if downloads is None else downloads.take(item)
+
+    def _download(self, item: tuple[int, int]) -> Pieces:
+        part = self._part(item)
+        shard = self._shards.get(part.table.url, part.entry)
+        with naming_damage(f"{part.place}, row group {part.group}"):
+            return shard.fetch(part.group, part.columns)
+
+    def _read(self, part: _Part, pieces: Pieces | None) -> pa.Table:
+        shard = self._shards.get(part.table.url, part.entry)
+        try:
+            rows = read_group(shard, part.group, part.columns, part.place, pieces)
+        except TableError:
+            if shard.local:
+                raise
+            if self._cache:
+                self._cache.discard(part.entry.sha256)
+            # Bytes that were damaged on their way come whole now.
+            rows = read_group(shard, part.group, part.columns, part.place)
+        if rows.num_rows != part.rows:
+            raise TableError(
+                f"{part.place}, row group {part.group}: {rows.num_rows} rows, its manifest says {part.rows}. "
+                "Make the table again."
+            )
+        return rows
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    return column if column.type == kind else column.cast(kind)
