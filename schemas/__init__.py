@@ -1,1 +1,1 @@
-"""What is on storage: Arrow schemas, manifests, layout of paths, atomic publishing."""
+"""Data on storage: Arrow schemas, manifests, layout of paths, atomic publishing."""

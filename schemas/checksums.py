@@ -1,4 +1,4 @@
-"""CRC-32 of what a reader of a shard trusts: its end (footer or index) first, then what that end points at.
+"""CRC-32 of the parts of a shard: its end (footer or index) first, then what that end points at.
 
 They stand in the manifest, whose own digest covers them, as base64 of little-endian uint32: a flipped bit anywhere on
 the way from storage to a column is found before the column is made.
@@ -15,17 +15,17 @@ _TYPE = np.dtype("<u4")
 
 
 def crc32(data: memoryview | bytes) -> int:
-    """CRC-32 of `data`; gives up the interpreter lock while it runs."""
+    """Return the CRC-32 of `data`; gives up the interpreter lock while it runs."""
     return zlib.crc32(data)
 
 
 def pack(checksums: Iterable[int]) -> str:
-    """Checksums as they stand in a manifest."""
+    """Encode checksums for a manifest."""
     return base64.b64encode(np.fromiter(checksums, _TYPE).tobytes()).decode()
 
 
 def unpack(text: str) -> np.ndarray:
-    """Checksums uint32 [n], n >= 1. Raises ValueError where `text` is none that `pack` made."""
+    """Decode checksums uint32 [n], n >= 1. Raises ValueError for a text that `pack` did not make."""
     try:
         data = base64.b64decode(text, validate=True)
     except binascii.Error as error:

@@ -1,10 +1,10 @@
-"""The errors a user sees: one clear message each, mapped to an exit status by the command line."""
+"""Errors for users: one clear message each, mapped to an exit status by the command line."""
 
 from schemas.secrets import redact
 
 
 class ExtremisError(Exception):
-    """Something failed for a reason that we can name; the command line exits with `exit_status`.
+    """Failure for a known reason; the command line exits with `exit_status`.
 
     The message has no credentials, whatever URL it was made with.
     """
@@ -16,7 +16,7 @@ class ExtremisError(Exception):
 
 
 class InputError(ExtremisError):
-    """Wrong use or bad input: the user can mend it. Exit status 2."""
+    """Wrong use or bad input, which the user can fix. Exit status 2."""
 
     exit_status = 2
 

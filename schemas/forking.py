@@ -1,4 +1,4 @@
-"""Connections of a process that forks, as a DataLoader does for its workers."""
+"""Forking with open connections, as a DataLoader does for its workers."""
 
 import asyncio
 import functools
@@ -10,11 +10,11 @@ import fsspec.asyn
 
 @functools.cache
 def survive_forks() -> None:
-    """Once a process: forked children leave its connections alone.
+    """Make forked children leave this process's connections alone; registered once.
 
-    A child inherits fsspec's event loop, and with it the epoll instance that the parent waits on. When the child lets
-    go of the connections that it inherited, they are struck from that instance: the parent would wait for ever for an
-    answer that has come.
+    A child inherits fsspec's event loop, and with it the epoll instance that the parent waits on. When the child
+    closes the connections that it inherited, they are removed from that instance: the parent would wait for ever for
+    an answer that has come.
     """
     if not hasattr(os, "register_at_fork"):
         return

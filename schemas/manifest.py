@@ -1,4 +1,4 @@
-"""The manifest: written last, so that a table is there whole or not at all; read first, so that nothing else is."""
+"""Manifests of tables: written last, so that a table is there whole or not at all, and read first."""
 
 import hashlib
 import importlib.metadata
@@ -30,7 +30,7 @@ MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
 
 
 def code_version() -> str:
-    """The installed version of Extremis; `unknown` when run from a bare checkout."""
+    """Return the installed version of Extremis; `unknown` when run from a bare checkout."""
     try:
         return importlib.metadata.version("extremis")
     except importlib.metadata.PackageNotFoundError:
@@ -38,7 +38,7 @@ def code_version() -> str:
 
 
 def stays_inside(path: str) -> bool:
-    """Whether `path`, from a manifest, names something below the prefix that it is relative to."""
+    """Return true where `path`, from a manifest, names something below the prefix that it is relative to."""
     parts = PurePosixPath(path).parts
     return bool(parts) and not (path.startswith("/") or ".." in parts or "\\" in path or "://" in path)
 
@@ -68,7 +68,7 @@ class Shard(BaseModel):
 
     @model_serializer(mode="wrap")
     def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without checksums it is what it was before there were any, so that digests stay."""
+        """Leave out absent checksums: older tables have none, and their digests stay."""
         body: dict[str, Any] = dump(self)
         return {name: value for name, value in body.items() if name != "checksums" or value is not None}
 
@@ -88,7 +88,7 @@ class Shard(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a table holds, what it was made from (`parents`: name to digest), and how.
+    """Manifest of a table: its content, what it was made from (`parents`: name to digest), and how.
 
     Nothing in it depends on the time or place of writing, so the same input gives the same manifest and digest.
     """
@@ -112,7 +112,7 @@ class Manifest(BaseModel):
     @field_validator("parents")
     @classmethod
     def _below(cls, parents: dict[str, str]) -> dict[str, str]:
-        """Of a data set, they are paths."""
+        """Refuse parents that leave the prefix: those of a data set are paths."""
         wrong = [name for name in parents if not stays_inside(name)]
         if wrong:
             raise ValueError(f"parent {wrong[0]!r} leaves its prefix")
@@ -120,12 +120,12 @@ class Manifest(BaseModel):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the manifest's canonical JSON: the name by which children know this table."""
+        """SHA-256 of the manifest's canonical JSON, which the parents of other tables refer to."""
         return storage.sha256(_canonical(self.model_dump(mode="json")))
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """The schema as it stands in a manifest."""
+    """Return the schema as a manifest states it."""
     return tuple(Column(name=field.name, type=str(field.type)) for field in schema)
 
 
@@ -143,12 +143,12 @@ def unpublish(url: str) -> None:
 
 
 def is_published(url: str) -> bool:
-    """Whether a finished table is at `url`."""
+    """Return true where a finished table is at `url`."""
     return storage.exists(join(url, MANIFEST))
 
 
 def open_manifest(url: str, kind: str | None = None) -> Manifest:
-    """The manifest at the prefix `url`, checked against its own digest and, where given, the expected `kind`.
+    """Read the manifest at the prefix `url`, checked against its own digest and, if not None, the expected `kind`.
 
     Raises TableError: nothing there, unfinished, not ours, of another format version, damaged, or of another kind.
     """
@@ -166,8 +166,8 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
             f"{place}: the manifest is damaged: not JSON ({error}). Remove the table and make it again."
         ) from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        found = body.get("format") if isinstance(body, dict) else type(body).__name__
-        raise TableError(f"{place}: no Extremis table: expected format {FORMAT!r}, got {found!r}. Is the path right?")
+        actual = body.get("format") if isinstance(body, dict) else type(body).__name__
+        raise TableError(f"{place}: no Extremis table: expected format {FORMAT!r}, got {actual!r}. Is the path right?")
     if body.get("version") != FORMAT_VERSION:
         raise TableError(
             f"{place}: format version {body.get('version')!r}, this Extremis reads {FORMAT_VERSION}. "
@@ -194,9 +194,9 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
 
 
 def open_if_published(url: str, kind: str) -> Manifest | None:
-    """The manifest at `url`; None where no finished table is there. Raises TableError as `open_manifest` does.
+    """Read the manifest at `url`; None where no finished table is there. Raises TableError as `open_manifest` does.
 
-    Whoever makes a table may take it back between two looks: a trainer resumed from an earlier checkpoint.
+    A table may disappear between two look-ups, when a trainer resumes from an earlier checkpoint.
     """
     try:
         return open_manifest(url, kind) if is_published(url) else None
@@ -223,19 +223,19 @@ def verify(url: str, manifest: Manifest, on_bytes: Callable[[int], None] | None 
 
 
 def find_shard(url: str, shard: Shard) -> str:
-    """The URL of a shard of the table at `url`. Raises TableError when it is gone or not as long as it was."""
+    """Return the URL of a shard of the table at `url`. Raises TableError when it is gone or not as long as it was."""
     place = join(url, shard.path)
     try:
-        found = storage.size(place)
+        length = storage.size(place)
     except FileNotFoundError:
         raise TableError(f"{place}: the manifest names this shard, but it is gone. Make the table again.") from None
-    if found != shard.bytes:
-        raise TableError(f"{place}: damaged: {found} bytes, expected {shard.bytes}. Make the table again.")
+    if length != shard.bytes:
+        raise TableError(f"{place}: damaged: {length} bytes, expected {shard.bytes}. Make the table again.")
     return place
 
 
 def check_shard(place: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
-    """The bytes of one shard after checking length and SHA-256. Raises TableError, which ends with `remedy`."""
+    """Read one shard, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
     try:
         data = storage.read_bytes(place)
     except FileNotFoundError:
@@ -246,9 +246,9 @@ def check_shard(place: str, shard: Shard, remedy: str = "Make the table again.")
     return data
 
 
-def _require_digest(place: str, shard: Shard, found: str, remedy: str) -> None:
-    if found != shard.sha256:
-        raise TableError(f"{place}: damaged: SHA-256 is {found[:12]}…, expected {shard.sha256[:12]}…. {remedy}")
+def _require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:
+    if digest != shard.sha256:
+        raise TableError(f"{place}: damaged: SHA-256 is {digest[:12]}…, expected {shard.sha256[:12]}…. {remedy}")
 
 
 def require_parent(url: str, manifest: Manifest, name: str, digest: str, parent_url: str) -> None:

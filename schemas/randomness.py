@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What random numbers are drawn for, and the counters that key them."""
+    """Purposes of random numbers, each with the counters that key it."""
 
     # Drawn once from a whole table: sampled rows, the places of clusters; resamples of metrics by (0, 0, resample).
     SAMPLE = 0

@@ -1,4 +1,4 @@
-"""Credentials out of texts: a URL may carry a password or a signature, and errors, logs and pages name URLs."""
+"""Removal of credentials: a URL may have a password or a signature, and errors, logs and pages name URLs."""
 
 import re
 
@@ -10,5 +10,5 @@ _QUERY = re.compile(
 
 
 def redact(text: str) -> str:
-    """`text` with `***` for the user and password of any URL in it, and for signatures and tokens of its query."""
+    """Replace the user and password of any URL in `text` by `***`, and signatures and tokens of its query."""
     return _QUERY.sub(r"\1***", _USER.sub("***@", text)) if "://" in text else text

@@ -9,7 +9,7 @@ _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of `8GiB`, `500MB`, `1.5 TiB` or a plain number. Raises InputError."""
+    """Parse `8GiB`, `500MB`, `1.5 TiB` or a plain number of bytes. Raises InputError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
@@ -18,7 +18,7 @@ def parse_bytes(text: str) -> int:
 
 
 def say_bytes(count: float) -> str:
-    """`7.9 GiB`, for people."""
+    """Format bytes for people, as `7.9 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"

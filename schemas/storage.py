@@ -1,4 +1,4 @@
-"""Bytes in and out of any fsspec URL, with retries, and with writes that are whole or not there.
+"""Reading and writing of any fsspec URL, with retries, and with writes that are whole or not there.
 
 A URL is whatever fsspec takes: a local path, `file://`, `memory://`, `s3://`, `gs://`, ...
 """
@@ -46,14 +46,14 @@ survive_forks()
 
 
 def join(url: str, *parts: str) -> str:
-    """`url` with `parts` appended, separated by single slashes."""
+    """Append `parts` to `url`, separated by single slashes."""
     scheme, separator, path = url.rpartition("://")
     head = [path.rstrip("/")] if path else []
     return scheme + separator + "/".join([*head, *(part.strip("/") for part in parts)])
 
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The fsspec filesystem of `url` and the path inside it. Raises InputError for an unknown scheme."""
+    """Return the fsspec filesystem of `url` and the path inside it. Raises InputError for an unknown scheme."""
     try:
         fs, path = url_to_fs(url, **_options(url))
     except (ValueError, ImportError) as error:
@@ -65,41 +65,41 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """botocore keeps 10 connections, however many threads ask; what the user has configured for fsspec goes first."""
+    """Raise botocore's limit of 10 connections; the user's own configuration of fsspec goes first."""
     protocol = url.partition("://")[0]
     if protocol not in ("s3", "s3a"):
         return {}
-    theirs = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
-    return {"config_kwargs": {"max_pool_connections": CONNECTIONS, **theirs}}
+    configured = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
+    return {"config_kwargs": {"max_pool_connections": CONNECTIONS, **configured}}
 
 
 def is_local(url: str) -> bool:
-    """Whether `url` is on a local disk."""
+    """Return true where `url` is on a local disk."""
     return isinstance(filesystem(url)[0], LocalFileSystem)
 
 
 def exists(url: str) -> bool:
-    """Whether a file is at `url`. Raises StorageError where storage does not tell."""
+    """Return true where a file is at `url`. Raises StorageError where storage does not answer."""
     fs, path = filesystem(url)
 
-    def look() -> bool:
+    def find() -> bool:
         fs.invalidate_cache()
         try:
             return bool(_bounded(fs, "info", path)["type"] == "file")  # fsspec's isfile() takes any failure for "no"
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    return _attempt(look, "look for", url)
+    return _attempt(find, "look for", url)
 
 
 def read_bytes(url: str) -> bytes:
-    """The whole file at `url`. Raises FileNotFoundError, StorageError."""
+    """Read the whole file at `url`. Raises FileNotFoundError, StorageError."""
     fs, path = filesystem(url)
     return _attempt(lambda: _bounded(fs, "cat_file", path, seconds=FILE_SECONDS), "read", url)
 
 
 def read_range(url: str, start: int, stop: int, given_up: threading.Event | None = None) -> bytes:
-    """Bytes [start, stop) of the file at `url`; no further attempt is begun once `given_up` is set.
+    """Read bytes [start, stop) of the file at `url`; no further attempt is begun once `given_up` is set.
 
     Raises FileNotFoundError, StorageError.
     """
@@ -115,7 +115,7 @@ def read_range(url: str, start: int, stop: int, given_up: threading.Event | None
 
 
 def open_read(url: str) -> IO[bytes]:
-    """The file at `url` for one streaming pass: beyond a local disk in requests of READ_BYTES, each with retries.
+    """Open the file at `url` for one streaming pass: beyond a local disk in requests of READ_BYTES, each with retries.
 
     Raises FileNotFoundError, StorageError; reading it OSError on a local disk, StorageError elsewhere.
     """
@@ -125,15 +125,12 @@ def open_read(url: str) -> IO[bytes]:
     return io.BufferedReader(RangeReader(url, size(url)), READ_BYTES)
 
 
-class RangeReader(io.RawIOBase):
-    """The file of `length` bytes at `url`, read anywhere in any order; each read is one request, with retries.
+class SeekableReader(io.RawIOBase):
+    """File of `length` bytes that is read at any position; how is up to those that inherit."""
 
-    Reads raise StorageError, which libraries above cannot take for damaged content as they would an OSError.
-    """
-
-    def __init__(self, url: str, length: int) -> None:
+    def __init__(self, length: int) -> None:
         super().__init__()
-        self._url, self._length, self._at = url, length, 0
+        self._length, self._position = length, 0
 
     def readable(self) -> bool:
         return True
@@ -142,19 +139,30 @@ class RangeReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        return self._at
+        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        return self._position
+
+
+class RangeReader(SeekableReader):
+    """File of `length` bytes at `url`, read anywhere in any order; each read is one request, with retries.
+
+    Reads raise StorageError, which libraries above cannot take for damaged content as they would an OSError.
+    """
+
+    def __init__(self, url: str, length: int) -> None:
+        super().__init__(length)
+        self._url = url
 
     def read(self, size: int | None = -1) -> bytes:
-        start = self._at
+        start = self._position
         end = self._length if size is None or size < 0 else min(start + size, self._length)
         if start >= end:
             return b""
         data = read_range(self._url, start, end)
-        self._at += len(data)
+        self._position += len(data)
         return data
 
     def readinto(self, buffer: Any) -> int:
@@ -164,37 +172,37 @@ class RangeReader(io.RawIOBase):
 
 
 def size(url: str) -> int:
-    """Bytes of the file at `url`. Raises FileNotFoundError, StorageError."""
+    """Return the bytes of the file at `url`. Raises FileNotFoundError, StorageError."""
     fs, path = filesystem(url)
 
-    def look() -> int:
+    def measure() -> int:
         fs.invalidate_cache()
         return int(_bounded(fs, "info", path)["size"])
 
-    return _attempt(look, "look up", url)
+    return _attempt(measure, "look up", url)
 
 
 def list_names(url: str) -> list[str]:
-    """Sorted names directly under the prefix `url`; empty where nothing is there."""
+    """List the names directly under the prefix `url`, sorted; empty where nothing is there."""
     fs, path = filesystem(url)
 
-    def look() -> list[str]:
+    def list_paths() -> list[str]:
         fs.invalidate_cache()
         try:
-            found = _bounded(fs, "ls", path, detail=False)
+            paths = _bounded(fs, "ls", path, detail=False)
         except FileNotFoundError:
             return []
-        names = {name.rstrip("/").rsplit("/", 1)[-1] for name in found}
-        names.discard(path.rstrip("/").rsplit("/", 1)[-1] if path.rstrip("/") in found else "")
+        names = {name.rstrip("/").rsplit("/", 1)[-1] for name in paths}
+        names.discard(path.rstrip("/").rsplit("/", 1)[-1] if path.rstrip("/") in paths else "")
         return sorted(name for name in names if name and not name.startswith(TEMPORARY))
 
-    return _attempt(look, "list", url)
+    return _attempt(list_paths, "list", url)
 
 
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
     """Publish `data` at `url` whole or not at all: temporary name, fsync and rename on a local disk, one PUT elsewhere.
 
-    Without `durable` the fsync is left out: for what nobody reads after a crash.
+    Without `durable` the fsync is left out, for files that are not read after a crash.
     Raises StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
@@ -205,12 +213,12 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
     try:
         _attempt(lambda: _bounded(fs, "pipe_file", path, payload, seconds=_seconds_for(len(payload))), "write", url)
     except FileNotFoundError as error:  # there are no folders to miss: it is the bucket
-        raise StorageError(f"could not write {url}: {error}; create the bucket or mend the path.") from error
+        raise StorageError(f"could not write {url}: {error}; create the bucket or fix the path.") from error
 
 
 @contextlib.contextmanager
 def writing(url: str, durable: bool = True) -> Iterator[str]:
-    """A local path to write to, whose file is published at `url` when the block ends: whole or not at all.
+    """Yield a local path to write to, whose file is published at `url` when the block ends: whole or not at all.
 
     On a local disk it is renamed into place after fsync; elsewhere it is uploaded from a scratch file (TMPDIR), so that
     memory does not grow with the file. Left by an error, nothing is published and nothing stays behind. Without
@@ -219,7 +227,7 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
     fs, path = filesystem(url)
     local = isinstance(fs, LocalFileSystem)
     folder, name = os.path.split(path) if local else (tempfile.gettempdir(), path.rsplit("/", 1)[-1])
-    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
+    temporary = _temporary(folder, name)
     try:
         if local:
             _attempt(lambda: os.makedirs(folder or ".", exist_ok=True), "write", url)
@@ -250,36 +258,31 @@ def remove(url: str, recursive: bool = False) -> None:
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """Hexadecimal SHA-256 of `data`."""
+    """Return the hexadecimal SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()
 
 
 def file_sha256(path: str) -> str:
-    """Hexadecimal SHA-256 of the local file at `path`, read in pieces."""
-    digest = hashlib.sha256()
+    """Return the hexadecimal SHA-256 of the local file at `path`, read in pieces."""
     with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_local(path: str, data: bytes | memoryview, durable: bool) -> None:
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", exist_ok=True)
-    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
+    temporary = _temporary(folder, name)
     try:
         with open(temporary, "wb") as out:
             out.write(data)
-            if durable:
-                out.flush()
-                os.fsync(out.fileno())
-        os.replace(temporary, path)
-    except BaseException:
+        _rename_local(temporary, path, durable)
+    finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
-        raise
-    if durable:
-        _sync_folder(folder or ".")
+
+
+def _temporary(folder: str, name: str) -> str:
+    return os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
 
 
 def _rename_local(temporary: str, path: str, durable: bool) -> None:
@@ -288,15 +291,11 @@ def _rename_local(temporary: str, path: str, durable: bool) -> None:
             os.fsync(written.fileno())
     os.replace(temporary, path)
     if durable:
-        _sync_folder(os.path.dirname(path) or ".")
-
-
-def _sync_folder(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _bounded(
@@ -313,7 +312,7 @@ def _bounded(
 
 
 def _seconds_for(size: int) -> float:
-    """For writing `size` bytes: a slow line takes a MiB a second."""
+    """Return the seconds for writing `size` bytes: a slow line takes a MiB a second."""
     return REQUEST_SECONDS + size / (1 << 20)
 
 
@@ -344,7 +343,7 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
 
 
 def _remedy(error: BaseException) -> str:
-    return "free some space and run the same command again" if _is_full(error) else "mend the cause and run again"
+    return "free some space and run the same command again" if _is_full(error) else "fix the cause and run again"
 
 
 def _is_full(error: BaseException) -> bool:
@@ -352,7 +351,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Errors of a network may pass; a missing file, a refused permission and a full disk do not."""
+    """Return true for errors of a network; a missing file, a refused permission and a full disk do not pass."""
     if isinstance(
         error, FileNotFoundError | FileExistsError | PermissionError | IsADirectoryError | NotADirectoryError
     ):
@@ -365,7 +364,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _client_errors() -> tuple[Any, ...]:
-    """Errors of the S3 client that are no OSError; absent without the `s3` extra."""
+    """Return the errors of the S3 client that are no OSError; none without the `s3` extra."""
     try:
         from aiohttp import ClientError
         from botocore.exceptions import BotoCoreError

@@ -26,12 +26,12 @@ PAD = -1
 
 
 def token_type(vocabulary: int) -> pa.DataType:
-    """uint16 where every token id in [0, vocabulary) fits, else uint32."""
+    """Return uint16 where every token id in [0, vocabulary) fits, else uint32."""
     return pa.uint16() if vocabulary <= 1 << 16 else pa.uint32()
 
 
 def label_type(labels: int) -> pa.DataType:
-    """int32 where every label id in [0, labels) fits, else int64."""
+    """Return int32 where every label id in [0, labels) fits, else int64."""
     return pa.int32() if labels <= 1 << 31 else pa.int64()
 
 
@@ -43,9 +43,9 @@ def queries(
     filters: bool = False,
     features: bool = False,
 ) -> pa.Schema:
-    """One point a row. `filter_label_ids` are predictions to strike out before top-k; positives stay as they are.
+    """One point a row. `filter_label_ids` are predictions to remove before top-k; positives stay as they are.
 
-    What an encoder reads is `input_ids` (absent where `tokens` is None), or `features`, or both.
+    An encoder reads `input_ids` (absent where `tokens` is None), or `features`, or both.
     Raises ValueError where a row would have neither.
     """
     fields = [
@@ -78,7 +78,7 @@ def labels(tokens: pa.DataType | None, *, features: bool = False) -> pa.Schema:
 
 
 def rejects() -> pa.Schema:
-    """One input row that was left out: file, line (from 1), why, and what was found there."""
+    """One rejected input row: file, line (from 1), the reason, and the content."""
     names = {"source": pa.string(), "line": pa.int64(), "reason": pa.string(), "detail": pa.string()}
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in names.items()])
 

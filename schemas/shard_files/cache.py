@@ -1,7 +1,7 @@
-"""A cache of remote shards on a local disk: ranges of files, by the SHA-256 of the file, in a directory of its own.
+"""Cache of remote shards on a local disk: ranges of files, by the SHA-256 of the file, in a directory of its own.
 
-    FOLDER/.extremis-cache            says whose directory it is; locked by whoever writes
-    FOLDER/.bytes                     bytes of all entries, rather too many: counted before they are written
+    FOLDER/.extremis-cache            marks the directory as a cache; locked for writing
+    FOLDER/.bytes                     bytes of all entries, at least: counted before they are written
     FOLDER/ab/ab12...-START-STOP      the bytes, and their CRC-32
 
 Processes of one machine may share it, and may be killed at any moment: an entry appears whole (a temporary file is
@@ -33,19 +33,19 @@ _KEPT = 0.9  # of the limit, where room is made: looking at every entry is dear
 
 @dataclass(frozen=True)
 class LocalCache:
-    """At most `limit` bytes in `folder`, shared by threads and processes."""
+    """Cache of at most `limit` bytes in `folder`, shared by threads and processes."""
 
     folder: str
     limit: int
 
     def __post_init__(self) -> None:
-        """Take `folder` into possession. Raises InputError where it is not ours, or cannot hold `limit` bytes."""
+        """Set up `folder`. Raises InputError where it holds other files, or cannot hold `limit` bytes."""
         try:
             os.makedirs(self.folder, exist_ok=True)
-            found = os.listdir(self.folder)
-            if found and MARKER not in found:
+            names = os.listdir(self.folder)
+            if names and MARKER not in names:
                 raise InputError(
-                    f"storage.cache = {self.folder!r}: the directory holds other things ({sorted(found)[0]!r}, …), "
+                    f"storage.cache = {self.folder!r}: the directory holds other things ({sorted(names)[0]!r}, …), "
                     "and a cache removes files. Name an empty or a new directory."
                 )
             with contextlib.suppress(FileExistsError), open(self._path(MARKER), "x") as marker:
@@ -65,7 +65,7 @@ class LocalCache:
             )
 
     def require(self, least: int, why: str) -> None:
-        """Raise InputError where the limit is below `least` bytes, which `why` needs at once."""
+        """Raise InputError where the limit is below `least` bytes, which `why` takes at once."""
         if self.limit < least:
             raise InputError(
                 f"storage.cache_size: {self.limit:,} bytes are fewer than {why} take at once: {least:,}. "
@@ -73,7 +73,7 @@ class LocalCache:
             )
 
     def get(self, sha256: str, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop) of that file, or None. What does not match its CRC-32 is removed."""
+        """Return bytes [start, stop) of that file, or None. An entry that does not match its CRC-32 is removed."""
         path = self._entry(sha256, start, stop)
         try:
             with open(path, "rb") as file:
@@ -90,7 +90,7 @@ class LocalCache:
         return None
 
     def put(self, sha256: str, start: int, stop: int, data: bytes) -> None:
-        """Keep bytes [start, stop) of that file, and let go of what was used longest ago where there is no room."""
+        """Keep bytes [start, stop) of that file, and remove the entries used longest ago where there is no room."""
         size = len(data) + _CHECKSUM.size
         if size > self.limit:
             return
@@ -112,7 +112,7 @@ class LocalCache:
                 raise
 
     def discard(self, sha256: str) -> None:
-        """Forget everything of that file."""
+        """Remove all entries of that file."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._path(sha256[:2])):
                 if entry.name.startswith(f"{sha256}-") and _ENTRY.fullmatch(entry.name):
@@ -125,9 +125,9 @@ class LocalCache:
         self._count(held + size)
 
     def _scan(self, most: int) -> int:
-        """Remove what killed processes left, and the entries used longest ago, down to `most` bytes; what is held then.
+        """Remove what killed processes left, and the entries used longest ago, down to `most` bytes; return the rest.
 
-        Whoever calls has the lock: nobody else writes.
+        The caller has the lock.
         """
         entries = []
         for folder in os.scandir(self.folder):

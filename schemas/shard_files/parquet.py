@@ -15,7 +15,7 @@ from schemas import checksums, storage
 from schemas.checksums import crc32
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard
-from schemas.ragged import Ragged
+from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges
 from schemas.shard_files.ranges import VERIFIED, Access, Mapped, Pieces, PiecesFile, Range, Source
 from schemas.storage import join
@@ -27,7 +27,7 @@ _CHUNK_BYTES = 900  # of parsed metadata in memory, a column chunk
 
 
 def encode(table: pa.Table, row_group_rows: int) -> pa.Buffer:
-    """`table` as Parquet bytes with row groups of `row_group_rows` rows (the last may be shorter)."""
+    """Return `table` as Parquet bytes with row groups of `row_group_rows` rows (the last may be shorter)."""
     out = pa.BufferOutputStream()
     writer = ShardEncoder(out, table.schema, row_group_rows)
     writer.write(table)
@@ -91,16 +91,16 @@ def _entry(name: str, rows: int, data: memoryview, sha256: str) -> Shard:
 
 
 def checksums_of(data: memoryview) -> str:
-    """CRC-32 of a shard's footer, and of every column chunk, row group by row group, as its manifest holds them."""
+    """Return CRC-32 of a shard's footer and of every column chunk, row group by row group, packed for its manifest."""
     size, _ = _ENDING.unpack(data[-_ENDING.size :])
     metadata = pq.read_metadata(pa.BufferReader(data))
-    found = [crc32(data[-_ENDING.size - size :])]
+    sums = [crc32(data[-_ENDING.size - size :])]
     for group in range(metadata.num_row_groups):
         columns = metadata.row_group(group)
         for leaf in range(metadata.num_columns):
             start, stop = _chunk(columns.column(leaf))
-            found.append(crc32(data[start:stop]))
-    return checksums.pack(found)
+            sums.append(crc32(data[start:stop]))
+    return checksums.pack(sums)
 
 
 class ShardFile:
@@ -162,10 +162,10 @@ class ParquetShard:
         footer = _footer(source, length)
         self._chunks: np.ndarray | None = None
         if expected is not None and verify:
-            known = checksums.unpack(expected)
-            if crc32(footer) != known[0]:
+            sums = checksums.unpack(expected)
+            if crc32(footer) != sums[0]:
                 raise ValueError("its footer does not match its CRC-32")
-            self._chunks = known[1:]
+            self._chunks = sums[1:]
         self._pages = verify and expected is None
         self._metadata = pq.read_metadata(pa.BufferReader(footer))
         leaves = [self._metadata.schema.column(leaf).path for leaf in range(self._metadata.num_columns)]
@@ -183,23 +183,23 @@ class ParquetShard:
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes while it is open, about."""
+        """Bytes of memory while it is open, about."""
         return _CHUNK_BYTES * self.num_row_groups * len(self._columns)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
-        """The bytes of the chunks of `columns` in row group `group`, in the order of the file."""
-        return [chunk for _, chunk in self._wanted(group, columns)]
+        """Return the bytes of the chunks of `columns` in row group `group`, in the order of the file."""
+        return [chunk for _, chunk in self._chunk_ranges(group, columns)]
 
     def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
-        """The bytes that reading `columns` of row group `group` takes."""
+        """Fetch the bytes of `columns` of row group `group`."""
         return Pieces.fetch(self._source, self.ranges(group, columns))
 
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
-        """Row group `group` with those of `columns` that there are, out of `pieces` where they were fetched before."""
+        """Read row group `group`, with those of `columns` that exist, out of `pieces` if these were fetched before."""
         held = self._source if isinstance(self._source, Mapped) else pieces or self.fetch(group, columns)
-        for leaf, (start, stop) in self._wanted(group, columns):
+        for leaf, (start, stop) in self._chunk_ranges(group, columns):
             data = held.read(start, stop)
             if self._chunks is not None and crc32(data) != self._chunks[group * len(self._columns) + leaf]:
                 raise ValueError(f"the values of {self._columns[leaf]} do not match their CRC-32")
@@ -213,7 +213,7 @@ class ParquetShard:
         return table
 
     def read(self) -> pa.Table:
-        """All rows."""
+        """Read all rows."""
         groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
         return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
 
@@ -226,10 +226,11 @@ class ParquetShard:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _wanted(self, group: int, columns: Sequence[str] | None) -> list[tuple[int, Range]]:
-        found = self._metadata.row_group(group)
-        names = self._columns
-        return [(n, _chunk(found.column(n))) for n in range(len(names)) if columns is None or names[n] in columns]
+    def _chunk_ranges(self, group: int, columns: Sequence[str] | None) -> list[tuple[int, Range]]:
+        """Return the numbers of the leaves of `columns` in row group `group`, and their bytes."""
+        chunks = self._metadata.row_group(group)
+        leaves = [leaf for leaf, name in enumerate(self._columns) if columns is None or name in columns]
+        return [(leaf, _chunk(chunks.column(leaf))) for leaf in leaves]
 
     def _open(self) -> tuple[pq.ParquetFile, PiecesFile | None]:
         options = {"metadata": self._metadata, "pre_buffer": False, "page_checksum_verification": self._pages}
@@ -246,7 +247,7 @@ def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> ParquetShar
 
 
 def _footer(source: Source, length: int) -> pa.Buffer:
-    """The metadata at the end of a file, with its length and the magic behind it. Raises ValueError."""
+    """Read the metadata at the end of a file, with its length and the magic behind it. Raises ValueError."""
     start = max(0, length - _TAIL)
     tail = source.read(start, length)
     if tail.size < _ENDING.size:
@@ -264,21 +265,16 @@ def _chunk(column: pq.ColumnChunkMetaData) -> Range:
 
 
 def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(shard [M], group [M], first_row [M + 1]) of all M row groups in storage order, by arithmetic on the manifest.
+    """Return (shard [M], group [M], first_row [M + 1]) of all M row groups in storage order, from the manifest alone.
 
     Row group m holds rows [first_row[m], first_row[m + 1]). int64 all.
     """
     size = manifest.row_group_rows or 1
-    shard: list[int] = []
-    group: list[int] = []
-    rows: list[int] = []
-    for index, entry in enumerate(manifest.shards):
-        for number, start in enumerate(range(0, entry.rows, size)):
-            shard.append(index)
-            group.append(number)
-            rows.append(min(size, entry.rows - start))
-    first = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
-    return np.asarray(shard, np.int64), np.asarray(group, np.int64), first
+    shard_rows = np.array([entry.rows for entry in manifest.shards], np.int64)
+    groups = -(-shard_rows // size)
+    shard = np.repeat(np.arange(len(groups)), groups)
+    group = np.arange(len(shard)) - offsets_of(groups)[shard]
+    return shard, group, offsets_of(np.minimum(size, shard_rows[shard] - group * size))
 
 
 def list_column(table: pa.Table, name: str) -> Ragged:
@@ -296,7 +292,7 @@ def filters_of(table: pa.Table) -> Ragged:
 
 
 def matrix_column(table: pa.Table, name: str) -> np.ndarray:
-    """A fixed-size list column as a NumPy matrix [rows, K]."""
+    """Return a fixed-size list column as a NumPy matrix [rows, K]."""
     column = _array(table, name)
     width = column.type.list_size
     values = column.values.slice(column.offset * width, len(column) * width)  # flatten() would copy them
@@ -304,18 +300,18 @@ def matrix_column(table: pa.Table, name: str) -> np.ndarray:
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:
-    """A column as one array, copied only where it is in several pieces."""
+    """Return a column as one array, copied only where it is in several pieces."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays([pa.array([], column.type), *column.chunks])
 
 
 def list_array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.ListArray:
-    """A list column from NumPy values [V] and offsets [rows + 1]."""
+    """Make a list column from NumPy values [V] and offsets [rows + 1]."""
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values, type))
 
 
 def matrix_array(matrix: np.ndarray, type: pa.DataType) -> pa.FixedSizeListArray:
-    """A fixed-size list column from a NumPy matrix [rows, K]."""
+    """Make a fixed-size list column from a NumPy matrix [rows, K]."""
     flat = pa.array(np.ascontiguousarray(matrix).reshape(-1), type)
     return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
 
@@ -329,5 +325,5 @@ def _is_floats(type: pa.DataType) -> bool:
 
 
 def _leaf_names(schema: pa.Schema, names: list[str]) -> list[str]:
-    """Parquet names list leaves `column.list.element`."""
+    """Return names of leaves in Parquet: those of lists are `column.list.element`."""
     return [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]

@@ -1,4 +1,4 @@
-"""Byte ranges of a shard: mapped from a local disk, or fetched; a range is half-open, [start, stop)."""
+"""Byte ranges of a shard, half-open: mapped from a local disk, or fetched."""
 
 import contextlib
 import mmap
@@ -13,7 +13,7 @@ from schemas import storage
 from schemas.errors import StorageError, TableError
 from schemas.manifest import Shard, find_shard
 from schemas.shard_files.cache import LocalCache
-from schemas.storage import join
+from schemas.storage import SeekableReader, join
 
 GAP = 1 << 17  # bytes between two ranges that cost less to read along than a request of their own
 
@@ -22,7 +22,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Access:
-    """How shards are read: whether checksums are verified, where remote ranges are kept, when to give up retrying."""
+    """Options of reading shards: verified checksums, a cache of remote ranges, and an event that ends retries."""
 
     verify: bool = True
     cache: LocalCache | None = None
@@ -33,7 +33,7 @@ VERIFIED = Access()
 
 
 class Mapped:
-    """The first `length` bytes of a local file, mapped: a file renamed over it or removed later changes nothing here.
+    """First `length` bytes of a local file, mapped: a file renamed over it or removed later changes nothing here.
 
     Raises FileNotFoundError, and ValueError where the file is shorter.
     """
@@ -48,15 +48,15 @@ class Mapped:
         self.whole = pa.py_buffer(self._map)
 
     def read(self, start: int, stop: int) -> pa.Buffer:
-        """A view of the bytes. Raises ValueError where the file has been cut: touching them would end the process."""
-        found = self._map.size()
-        if found < self._length:
-            raise ValueError(f"{found} bytes, expected {self._length}")
+        """Return a view of the bytes. Raises ValueError where the file has been cut: they would end the process."""
+        size = self._map.size()
+        if size < self._length:
+            raise ValueError(f"{size} bytes, expected {self._length}")
         return self.whole.slice(start, stop - start)
 
 
 class Remote:
-    """A file beyond a local disk: each read is one request, with retries, unless the cache has its bytes.
+    """File beyond a local disk: each read is one request, with retries, unless the cache has its bytes.
 
     Reads raise FileNotFoundError, StorageError.
     """
@@ -65,7 +65,7 @@ class Remote:
         self._url, self._sha256, self._access = url, sha256, access
 
     def read(self, start: int, stop: int) -> pa.Buffer:
-        """Bytes [start, stop)."""
+        """Read bytes [start, stop)."""
         cache = self._access.cache
         data = cache.get(self._sha256, start, stop) if cache else None
         if data is None:
@@ -80,7 +80,7 @@ Source = Mapped | Remote
 
 @contextlib.contextmanager
 def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
-    """The bytes of `shard` of the table at `url`, for a block that reads its end.
+    """Yield the bytes of `shard` of the table at `url`, for a block that reads its end.
 
     Raises TableError when it is gone, not as long as it was, or when the block finds it damaged; StorageError.
     """
@@ -96,13 +96,13 @@ def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
     except (FileNotFoundError, StorageError, TableError):
         if access.cache:
             access.cache.discard(shard.sha256)
-        find_shard(url, shard)  # the look-up costs a request, so only whoever needs the reason pays for it
+        find_shard(url, shard)  # the look-up costs a request, so it is made only for the reason
         raise
 
 
 @contextlib.contextmanager
 def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
-    """Turn whatever Arrow raises over bytes that do not decode into a TableError, on one line, that names `place`."""
+    """Turn any error of Arrow over bytes that do not decode into a TableError, on one line, that names `place`."""
     try:
         yield
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator
 
 
 class Pieces:
-    """Fetched ranges of one file, in order."""
+    """Ranges fetched of one file, in order."""
 
     def __init__(self, pieces: Sequence[tuple[int, pa.Buffer]]) -> None:
         self._pieces = pieces
@@ -124,52 +124,33 @@ class Pieces:
         return cls([(start, source.read(start, stop)) for start, stop in merged(ranges)])
 
     def read(self, start: int, stop: int) -> pa.Buffer:
-        """A view of bytes that were fetched. Raises ValueError for others."""
+        """Return a view of bytes that were fetched. Raises ValueError for others."""
         for first, data in self._pieces:
             if first <= start and stop <= first + data.size:
                 return data if (start, stop) == (first, first + data.size) else data.slice(start - first, stop - start)
         raise ValueError(f"bytes [{start}, {stop}) are none of those that its footer names")
 
 
-class PiecesFile:
-    """Some bytes of a file of `length` bytes, for a library that reads files; `pieces` may be replaced."""
-
-    closed = False
+class PiecesFile(SeekableReader):
+    """File of `length` bytes, of which only `pieces` can be read; `pieces` may be replaced."""
 
     def __init__(self, length: int) -> None:
-        self._length, self._at = length, 0
+        super().__init__(length)
         self.pieces = Pieces(())
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        return self._at
-
     def read_buffer(self, size: int) -> pa.Buffer:
-        data = self.pieces.read(self._at, self._at + size)
-        self._at += size
+        """Read without a copy, as Arrow asks for it."""
+        data = self.pieces.read(self._position, self._position + size)
+        self._position += size
         return data
 
-    def read(self, size: int = -1) -> bytes:
-        return self.read_buffer(self._length - self._at if size < 0 else size).to_pybytes()
-
-    def close(self) -> None:
-        self.closed = True
+    def read(self, size: int | None = -1) -> bytes:
+        rest = self._length - self._position
+        return self.read_buffer(rest if size is None or size < 0 else size).to_pybytes()
 
 
 def merged(ranges: Iterable[Range], gap: int = GAP) -> list[Range]:
-    """Ranges in order, joined where no more than `gap` bytes lie between."""
+    """Sort ranges, and join them where no more than `gap` bytes lie between."""
     joined: list[Range] = []
     for start, stop in sorted(ranges):
         if joined and start - joined[-1][1] <= gap:
@@ -177,8 +158,3 @@ def merged(ranges: Iterable[Range], gap: int = GAP) -> list[Range]:
         else:
             joined.append((start, stop))
     return joined
-
-
-def size_of(ranges: Iterable[Range]) -> int:
-    """Bytes of `ranges`."""
-    return sum(stop - start for start, stop in ranges)

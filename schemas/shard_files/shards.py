@@ -47,13 +47,13 @@ def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> OpenShard:
 
 
 def iterate(url: str, manifest: Manifest, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Row groups of the whole table in storage order. Raises TableError."""
+    """Yield the row groups of the whole table in storage order. Raises TableError."""
     for shard in manifest.shards:
         yield from iterate_shard(url, shard, columns)
 
 
 def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Row groups of one shard in storage order. Raises TableError."""
+    """Yield the row groups of one shard in storage order. Raises TableError."""
     file = open_shard(url, shard)
     try:
         for group in range(file.num_row_groups):
@@ -65,9 +65,9 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
 def read_group(
     file: OpenShard, group: int, columns: Sequence[str] | None, place: str, pieces: Pieces | None = None
 ) -> pa.Table:
-    """Row group `group` of an open shard, out of `pieces` where they were fetched before.
+    """Read row group `group` of an open shard, out of `pieces` if these were fetched before.
 
-    Raises TableError that names `place` and the row group when its bytes are not what they were, StorageError.
+    Raises TableError that names `place` and the row group when its bytes are damaged, StorageError.
     """
     with naming_damage(f"{place}, row group {group}"):
         table = file.read_row_group(group, list(columns) if columns else None, pieces)

@@ -1,4 +1,4 @@
-"""A row group as bytes of a tar: headers, members and padding laid out at once in NumPy, never a sample at a time.
+"""Row groups as bytes of a tar: headers, members and padding laid out at once in NumPy, never a sample at a time.
 
 A sample is its key, the zero-padded id of the row, and one member a column: `000000000007.input_ids.npy` for a list of
 numbers, `.key.txt` for a string. POSIX ustar in blocks of 512 bytes, time and owner 0, so that bytes are deterministic.
@@ -36,26 +36,26 @@ class Member:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the members of B samples lie, in blocks from the first: `starts` int64 [B, M], and `blocks` in all."""
+    """Layout of the members of B samples, in blocks from the first: `starts` int64 [B, M], and `blocks` in all."""
 
     starts: np.ndarray
     blocks: int
 
     @classmethod
     def of(cls, members: Sequence[Member], counts: Mapping[str, np.ndarray]) -> "Layout":
-        """From the values of each member of each row: `counts` [B] by column."""
+        """Lay out rows with `counts` [B] values, by column."""
         sizes = np.stack([_size(member, counts[member.column]) for member in members], axis=1)
         blocks = 1 + -(-sizes // BLOCK)
         ends = np.cumsum(blocks.reshape(-1))
         return cls((ends - blocks.reshape(-1)).reshape(blocks.shape), int(ends[-1]) if len(ends) else 0)
 
     def payload(self, number: int, head: int) -> np.ndarray:
-        """The byte at which the values of member `number` of each sample start, [B]."""
+        """Return the byte at which the values of member `number` of each sample start, [B]."""
         return (self.starts[:, number] + 1) * BLOCK + head
 
 
 def members_of(schema: pa.Schema) -> list[Member]:
-    """A member for every column but `query_id`, in order. Raises ValueError for a type that no member holds."""
+    """Return a member for every column but `query_id`, in order. Raises ValueError for a type that no member holds."""
     return [_member(field) for field in schema if field.name != "query_id"]
 
 
@@ -69,7 +69,7 @@ def encode(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[Member]
     counts = {name: column.counts for name, column in columns.items()}
     layout = Layout.of(members, counts)
     blocks = np.zeros((layout.blocks, BLOCK), np.uint8)
-    digits = _decimal(ids)
+    digits = _ascii(ids, ID_DIGITS, 10)
     for number, member in enumerate(members):
         values, offsets = columns[member.column]
         count = counts[member.column]
@@ -83,7 +83,7 @@ def encode(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[Member]
 
 
 def gather(data: np.ndarray, layout: Layout, number: int, member: Member, offsets: np.ndarray) -> np.ndarray:
-    """The values [V] of member `number` out of tar blocks `data` uint8 [bytes]; `offsets` [B + 1] are theirs."""
+    """Return the values [V], at `offsets` [B + 1], of member `number` out of tar blocks `data` uint8 [bytes]."""
     place = _places(layout.payload(number, member.head) // member.dtype.itemsize, offsets)
     return data.view(member.dtype)[place]
 
@@ -109,12 +109,12 @@ def _size(member: Member, counts: np.ndarray) -> np.ndarray:
 
 
 def _places(starts: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Position of every value of rows that start at `starts` [B] and have `offsets` [B + 1]: int64 [V]."""
+    """Return the position of every value of rows that start at `starts` [B] and have `offsets` [B + 1]: int64 [V]."""
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
 
 
 def _tar_headers(member: Member, digits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Headers uint8 [B, 512]: the checksum is the sum of all bytes, its own field counted as spaces."""
+    """Return headers uint8 [B, 512]: the checksum is the sum of all bytes, its own field counted as spaces."""
     head = bytearray(BLOCK)
     head[ID_DIGITS : ID_DIGITS + 1 + len(member.suffix)] = b"." + member.suffix.encode()
     head[100:124] = b"0000644\0" + b"0000000\0" * 2  # mode, owner, group
@@ -122,30 +122,25 @@ def _tar_headers(member: Member, digits: np.ndarray, sizes: np.ndarray) -> np.nd
     head[148:156] = b" " * 8
     head[156:157] = b"0"  # a regular file
     head[257:265] = b"ustar\x0000"
-    octal = _octal(sizes, 11)
+    octal = _ascii(sizes, 11)
     sums = sum(head) + digits.sum(axis=1, dtype=np.int64) + octal.sum(axis=1, dtype=np.int64)
     headers = np.repeat(np.frombuffer(head, np.uint8)[None], len(digits), axis=0)
     headers[:, :ID_DIGITS] = digits
     headers[:, _SIZE] = octal
-    headers[:, _CHECKSUM] = _octal(sums, 6)
+    headers[:, _CHECKSUM] = _ascii(sums, 6)
     headers[:, 154] = 0
     return headers
 
 
 def _npy_headers(dtype: np.dtype, counts: np.ndarray) -> np.ndarray:
-    """Headers uint8 [B, 128] of .npy files (version 1.0) that hold `counts` [B] values each."""
-    lengths, of = np.unique(counts, return_inverse=True)
+    """Return headers uint8 [B, 128] of .npy files (version 1.0) that hold `counts` [B] values each."""
+    lengths, index = np.unique(counts, return_inverse=True)
     text = "{{'descr': {!r}, 'fortran_order': False, 'shape': ({},), }}"
-    made = [text.format(dtype.str, n).ljust(_NPY_HEAD - 11).encode() + b"\n" for n in lengths.tolist()]
+    heads = [text.format(dtype.str, n).ljust(_NPY_HEAD - 11).encode() + b"\n" for n in lengths.tolist()]
     start = b"\x93NUMPY\x01\x00" + (_NPY_HEAD - 10).to_bytes(2, "little")
-    return np.frombuffer(b"".join(start + one for one in made), np.uint8).reshape(-1, _NPY_HEAD)[of]
+    return np.frombuffer(b"".join(start + head for head in heads), np.uint8).reshape(-1, _NPY_HEAD)[index]
 
 
-def _decimal(ids: np.ndarray) -> np.ndarray:
-    """ASCII digits uint8 [B, 12]."""
-    return (ids[:, None] // 10 ** np.arange(ID_DIGITS - 1, -1, -1) % 10 + ord("0")).astype(np.uint8)
-
-
-def _octal(numbers: np.ndarray, digits: int) -> np.ndarray:
-    """ASCII octal digits uint8 [B, digits]."""
-    return (numbers[:, None] >> 3 * np.arange(digits - 1, -1, -1) & 7).astype(np.uint8) + np.uint8(ord("0"))
+def _ascii(numbers: np.ndarray, digits: int, base: int = 8) -> np.ndarray:
+    """Return ASCII digits uint8 [B, digits]."""
+    return (numbers[:, None] // base ** np.arange(digits - 1, -1, -1) % base + ord("0")).astype(np.uint8)

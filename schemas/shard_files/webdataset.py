@@ -54,7 +54,7 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
 
 
 def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
-    """`table` as the bytes of a tar, a piece a row group, and of its index, the last piece.
+    """Yield `table` as the bytes of a tar, a piece a row group, and of its index, the last piece.
 
     Raises ValueError as `write_shard`.
     """
@@ -74,10 +74,10 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
             facts = {
                 "start": start,
                 "first_id": int(ids[0]),
-                "crc32": {name: crc32(np.ascontiguousarray(values).data) for name, (values, _) in columns.items()},
+                "crc32": {name: crc32(np.ascontiguousarray(rows.values).data) for name, rows in columns.items()},
             }
-            counts = [np.diff(columns[member.column][1]).astype(np.uint32) for member in members]
-            batch = pa.record_batch([pa.array(one) for one in counts], schema=schema)
+            counts = [pa.array(columns[member.column].counts.astype(np.uint32)) for member in members]
+            batch = pa.record_batch(counts, schema=schema)
             index.write_batch(batch, {"facts": json.dumps(facts, sort_keys=True)})
             piece = tar.encode(ids, columns, members).data
             start += len(piece)
@@ -88,7 +88,7 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
 
 
 class TarShard:
-    """An open shard, used as `schemas.shard_files.parquet.ParquetShard` is. Raises ValueError over damaged bytes."""
+    """An open shard with the interface of `ParquetShard`. Raises ValueError over damaged bytes."""
 
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
         self._source, self._verify, self._length = source, verify, length
@@ -107,17 +107,17 @@ class TarShard:
         return int(self._index.num_record_batches)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
-        """The bytes of row group `group`: its columns lie among each other."""
+        """Return the bytes of row group `group`: its columns lie among each other."""
         return self._group(group).ranges(self._names(columns))
 
     def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
-        """The bytes that reading `columns` of row group `group` takes."""
+        """Fetch the bytes of `columns` of row group `group`."""
         return Pieces.fetch(self._source, self.ranges(group, columns))
 
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
-        """Row group `group` with those of `columns` that there are, in the order of the schema."""
+        """Read row group `group`, with those of `columns` that exist in the order of the schema."""
         facts = self._group(group)
         names = self._names(columns)
         data = np.empty(0, np.uint8)
@@ -127,12 +127,12 @@ class TarShard:
         return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema_arrow.field(name) for name in names]))
 
     def read(self) -> pa.Table:
-        """All rows."""
+        """Read all rows."""
         groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
         return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
 
     def close(self) -> None:
-        """Nothing is held but memory."""
+        """Do nothing: only memory is held."""
 
     def __enter__(self) -> "TarShard":
         return self
@@ -166,7 +166,7 @@ class TarShard:
 
 @dataclass(frozen=True)
 class _Group:
-    """What the index says of a row group of B rows: `counts` [B] by column, and where their values lie."""
+    """Entry of the index for a row group of B rows: `counts` [B] by column, and the layout of the values."""
 
     rows: int
     start: int
@@ -186,7 +186,7 @@ def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
 
 
 def _index(source: Source, length: int, expected: str | None, verify: bool) -> pa.Buffer:
-    """The index behind the archive; verified by the manifest's CRC-32 and its own. Raises ValueError."""
+    """Read the index behind the archive; verified by the manifest's CRC-32 and its own. Raises ValueError."""
     begin = max(0, length - _TAIL)
     tail = source.read(begin, length)
     if tail.size < _FOOTER.size:
@@ -197,10 +197,10 @@ def _index(source: Source, length: int, expected: str | None, verify: bool) -> p
         raise ValueError("no index behind the archive")
     content = tail[start - begin : tail.size - _FOOTER.size] if start >= begin else source.read(start, start + size)
     if verify:
-        found = crc32(content)
-        if expected is not None and found != checksums.unpack(expected)[0]:
+        actual = crc32(content)
+        if expected is not None and actual != checksums.unpack(expected)[0]:
             raise ValueError("its index does not match the manifest's CRC-32")
-        if found != checksum:
+        if actual != checksum:
             raise ValueError("its index does not match its CRC-32")
     return content
 
@@ -217,7 +217,7 @@ def _ragged(rows: pa.Table, name: str) -> Ragged:
 
 
 def _as_bytes(column: pa.ChunkedArray) -> pa.ListArray:
-    """Strings as lists of their UTF-8 bytes."""
+    """Return strings as lists of their UTF-8 bytes."""
     strings = pa.concat_arrays(column.chunks)
     _, offsets, data = strings.buffers()
     numbers = pa.Array.from_buffers(pa.int32(), len(strings) + 1, [None, offsets], offset=strings.offset)

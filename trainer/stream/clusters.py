@@ -30,15 +30,15 @@ def dealt_clusters(tables: Sequence[tuple[str, Manifest]], size: int) -> np.ndar
     """
     counts = []
     for url, manifest in tables:
-        made: Mapping[str, int] | None = manifest.parameters.get(CLUSTERS)
-        if made is None:
+        facts: Mapping[str, int] | None = manifest.parameters.get(CLUSTERS)
+        if facts is None:
             return None
-        halvings = (made["size"] // size).bit_length() - 1
-        if size << max(halvings, 0) != made["size"] or size < made["smallest"]:
+        halvings = (facts["size"] // size).bit_length() - 1
+        if size << max(halvings, 0) != facts["size"] or size < facts["smallest"]:
             raise InputError(
-                f"{url}: its clusters of {made['size']} rows are made to be halved down to {made['smallest']}, which "
+                f"{url}: its clusters of {facts['size']} rows are made to be halved down to {facts['smallest']}, which "
                 f"gives none of {size}. Make it again with `extremis cluster --size N --smallest {size}`, N being "
                 f"{size} times a power of two, or set order.cluster to one of its sizes."
             )
-        counts.append(clusters_of(np.diff(row_groups_of(manifest)[2]), made["rows"], halvings))
+        counts.append(clusters_of(np.diff(row_groups_of(manifest)[2]), facts["rows"], halvings))
     return np.concatenate(counts) if counts else None

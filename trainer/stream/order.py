@@ -162,13 +162,9 @@ class EpochOrder:
 
     def _window_range(self, stream: int, window: int) -> tuple[int, int]:
         """Return positions [start, stop) of one stream's window in the permuted sequence."""
-        first, last = self._range(stream)
+        first, last = stream * self.units // self.streams, (stream + 1) * self.units // self.streams
         start = min(first + window * self.window_units, last)
         return start, min(start + self.window_units, last)
-
-    def _range(self, stream: int) -> tuple[int, int]:
-        """Return positions [first, last) of a stream in the permuted sequence."""
-        return stream * self.units // self.streams, (stream + 1) * self.units // self.streams
 
 
 def streams_of_rank(streams: int, rank: int, ranks: int) -> range:
