@@ -43,23 +43,25 @@ def folder(name: str) -> str:
     return name
 
 
+class _Below:
+    """Path `name` below the root of a layout."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layout: "DataLayout | RunLayout", owner: type | None = None) -> str:
+        return join(layout.root, self._name)
+
+
 @dataclass(frozen=True)
 class DataLayout:
     """Paths below DATA, the prefix that `extremis shard` publishes."""
 
     root: str
 
-    @property
-    def labels(self) -> str:
-        return join(self.root, "labels")
-
-    @property
-    def tokenizer(self) -> str:
-        return join(self.root, "tokenizer")
-
-    @property
-    def rejects(self) -> str:
-        return join(self.root, "rejects")
+    labels = _Below("labels")
+    tokenizer = _Below("tokenizer")
+    rejects = _Below("rejects")
 
     @property
     def staging(self) -> str:
@@ -75,45 +77,16 @@ class RunLayout:
 
     root: str
 
-    @property
-    def config(self) -> str:
-        return join(self.root, "config.toml")
-
-    @property
-    def checkpoints(self) -> str:
-        return join(self.root, "checkpoints")
-
-    @property
-    def dumps(self) -> str:
-        return join(self.root, "dumps")
-
-    @property
-    def negatives_root(self) -> str:
-        return join(self.root, "negatives")
-
-    @property
-    def clusters_root(self) -> str:
-        return join(self.root, CLUSTERS)
-
-    @property
-    def adoptions(self) -> str:
-        return join(self.root, "adoptions")
-
-    @property
-    def metrics(self) -> str:
-        return join(self.root, "metrics.jsonl")
-
-    @property
-    def tensorboard(self) -> str:
-        return join(self.root, "tensorboard")
-
-    @property
-    def evaluations(self) -> str:
-        return join(self.root, "evaluations")
-
-    @property
-    def finished(self) -> str:
-        return join(self.root, "finished.json")
+    config = _Below("config.toml")
+    checkpoints = _Below("checkpoints")
+    dumps = _Below("dumps")
+    negatives_root = _Below("negatives")
+    clusters_root = _Below(CLUSTERS)
+    adoptions = _Below("adoptions")
+    metrics = _Below("metrics.jsonl")
+    tensorboard = _Below("tensorboard")
+    evaluations = _Below("evaluations")
+    finished = _Below("finished.json")
 
     def checkpoint(self, step: int) -> str:
         return join(self.checkpoints, f"step-{step:08d}")

@@ -4,6 +4,8 @@ Legend of the project: B batch, T tokens, D dimension, P positives, H hard, R ra
 L labels, N queries, G ranks.
 """
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 from schemas.errors import InputError
@@ -48,17 +50,12 @@ def queries(
     An encoder reads `input_ids` (absent where `tokens` is None), or `features`, or both.
     Raises ValueError where a row would have neither.
     """
-    fields = [
-        pa.field("query_id", pa.int64(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-        *_inputs(tokens, features),
-        pa.field("label_ids", pa.list_(labels), nullable=False),
-    ]
+    fields = {"query_id": pa.int64(), "key": pa.string(), **_inputs(tokens, features), "label_ids": pa.list_(labels)}
     if filters:
-        fields.append(pa.field("filter_label_ids", pa.list_(labels), nullable=False))
+        fields["filter_label_ids"] = pa.list_(labels)
     if text:
-        fields.append(pa.field("text", pa.string(), nullable=False))
-    return pa.schema(fields)
+        fields["text"] = pa.string()
+    return _schema(fields)
 
 
 def labels(tokens: pa.DataType | None, *, features: bool = False) -> pa.Schema:
@@ -66,21 +63,13 @@ def labels(tokens: pa.DataType | None, *, features: bool = False) -> pa.Schema:
 
     `tokens` and `features` as in `queries`. Raises ValueError where a row would have neither.
     """
-    return pa.schema(
-        [
-            pa.field("label_id", pa.int64(), nullable=False),
-            pa.field("key", pa.string(), nullable=False),
-            pa.field("text", pa.string(), nullable=False),
-            *_inputs(tokens, features),
-            pa.field("frequency", pa.int64(), nullable=False),
-        ]
-    )
+    names = {"label_id": pa.int64(), "key": pa.string(), "text": pa.string()}
+    return _schema({**names, **_inputs(tokens, features), "frequency": pa.int64()})
 
 
 def rejects() -> pa.Schema:
     """One rejected input row: file, line (from 1), the reason, and the content."""
-    names = {"source": pa.string(), "line": pa.int64(), "reason": pa.string(), "detail": pa.string()}
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in names.items()])
+    return _schema({"source": pa.string(), "line": pa.int64(), "reason": pa.string(), "detail": pa.string()})
 
 
 def embeddings(dimension: int, dtype: str = "float16") -> pa.Schema:
@@ -98,33 +87,25 @@ def negatives(width: int, labels: pa.DataType) -> pa.Schema:
 
     Kept by label range, K is G equal groups of columns, each of them so.
     """
-    return pa.schema(
-        [
-            pa.field("query_id", pa.int64(), nullable=False),
-            pa.field("label_ids", pa.list_(labels, width), nullable=False),
-            pa.field("scores", pa.list_(pa.float16(), width), nullable=False),
-        ]
-    )
+    scores = pa.list_(pa.float16(), width)
+    return _schema({"query_id": pa.int64(), "label_ids": pa.list_(labels, width), "scores": scores})
 
 
-def _inputs(tokens: pa.DataType | None, features: bool) -> list[pa.Field]:
-    """Token ids, and sparse features: ids in [0, F), sorted and unique within a row, each with its value."""
+def _schema(types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """Return a schema of columns without nulls."""
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in types.items()])
+
+
+def _inputs(tokens: pa.DataType | None, features: bool) -> dict[str, pa.DataType]:
+    """Return token ids, and sparse features: ids in [0, F), sorted and unique within a row, each with its value."""
     if tokens is None and not features:
         raise ValueError("a row has token ids, features or both; got neither")
-    fields = [] if tokens is None else [pa.field("input_ids", pa.list_(tokens), nullable=False)]
-    if features:
-        fields.append(pa.field("feature_ids", pa.list_(pa.int32()), nullable=False))
-        fields.append(pa.field("feature_values", pa.list_(pa.float32()), nullable=False))
-    return fields
+    types = {} if tokens is None else {"input_ids": pa.list_(tokens)}
+    return types | ({"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())} if features else {})
 
 
 def _vectors(key: str, dimension: int, dtype: str) -> pa.Schema:
     types = {"float16": pa.float16(), "float32": pa.float32()}
     if dtype not in types:
         raise InputError(f"vectors are stored as one of {sorted(types)}; got {dtype!r}.")
-    return pa.schema(
-        [
-            pa.field(key, pa.int64(), nullable=False),
-            pa.field("vector", pa.list_(types[dtype], dimension), nullable=False),
-        ]
-    )
+    return _schema({key: pa.int64(), "vector": pa.list_(types[dtype], dimension)})

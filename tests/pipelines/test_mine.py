@@ -354,7 +354,7 @@ class TestWatch:
 
         def failing(*given):
             if next(left, None) is not None:
-                raise StorageError("could not read s3://gone: no answer; mend the cause and run again.")
+                raise StorageError("could not read s3://gone: no answer; fix the cause and run again.")
             return mine(*given)
 
         monkeypatch.setattr("pipelines.mine.mine", failing)

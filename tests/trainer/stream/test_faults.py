@@ -154,7 +154,7 @@ def test_a_server_that_accepts_and_never_answers_is_given_up(monkeypatch: pytest
             lambda: storage.remove("s3://b/part"),
         ):
             with pytest.raises(
-                StorageError, match=r"could not .* s3://b/.* after 2 attempt\(s\): no answer within 0.3 seconds; mend"
+                StorageError, match=r"could not .* s3://b/.* after 2 attempt\(s\): no answer within 0.3 seconds; fix"
             ):
                 ask()
         s3fs.S3FileSystem.clear_instance_cache()
