@@ -1,1 +1,1 @@
-"""The command line: parse, call, report."""
+"""The command line of the project, and what only it needs: planning, inspection, reports, comparisons."""

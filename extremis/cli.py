@@ -1,4 +1,4 @@
-"""`extremis`: one command a step of the loop."""
+"""The command line `extremis`: one command per step of the loop."""
 
 import os
 import sys
@@ -6,13 +6,22 @@ from collections.abc import Sequence
 
 import click
 
-from extremis.commands.compare import ablate, demo, recipes
-from extremis.commands.evaluate import evaluate, fuse
-from extremis.commands.look import inspect, plan, report
-from extremis.commands.serve import export, predict
+from extremis.commands.ablate import ablate
+from extremis.commands.cluster import cluster
+from extremis.commands.demo import demo
+from extremis.commands.embed import embed
+from extremis.commands.evaluate import evaluate
+from extremis.commands.export import export
+from extremis.commands.fuse import fuse
+from extremis.commands.inspect import inspect
+from extremis.commands.mine import mine
+from extremis.commands.plan import plan
+from extremis.commands.predict import predict
+from extremis.commands.recipes import recipes
+from extremis.commands.report import report
+from extremis.commands.run import run
 from extremis.commands.shard import shard
-from extremis.commands.tables import cluster, embed, mine
-from extremis.commands.train import run, train
+from extremis.commands.train import train
 from extremis.console import say
 from schemas.errors import ExtremisError
 from schemas.manifest import code_version
@@ -44,7 +53,7 @@ for command in (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; user errors become one message and an exit status, never a traceback.
 
-    `arguments` are those of this process where they are not given. Raises SystemExit unless all went well.
+    `arguments`: by default those of this process. Raises SystemExit unless the command succeeds.
     """
     try:
         cli.main(arguments, standalone_mode=False)

@@ -1,4 +1,4 @@
-"""What a person sees: progress bars on a terminal, plain lines elsewhere, tables, and one JSON object on request."""
+"""Output for people: progress bars on a terminal, plain lines elsewhere, tables, and one JSON object on request."""
 
 import json
 import os
@@ -14,40 +14,40 @@ from rich.table import Table
 from schemas.secrets import redact
 
 
-class _Discreet(Console):
-    """Prints texts without the credentials that a URL in them may carry."""
+class _RedactingConsole(Console):
+    """A console that prints texts without the credentials that a URL in them may carry."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(redact(one) if isinstance(one, str) else one for one in objects), **options)
+        super().print(*(redact(item) if isinstance(item, str) else item for item in objects), **options)
 
 
-_PIPED = 200  # characters that a line of a table may have where no terminal says how many
+_PIPED_WIDTH = 200  # characters of a table's line where no terminal says how many
 
 # Messages go to standard error, results to standard output.
-notes = _Discreet(stderr=True, highlight=False, soft_wrap=True)
-_told = sys.stdout.isatty() or "COLUMNS" in os.environ
-results = _Discreet(highlight=False, soft_wrap=True, width=None if _told else _PIPED)
+notes = _RedactingConsole(stderr=True, highlight=False, soft_wrap=True)
+_width_is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+results = _RedactingConsole(highlight=False, soft_wrap=True, width=None if _width_is_known else _PIPED_WIDTH)
 
 
 def say(message: str) -> None:
-    """One line for whoever watches."""
+    """Print one line to standard error."""
     notes.print(message, markup=False)
 
 
 def print_json(body: Mapping[str, Any]) -> None:
-    """The one JSON object that `--json` ends with."""
+    """Print the JSON object that `--json` ends with."""
     sys.stdout.write(redact(json.dumps(body)) + "\n")
     sys.stdout.flush()
 
 
 class Bar:
-    """A progress bar on a terminal; elsewhere a plain line every `seconds`. `total` None: nobody knows yet.
+    """A progress bar on a terminal; elsewhere a plain line every `seconds`. `total` None: not known yet.
 
-    Nothing of it where it is `quiet`. Use as a context manager.
+    `quiet`: print nothing. Use as a context manager.
     """
 
-    def __init__(self, what: str, total: int | None, seconds: float = 10.0, quiet: bool = False) -> None:
-        self._what, self._total, self._seconds, self._quiet = what, total, seconds, quiet
+    def __init__(self, title: str, total: int | None, seconds: float = 10.0, quiet: bool = False) -> None:
+        self._title, self._total, self._seconds, self._quiet = title, total, seconds, quiet
         self._done = 0
         self._next = time.monotonic() + seconds
         self._progress = Progress(
@@ -61,7 +61,7 @@ class Bar:
             disable=quiet or not notes.is_terminal,
             transient=True,
         )
-        self._task = self._progress.add_task(what, total=total, note="")
+        self._task = self._progress.add_task(title, total=total, note="")
 
     def __enter__(self) -> "Bar":
         self._progress.start()
@@ -71,27 +71,27 @@ class Bar:
         self._progress.stop()
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
-        """`done` of the total are done now; a `total` given is what they are of from now on."""
+        """Show `done` of the total. `total`: the new total, where it changed."""
         self._total = self._total if total is None else total
         self._progress.update(self._task, completed=done, total=self._total, note=note)
         if not self._quiet and not notes.is_terminal and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._seconds
             of = "" if self._total is None else f" of {self._total:,}"
-            say(f"{self._what}: {done:,}{of} {note}".rstrip())
+            say(f"{self._title}: {done:,}{of} {note}".rstrip())
 
     def advance(self, more: int) -> None:
-        """So many more of the total are done."""
+        """Count `more` of the total as done."""
         self._done += more
         self.update(self._done)
 
     def say(self, message: str) -> None:
-        """A line that stays above the bar."""
+        """Print a line that stays above the bar."""
         if not self._quiet:
             say(message)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; the first column is left-aligned, the others right-aligned. No figure is cut off."""
+    """Print a table: first column left-aligned, others right-aligned, no number cut off."""
     grid = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         first = number == 0
@@ -102,7 +102,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def metrics_table(title: str, report: Mapping[str, Any]) -> None:
-    """P, nDCG, R, PSP and PSnDCG by k, with the half-width of the 95 % interval."""
+    """Print P, nDCG, R, PSP and PSnDCG by k, with half the width of the 95 % interval."""
     metrics, intervals = report["metrics"], report.get("intervals") or {}
     families: dict[str, dict[int, str]] = {}
     for name, value in metrics.items():
@@ -120,13 +120,13 @@ def metrics_table(title: str, report: Mapping[str, Any]) -> None:
 
 
 class Stopwatch:
-    """Seconds of named stages."""
+    """Stopwatch of named stages, in seconds."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def time(self, name: str, action: Callable[[], Any]) -> Any:
-        """Run `action` and add its seconds to `name`."""
+        """Run `action`, add its seconds to `name`, and return its result."""
         start = time.perf_counter()
         try:
             return action()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from extremis.console import Stopwatch, metrics_table, results, say, table
-from extremis.evaluation import evaluate
+from extremis.evaluating.evaluate import evaluate
 from extremis.training.train import train
 from schemas import storage
 from schemas.errors import InputError
@@ -17,7 +17,7 @@ PROPENSITY = (0.55, 1.5)  # of the Tate collection
 
 
 def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Shard (once), train with the miner beside, evaluate on test; prints and returns what it learned.
+    """Shard (once), train with the miner beside, evaluate on test; print and return the results.
 
     Raises ExtremisError.
     """
@@ -26,15 +26,15 @@ def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     watch = Stopwatch()
     data, run = join(folder, "data"), join(folder, "run")
     raw = _example()
-    chosen = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides)
     options = ShardOptions(propensity_a=PROPENSITY[0], propensity_b=PROPENSITY[1])
     say(f"1/3 shard {raw} to {data}")
     watch.time("shard", lambda: shard(raw, data, options, (), say))
     say(f"2/3 train {recipe} into {run}, a miner beside it")
     _clear(run)
-    outcome = watch.time("train", lambda: train(data, run, chosen, beam_options=()))
+    outcome = watch.time("train", lambda: train(data, run, loaded, beam_options=()))
     say("3/3 evaluate on test")
-    report = watch.time("evaluate", lambda: evaluate(data, run, "test"))
+    report = watch.time("evaluate", lambda: evaluate(data, run))
     _print(outcome, report, watch)
     return {
         "data": data,
@@ -65,7 +65,7 @@ def _print(outcome: dict[str, Any], report: dict[str, Any], watch: Stopwatch) ->
 def _clear(run: str) -> None:
     """Remove the run of an earlier demo. Raises InputError where something else is in its place."""
     if storage.list_names(run) and not storage.exists(RunLayout(run).config):
-        raise InputError(f"{run}: holds files, but no run of a demo. They are left alone; choose another DIR.")
+        raise InputError(f"{run}: holds files, but no run of a demo. They are kept; choose another DIR.")
     storage.remove(run, recursive=True)
 
 

@@ -1,4 +1,4 @@
-"""What the papers compare, as lists of recipes: ASTRA's Tables 5 to 8, DEXML's 3 and 4, figures of MIPS-s and LNS."""
+"""Comparisons of the papers, as lists of recipes: ASTRA's Tables 5 to 8, DEXML's 3 and 4, figures of MIPS-s and LNS."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ BASE = "astra"
 # Shares of the base recipe's k_h and k_r that Table 6 has of 50 and 400; and multiples of tau_s and tau_r in 7 and 8.
 _MIXTURES = ((1, 1), (1, 0.75), (1, 0.5), (1, 0.25), (0.6, 1), (0.6, 0.25), (0.4, 1), (0.4, 0.75))
 _MULTIPLES = (1, 2, 4)
-_MINED = (0, 1, 2, 5, 10)  # mined negatives a query in DEXML's Table 3
+_MINED = (0, 1, 2, 5, 10)  # mined negatives per query in DEXML's Table 3
 _LOSSES: dict[str, dict[str, str | int]] = {  # of its Table 4
     "bce": {"loss.kind": "bce"},
     "softmax": {"loss.kind": "softmax"},
@@ -31,7 +31,7 @@ _LOSSES: dict[str, dict[str, str | int]] = {  # of its Table 4
     "softtop-5": {"loss.kind": "softtopk", "loss.k": 5},
     "softtop-100": {"loss.kind": "softtopk", "loss.k": 100},
 }
-# MIPS-s: 100 negatives a query that count as they are (its equation 9), vectors that begin at random.
+# MIPS-s: 100 negatives per query, without weights (its equation 9); vectors start at random.
 _MIPS = (
     "refresh.index=exact",
     "refresh.start=0",
@@ -44,14 +44,14 @@ _MIPS = (
 )
 _UNIFORM = ("negatives.hard=0", "negatives.random=100")
 _HARDEST = ("negatives.hard=100", "negatives.random=0")
-# LNS: a softmax over the positives and 200 negatives a query.
+# LNS: a softmax over the positives and 200 negatives per query.
 _LNS = ("loss.kind=softmax", "negatives.random=0", "classifier.bias=false", "classifier.initial_scale=0.05")
 _SAMPLED = ("negatives.lsh.hard=0", "negatives.random=200")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of a comparison."""
+    """A line of a comparison."""
 
     name: str
     recipe: Recipe
@@ -59,29 +59,39 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`variants(data, overrides)`: the lines of a table; `shown`: its metrics."""
+    """A table of a paper: `variants(data, overrides)` makes its lines; `shown` are its metrics."""
 
     variants: Callable[[str, Sequence[str]], list[Variant]]
     shown: tuple[str, ...] = SHOWN
 
 
+def variants_of(
+    data: str, table: str, recipes: Sequence[str] | None, only: Sequence[str] | None, overrides: Sequence[str]
+) -> tuple[list[Variant], tuple[str, ...]]:
+    """Return the lines of `table`, or a line for each of `recipes`, and the metrics to show.
+
+    `only` keeps the lines of these names. Raises InputError.
+    """
+    comparison = COMPARISONS[table]
+    if recipes is None:
+        variants, shown = comparison.variants(data, overrides), comparison.shown
+    else:
+        variants, shown = strategies(recipes, overrides), SHOWN
+    names = [variant.name for variant in variants]
+    for name in only or ():
+        if name not in names:
+            raise InputError(f"--only {name!r}: the comparison has no such line. Choose from {', '.join(names)}.")
+    return [variant for variant in variants if only is None or variant.name in only], shown
+
+
 def strategies(names: Sequence[str], overrides: Sequence[str]) -> list[Variant]:
-    """The recipes by name, or by the path of a file, which gives its name. Raises InputError."""
+    """Load recipes by name, or by the path of a file, which gives the variant its name. Raises InputError."""
     return [Variant(name.rsplit("/", 1)[-1].removesuffix(".toml"), load_recipe(name, overrides)) for name in names]
 
 
-def chosen(variants: Sequence[Variant], names: Sequence[str]) -> list[Variant]:
-    """Those of `names`, in the order of `variants`. Raises InputError where one is not among them."""
-    known = [one.name for one in variants]
-    for name in names:
-        if name not in known:
-            raise InputError(f"--only {name!r}: the comparison has no such line. Choose from {', '.join(known)}.")
-    return [one for one in variants if one.name in names]
-
-
 def _changed(recipe: str, overrides: Sequence[str], changes: Mapping[str, Sequence[str]]) -> list[Variant]:
-    """`recipe` with the changes of each name; `overrides` have the last word."""
-    return [Variant(name, load_recipe(recipe, [*own, *overrides])) for name, own in changes.items()]
+    """Load `recipe` once for each name, with its changes; `overrides` come last and win."""
+    return [Variant(name, load_recipe(recipe, [*keys, *overrides])) for name, keys in changes.items()]
 
 
 def _set(changes: Mapping[str, object]) -> list[str]:
@@ -93,7 +103,7 @@ def _table_5(data: str, overrides: Sequence[str]) -> list[Variant]:
 
 
 def _grid(number: int, data: str, overrides: Sequence[str]) -> list[Variant]:
-    """ASTRA's Table 6 (k_h : k_r), 7 (tau_s) or 8 (tau_r) around the recipe `astra`; its own values come first.
+    """Vary the recipe `astra` as in ASTRA's Table 6 (k_h : k_r), 7 (tau_s) or 8 (tau_r); `astra` itself comes first.
 
     Values that leave no epoch to use a table in are left out. Raises InputError.
     """
@@ -101,7 +111,7 @@ def _grid(number: int, data: str, overrides: Sequence[str]) -> list[Variant]:
     if number == 6:
         pairs = [(round(h * base.negatives.hard), round(r * base.negatives.random)) for h, r in _MIXTURES]
         settings = [{"negatives.hard": max(1, hard), "negatives.random": random} for hard, random in pairs]
-        names = [f"k-{one['negatives.hard']}-{one['negatives.random']}" for one in settings]
+        names = [f"k-{setting['negatives.hard']}-{setting['negatives.random']}" for setting in settings]
     else:
         key = {7: "start", 8: "every"}[number]
         first = getattr(base.refresh, key)
@@ -116,7 +126,7 @@ def _grid(number: int, data: str, overrides: Sequence[str]) -> list[Variant]:
 
 
 def _dexml_3(data: str, overrides: Sequence[str]) -> list[Variant]:
-    """The batch's labels with 0 to 10 mined negatives a query, and every label. Raises InputError."""
+    """Compare the batch's labels with 0 to 10 mined negatives per query, and every label. Raises InputError."""
     sampled = [
         Variant(f"mined-{count}", load_recipe("dexml-sampled", [*overrides, f"negatives.hard={count}"]))
         for count in _MINED
@@ -125,12 +135,12 @@ def _dexml_3(data: str, overrides: Sequence[str]) -> list[Variant]:
 
 
 def _dexml_4(data: str, overrides: Sequence[str]) -> list[Variant]:
-    """Its recipe with each loss over every label. Raises InputError."""
+    """Compare losses over every label. Raises InputError."""
     return [Variant(name, load_recipe("dexml", [*overrides, *_set(changes)])) for name, changes in _LOSSES.items()]
 
 
 def _mips_1(data: str, overrides: Sequence[str]) -> list[Variant]:
-    """From scratch with the exactly hardest of every step: alone, with heavier positives, among uniform ones."""
+    """Train from scratch on the exactly hardest of every step: alone, with heavier positives, among uniform ones."""
     exact = (*_MIPS, "refresh.every_steps=1")
     return _changed(
         "mips-s",
@@ -144,9 +154,9 @@ def _mips_1(data: str, overrides: Sequence[str]) -> list[Variant]:
 
 
 def _mips_2(data: str, overrides: Sequence[str]) -> list[Variant]:
-    """After an epoch of uniform negatives: 100 hard ones or 15, of an index that is made 1 or 8 times an epoch.
+    """Take 100 or 15 hard negatives, after an epoch of uniform ones, from an index made 1 or 8 times per epoch.
 
-    And uniform ones throughout, as in its Table 2. Raises InputError.
+    Beside them, uniform negatives throughout, as in its Table 2. Raises InputError.
     """
     layout, recipe = DataLayout(data), load_recipe("mips-s", overrides)
     rows = open_manifest(layout.queries("train"), "queries").rows
@@ -167,7 +177,7 @@ def _mips_2(data: str, overrides: Sequence[str]) -> list[Variant]:
 
 
 def _lns_4(data: str, overrides: Sequence[str]) -> list[Variant]:
-    """Softmax over negatives from hash tables, by embedding and by label, against other ways to choose them."""
+    """Compare softmax over negatives from hash tables, by embedding and by label, with other ways to choose them."""
     hashed = ("negatives.lsh.hard=200",)
     in_trainer = ("refresh.source=in-trainer", "refresh.start=0", "refresh.every_steps=100")
     return _changed(

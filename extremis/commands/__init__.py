@@ -1,1 +1,1 @@
-"""The commands of `extremis`: parse, call, report. What is heavy is imported when a command is called."""
+"""The commands of `extremis`, one per file: parse, call, report. Heavy modules are imported at the call."""

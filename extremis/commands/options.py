@@ -1,17 +1,88 @@
-"""What several commands take alike, and how words of a command line become values."""
+"""Options that several commands share, and parsers of their values."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from schemas.errors import InputError
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
 beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
+step_option = click.option("--step", type=click.IntRange(0), help="Step of the checkpoint. Default: the newest.")
+recipe_option = click.option("--recipe", default="astra", show_default=True, help="A recipe's name or TOML file.")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5."
+)
+text_option = click.option(
+    "--text",
+    type=click.Choice(["title+content", "title"]),
+    default="title+content",
+    show_default=True,
+    help="Fields that make up a text, where records have a title.",
+)
+fields_option = click.option(
+    "--fields", metavar="NAME=NAME,...", help="Names of the fields in INPUT, e.g. key=id,text=query."
+)
+
+
+def combine(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Return one decorator that adds arguments and options in this order."""
+
+    def decorate(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+training_options = combine(
+    click.argument("recipe"),
+    click.argument("data"),
+    click.argument("run"),
+    set_option,
+    click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of RUN, or start without one."),
+    click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus. 0: a free port."),
+    click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address that the port listens on."),
+    json_option,
+)
+
+dump_options = combine(  # of a pipeline that makes a table from a dump
+    click.argument("data"),
+    click.argument("run"),
+    click.option("--epoch", type=click.IntRange(0), help="Epoch of the dump. Default: the newest complete dump."),
+    click.option("--watch", is_flag=True, help="Process every dump as it is completed, until the run is finished."),
+    click.option("--queries", metavar="URL", help="Embeddings from `extremis embed` instead of the dump's."),
+    click.option("--for-epoch", type=click.IntRange(0), help="First epoch to train on the table. Default: the dump's."),
+    click.option("--out", metavar="URL", help="Publish at URL instead of in RUN."),
+    click.option("--memory", metavar="SIZE", help="Memory of one worker process, e.g. 8GiB. Default: 4GiB."),
+    click.option("--seed", type=click.IntRange(0), help="Seed of all random choices. Default: 0."),
+    click.option("--overwrite", is_flag=True, default=None, help="Replace a table made with other options."),
+    json_option,
+    beam_tail,
+)
+
+
+def require_watchable(epoch: int | None, options: dict[str, Any]) -> None:
+    """Check that nothing names one dump or place beside --watch. Raises InputError."""
+    names = ["epoch", *(name for name in ("queries", "out", "for_epoch", "overwrite") if options[name])]
+    if epoch is None:
+        names.remove("epoch")
+    if names:
+        flags = " ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise InputError(f"--watch processes every dump and publishes each table in its place; leave out {flags}.")
+
+
+def stated(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that the command line states."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 class Count(click.ParamType):
-    """A whole number, which may be written as 370e6."""
+    """A whole number, also written as 370e6."""
 
     name = "number"
 
@@ -25,43 +96,20 @@ class Count(click.ParamType):
         return int(number)
 
 
-class Depths(click.ParamType):
-    """Where rankings are cut: whole numbers with commas between, such as 20,100."""
+class CommaList(click.ParamType):
+    """A tuple of values with commas between. `parse` reads one value, or raises ValueError."""
 
-    name = "depths"
-    most = 1000
+    def __init__(self, parse: Callable[[str], Any], expected: str, count: int | None = None) -> None:
+        self.name = "list"
+        self._parse, self._expected, self._count = parse, expected, count
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[Any, ...]:
         if isinstance(value, tuple):
             return value
-        parts = [part.strip() for part in value.split(",")]
-        if not all(part.isdecimal() and 1 <= int(part) <= self.most for part in parts):
-            self.fail(f"{value!r}: expected numbers from 1 to {self.most} with commas between.", param, context)
-        return tuple(map(int, parts))
-
-
-def parse_propensity(text: str | None) -> tuple[float | None, float | None]:
-    """(A, B) of `A,B`. Raises InputError."""
-    if text is None:
-        return None, None
-    try:
-        a, b = (float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(f"--propensity {text!r}: expected two numbers A,B, for example 0.55,1.5.") from None
-    return a, b
-
-
-def parse_names(option: str, text: str) -> list[str]:
-    """The names of `astra,renee`. Raises InputError where there is none."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise InputError(f"{option} {text!r}: expected names with commas between, for example astra,renee.")
-    return names
-
-
-def parse_numbers(option: str, text: str) -> tuple[float, ...]:
-    """The numbers of `0.5,0.9`. Raises InputError."""
-    try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise InputError(f"{option} {text!r}: expected numbers with commas between, for example 0.5,0.9.") from None
+        try:
+            values = tuple(self._parse(part.strip()) for part in value.split(",") if part.strip())
+        except ValueError:
+            values = ()
+        if not values or self._count not in (None, len(values)):
+            self.fail(f"{value!r}: expected {self._expected}.", param, context)
+        return values

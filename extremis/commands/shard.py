@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import beam_tail, json_option, parse_propensity
+from extremis.commands.options import CommaList, beam_tail, fields_option, json_option, text_option
 from extremis.console import print_json, say
 
 FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir")  # docs/formats.md
@@ -14,14 +14,19 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
 @click.argument("source", metavar="INPUT")
 @click.argument("data")
 @click.option("--tokenizer", default="train:30000", show_default=True, help="train:SIZE, a directory, or a hub name.")
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--text", type=click.Choice(["title+content", "title"]), default="title+content", show_default=True)
-@click.option("--propensity", metavar="A,B", help="Propensity constants, e.g. 0.55,1.5. Unknown: no PSP metrics.")
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Tokens kept of a text.")
+@text_option
+@click.option(
+    "--propensity",
+    type=CommaList(float, "two numbers A,B, for example 0.55,1.5", count=2),
+    metavar="A,B",
+    help="Propensity constants, e.g. 0.55,1.5. Default: unknown, and no PSP metrics.",
+)
 @click.option("--shards", type=click.IntRange(1), help="Shards of each split. Default: from --shard-bytes.")
 @click.option(
-    "--shard-bytes", type=click.IntRange(1), default=128 << 20, show_default=True, help="About so many bytes a shard."
+    "--shard-bytes", type=click.IntRange(1), default=128 << 20, show_default=True, help="Approximate bytes per shard."
 )
-@click.option("--row-group-rows", type=click.IntRange(1), help="Rows of a row group. Default: from the rows.")
+@click.option("--row-group-rows", type=click.IntRange(1), help="Rows per row group. Default: from the number of rows.")
 @click.option(
     "--validation", "validation_share", type=float, default=0.0, help="Share of train to cut out as split val."
 )
@@ -38,36 +43,34 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
     type=click.IntRange(1),
     default=1_000_000,
     show_default=True,
-    help="Texts that train:SIZE learns from, chosen by the hash of their keys.",
+    help="Number of texts that train:SIZE learns from, chosen by the hash of their keys.",
 )
-@click.option("--format", metavar="FORM", help=f"The input form: {', '.join(FORMS)}. Default: found out.")
-@click.option(
-    "--fields", metavar="NAME=NAME,...", help="What fields are called in jsonl and parquet: key=id,text=query."
-)
+@click.option("--format", metavar="FORM", help=f"Form of INPUT: {', '.join(FORMS)}. Default: detected.")
+@fields_option
 @click.option(
     "--sink",
     type=click.Choice(["parquet", "webdataset"]),
     default="parquet",
     show_default=True,
-    help="The queries' files. Parquet is small and fast; webdataset makes tars that the stock library reads.",
+    help="Files of the queries. Parquet is small and fast; webdataset makes tars that the stock library reads.",
 )
 @click.option(
     "--exchange",
     type=click.Choice(["files", "shuffle"]),
-    help="How bulk data goes between stages. Default: files in DATA's staging, or the shuffle of a cluster's runner.",
+    help="Channel for bulk data between stages. Default: files in DATA's staging, or the shuffle of a cluster's runner.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Salts the hash that shuffles rows.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order of rows.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")
 @json_option
 @beam_tail
 def shard(
     source: str,
     data: str,
-    propensity: str | None,
+    propensity: tuple[float, float] | None,
     overwrite: bool,
     as_json: bool,
     beam_options: tuple[str, ...],
-    **chosen: Any,
+    **options: Any,
 ) -> None:
     """Tokenize and shard raw data: INPUT to DATA. Everything after -- goes to Beam.
 
@@ -83,8 +86,8 @@ def shard(
     from pipelines.shard import ShardOptions
     from pipelines.shard import shard as shard_data
 
-    a, b = parse_propensity(propensity)
-    options = ShardOptions(**chosen, propensity_a=a, propensity_b=b)
-    manifest = shard_data(source, data, options, beam_options, say, overwrite=overwrite)
+    a, b = propensity or (None, None)
+    shard_options = ShardOptions(**options, propensity_a=a, propensity_b=b)
+    manifest = shard_data(source, data, shard_options, beam_options, say, overwrite=overwrite)
     if as_json:
         print_json({"data": data, "digest": manifest.digest, "tables": manifest.parents, **manifest.parameters})

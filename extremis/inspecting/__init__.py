@@ -1,1 +1,1 @@
-"""What is in storage, in words."""
+"""`extremis inspect`: tables, runs and queries in storage, described as text."""

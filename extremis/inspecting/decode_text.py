@@ -1,4 +1,4 @@
-"""Rows as a person reads them: token ids decoded with the data's tokenizer, label ids by their texts."""
+"""Texts of rows: token ids decoded with the data's tokenizer, label ids replaced by their texts."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,18 +12,18 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 
 FEATURES_SHOWN = 12
-# What moves a cursor, changes colours or turns the direction of writing is no part of a text.
+# Control characters: they move the cursor, change colours, or turn the direction of writing.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def clean(text: str, longest: int | None = None) -> str:
-    """`text` on one line, without control characters, cut to `longest` characters where given."""
+    """Return `text` on one line, without control characters, cut to `longest` characters."""
     text = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
     return text if longest is None or len(text) <= longest else text[: longest - 1] + "…"
 
 
-class Words:
-    """The tokenizer and the labels of DATA. Raises TableError where DATA is not finished."""
+class TextDecoder:
+    """Decoder of texts by the tokenizer and the labels of DATA. Raises TableError where DATA is not finished."""
 
     def __init__(self, data: DataLayout) -> None:
         self._data = data
@@ -32,26 +32,26 @@ class Words:
         self._tokenizer: Any = None
 
     def texts(self, rows: pa.Table, longest: int | None = None) -> list[str]:
-        """What each of `rows` (of queries or labels) says: its text where it is stored, else what its tokens spell."""
+        """Return the text of each of `rows` (queries or labels): the stored one, else that of its tokens."""
         names = rows.column_names
         if "text" in names:
-            found = rows.column("text").to_pylist()
+            texts = rows.column("text").to_pylist()
         elif "input_ids" in names:
-            found = self._decode(rows.column("input_ids").to_pylist())
+            texts = self._decode(rows.column("input_ids").to_pylist())
         elif "feature_ids" in names:
             pairs = zip(rows.column("feature_ids").to_pylist(), rows.column("feature_values").to_pylist(), strict=True)
-            found = [_features(ids, values) for ids, values in pairs]
+            texts = [_format_features(ids, values) for ids, values in pairs]
         else:
-            found = [""] * rows.num_rows
-        return [clean(text, longest) for text in found]
+            texts = [""] * rows.num_rows
+        return [clean(text, longest) for text in texts]
 
     def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
-        """Label id to the label's text, or to its key where it has none. Ids below 0 are pads and left out."""
+        """Map label ids to the labels' texts, or to keys where a text is empty. Ids below 0 are pads and left out."""
         if self._labels is None:
             self._labels = Rows(self._data.labels, open_manifest(self._data.labels, "labels"))
-        wanted = np.unique(np.fromiter(ids, np.int64))
-        wanted = wanted[(wanted >= 0) & (wanted < self._labels.manifest.rows)]
-        rows = self._labels.read(wanted, ["label_id", "key", "text"])
+        unique = np.unique(np.fromiter(ids, np.int64))
+        unique = unique[(unique >= 0) & (unique < self._labels.manifest.rows)]
+        rows = self._labels.read(unique, ["label_id", "key", "text"])
         return {
             row["label_id"]: clean(row["text"], longest) or clean(str(row["key"]), longest) for row in rows.to_pylist()
         }
@@ -65,14 +65,14 @@ class Words:
 
 
 def input_columns(names: Sequence[str]) -> list[str]:
-    """Those of a table's columns that `Words.texts` reads: the fewest."""
+    """Return the columns of a table that `TextDecoder.texts` needs."""
     if "text" in names:
         return ["text"]
     return ["input_ids"] if "input_ids" in names else [name for name in names if name.startswith("feature_")]
 
 
-def _features(ids: list[int], values: list[float]) -> str:
-    """The heaviest features first: there is no text."""
+def _format_features(ids: list[int], values: list[float]) -> str:
+    """List the features with the largest values: there is no text."""
     order = np.argsort(-np.abs(np.asarray(values, np.float64)), kind="stable")[:FEATURES_SHOWN]
     shown = " ".join(f"{ids[i]}:{values[i]:.3g}" for i in order.tolist())
     return f"features {shown}{' …' if len(ids) > FEATURES_SHOWN else ''}"

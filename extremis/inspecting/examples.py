@@ -1,12 +1,12 @@
-"""Queries as a person reads them: text, positives, and the hard negatives that a run's table joins to them."""
+"""Queries with text, positives, and the hard negatives that a run's table joins to them."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from extremis.inspecting.decode_text import Words, clean, input_columns
+from extremis.inspecting.decode_text import TextDecoder, clean, input_columns
 from extremis.inspecting.rows import Rows
-from extremis.inspecting.run_tables import Mined, mined
+from extremis.inspecting.run_tables import RunTable, run_tables
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
@@ -20,7 +20,7 @@ LONGEST_LABEL = 160
 
 @dataclass
 class Example:
-    """One query. Negatives and predictions are (label id, score), best first."""
+    """A query as text. Negatives and predictions are (label id, score), best first."""
 
     split: str
     row: int
@@ -32,63 +32,69 @@ class Example:
 
     @property
     def label_ids(self) -> list[int]:
-        """Every label that is named."""
+        """Return every label that is named."""
         return [*self.positives, *(label for label, _ in self.negatives), *(label for label, _ in self.predictions)]
 
 
 def splits_of(data: DataLayout) -> list[str]:
-    """The splits of DATA, train first. Raises TableError."""
+    """List the splits of DATA, train first. Raises TableError."""
     parents = open_manifest(data.root, "data").parents
     names = [name.removeprefix("queries/") for name in parents if name.startswith("queries/")]
     return sorted(names, key=lambda name: (name != "train", name))
 
 
-def newest_joined(run: RunLayout, queries: Manifest) -> Mined | None:
-    """The newest finished table of the run that is aligned with `queries`; None where there is none."""
-    return next((one for one in mined(run) if one.manifest.parents.get("queries") == queries.digest), None)
+def require_split(data: DataLayout, split: str) -> str:
+    """Return `split`. Raises InputError where DATA has no such split, TableError."""
+    splits = splits_of(data)
+    if split not in splits:
+        raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(splits)}.")
+    return split
+
+
+def newest_joined(run: RunLayout, queries: Manifest) -> RunTable | None:
+    """Return the newest finished table of the run that is aligned with `queries`, or None."""
+    return next((table for table in run_tables(run) if table.manifest.parents.get("queries") == queries.digest), None)
 
 
 def read_examples(
-    data: DataLayout, split: str, rows: np.ndarray, words: Words, joined: Mined | None = None
+    data: DataLayout, split: str, rows: np.ndarray, decoder: TextDecoder, joined: RunTable | None = None
 ) -> list[Example]:
-    """Rows of a split in ascending order, with the negatives of `joined` where given. Raises TableError."""
+    """Read rows of a split, in ascending order, with the negatives of the table `joined`. Raises TableError."""
     queries = Rows(data.queries(split), open_manifest(data.queries(split), "queries"))
-    chosen = np.unique(np.asarray(rows, np.int64))
-    found = queries.read(chosen, ["query_id", "key", "label_ids", *input_columns(queries.columns)])
-    columns = [found.column(name).to_pylist() for name in ("query_id", "key", "label_ids")]
-    texts = words.texts(found, LONGEST_QUERY)
+    rows = np.unique(np.asarray(rows, np.int64))
+    batch = queries.read(rows, ["query_id", "key", "label_ids", *input_columns(queries.columns)])
+    columns = [batch.column(name).to_pylist() for name in ("query_id", "key", "label_ids")]
+    texts = decoder.texts(batch, LONGEST_QUERY)
     examples = [
         Example(split, row, clean(key, LONGEST_LABEL), text, list(positives))
         for row, key, positives, text in zip(*columns, texts, strict=True)
     ]
     if joined is not None:
-        table = Rows(joined.url, joined.manifest).read(chosen, ["label_ids", "scores"])
+        table = Rows(joined.url, joined.manifest).read(rows, ["label_ids", "scores"])
         labels, scores = matrix_column(table, "label_ids"), matrix_column(table, "scores")
-        for example, ids, of in zip(examples, labels.tolist(), scores.tolist(), strict=True):
-            example.negatives = [pair for pair in zip(ids, of, strict=True) if pair[0] != PAD]
+        for example, row_labels, row_scores in zip(examples, labels.tolist(), scores.tolist(), strict=True):
+            example.negatives = [pair for pair in zip(row_labels, row_scores, strict=True) if pair[0] != PAD]
     return examples
 
 
-def find_example(data: DataLayout, key: str, words: Words, split: str | None, run: RunLayout | None) -> Example:
-    """The query of this key, from the first split that has it. Raises InputError where none has, TableError."""
-    splits = splits_of(data)
-    if split is not None and split not in splits:
-        raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(splits)}.")
-    for name in [split] if split else splits:
+def find_example(data: DataLayout, key: str, decoder: TextDecoder, split: str | None, run: RunLayout | None) -> Example:
+    """Find the query of this key in `split`, or in the first split that has it. Raises InputError, TableError."""
+    splits = splits_of(data) if split is None else [require_split(data, split)]
+    for name in splits:
         manifest = open_manifest(data.queries(name), "queries")
         row = Rows(data.queries(name), manifest).find(key)
         if row is not None:
             joined = None if run is None else newest_joined(run, manifest)
-            return read_examples(data, name, np.asarray([row]), words, joined)[0]
+            return read_examples(data, name, np.asarray([row]), decoder, joined)[0]
     raise InputError(
-        f"{data.root}: no query with key {key!r} in {', '.join([split] if split else splits)}. "
+        f"{data.root}: no query with key {key!r} in {', '.join(splits)}. "
         "Keys are those of the input (uid, _id, or a line's number); rows that were rejected are in "
         f"{data.rejects}."
     )
 
 
 def require_run(run: str) -> RunLayout:
-    """The layout of the run at `run`. Raises TableError where there is none."""
+    """Return the layout of the run at `run`. Raises TableError where there is none."""
     layout = RunLayout(run)
     if not storage.exists(layout.config):
         raise TableError(f"{run}: no run here (no config.toml). Is the path right?")

@@ -1,4 +1,4 @@
-"""Rows of a published table by number and by key: only the row groups that hold them are read."""
+"""Rows of a published table by number and by key, read from the row groups that hold them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ from schemas.storage import join
 
 
 class Rows:
-    """The rows of the table at `url`. All of it raises TableError over damage."""
+    """Reader of the rows of the table at `url`. All methods raise TableError over damage."""
 
     def __init__(self, url: str, manifest: Manifest) -> None:
         self.url, self.manifest = url, manifest
@@ -26,37 +26,37 @@ class Rows:
 
     @property
     def groups(self) -> int:
-        """How many row groups there are."""
+        """Return the number of row groups."""
         return len(self._shard)
 
     def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Row group `number`, in [0, groups), of the whole table."""
+        """Read row group `number`, in [0, groups), of the whole table."""
         return next(self._read(np.asarray([number]), columns))
 
     def read(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows [B] in ascending order, each once; `rows` int64, in [0, N)."""
+        """Read rows [B] in ascending order, each once; `rows` int64, in [0, N)."""
         rows = np.unique(np.asarray(rows, np.int64))
         if len(rows) and not 0 <= rows[0] <= rows[-1] < self.manifest.rows:
             raise ValueError(f"rows in [{rows[0]}, {rows[-1]}] of a table of {self.manifest.rows}")
-        of = np.searchsorted(self._first, rows, "right") - 1
-        wanted = np.unique(of)
+        group_of = np.searchsorted(self._first, rows, "right") - 1
+        numbers = np.unique(group_of)
         parts = [
-            group.take(pa.array(rows[of == number] - self._first[number]))
-            for number, group in zip(wanted.tolist(), self._read(wanted, columns), strict=True)
+            group.take(pa.array(rows[group_of == number] - self._first[number]))
+            for number, group in zip(numbers.tolist(), self._read(numbers, columns), strict=True)
         ]
         return pa.concat_tables(parts) if parts else pa.table({name: [] for name in columns or self.columns})
 
     def find(self, key: str) -> int | None:
-        """The row whose `key` is this, or None.
+        """Return the row with this key, or None.
 
-        `extremis shard` orders rows by a salted hash of the key, so a bisection reads a few row groups. A table in
-        another order is read from its start, the keys alone, a row group at a time.
+        `extremis shard` orders rows by a salted hash of the key, so a bisection reads a few row groups. Of a table in
+        another order the keys are read from the start.
         """
-        found = self._bisect(key)
-        return self._scan(key) if found is None else found
+        row = self._bisect(key)
+        return self._scan(key) if row is None else row
 
     def _read(self, numbers: np.ndarray, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-        """Row groups in ascending order; each shard is opened once."""
+        """Yield row groups in ascending order; each shard is opened once."""
         for index in np.unique(self._shard[numbers]).tolist():
             shard = self.manifest.shards[index]
             with open_shard(self.url, shard) as file:
@@ -67,29 +67,26 @@ class Rows:
         seed = self.manifest.parameters.get("seed")
         if not isinstance(seed, int):
             return None
-        wanted = hash_strings(pa.array([key], pa.string()), seed)[0]
+        target = hash_strings(pa.array([key], pa.string()), seed)[0]
         low, high = 0, self.groups
         while low < high:
             middle = (low + high) // 2
             hashes = hash_strings(self._keys(middle), seed)
-            if wanted < hashes[0]:
+            if target < hashes[0]:
                 high = middle
-            elif wanted > hashes[-1]:
+            elif target > hashes[-1]:
                 low = middle + 1
             else:
                 return self._position(key, middle)
         return None
 
     def _scan(self, key: str) -> int | None:
-        for number in range(self.groups):
-            found = self._position(key, number)
-            if found is not None:
-                return found
-        return None
+        rows = (self._position(key, number) for number in range(self.groups))
+        return next((row for row in rows if row is not None), None)
 
     def _position(self, key: str, number: int) -> int | None:
-        found = pc.index(self._keys(number), key).as_py()
-        return None if found < 0 else int(self._first[number]) + int(found)
+        index = pc.index(self._keys(number), key).as_py()
+        return None if index < 0 else int(self._first[number]) + int(index)
 
     def _keys(self, number: int) -> pa.Array:
         return pa.concat_arrays([pa.array([], pa.string()), *self.group(number, ["key"]).column("key").chunks])

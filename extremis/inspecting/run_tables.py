@@ -1,4 +1,4 @@
-"""The finished tables of hard negatives that a run holds."""
+"""Finished tables of hard negatives of a run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from schemas.storage import join
 
 
 @dataclass(frozen=True)
-class Mined:
+class RunTable:
     """A table of the source `queries` or `labels`, made for training from `epoch` on."""
 
     epoch: int
@@ -19,12 +19,12 @@ class Mined:
     manifest: Manifest
 
 
-def mined(run: RunLayout) -> Iterator[Mined]:
-    """The run's finished tables, newest first. Raises TableError, StorageError."""
+def run_tables(run: RunLayout) -> Iterator[RunTable]:
+    """Yield the run's finished tables, newest first. Raises TableError, StorageError."""
     for epoch in reversed(numbered(run.negatives_root)):
         for name in storage.list_names(join(run.negatives_root, f"epoch-{epoch:04d}")):
-            if name.startswith("."):  # a miner at work, or one that was killed, leaves its claim and candidates here
+            if name.startswith("."):  # a claim and candidates, of a miner at work or one that was killed
                 continue
             url = run.negatives(epoch, name)
             if (manifest := open_if_published(url, "negatives")) is not None:
-                yield Mined(epoch, name, url, manifest)
+                yield RunTable(epoch, name, url, manifest)

@@ -1,4 +1,4 @@
-"""What is predicted for: lines of text, JSON lines or Parquet, in batches; or a split of DATA."""
+"""Texts to predict labels for: lines of text, JSON lines or Parquet, in batches."""
 
 import re
 from collections.abc import Iterator
@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats import keyed_parquet as keyed_columns
-from pipelines.formats import lines
+from pipelines.formats import keyed_parquet, lines
 from pipelines.formats.base import Context, Part
 from pipelines.formats.fields import Fields
 from pipelines.formats.keyed import FEATURES, JSONL, PAIRED, PARQUET, PLAIN, Keyed, features_in
@@ -18,13 +17,12 @@ from schemas.errors import InputError
 from schemas.storage import join
 
 FORMS = ("text", "jsonl", "parquet")
-_COLUMNS = ("key", "text", "feature_ids", "feature_values")
 _ENDS = {"jsonl": rf"\.{JSONL}$", "parquet": rf"\.{PARQUET}$", "text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$"}
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Rows from files: `form` None says that names tell; `title_only` as in `extremis shard --text title`."""
+    """Rows from files. `form` None: by their names; `title_only` as in `extremis shard --text title`."""
 
     source: str
     form: str | None = None
@@ -32,17 +30,18 @@ class Texts:
     title_only: bool = False
 
     def batches(self, rows: int, features: bool) -> Iterator[pa.RecordBatch]:
-        """`key`, `text`, and with `features` `feature_ids` and `feature_values`, up to `rows` rows at a time.
+        """Yield `key`, `text`, and with `features` `feature_ids` and `feature_values`, up to `rows` rows at a time.
 
-        Raises InputError at the first row that is not of its form, and where there is no row at all; StorageError.
+        Raises InputError at the first wrong row, and where there is no row at all; StorageError.
         """
         seen = 0
         for url, form in self.files():
-            if form == "text":
-                found = self._lines(url, rows, seen, features)
-            else:
-                found = self._records(url, rows, features)
-            for batch in found:
+            if form == "text" and features:
+                raise InputError(
+                    f"{url}: lines of text, but this encoder reads sparse features. Give JSON lines or Parquet."
+                )
+            batches = self._read_lines(url, rows, seen) if form == "text" else self._read_records(url, rows, features)
+            for batch in batches:
                 seen += batch.num_rows
                 if batch.num_rows:
                     yield batch
@@ -50,11 +49,11 @@ class Texts:
             raise InputError(f"{self.source}: nothing to predict for: no row in it.")
 
     def files(self) -> list[tuple[str, str]]:
-        """(URL, form) of every file, by name. Raises InputError: none there, or one that is of no known form."""
-        urls = [self.source] if storage.exists(self.source) else self._listed()
+        """List (URL, form) of every file, by name. Raises InputError: none there, or one of unknown form."""
+        urls = [self.source] if storage.exists(self.source) else self._list()
         return [(url, self.form or self._form_of(url)) for url in urls]
 
-    def _listed(self) -> list[str]:
+    def _list(self) -> list[str]:
         root, names = listing(self.source)
         wild = "*" in self.source or "?" in self.source
         kept = [name for name in names if wild or self.form or any(re.search(end, name) for end in _ENDS.values())]
@@ -71,11 +70,7 @@ class Texts:
                 return form
         raise InputError(f"{url}: its name does not say what it holds. Say so with --form {'|'.join(FORMS)}.")
 
-    def _lines(self, url: str, rows: int, seen: int, features: bool) -> Iterator[pa.RecordBatch]:
-        if features:
-            raise InputError(
-                f"{url}: lines of text, but this encoder reads sparse features. Give JSON lines or Parquet."
-            )
+    def _read_lines(self, url: str, rows: int, seen: int) -> Iterator[pa.RecordBatch]:
         for block in lines.read_blocks(url, rows):
             try:
                 text = block["line"].cast(pa.large_string()).cast(pa.string())
@@ -86,23 +81,23 @@ class Texts:
             yield pa.record_batch({"key": pa.array(np.arange(seen, seen + len(block))).cast(pa.string()), "text": text})
             seen += len(block)
 
-    def _records(self, url: str, rows: int, features: bool) -> Iterator[pa.RecordBatch]:
+    def _read_records(self, url: str, rows: int, features: bool) -> Iterator[pa.RecordBatch]:
         keyed = Keyed(self.fields)
         if url.endswith(f".{PARQUET}"):
-            keyed_columns.check_columns(url, (self.fields.key,))
+            keyed_parquet.check_columns(url, (self.fields.key,))
         if features and not features_in([url], self.fields):
             raise InputError(
                 f"{url}: no {self.fields.feature_ids}, which this encoder reads. Add them, or see --fields."
             )
-        # A point whose labels come from elsewhere: key, text and features are all that is read.
+        # As a point whose labels are elsewhere: only key, text and features are read.
         part = Part("test", url, {(FEATURES if features else PLAIN) + PAIRED: url})
         context = Context("title" if self.title_only else "title+content")
         first = 0
         for raw in keyed.read(part, rows):
             parsed = keyed.parse_points(raw, first, part, context)
             if parsed.rejects:
-                bad = parsed.rejects[0]
-                raise InputError(f"{bad.file}, line {bad.line}: {bad.detail}. Mend it, or leave the row out.")
+                reject = parsed.rejects[0]
+                raise InputError(f"{reject.file}, line {reject.line}: {reject.detail}. Fix it, or leave the row out.")
             first += raw.num_rows
             kept = [
                 name for name in ("key", "text", "feature_ids", "feature_values") if name in parsed.batch.schema.names

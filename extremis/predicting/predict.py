@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,31 +23,32 @@ from trainer.inputs import require_inputs
 from trainer.stream import open_queries
 
 
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of predictions: the best `k` labels of score `threshold` or more, without the filter's pairs.
+
+    `to`: the form of the file; None: by its name.
+    """
+
+    k: int = 10
+    to: str | None = None
+    threshold: float | None = None
+    filter: bool = True
+
+
 def open_exported(url: str, exact: bool = False, threads: int | None = None) -> Exported:
-    """The export at `url`, searched by `threads` threads. Raises TableError, StorageError."""
+    """Open the export at `url`, to be searched by `threads` threads. Raises TableError, StorageError."""
     exported = Exported.open(url, exact)
     use_threads(threads, bool(exported.serving.index))
     return exported
 
 
-def predict_texts(
-    exported: Exported, texts: Texts, out: str, *, k: int, to: str | None, batch: int, threshold: float | None
-) -> dict[str, Any]:
-    """Predict the best `k` labels of every text, `batch` at a time, to `out`. Raises ExtremisError."""
-    return _predict(exported, _encoded(exported, texts, batch), None, out, k, to, threshold, True)
+def predict_texts(exported: Exported, texts: Texts, batch: int, out: str, options: PredictOptions) -> dict[str, Any]:
+    """Predict labels for every text, `batch` at a time, and write them to `out`. Raises ExtremisError."""
+    return _predict(exported, _encoded(exported, texts, batch), None, out, options)
 
 
-def predict_split(
-    exported: Exported,
-    data: str,
-    split: str,
-    out: str,
-    *,
-    k: int,
-    to: str | None,
-    threshold: float | None,
-    filter: bool,
-) -> dict[str, Any]:
+def predict_split(exported: Exported, data: str, split: str, out: str, options: PredictOptions) -> dict[str, Any]:
     """Predict for a split of the DATA that the run was made from, in its order, row group by row group.
 
     These are the predictions that `extremis evaluate` counts: the same batches, the same filter. Raises ExtremisError.
@@ -62,26 +64,19 @@ def predict_split(
     present = {column.name for column in queries.manifest.columns}
     columns = ["key", *exported.serving.model.columns, *({"filter_label_ids"} & present)]
     rows = iterate(queries.url, queries.manifest, columns)
-    return _predict(exported, rows, queries.manifest.rows, out, k, to, threshold, filter)
+    return _predict(exported, rows, queries.manifest.rows, out, options)
 
 
 def _predict(
-    exported: Exported,
-    rows: Iterator[pa.Table],
-    total: int | None,
-    out: str,
-    k: int,
-    to: str | None,
-    threshold: float | None,
-    filter: bool,
+    exported: Exported, rows: Iterator[pa.Table], total: int | None, out: str, options: PredictOptions
 ) -> dict[str, Any]:
     keys = exported.label_table()["key"].combine_chunks()
     done = predictions = 0
     began = time.perf_counter()
-    with Bar("predict", total) as bar, open_writer(out, to, keys) as writer:
-        for table, scores, ids in iterate_ranked(exported.serving, rows, k, filter=filter):
-            if threshold is not None:
-                ids = np.where(scores >= threshold, ids, PAD)
+    with Bar("predict", total) as bar, open_writer(out, options.to, keys) as writer:
+        for table, scores, ids in iterate_ranked(exported.serving, rows, options.k, filter=options.filter):
+            if options.threshold is not None:
+                ids = np.where(scores >= options.threshold, ids, PAD)
             writer.write(table["key"].combine_chunks(), ids, scores)
             done += table.num_rows
             predictions += int((ids != PAD).sum())
@@ -91,7 +86,7 @@ def _predict(
 
 
 def _encoded(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.Table]:
-    """Rows with the columns that the encoder reads."""
+    """Yield rows with the columns that the encoder reads."""
     columns = exported.serving.model.columns
     tokenizer = open_tokenizer(str(exported.folder / ENCODER)) if "input_ids" in columns else None
     for rows in texts.batches(batch, "feature_ids" in columns):

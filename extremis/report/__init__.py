@@ -1,1 +1,1 @@
-"""`extremis report`: one page about runs, gathered from what they left in storage, drawn, and written as one file."""
+"""`extremis report`: one HTML page about runs, made from what they left in storage."""

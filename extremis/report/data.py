@@ -1,4 +1,4 @@
-"""What a data set looks like: rows of each split, how long its points are, and how its labels' frequencies fall off."""
+"""Facts of a data set: rows of each split, lengths of its points, and the tail of its labels' frequencies."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from schemas.manifest import Manifest, open_manifest
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
 
-SAMPLED_GROUPS = 32  # row groups that histograms are made of, spread evenly over a split
+SAMPLED_GROUPS = 32  # row groups that histograms are made from, spread evenly over a split
 RANKS = 200  # points of the tail curve
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split; `tokens` and `labels` are (value, rows that have so many) over `sampled` rows."""
+    """Facts of a split; `tokens` and `labels` are histograms (value, rows) over `sampled` rows."""
 
     name: str
     manifest: Manifest
@@ -26,25 +26,25 @@ class Split:
     labels: tuple[np.ndarray, np.ndarray]
 
     def mean(self, counter: str) -> float | None:
-        """A counter of the manifest, a row; None where there is none."""
+        """Return a counter of the manifest per row, or None."""
         total = self.manifest.counters.get(counter)
         return None if total is None or not self.manifest.rows else total / self.manifest.rows
 
 
 @dataclass(frozen=True)
 class Tail:
-    """Training points of labels, most frequent first: the label of rank `rank` [n] (from 1) has `points` [n]."""
+    """Training points per label, most frequent first: the label of rank `rank` [n] (from 1) has `points` [n]."""
 
     rank: np.ndarray
     points: np.ndarray
     labels: int
     unseen: int
-    head_share: float  # of all training pairs, that the most frequent 1 % of the labels hold
+    head_share: float  # share of all training pairs in the most frequent 1 % of the labels
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that the page says about DATA."""
+    """Facts of the page about DATA."""
 
     url: str
     manifest: Manifest
@@ -54,7 +54,7 @@ class Facts:
 
 
 def describe(data: DataLayout) -> Facts:
-    """Reads manifests, the labels' frequencies and a sample of row groups. Raises TableError."""
+    """Read manifests, the labels' frequencies and a sample of row groups. Raises TableError."""
     manifest = open_manifest(data.root, "data")
     splits = [_split(data, name) for name in splits_of(data)]
     rejects = manifest.parents.get("rejects")
@@ -79,7 +79,7 @@ def _split(data: DataLayout, name: str) -> Split:
 
 
 def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    """(value [n], rows [n]): every value that occurs up to `bins` values; beyond, equal bins by their lower ends."""
+    """Count rows by value: (value [n], rows [n]), in bins of equal width by their lower ends; at most `bins`."""
     if not len(counts):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     low, high = int(counts.min()), int(counts.max())
@@ -89,11 +89,11 @@ def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarra
 
 
 def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
-    """(frequency [n] ascending, how many labels have it [n]). Memory grows with the different values, not with L."""
+    """Count labels by frequency: (frequency [n] ascending, labels [n]). Memory grows with the values, not with L."""
     values, labels = np.empty(0, np.int64), np.empty(0, np.int64)
     for group in iterate(data.labels, open_manifest(data.labels, "labels"), ["frequency"]):
-        found, counts = np.unique(group.column("frequency").to_numpy(), return_counts=True)
-        merged, where = np.unique(np.concatenate([values, found]), return_inverse=True)
+        more, counts = np.unique(group.column("frequency").to_numpy(), return_counts=True)
+        merged, where = np.unique(np.concatenate([values, more]), return_inverse=True)
         total = np.zeros(len(merged), np.int64)
         np.add.at(total, where, np.concatenate([labels, counts]))
         values, labels = merged, total
@@ -101,7 +101,7 @@ def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
 
 
 def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> Tail:
-    """The curve at RANKS ranks that are equally far apart on a logarithmic scale, seen labels only."""
+    """Sample the curve of seen labels at RANKS ranks, equally far apart on a logarithmic scale."""
     values, labels = frequencies[0][::-1], frequencies[1][::-1]
     last = np.cumsum(labels)  # the last rank with each value
     total = int(last[-1]) if len(last) else 0
@@ -110,9 +110,9 @@ def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> Tail:
     if not seen:
         return Tail(np.empty(0, np.int64), np.empty(0, np.int64), total, unseen, 0.0)
     rank = np.unique(np.geomspace(1, seen, RANKS).round().astype(np.int64))
-    at = np.searchsorted(last, rank)
+    position = np.searchsorted(last, rank)
     head = max(1, total // 100)
     before = np.concatenate([[0], np.cumsum(values * labels)])
     full = int(np.searchsorted(last, head))
     held = before[full] + (head - (last[full - 1] if full else 0)) * values[full]
-    return Tail(rank, values[at], total, unseen, float(held / before[-1]))
+    return Tail(rank, values[position], total, unseen, float(held / before[-1]))

@@ -15,60 +15,26 @@
     return getComputedStyle(root).getPropertyValue("--" + name).trim();
   }
 
-  // The library reads a little markup in names; the page has none to give.
-  function plain(text) {
-    return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  }
-
   // ---- charts ----
 
-  function traces(chart) {
-    return chart.series.map((series) => {
-      const shade = color("c" + (series.color % 8));
-      const base = { name: plain(series.name), x: series.x };
-      if (chart.kind === "boxes") {
-        const [lowest, low, middle, high, highest] = series.quantiles;
-        return { ...base, type: "box", lowerfence: lowest, q1: low, median: middle, q3: high, upperfence: highest,
-          line: { color: shade }, whiskerwidth: 0.5 };
-      }
-      if (chart.kind === "lines") {
-        const text = series.text ? { text: series.text.map(plain), hovertemplate: "%{y}<br>%{text}" } : {};
-        return { ...base, ...text, y: series.y, type: "scatter", mode: chart.points ? "lines+markers" : "lines",
-          line: { color: shade, width: 2, dash: ["solid", "dot", "dash"][(series.dash || 0) % 3] }, marker: { size: 6 } };
-      }
-      const bars = { ...base, y: series.y, type: "bar", marker: { color: shade } };
-      if (series.low) {
-        bars.error_y = { type: "data", symmetric: false, color: color("text"), thickness: 1.2, width: 3,
-          array: series.y.map((y, i) => series.high[i] - y), arrayminus: series.y.map((y, i) => y - series.low[i]) };
-      }
-      return bars;
-    });
-  }
-
-  function layout(chart) {
-    const line = color("line");
-    const axis = (title, log) => ({ title: { text: plain(title), standoff: 8, font: { size: 12 } }, gridcolor: line,
-      linecolor: line, zerolinecolor: line, automargin: true, type: log ? "log" : undefined,
-      ...(log ? { dtick: 1, exponentformat: "power" } : {}) });
-    const x = axis(chart.x, chart.log.includes("x"));
-    if (chart.x.includes("epoch")) Object.assign(x, { tickformat: "d", ...span(chart) });
+  function template() {
+    const [text, line, panel] = ["text", "line", "panel"].map(color);
+    const axis = { gridcolor: line, linecolor: line, zerolinecolor: line };
     return {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: color("text"), size: 12 },
-      margin: { l: 48, r: 12, t: 8, b: 40 }, hovermode: "x unified", hoverdistance: -1, xaxis: x,
-      yaxis: { ...axis(chart.y, chart.log.includes("y")), ...(chart.y === "%" || chart.kind === "stack" ? { rangemode: "tozero" } : {}) },
-      barmode: chart.kind === "stack" ? "stack" : "group", boxmode: "group", bargap: 0.15,
-      hoverlabel: { bgcolor: color("panel"), bordercolor: line, font: { color: color("text") } },
-      showlegend: chart.series.length > 1, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
+      data: { bar: [{ error_y: { color: text } }] },
+      layout: {
+        paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text }, xaxis: axis, yaxis: axis,
+        hoverlabel: { bgcolor: panel, bordercolor: line, font: { color: text } },
+      },
     };
   }
 
-  // Epochs are whole numbers: a tick for each as long as there is room.
-  function span(chart) {
-    const values = chart.series.flatMap((series) => series.x);
-    return { dtick: Math.max(1, Math.ceil((Math.max(...values) - Math.min(...values)) / 8)) };
+  function paint(trace) {
+    const shade = color("c" + (trace.meta % 8));
+    return { ...trace, line: { ...trace.line, color: shade }, marker: { ...trace.marker, color: shade } };
   }
 
-  const drawn = [];
+  const plots = [];
 
   function lay() {
     for (const place of document.querySelectorAll("[data-charts]")) {
@@ -80,7 +46,7 @@
         plot.id = "chart-" + chart.id;
         figure.append(caption, plot);
         place.append(figure);
-        drawn.push([plot, chart]);
+        plots.push([plot, chart.figure]);
       }
     }
   }
@@ -90,10 +56,11 @@
       swatch.style.background = color("c" + (Number(swatch.dataset.color) % 8));
     }
     if (!window.Plotly) return;
-    for (const [plot, chart] of drawn) {
-      await window.Plotly.react(plot, traces(chart), layout(chart), { responsive: true, displaylogo: false, displayModeBar: false });
+    for (const [plot, figure] of plots) {
+      const layout = { ...figure.layout, template: template() };
+      await window.Plotly.react(plot, figure.data.map(paint), layout, { responsive: true, displayModeBar: false });
     }
-    root.dataset.drawn = String(drawn.length);
+    root.dataset.drawn = String(plots.length);
   }
 
   async function load() {
@@ -144,28 +111,27 @@
     box.append(head, make("p", query.text));
     const views = make("div", undefined, "views");
     query.runs.forEach((view, number) => {
-      const one = make("div");
-      if (body.runs.length > 1) one.append(make("h4", body.runs[number]));
+      const column = make("div");
+      if (body.runs.length > 1) column.append(make("h4", body.runs[number]));
       const lists = make("div", undefined, "lists");
       const top = new Set(view.predictions.map((p) => p[0]));
       lists.append(list("positives", query.positives.map((id, i) => [label(id), view.positives[i], top.has(id) ? "hit" : ""])));
       if (view.predictions.length) {
-        const own = new Set(query.positives);
-        lists.append(list("predictions", view.predictions.map(([id, score]) => [label(id), score, own.has(id) ? "hit" : ""])));
+        const positives = new Set(query.positives);
+        lists.append(list("predictions", view.predictions.map(([id, score]) => [label(id), score, positives.has(id) ? "hit" : ""])));
       }
       if (view.negatives.length) {
         lists.append(list("hard negatives", view.negatives.map(([id, score, suspect]) => [label(id), score, suspect ? "suspect" : ""])));
       }
-      one.append(lists);
-      views.append(one);
+      column.append(lists);
+      views.append(column);
     });
     box.append(views);
     return box;
   }
 
   function show() {
-    const found = document.getElementById("found");
-    found.replaceChildren(...state.matching.slice(0, state.shown).map(article));
+    document.getElementById("found").replaceChildren(...state.matching.slice(0, state.shown).map(article));
     document.getElementById("more").hidden = state.matching.length <= state.shown;
     document.getElementById("count").textContent = state.matching.length.toLocaleString("en") + " of " + body.queries.length.toLocaleString("en");
   }
@@ -213,6 +179,6 @@
   prepare();
   lay();
   load().then(draw).catch((error) => {
-    for (const [plot] of drawn) plot.replaceChildren(make("p", "This browser cannot unpack the chart library: " + error.message, "note"));
+    for (const [plot] of plots) plot.replaceChildren(make("p", "This browser cannot unpack the chart library: " + error.message, "note"));
   });
 })();

@@ -1,7 +1,7 @@
-"""The page: one HTML file that opens from a disk, without a network, and holds what it needs.
+"""Page of the report: one HTML file that opens from a disk, without a network, and holds what it needs.
 
 Texts reach it in two ways: through Jinja2, which escapes them, and as JSON that the script puts on the page as text.
-A content security policy lets nothing run but the page's own script, and nothing load.
+A content security policy lets only the page's own script run, and nothing load.
 """
 
 import base64
@@ -18,7 +18,7 @@ LARGEST = 5_000_000  # bytes of a page
 
 
 def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
-    """The page. `facts` fill the template; `body` (charts, queries, labels) is for the script.
+    """Render the page. `facts` fill the template; `body` (charts, queries, labels) is for the script.
 
     Raises InputError where the `report` extra is not installed, or the page would be larger than LARGEST.
     """
@@ -28,7 +28,7 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     except ImportError as error:
         raise InputError(f"a report needs {error.name}: pip install 'extremis[report]'.") from None
     script = _asset("page.js")
-    # Four megabytes of script are one and a half packed, which every browser of the last years unpacks by itself.
+    # The script has four megabytes, one and a half compressed; current browsers unpack it by themselves.
     library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
     environment = Environment(
         loader=PackageLoader("extremis.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -51,7 +51,7 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
 
 
 def _inert(text: str) -> str:
-    """JSON that HTML cannot take for markup, whatever strings it holds."""
+    """Escape JSON so that no string in it is HTML markup."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -62,7 +62,7 @@ def _asset(name: str) -> str:
 
 
 def _number(value: Any) -> str:
-    """Figures as people write them."""
+    """Format a value for people."""
     if value is None:
         return ""
     if isinstance(value, bool):

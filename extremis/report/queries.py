@@ -1,11 +1,11 @@
-"""A sample of queries beside what each run makes of them: where one sees false negatives."""
+"""Sample of queries beside what each run makes of them, to look for false negatives."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from extremis.inspecting.decode_text import Words
+from extremis.inspecting.decode_text import TextDecoder
 from extremis.inspecting.examples import LONGEST_LABEL, Example, newest_joined, read_examples
 from extremis.inspecting.rows import Rows
 from extremis.report.runs import Run
@@ -18,114 +18,112 @@ PREDICTIONS = 10
 NEGATIVES = 20  # of a table's K, the best ones
 SAMPLED_GROUPS = 16
 
+Scores: TypeAlias = dict[tuple[str, int], dict[int, float]]  # by (split, row) and label
+
 
 @dataclass(frozen=True)
 class Sample:
-    """Queries, label texts by id, and what of it could not be had."""
+    """Queries, label texts by id, and notes on what is missing."""
 
     queries: list[dict[str, Any]]
     labels: dict[int, str]
     notes: list[str]
 
 
-def sample_rows(rows: int, wanted: int, row_group_first: np.ndarray) -> np.ndarray:
-    """`wanted` rows in [0, rows): neighbours out of up to SAMPLED_GROUPS row groups that are spread evenly.
+def sample_rows(rows: int, count: int, row_group_first: np.ndarray) -> np.ndarray:
+    """Choose `count` rows in [0, rows): neighbours out of up to SAMPLED_GROUPS row groups that are spread evenly.
 
-    Rows are in the order of a hash of their keys, so neighbours are as good as any. int64, ascending.
+    Rows are in the order of a hash of their keys, so neighbours are a random sample. int64, ascending.
     """
-    wanted = min(rows, wanted)
-    groups = max(1, min(SAMPLED_GROUPS, len(row_group_first) - 1, wanted))
-    at = np.unique(np.linspace(0, len(row_group_first) - 2, groups).astype(int)) if rows else np.empty(0, int)
-    each = -(-wanted // max(1, len(at)))
-    each = max(each, 1)
-    chosen = [np.arange(row_group_first[g], min(row_group_first[g] + each, row_group_first[g + 1])) for g in at]
-    found = np.concatenate([np.empty(0, np.int64), *chosen]).astype(np.int64)[:wanted]
-    if len(found) < wanted:  # short row groups: fill up from the start
-        found = np.union1d(found, np.setdiff1d(np.arange(min(rows, wanted * 2)), found)[: wanted - len(found)])
-    return found
+    count = min(rows, count)
+    groups = max(1, min(SAMPLED_GROUPS, len(row_group_first) - 1, count))
+    numbers = np.unique(np.linspace(0, len(row_group_first) - 2, groups).astype(int)) if rows else np.empty(0, int)
+    each = max(1, -(-count // max(1, len(numbers))))
+    ranges = [np.arange(row_group_first[g], min(row_group_first[g] + each, row_group_first[g + 1])) for g in numbers]
+    sampled = np.concatenate([np.empty(0, np.int64), *ranges]).astype(np.int64)[:count]
+    if len(sampled) < count:  # short row groups: fill up from the start
+        rest = np.setdiff1d(np.arange(min(rows, count * 2)), sampled)
+        sampled = np.union1d(sampled, rest[: count - len(sampled)])
+    return sampled
 
 
-def sample(data: DataLayout, runs: list[Run], splits: list[str], wanted: int, predict: bool) -> Sample:
-    """About `wanted` queries of `splits` in equal parts, with the runs' negatives and predictions.
+def sample(data: DataLayout, runs: list[Run], splits: list[str], count: int, predict: bool) -> Sample:
+    """Read about `count` queries of `splits` in equal parts, with the runs' negatives and predictions.
 
     Raises TableError. A run that cannot predict (no checkpoint yet) is left out, with a note.
     """
-    words = Words(data)
+    decoder = TextDecoder(data)
     notes: list[str] = []
-    gathered: dict[str, dict[str, list[Example]]] = {}
+    by_run: dict[str, list[Example]] = {run.name: [] for run in runs}
     for split in splits:
         manifest = open_manifest(data.queries(split), "queries")
         _, _, first = row_groups_of(manifest)
-        rows = sample_rows(manifest.rows, -(-wanted // len(splits)), first)
-        gathered[split] = {
-            run.name: read_examples(data, split, rows, words, newest_joined(run.layout, manifest)) for run in runs
-        }
-    scored = {}
+        rows = sample_rows(manifest.rows, -(-count // len(splits)), first)
+        for run in runs:
+            by_run[run.name] += read_examples(data, split, rows, decoder, newest_joined(run.layout, manifest))
+    for example in (example for examples in by_run.values() for example in examples):
+        example.negatives = example.negatives[:NEGATIVES]
+    scores: dict[str, Scores] = {run.name: {} for run in runs}
     for run in runs if predict else []:
-        mine = {split: by_run[run.name] for split, by_run in gathered.items()}
         try:
-            scored[run.name] = _score(data, run, mine)
+            scores[run.name] = _score(data, run, by_run[run.name])
         except ExtremisError as error:
             notes.append(f"{run.name}: no predictions. {error}")
-    examples = [one for by_run in gathered.values() for found in by_run.values() for one in found]
-    for one in examples:
-        one.negatives = one.negatives[:NEGATIVES]
-    labels = words.labels((label for one in examples for label in one.label_ids), LONGEST_LABEL)
-    queries = [
-        _describe([gathered[split][run.name][number] for run in runs], [scored.get(run.name, {}) for run in runs])
-        for split in splits
-        for number in range(len(next(iter(gathered[split].values()))))
-    ]
+    named = (label for examples in by_run.values() for example in examples for label in example.label_ids)
+    labels = decoder.labels(named, LONGEST_LABEL)
+    queries = [_describe(examples, list(scores.values())) for examples in zip(*by_run.values(), strict=True)]
     return Sample(queries, labels, notes)
 
 
-def _score(data: DataLayout, run: Run, by_split: dict[str, list[Example]]) -> dict[tuple[str, int], dict[int, float]]:
-    """Fills in predictions; gives the present score of each positive and negative by (split, row) and label."""
+def _score(data: DataLayout, run: Run, examples: list[Example]) -> Scores:
+    """Fill in predictions; return the scores of each positive and negative by the newest checkpoint."""
     from trainer.evaluation.score_rows import look_closely
     from trainer.model import load_model
 
     _, model, _ = load_model(data, run.layout)
-    found: dict[tuple[str, int], dict[int, float]] = {}
-    for split, examples in by_split.items():
-        if not examples:
-            continue
+    scores: Scores = {}
+    for split in dict.fromkeys(example.split for example in examples):
+        part = [example for example in examples if example.split == split]
         manifest = open_manifest(data.queries(split), "queries")
-        table = Rows(data.queries(split), manifest).read(np.asarray([one.row for one in examples]), model.columns)
-        named = [[*one.positives, *(label for label, _ in one.negatives[:NEGATIVES])] for one in examples]
-        scores, top, of_named = look_closely(model, table, named, PREDICTIONS)
-        for one, best, of, labels, now in zip(examples, scores.tolist(), top.tolist(), named, of_named, strict=True):
-            one.predictions = [(label, score) for label, score in zip(of, best, strict=True) if label >= 0]
-            found[split, one.row] = dict(zip(labels, now, strict=True))
-    return found
+        table = Rows(data.queries(split), manifest).read(np.asarray([example.row for example in part]), model.columns)
+        named = [[*example.positives, *(label for label, _ in example.negatives)] for example in part]
+        best, top, named_scores = look_closely(model, table, named, PREDICTIONS)
+        for example, row_best, row_top in zip(part, best.tolist(), top.tolist(), strict=True):
+            example.predictions = [pair for pair in zip(row_top, row_best, strict=True) if pair[0] >= 0]
+        for example, row_labels, row_scores in zip(part, named, named_scores, strict=True):
+            scores[split, example.row] = dict(zip(row_labels, row_scores, strict=True))
+    return scores
 
 
-def _describe(by_run: list[Example], scores: list[dict[tuple[str, int], dict[int, float]]]) -> dict[str, Any]:
-    """One query for the page. `now` scores are those of the run's newest checkpoint."""
-    one = by_run[0]
-    views = []
-    for example, scored in zip(by_run, scores, strict=True):
-        now = scored.get((example.split, example.row))
-        weakest = min((now[label] for label in example.positives), default=None) if now else None
-        negatives = [
-            [label, _short(now[label] if now else score), bool(weakest is not None and now and now[label] > weakest)]
-            for label, score in example.negatives
-        ]
-        views.append(
-            {
-                "positives": [_short(now[label]) if now else None for label in example.positives],
-                "predictions": [[label, _short(score)] for label, score in example.predictions],
-                "negatives": negatives,
-                "suspects": sum(negative[2] for negative in negatives),
-                "hit": example.predictions[0][0] in example.positives if example.predictions else None,
-            }
-        )
+def _describe(examples: tuple[Example, ...], scores: list[Scores]) -> dict[str, Any]:
+    """Describe one query for the page, with a view per run: scores of the newest checkpoint, else of the table."""
+    query = examples[0]
+    views = [
+        _describe_view(example, by_row.get((query.split, query.row), {}))
+        for example, by_row in zip(examples, scores, strict=True)
+    ]
     return {
-        "split": one.split,
-        "row": one.row,
-        "key": one.key,
-        "text": one.text,
-        "positives": one.positives,
+        "split": query.split,
+        "row": query.row,
+        "key": query.key,
+        "text": query.text,
+        "positives": query.positives,
         "runs": views,
+    }
+
+
+def _describe_view(example: Example, scores: dict[int, float]) -> dict[str, Any]:
+    weakest = min((scores[label] for label in example.positives), default=None) if scores else None
+    negatives = []
+    for label, mined_score in example.negatives:
+        suspect = weakest is not None and scores[label] > weakest
+        negatives.append([label, _short(scores[label] if scores else mined_score), suspect])
+    return {
+        "positives": [_short(scores[label]) if scores else None for label in example.positives],
+        "predictions": [[label, _short(score)] for label, score in example.predictions],
+        "negatives": negatives,
+        "suspects": sum(suspect for _, _, suspect in negatives),
+        "hit": example.predictions[0][0] in example.positives if example.predictions else None,
     }
 
 

@@ -1,1 +1,1 @@
-"""Training with a miner beside it, and what is seen of it while it goes."""
+"""Training with a miner beside it, and its metrics while it runs."""

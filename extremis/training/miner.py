@@ -1,4 +1,4 @@
-"""A miner process beside the trainer: started with it, and ended with it, however the trainer ends."""
+"""A miner process beside the trainer: it starts and ends with the trainer, however that ends."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def start_miner(data: str, run: str, beam_options: Sequence[str], verb: str = "m
 
 
 def stop_miner(miner: subprocess.Popen) -> None:
-    """A miner ends by itself when the run is finished; one still at work after that makes a table nobody will use."""
+    """Stop the miner. It ends by itself when the run is finished; a table it still makes would not be used."""
     status = miner.poll()
     if status not in (None, 0):
         say(f"the miner ended early with status {status}; later epochs used older tables or random negatives")
@@ -38,7 +38,7 @@ def stop_miner(miner: subprocess.Popen) -> None:
 
 
 def end_with_trainer() -> None:
-    """In a miner that a trainer started: end at once when the trainer is gone, even by `kill -9`.
+    """End this process as soon as the trainer that started it is gone, even by `kill -9`; else do nothing.
 
     A miner that outlived its trainer would write the same files as the miner of the resumed run.
     """
@@ -46,7 +46,7 @@ def end_with_trainer() -> None:
         return
 
     def wait() -> None:
-        while os.read(0, 1024):  # nothing is ever sent: the read returns when the other end is closed
+        while os.read(0, 1024):  # nothing is sent: the read returns when the other end is closed
             pass
         os._exit(1)
 

@@ -1,9 +1,11 @@
-"""`--metrics-port`: the figures of a run at http://HOST:PORT/metrics, for Prometheus to fetch."""
+"""`--metrics-port`: an HTTP server of a run's metrics at http://HOST:PORT/metrics, for Prometheus."""
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.registry import Collector
 
 from schemas.errors import InputError
 
@@ -11,39 +13,31 @@ LOOPBACK = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def serving(text: Callable[[], str], port: int | None, host: str, say: Callable[[str], None]) -> Iterator[int | None]:
-    """Serve what `text` gives, until the block ends; the port, which is a free one for 0. No port: nothing is served.
+def serving(collector: Collector, port: int | None, host: str, say: Callable[[str], None]) -> Iterator[int | None]:
+    """Serve the metrics of `collector` until the block ends; yield the port, a free one for 0. `port` None: do nothing.
 
-    Raises InputError where the port cannot be had.
+    Raises InputError where the port cannot be opened.
     """
     if port is None:
         yield None
         return
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # a client that says nothing is let go
-
-        def do_GET(self) -> None:
-            found = self.path == "/metrics"
-            body = text().encode() if found else b"figures are at /metrics\n"
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing: Prometheus asks every few seconds."""
-
+    registry = CollectorRegistry()
+    registry.register(collector)
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server, thread = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
         raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error}. Choose another one.") from None
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+    metrics: Any = server.get_app()
+
+    def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            return metrics(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"metrics are at /metrics\n"]
+
+    server.set_app(respond)
     try:
-        say(f"figures for Prometheus at http://{host}:{server.server_port}/metrics")
+        say(f"metrics for Prometheus at http://{host}:{server.server_port}/metrics")
         yield server.server_port
     finally:
         server.shutdown()

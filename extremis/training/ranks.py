@@ -1,4 +1,4 @@
-"""The ranks that torchrun launched: joined before anything is done, and of one voice when something fails."""
+"""The ranks that torchrun launched: joined before anything is done; only one of them reports an error."""
 
 import contextlib
 import sys
@@ -10,7 +10,7 @@ from trainer.group import Group
 
 @contextlib.contextmanager
 def joined() -> Iterator[Group]:
-    """This process's group for the block. Of an error that ends all ranks the first to have it tells; others exit.
+    """Join this process's group for the block. The first rank that fails raises its error; the others exit.
 
     Raises ExtremisError, SystemExit.
     """

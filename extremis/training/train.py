@@ -1,10 +1,10 @@
-"""Train, alone or with a miner of its own beside."""
+"""`extremis train` and `run`: training, alone or with a miner process beside it."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from extremis.console import Bar, say
-from extremis.training.metrics_state import Live
+from extremis.training.metrics_state import MetricsState
 from extremis.training.miner import start_miner, stop_miner
 from extremis.training.prometheus import LOOPBACK, serving
 from schemas import storage
@@ -24,37 +24,37 @@ def train(
     group: Group = ALONE,
     metrics: tuple[str, int | None] = (LOOPBACK, None),
 ) -> dict[str, Any]:
-    """Train `recipe`; `resume` goes on where a run is already. With `beam_options` given, a miner works beside rank 0.
+    """Train `recipe`; `resume` continues a run that is there. With `beam_options`, a miner works beside rank 0.
 
-    `metrics`: host and port of the figures for Prometheus, of rank 0; without a port there are none.
+    `metrics`: host and port of rank 0's metrics for Prometheus; None: not served.
     Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError.
     """
     if resume and group.decide(lambda: storage.exists(RunLayout(run).config)):
         trainer = Trainer.resume(data, run, recipe, say, group)
     else:
         trainer = Trainer.start(data, run, recipe, say, group)
-    live = Live(recipe.order.batch)
-    trainer.on_record(live.record)
+    state = MetricsState(recipe.order.batch)
+    trainer.on_record(state.record)
     miner = None
     if group.first and beam_options is not None and trainer.recipe.table_epochs():
         miner = start_miner(data, run, beam_options, "cluster" if trainer.recipe.clusters else "mine")
     host, port = metrics
     try:
-        with serving(live.exposition, port if group.first else None, host, say):
-            return _watch(trainer, live, quiet=not group.first)
+        with serving(state, port if group.first else None, host, say):
+            return _watch(trainer, state, quiet=not group.first)
     finally:
         if miner is not None:
             stop_miner(miner)
 
 
-def _watch(trainer: Trainer, live: Live, quiet: bool) -> dict[str, Any]:
+def _watch(trainer: Trainer, state: MetricsState, quiet: bool) -> dict[str, Any]:
     recipe = trainer.recipe
     epochs: list[dict[str, Any]] = []
     with Bar(f"train {recipe.method}", trainer.total_steps, quiet=quiet) as bar:
 
         def on_step(step: int, total: int, loss: float) -> None:
-            live.step(step, total, loss)
-            bar.update(step, live.note(), total)
+            state.step(step, total, loss)
+            bar.update(step, state.note(), total)
 
         for report in trainer.train(on_step):
             epochs.append(_describe(report))

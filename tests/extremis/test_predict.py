@@ -253,7 +253,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("name", "content", "words"),
         [
-            ("in.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"\n', ("in.jsonl, line 2: not JSON", "Mend it")),
+            ("in.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"\n', ("in.jsonl, line 2: not JSON", "Fix it")),
             ("in.jsonl", b'{"text": "x"}\n', ("in.jsonl, line 1: the field 'key' is missing",)),
             ("in.jsonl", b'{"key": "a"}\n', ("in.jsonl, line 1: the field 'text' is missing",)),
             ("in.jsonl", b"", ("in.jsonl: empty",)),

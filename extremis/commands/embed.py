@@ -1,0 +1,35 @@
+"""`extremis embed`."""
+
+from typing import Any
+
+import click
+
+from extremis.commands.options import beam_tail, json_option, step_option
+from extremis.console import print_json, say
+
+
+@click.command()
+@click.argument("data")
+@click.argument("run")
+@click.argument("out")
+@click.option("--what", type=click.Choice(["queries", "labels"]), default="queries", show_default=True)
+@click.option("--split", default="test", show_default=True, help="Split of the queries.")
+@step_option
+@click.option("--dtype", type=click.Choice(["float16", "float32"]), default="float16", show_default=True)
+@json_option
+@beam_tail
+def embed(data: str, run: str, out: str, as_json: bool, **options: Any) -> None:
+    """Embed queries or labels with a checkpoint of RUN, aligned with their table, to OUT.
+
+    Everything after -- goes to Beam.
+
+    \b
+    Example:
+      extremis embed data/ runs/1 embeddings/test --split test
+    """
+    from pipelines.embed import embed as embed_table
+
+    manifest = embed_table(data, run, out, **options)
+    say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
+    if as_json:
+        print_json({"out": out, "digest": manifest.digest, "rows": manifest.rows})

@@ -1,0 +1,60 @@
+"""`extremis export`."""
+
+from typing import Any
+
+import click
+
+from extremis.commands.options import CommaList, json_option, step_option
+from extremis.console import print_json, say
+
+
+@click.command()
+@click.argument("data")
+@click.argument("run")
+@click.argument("out")
+@step_option
+@click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
+@click.option(
+    "--index",
+    default="auto",
+    show_default=True,
+    help="none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.",
+)
+@click.option("--target-recall", type=float, default=0.98, show_default=True, help="Recall that the index is tuned to.")
+@click.option(
+    "--precision",
+    "precisions",
+    type=CommaList(float, "numbers with commas between, for example 0.5,0.9"),
+    default="0.5,0.7,0.9",
+    show_default=True,
+    metavar="SHARE,...",
+    help="Precisions to make thresholds for.",
+)
+@click.option("--threshold-split", "split", help="Split that measures them, or none. Default: val where DATA has it.")
+@click.option(
+    "--scores",
+    type=click.Choice(["classifier", "sum", "fused"]),
+    default="classifier",
+    show_default=True,
+    help="sum: embeddings of the labels' texts added to the vectors; fused: both, combined by the run's tree.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")
+@json_option
+def export(data: str, run: str, out: str, as_json: bool, **options: Any) -> None:
+    """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index where L is large.
+
+    A transformer becomes a directory that sentence-transformers and transformers open. See docs/export.md.
+
+    \b
+    Example:
+      extremis export data/ runs/1 exported/
+    """
+    from trainer.export.export import ExportOptions
+    from trainer.export.export import export as export_run
+
+    manifest = export_run(data, run, out, ExportOptions(**options), say)
+    facts = manifest.parameters
+    say(f"{out}: step {facts['step']:,}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
+    if as_json:
+        shown = {name: facts[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
+        print_json({"out": out, "digest": manifest.digest, "labels": manifest.rows, **shown})

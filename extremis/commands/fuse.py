@@ -1,0 +1,37 @@
+"""`extremis fuse`."""
+
+import click
+
+from extremis.commands.options import json_option, step_option
+from extremis.console import print_json, say
+
+
+@click.command()
+@click.argument("data")
+@click.argument("run")
+@click.option("--split", default="val", show_default=True, help="Queries that the run was not trained on.")
+@step_option
+@click.option(
+    "--shortlist", type=click.IntRange(1), default=100, show_default=True, help="Number of best labels per query."
+)
+@click.option("--queries", type=click.IntRange(1), default=10_000, show_default=True, help="The first of the split.")
+@json_option
+def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, queries: int, as_json: bool) -> None:
+    """Learn to fuse the scores of RUN's classifier with those of the labels' texts (NGAME's score fusion).
+
+    A regression tree of depth 7 on both scores and the label's frequency, kept in RUN/fusion. Needs the extra fusion.
+
+    \b
+    Examples:
+      extremis fuse data/ runs/1
+      extremis evaluate data/ runs/1 --scores fused
+      extremis export data/ runs/1 exported/ --scores fused
+    """
+    from trainer.evaluation.fusion.fit import fit_fusion
+
+    manifest = fit_fusion(data, run, split, step, shortlist, queries)
+    facts = manifest.parameters
+    pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
+    say(f"fitted on {facts['queries']:,} queries of {split}: {pairs}")
+    if as_json:
+        print_json({"data": data, "run": run, "digest": manifest.digest, **facts})

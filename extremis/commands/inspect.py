@@ -1,0 +1,35 @@
+"""`extremis inspect`."""
+
+from typing import Any
+
+import click
+
+from extremis.commands.options import json_option
+from extremis.console import print_json
+
+
+@click.command()
+@click.argument("url")
+@click.option("--verify", is_flag=True, help="Read every byte and compare checksums.")
+@click.option("--rows", type=click.IntRange(0), default=3, show_default=True, help="Sample rows to print.")
+@click.option("--key", help="Show only the query with this key, and the texts of its labels.")
+@click.option("--run", metavar="RUN", help="Show the hard negatives of this run's newest table.")
+@click.option("--split", help="Split of the queries. Default: train for samples, all splits for a key.")
+@json_option
+def inspect(url: str, as_json: bool, **options: Any) -> None:
+    """Describe what is at URL (a table, a DATA, a RUN): kinds, rows, shards, parents, sizes, checks, some rows as text.
+
+    --key and --run take DATA for URL.
+
+    \b
+    Examples:
+      extremis inspect data/
+      extremis inspect runs/1 --verify
+      extremis inspect runs/1/negatives/epoch-0005/queries
+      extremis inspect data/ --run runs/1 --key N00012
+    """
+    from extremis.inspecting.inspect import inspect_url
+
+    body = inspect_url(url, **options)
+    if as_json:
+        print_json(body)

@@ -1,0 +1,72 @@
+"""`extremis mine`."""
+
+from typing import Any
+
+import click
+
+from extremis.commands.options import dump_options, require_watchable, stated
+from extremis.console import print_json, say
+
+
+@click.command()
+@dump_options
+@click.option(
+    "--by",
+    type=click.Choice(["classifier", "labels"]),
+    help="Score by classifier vectors or by label embeddings. Default: the trainer's.",
+)
+@click.option("--vectors", metavar="URL", help="Vectors from `extremis embed --what labels` instead of the dump's.")
+@click.option("--width", type=click.IntRange(1), help="K, hard negatives per query. Default: the trainer's.")
+@click.option("--ranges", type=click.IntRange(1), help="Equal label ranges that give K negatives each (one per rank).")
+@click.option("--skip-top", type=click.IntRange(0), help="Number of best-ranked negatives to leave out.")
+@click.option("--window", type=click.IntRange(1), help="Negatives come from ranks [skip-top, window).")
+@click.option("--margin", type=float, help="Keep scores below the weakest positive's score minus this.")
+@click.option("--relative-margin", type=float, help="The same, as a share of that positive's score.")
+@click.option("--index", help="exact, auto, or a Faiss factory string. Default: the trainer's.")
+@click.option("--target-recall", type=float, help="Recall to tune nprobe, ef-search and refine to. Default: 0.95.")
+@click.option("--nprobe", type=click.IntRange(1), help="Inverted lists searched per query. Default: tuned.")
+@click.option("--ef-search", type=click.IntRange(1), help="Breadth of an HNSW search. Default: tuned.")
+@click.option("--refine", type=click.IntRange(1), help="Score this many times K candidates exactly. Default: tuned.")
+@click.option("--block-rows", type=click.IntRange(1), help="Vectors in one index at a time. Default: from --memory.")
+@click.option("--query-batch", type=click.IntRange(1), help="Queries searched at a time. Default: from --memory.")
+@click.option("--tasks-per-block", type=click.IntRange(1), help="Work items per block, each with an index. Default: 1.")
+@click.option("--threads", type=click.IntRange(1), help="Faiss threads per worker. Default: all cores.")
+@click.option("--audit-queries", type=click.IntRange(0), help="Rows to search exactly too. Default: 200 to 1000.")
+@click.option("--keep-index", metavar="URL", help="Keep every block's Faiss index under URL, for serving.")
+def mine(
+    data: str, run: str, epoch: int | None, watch: bool, as_json: bool, beam_options: tuple[str, ...], **options: Any
+) -> None:
+    """Make hard-negative tables from the dumps of RUN. Everything after -- goes to Beam.
+
+    \b
+    Examples:
+      extremis mine data/ runs/1                       the newest dump
+      extremis mine data/ runs/1 --watch               beside a trainer, wherever it runs
+      extremis mine data/ runs/1 --memory 8GiB --index IVF4096,PQ32x4fs
+      extremis mine data/ runs/1 --by labels --out negatives/theta
+      extremis mine data/ runs/1 --skip-top 5 --relative-margin 0.05 --overwrite
+    """
+    from extremis.training.miner import end_with_trainer
+    from pipelines.mine import MineOptions
+    from pipelines.mine import mine as mine_dump
+    from pipelines.mine import watch as watch_run
+
+    mine_options = MineOptions.of(**stated(options))
+    tables: Any
+    if watch:
+        require_watchable(epoch, options)
+        end_with_trainer()
+        tables = watch_run(data, run, mine_options, beam_options, progress=say)
+    else:
+        manifests = mine_dump(data, run, epoch, mine_options, beam_options, say)
+        tables = {name: _report(name, manifest, mine_options.target_recall) for name, manifest in manifests.items()}
+    if as_json:
+        print_json({"run": run, "tables": tables})
+
+
+def _report(name: str, manifest: Any, target_recall: float) -> dict[str, Any]:
+    recall = manifest.quality.get("recall_at_k")
+    say(f"{name}: {manifest.rows:,} rows, recall " + ("not measured" if recall is None else f"{recall:.4f}"))
+    if recall is not None and recall < target_recall:
+        say(f"{name}: below --target-recall {target_recall}: raise --nprobe or --refine, or leave both out")
+    return {"digest": manifest.digest, **manifest.model_dump(include={"rows", "counters", "quality"})}

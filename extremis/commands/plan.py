@@ -1,0 +1,52 @@
+"""`extremis plan`."""
+
+from typing import Any
+
+import click
+
+from extremis.commands.options import Count, json_option, recipe_option, set_option, stated
+from extremis.console import print_json
+
+
+@click.command()
+@click.option("--queries", type=Count(), help="N. Default: as many as DATA has.")
+@click.option("--labels", type=Count(), help="L. Default: as many as DATA has.")
+@click.option("--data", help="A sharded sample of the data; its averages stand for all rows.")
+@click.option("--tokens", type=float, default=32, show_default=True, help="Tokens per query, on average.")
+@click.option("--label-tokens", type=float, default=8, show_default=True, help="Tokens per label, on average.")
+@click.option("--labels-per-query", type=float, default=5, show_default=True, help="Labels per query, on average.")
+@click.option("--key-bytes", type=float, default=12, show_default=True, help="Characters of a key, on average.")
+@click.option("--text-bytes", type=float, default=40, show_default=True, help="Characters of a label, on average.")
+@click.option("--vocabulary", type=click.IntRange(2), default=30_000, show_default=True, help="Number of tokens.")
+@recipe_option
+@set_option
+@click.option("--dimension", type=click.IntRange(1), help="D. Default: the recipe's.")
+@click.option("--width", type=click.IntRange(1), help="K of the negative tables. Default: the recipe's.")
+@click.option("--epochs", type=click.IntRange(1), help="Default: the recipe's.")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Trainer processes.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Pipeline workers.")
+@click.option("--memory", default="8GiB", show_default=True, help="Memory of each process.")
+@click.option(
+    "--calibrate/--no-calibrate", default=True, show_default=True, help="Measure this machine to estimate the times."
+)
+@json_option
+def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, as_json: bool, **options: Any) -> None:
+    """Say what a run will take before it is started: bytes of every table, memory and time of every step.
+
+    \b
+    Examples:
+      extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
+      extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
+    """
+    from extremis.planning.plan import plan as make_plan
+    from extremis.planning.plan import show, workload
+    from trainer.config import load_recipe
+
+    keys = {"dimension": "encoder.dimension", "width": "negatives.width", "epochs": "train.epochs"}
+    changes = stated({key: options.pop(name) for name, key in keys.items()})
+    loaded = load_recipe(recipe, (*overrides, *(f"{key}={value}" for key, value in changes.items())))
+    sizes = [options.pop(name) for name in ("data", "queries", "labels")]
+    report = make_plan(workload(*sizes, loaded, options.pop("memory"), options), sizes[0], calibrate)
+    show(report)
+    if as_json:
+        print_json(report)

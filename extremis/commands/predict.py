@@ -1,0 +1,66 @@
+"""`extremis predict`."""
+
+from typing import Any
+
+import click
+
+from extremis.commands.options import fields_option, json_option, text_option
+from extremis.console import print_json, say
+from schemas.errors import InputError
+
+
+@click.command()
+@click.argument("exported", metavar="EXPORT")
+@click.argument("places", metavar="[INPUT] OUT", nargs=-1, required=True)
+@click.option("--data", help="DATA that the run was made from: predict for a split of it instead of INPUT.")
+@click.option("--split", default="test", show_default=True, help="Split of --data.")
+@click.option("--k", type=click.IntRange(1), default=10, show_default=True, help="Labels per query.")
+@click.option("--form", type=click.Choice(["text", "jsonl", "parquet"]), help="Form of INPUT. Default: by its name.")
+@click.option("--to", type=click.Choice(["jsonl", "parquet", "trec", "npz"]), help="Form of OUT. Default: by its name.")
+@fields_option
+@text_option
+@click.option("--batch", type=click.IntRange(1), default=256, show_default=True, help="Queries at a time.")
+@click.option("--threshold", type=float, help="Leave out labels with a lower score.")
+@click.option("--precision", type=float, help="Use the export's threshold for this precision.")
+@click.option("--exact", is_flag=True, help="Score every label, even where there is an index.")
+@click.option("--no-filter", is_flag=True, help="With --data: keep the filter's pairs among the predictions.")
+@click.option("--threads", type=click.IntRange(1), help="Default: all cores.")
+@json_option
+def predict(exported: str, places: tuple[str, ...], data: str | None, as_json: bool, **options: Any) -> None:
+    """Predict labels with an export, for the texts of INPUT, or for a split of --data, and write them to OUT.
+
+    INPUT is a file, a folder or a pattern of text lines (.txt), JSON lines (.jsonl: key, text) or Parquet, at any URL.
+    OUT ends in .jsonl, .parquet, .trec (a run for trec_eval) or .npz (scipy.sparse.load_npz).
+
+    \b
+    Examples:
+      extremis predict exported/ queries.jsonl predictions.jsonl --k 5
+      extremis predict exported/ "s3://bucket/new/*.parquet" predictions.parquet --precision 0.9
+      extremis predict exported/ --data data/ --split test predictions.npz --k 100
+    """
+    from extremis.predicting.inputs import Texts
+    from extremis.predicting.predict import PredictOptions, open_exported, predict_split, predict_texts
+    from pipelines.formats.fields import parse_fields
+
+    if len(places) != (1 if data else 2):
+        expected = "OUT alone, with --data" if data else "INPUT and OUT"
+        raise InputError(f"expected {expected} after EXPORT, got {' '.join(places)}.")
+    threshold, precision = options["threshold"], options["precision"]
+    if threshold is not None and precision is not None:
+        raise InputError("--threshold and --precision both set the lowest score. Give one of them.")
+    opened = open_exported(exported, options["exact"], options["threads"])
+    if precision is not None:
+        threshold = opened.threshold(precision)
+    predict_options = PredictOptions(options["k"], options["to"], threshold, filter=not options["no_filter"])
+    if data is not None:
+        report = predict_split(opened, data, options["split"], places[0], predict_options)
+    else:
+        fields = parse_fields(options["fields"] or "")
+        texts = Texts(places[0], options["form"], fields, options["text"] == "title")
+        report = predict_texts(opened, texts, options["batch"], places[1], predict_options)
+    say(
+        f"{report['out']}: {report['predictions']:,} labels for {report['queries']:,} queries, "
+        f"{1000 * report['seconds'] / max(1, report['queries']):.2f} ms per query"
+    )
+    if as_json:
+        print_json(report)

@@ -1,0 +1,33 @@
+"""`extremis report`."""
+
+import click
+
+from extremis.commands.options import json_option
+from extremis.console import print_json, say
+
+
+@click.command()
+@click.argument("urls", metavar="[DATA] RUN [RUN...]", nargs=-1, required=True)
+@click.option("--out", metavar="URL", help="URL of the page. Default: report.html in the first RUN.")
+@click.option("--queries", type=click.IntRange(0, 1000), default=300, show_default=True, help="Queries to show.")
+@click.option(
+    "--predictions/--no-predictions", default=True, show_default=True, help="Load each run's newest checkpoint."
+)
+@json_option
+def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bool, as_json: bool) -> None:
+    """Write one HTML page about runs, to read and to search: it opens from a disk and needs no network.
+
+    Data, training, negative tables, metrics (of `extremis evaluate`), and queries with their positives, predictions and
+    hard negatives as text. Several runs of the same DATA are compared. Without DATA, the queries are left out.
+
+    \b
+    Examples:
+      extremis report data/ runs/1
+      extremis report data/ runs/1 runs/2 --out compared.html
+    """
+    from extremis.report.build import build
+
+    body = build(urls, out, say, queries, predictions)
+    say(f"{body['out']}: {body['bytes']:,} bytes in {body['seconds']} s")
+    if as_json:
+        print_json(body)

@@ -1,0 +1,1 @@
+"""Scores of a run's checkpoint on a split of its data."""

@@ -1,0 +1,70 @@
+"""`extremis evaluate`: metrics of a run's checkpoint on a split of its data."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from extremis.console import Bar
+from schemas import storage
+from schemas.layout import DataLayout, RunLayout
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.evaluation.evaluate import Scorer, label_statistics
+from trainer.evaluation.fusion.fit import open_fusion
+from trainer.evaluation.fusion.fused import Fused
+from trainer.evaluation.fusion.ranking import By, Ranking, texts_of
+from trainer.group import ALONE, Group
+from trainer.model import Model, load_model
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are those of `Scorer.score`.
+
+    `step` None: the newest checkpoint.
+    """
+
+    split: str = "test"
+    step: int | None = None
+    limit: int | None = None
+    filter: bool = True
+    ks: tuple[int, ...] = ()
+    seen_only: bool = False
+    zero_shot: bool = False
+    scores: By = "classifier"
+
+    @property
+    def standard(self) -> bool:
+        """Whether all queries and candidates count, with the filter, by the scores that the run was trained with."""
+        return self.limit is None and self.filter and not self.seen_only and self.scores == "classifier"
+
+
+def evaluate(data: str, run: str, options: EvaluateOptions = EvaluateOptions(), group: Group = ALONE) -> dict[str, Any]:
+    """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
+
+    Rank 0 keeps a standard report in the run, for `extremis report`.
+    """
+    _, model, checkpoint = load_model(DataLayout(data), RunLayout(run), options.step, group)
+    ranking = _ranking(data, run, checkpoint, model, group, options.scores)
+    scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking)
+    with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
+        scores = scorer.score(
+            options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
+        )
+    report = {"step": checkpoint.step, "scores": options.scores, **scores.report()}
+    if group.first and options.standard:
+        body = json.dumps({"split": options.split, **report}, sort_keys=True)
+        storage.write_bytes(RunLayout(run).evaluation(options.split, report["step"]), body.encode())
+    return report
+
+
+def _ranking(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, by: By) -> Ranking:
+    if by == "classifier":
+        return Ranking.of(model, group)
+    layout = DataLayout(data)
+    if by != "fused":
+        return Ranking.by_texts(model, layout, group, add=by == "sum")
+    tree, manifest = group.decide(lambda: open_fusion(data, run, checkpoint))
+    frequency = label_statistics(layout).frequency
+    shortlist = int(manifest.parameters["shortlist"])
+    fused = Fused(tree, texts_of(model, layout), frequency, shortlist, model.head.start, group)
+    return Ranking.of(model, group, fused)

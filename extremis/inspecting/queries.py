@@ -1,0 +1,69 @@
+"""Description of queries: their texts, positives, and the hard negatives of a run."""
+
+from typing import Any
+
+import numpy as np
+
+from extremis.console import results
+from extremis.inspecting.decode_text import TextDecoder
+from extremis.inspecting.examples import (
+    LONGEST_LABEL,
+    Example,
+    find_example,
+    newest_joined,
+    read_examples,
+    require_split,
+    splits_of,
+)
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import open_manifest
+
+
+def inspect_queries(
+    data: DataLayout, rows: int, split: str | None, key: str | None = None, run: RunLayout | None = None
+) -> dict[str, Any]:
+    """Print the query of `key`, or the first `rows` of a split, with the negatives of `run`.
+
+    Returns {"queries": [...]}, or {} where DATA has no split or `rows` is 0. Raises InputError, TableError.
+    """
+    decoder = TextDecoder(data)
+    if key is not None:
+        examples = [find_example(data, key, decoder, split, run)]
+    else:
+        splits = splits_of(data)
+        if not splits or rows == 0:
+            return {}
+        name = require_split(data, split) if split else splits[0]
+        manifest = open_manifest(data.queries(name), "queries")
+        joined = None if run is None else newest_joined(run, manifest)
+        examples = read_examples(data, name, np.arange(min(rows, manifest.rows)), decoder, joined)
+    texts = decoder.labels((label for example in examples for label in example.label_ids), LONGEST_LABEL)
+    for example in examples:
+        _print(example, texts, run)
+    return {"queries": [_describe(example, texts) for example in examples]}
+
+
+def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> None:
+    lines = [f"  {example.text}"]
+    lines += [f"  + {texts.get(label, label)}  [{label}]" for label in example.positives]
+    lines += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
+    if run is not None and not example.negatives:
+        lines.append(f"  no table of {run.root} is joined to the split {example.split}")
+    results.print(f"{example.split} row {example.row}, key {example.key}", markup=False, style="bold")
+    for line in lines:
+        results.print(line, markup=False)
+
+
+def _describe(example: Example, texts: dict[int, str]) -> dict[str, Any]:
+    positives = [{"label_id": label, "text": texts.get(label, "")} for label in example.positives]
+    negatives = [
+        {"label_id": label, "text": texts.get(label, ""), "score": score} for label, score in example.negatives
+    ]
+    return {
+        "split": example.split,
+        "query_id": example.row,
+        "key": example.key,
+        "text": example.text,
+        "positives": positives,
+        "negatives": negatives,
+    }
