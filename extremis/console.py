@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -117,18 +117,3 @@ def metrics_table(title: str, report: Mapping[str, Any]) -> None:
         ["%", *(f"@{k}" for k in ks)],
         [[family, *(by_k.get(k, "") for k in ks)] for family, by_k in families.items()],
     )
-
-
-class Stopwatch:
-    """Stopwatch of named stages, in seconds."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def time(self, name: str, action: Callable[[], Any]) -> Any:
-        """Run `action`, add its seconds to `name`, and return its result."""
-        start = time.perf_counter()
-        try:
-            return action()
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - start, 2)

@@ -1,10 +1,12 @@
 """The whole loop on the data set that ships with the project."""
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from extremis.console import Stopwatch, metrics_table, results, say, table
+from extremis.console import metrics_table, results, say, table
 from extremis.evaluating.evaluate import evaluate
 from extremis.training.train import train
 from schemas import storage
@@ -23,30 +25,33 @@ def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     """
     from pipelines.shard import ShardOptions, shard
 
-    watch = Stopwatch()
+    seconds: dict[str, float] = {}
     data, run = join(folder, "data"), join(folder, "run")
     raw = _example()
     loaded = load_recipe(recipe, overrides)
     options = ShardOptions(propensity_a=PROPENSITY[0], propensity_b=PROPENSITY[1])
     say(f"1/3 shard {raw} to {data}")
-    watch.time("shard", lambda: shard(raw, data, options, (), say))
+    with _timed(seconds, "shard"):
+        shard(raw, data, options, (), say)
     say(f"2/3 train {recipe} into {run}, a miner beside it")
     _clear(run)
-    outcome = watch.time("train", lambda: train(data, run, loaded, beam_options=()))
+    with _timed(seconds, "train"):
+        outcome = train(data, run, loaded, beam_options=())
     say("3/3 evaluate on test")
-    report = watch.time("evaluate", lambda: evaluate(data, run))
-    _print(outcome, report, watch)
-    return {
-        "data": data,
-        "run": run,
-        "seconds": watch.seconds,
-        "epochs": outcome["epochs"],
-        "table_versions": outcome["table_versions"],
-        **report,
-    }
+    with _timed(seconds, "evaluate"):
+        report = evaluate(data, run)
+    _print(outcome, report, seconds)
+    return {"data": data, "run": run, "seconds": seconds, **outcome, **report}
 
 
-def _print(outcome: dict[str, Any], report: dict[str, Any], watch: Stopwatch) -> None:
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = round(time.perf_counter() - start, 2)
+
+
+def _print(outcome: dict[str, Any], report: dict[str, Any], seconds: dict[str, float]) -> None:
     rows = [
         [
             str(row["epoch"]),
@@ -59,7 +64,7 @@ def _print(outcome: dict[str, Any], report: dict[str, Any], watch: Stopwatch) ->
     ]
     table("epochs", ["epoch", "loss", "negatives", "age (epochs)", "seconds"], rows)
     metrics_table(f"test: {report['queries']:,} queries, 95 % intervals", report)
-    results.print("seconds: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in watch.seconds.items()))
+    results.print("seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()))
 
 
 def _clear(run: str) -> None:

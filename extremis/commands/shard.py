@@ -57,7 +57,7 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
 @click.option(
     "--exchange",
     type=click.Choice(["files", "shuffle"]),
-    help="Channel for bulk data between stages. Default: files in DATA's staging, or the shuffle of a cluster's runner.",
+    help="Channel for bulk data between stages. Default: files in DATA's staging, or a cluster runner's shuffle.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order of rows.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")

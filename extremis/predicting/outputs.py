@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from scipy import sparse
 
@@ -17,6 +16,14 @@ from schemas.tables import PAD
 
 _ENDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".trec": "trec", ".run": "trec", ".npz": "npz"}
 _TAG = "extremis"
+_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("labels", pa.list_(pa.string()), nullable=False),
+        pa.field("scores", pa.list_(pa.float32()), nullable=False),
+        pa.field("label_ids", pa.list_(pa.int64()), nullable=False),
+    ]
+)
 
 
 class Writer(ABC):
@@ -27,16 +34,21 @@ class Writer(ABC):
 
     @abstractmethod
     def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
-        """Write label ids int64 [B, k], best first and filled with PAD, and scores float32 [B, k] of queries `keys` [B]."""
+        """Write label ids int64 [B, k], best first, PAD at the end, and scores float32 [B, k] of queries `keys` [B]."""
 
     @abstractmethod
     def close(self) -> None:
         """Complete the file."""
 
-    def _keys_of(self, ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
-        """Return the number of labels of each row [B], and the keys of all of them in order."""
+    def _table(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> pa.Table:
+        """Make rows of a key, the keys, scores and ids of its labels, without pads."""
         present = ids != PAD
-        return present.sum(axis=1), self._label_keys.take(pa.array(ids[present])).to_pylist()
+        offsets = pa.array(_row_ends(present).astype(np.int32))
+        flat = pa.array(ids[present])
+        labels = self._label_keys.take(flat).cast(pa.string())
+        columns = [labels, pa.array(scores[present], pa.float32()), flat]
+        lists = [pa.ListArray.from_arrays(offsets, column) for column in columns]
+        return pa.Table.from_arrays([keys, *lists], schema=_SCHEMA)
 
 
 @contextlib.contextmanager
@@ -74,60 +86,35 @@ class JsonLines(_Lines):
     """Writer of {"key", "labels": [keys], "scores": [...], "label_ids": [...]} per query."""
 
     def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
-        counts, names = self._keys_of(ids)
-        start = 0
-        for key, count, row, row_scores in zip(keys.to_pylist(), counts.tolist(), ids, scores, strict=True):
-            present = row != PAD
-            body = {
-                "key": key,
-                "labels": names[start : start + count],
-                "scores": [float(f"{score:.7g}") for score in row_scores[present].tolist()],
-                "label_ids": row[present].tolist(),
-            }
-            self._file.write(json.dumps(body, ensure_ascii=False) + "\n")
-            start += count
+        for row in self._table(keys, ids, scores).to_pylist():
+            row["scores"] = [float(f"{score:.7g}") for score in row["scores"]]
+            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 class Trec(_Lines):
     """Writer of lines `query Q0 label rank score tag`, rank from 1, for trec_eval and pytrec_eval."""
 
     def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
-        counts, names = self._keys_of(ids)
-        queries = np.repeat(np.asarray(keys.to_pylist(), object), counts).tolist()
-        present = ids != PAD
-        ranks = np.cumsum(present, axis=1)[present].tolist()
-        for query, label, rank, score in zip(queries, names, ranks, scores[present].tolist(), strict=True):
-            if len(query.split()) != 1 or len(label.split()) != 1:
-                raise InputError(
-                    f"a TREC run separates its fields by blanks: the keys {query!r} and {label!r} cannot both be "
-                    "written. Write .jsonl, .parquet or .npz instead."
-                )
-            self._file.write(f"{query} Q0 {label} {rank} {score:.9g} {_TAG}\n")
+        for row in self._table(keys, ids, scores).to_pylist():
+            query = row["key"]
+            for rank, (label, score) in enumerate(zip(row["labels"], row["scores"], strict=True), 1):
+                if len(query.split()) != 1 or len(label.split()) != 1:
+                    raise InputError(
+                        f"a TREC run separates its fields by blanks: the keys {query!r} and {label!r} cannot both be "
+                        "written. Write .jsonl, .parquet or .npz instead."
+                    )
+                self._file.write(f"{query} Q0 {label} {rank} {score:.9g} {_TAG}\n")
 
 
 class Parquet(Writer):
     """Writer of columns key string, labels list<string>, scores list<float>, label_ids list<int64>."""
 
-    _schema = pa.schema(
-        [
-            pa.field("key", pa.string(), nullable=False),
-            pa.field("labels", pa.list_(pa.string()), nullable=False),
-            pa.field("scores", pa.list_(pa.float32()), nullable=False),
-            pa.field("label_ids", pa.list_(pa.int64()), nullable=False),
-        ]
-    )
-
     def __init__(self, path: str, label_keys: pa.Array) -> None:
         super().__init__(path, label_keys)
-        self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+        self._writer = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
 
     def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
-        present = ids != PAD
-        offsets = pa.array(np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32))
-        flat = pa.array(ids[present])
-        columns = [pc.cast(self._label_keys.take(flat), pa.string()), pa.array(scores[present], pa.float32()), flat]
-        lists = [pa.ListArray.from_arrays(offsets, column) for column in columns]
-        self._writer.write_table(pa.Table.from_arrays([keys, *lists], schema=self._schema))
+        self._writer.write_table(self._table(keys, ids, scores))
 
     def close(self) -> None:
         self._writer.close()
@@ -141,20 +128,23 @@ class Matrix(Writer):
 
     def __init__(self, path: str, label_keys: pa.Array) -> None:
         super().__init__(path, label_keys)
-        self._batches: list[sparse.csr_array] = []
+        self._batches = [sparse.csr_array((0, len(label_keys)), dtype=np.float32)]
 
     def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
         present = ids != PAD
-        row_ends = np.concatenate([[0], np.cumsum(present.sum(axis=1))])
-        values = scores[present].astype(np.float32), ids[present], row_ends
+        values = scores[present].astype(np.float32), ids[present], _row_ends(present)
         self._batches.append(sparse.csr_array(values, shape=(len(ids), len(self._label_keys))))
 
     def close(self) -> None:
-        empty = sparse.csr_array((0, len(self._label_keys)), dtype=np.float32)
-        matrix = sparse.csr_matrix(sparse.vstack([empty, *self._batches], format="csr"))
+        matrix = sparse.csr_matrix(sparse.vstack(self._batches, format="csr"))
         matrix.sort_indices()
         with open(self._path, "wb") as file:
             sparse.save_npz(file, matrix, compressed=False)
+
+
+def _row_ends(present: np.ndarray) -> np.ndarray:
+    """Return the end of each row among all labels, from 0: int64 [B + 1]."""
+    return np.concatenate([[0], np.cumsum(present.sum(axis=1))])
 
 
 _WRITERS: dict[str, Callable[[str, pa.Array], Writer]] = {

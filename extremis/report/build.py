@@ -5,17 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from extremis.inspecting.examples import splits_of
-from extremis.report.charts import data_charts, metric_charts, table_charts, training_charts
+from extremis.report.charts import SHOWN_METRICS, data_charts, metric_charts, table_charts, training_charts
 from extremis.report.data import Facts, describe
 from extremis.report.page import render
-from extremis.report.page_tables import data_summary, metric_tables, mined_tables, run_rows
 from extremis.report.queries import Sample, sample
 from extremis.report.runs import Run, differing, names_of, open_run
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import is_published, open_manifest
-from schemas.secrets import redact
 from schemas.storage import join
 from trainer.model import require_same_data
 
@@ -71,12 +69,30 @@ def _script_values(facts: Facts | None, runs: list[Run], examples: Sample) -> di
 
 def _template_values(facts: Facts | None, runs: list[Run], examples: Sample) -> dict[str, Any]:
     return {
-        "runs": run_rows(runs),
-        "data": None if facts is None else data_summary(facts),
+        "runs": runs,
+        "data": facts,
         "differences": differing({run.name: run.config for run in runs}) if len(runs) > 1 else [],
-        "tables": mined_tables(runs),
-        "metrics": metric_tables(runs),
-        "unevaluated": [redact(run.layout.root) for run in runs if not run.evaluations],
+        "metrics": _metric_tables(runs),
         "notes": examples.notes,
         "queries": len(examples.queries),
     }
+
+
+def _metric_tables(runs: list[Run]) -> list[dict[str, Any]]:
+    """Make a table per split: metrics by run, with half of their intervals, and the best of each column marked."""
+    tables = []
+    for split in sorted({split for run in runs for split in run.evaluations}):
+        bodies = {run.name: run.evaluations[split] for run in runs if split in run.evaluations}
+        names = [name for name in SHOWN_METRICS if any(name in body["metrics"] for body in bodies.values())]
+        best = {name: max(body["metrics"].get(name, float("-inf")) for body in bodies.values()) for name in names}
+        rows = []
+        for run_name, body in bodies.items():
+            cells = []
+            for name in names:
+                value = body["metrics"].get(name)
+                low, high = (body.get("intervals") or {}).get(name, (value, value))
+                half = None if value is None else (high - low) / 2
+                cells.append({"value": value, "half": half, "best": len(bodies) > 1 and value == best[name]})
+            rows.append({"run": run_name, "step": body["step"], "queries": body["queries"], "cells": cells})
+        tables.append({"split": split, "names": names, "rows": rows})
+    return tables

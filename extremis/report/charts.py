@@ -30,7 +30,7 @@ SHOWN_METRICS = ("P@1", "P@3", "P@5", "nDCG@5", "R@10", "PSP@1", "PSP@3", "PSP@5
 
 _BOX = {"lowerfence": "p01", "q1": "p10", "median": "p50", "q3": "p90", "upperfence": "p99"}  # by quantile
 _DASHES = ("solid", "dot", "dash")
-_LOG = {"type": "log", "dtick": 1, "exponentformat": "power"}
+_LOG: dict[str, Any] = {"type": "log", "dtick": 1, "exponentformat": "power"}
 _LAYOUT = {
     "margin": {"l": 48, "r": 12, "t": 8, "b": 40},
     "font": {"size": 12},
@@ -46,9 +46,7 @@ def data_charts(facts: Facts) -> list[Chart]:
     """Draw the tail of the labels, and histograms of labels and tokens per point."""
     traces = [line("training points", 0, facts.tail.rank, facts.tail.points)]
     note = "both axes are logarithmic; labels without a training point are left out"
-    tail = _chart(
-        "tail", "Training points per label, by its rank", traces, "rank of the label", "training points", note
-    )
+    tail = _chart("tail", "Training points per label, by rank", traces, "rank of the label", "training points", note)
     tail["figure"]["layout"]["xaxis"] |= _LOG
     tail["figure"]["layout"]["yaxis"] |= _LOG
     charts = [tail, _lengths("labels", "Labels per point", facts.splits, [split.labels for split in facts.splits])]
@@ -119,10 +117,9 @@ def _step_times(number: int, run: Run, several: bool) -> Chart:
     """Draw the seconds of each epoch by the part of a step."""
     rows = run.records.get("epoch", [])
     parts = sorted({key for row in rows for key in row if key.startswith("seconds_")})
+    epochs = [row["epoch"] for row in rows]
     traces = [
-        _bars(
-            part.removeprefix("seconds_"), color, [row["epoch"] for row in rows], [row.get(part, 0.0) for row in rows]
-        )
+        _bars(part.removeprefix("seconds_"), color, epochs, [row.get(part, 0.0) for row in rows])
         for color, part in enumerate(parts)
     ]
     title = f"Where the time goes: {run.name}" if several else "Where the time goes"
@@ -175,11 +172,10 @@ def _ages(runs: Sequence[Run]) -> Chart:
     for number, run in enumerate(runs):
         rows = [row for row in run.records.get("epoch", []) if row.get("table_age") is not None]
         if rows:
-            ages = line(
-                run.name, number, [row["epoch"] for row in rows], [row["table_age"] for row in rows], points=True
-            )
+            epochs, ages = ([row[name] for row in rows] for name in ("epoch", "table_age"))
             texts = [f"table of epoch {row['table_epoch']}{', late' if row.get('late') else ''}" for row in rows]
-            traces.append({**ages, "text": texts, "hovertemplate": "%{y}<br>%{text}"})
+            hover = {"text": texts, "hovertemplate": "%{y}<br>%{text}"}
+            traces.append({**line(run.name, number, epochs, ages, points=True), **hover})
     return _chart("age", "Age of the table trained on", traces, "epoch", "epochs")
 
 
@@ -257,12 +253,13 @@ def _trace(kind: str, name: str, color: int, x: Iterable[Any]) -> Trace:
 def _chart(
     identity: str, title: str, traces: list[Trace], x: str, y: str, note: str = "", barmode: str = "group"
 ) -> Chart:
-    layout = {**_LAYOUT, "barmode": barmode, "showlegend": len(traces) > 1, "xaxis": _axis(x), "yaxis": _axis(y)}
+    x_axis, y_axis = _axis(x), _axis(y)
     if "epoch" in x and traces:  # whole numbers, with a tick for each as long as there is room
         values = [value for trace in traces for value in trace["x"]]
-        layout["xaxis"] |= {"tickformat": "d", "dtick": max(1, -(-(max(values) - min(values)) // 8))}
+        x_axis |= {"tickformat": "d", "dtick": max(1, -(-(max(values) - min(values)) // 8))}
     if y == "%" or barmode == "stack":
-        layout["yaxis"]["rangemode"] = "tozero"
+        y_axis["rangemode"] = "tozero"
+    layout = {**_LAYOUT, "barmode": barmode, "showlegend": len(traces) > 1, "xaxis": x_axis, "yaxis": y_axis}
     return {"id": identity, "title": title, "note": note, "figure": {"data": traces, "layout": layout}}
 
 

@@ -19,7 +19,7 @@
 
   function template() {
     const [text, line, panel] = ["text", "line", "panel"].map(color);
-    const axis = { gridcolor: line, linecolor: line, zerolinecolor: line };
+    const axis = { gridcolor: line, linecolor: line, showline: true, zerolinecolor: line };
     return {
       data: { bar: [{ error_y: { color: text } }] },
       layout: {

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import InputError
+from schemas.secrets import redact
 
 LARGEST = 5_000_000  # bytes of a page
 
@@ -33,7 +34,7 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     environment = Environment(
         loader=PackageLoader("extremis.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters["number"] = _number
+    environment.filters |= {"number": _number, "redact": redact}
     html = environment.get_template("page.html").render(
         **facts,
         style=_asset("page.css"),

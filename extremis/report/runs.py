@@ -41,6 +41,21 @@ class Run:
         """Return the epoch [n] of every record of `kind` that has a number `name`."""
         return np.asarray([row["epoch"] for row in self.records.get(kind, []) if _is_number(row.get(name))])
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of all epochs."""
+        return sum(row.get("seconds", 0.0) for row in self.records.get("epoch", []))
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of the last epoch; None before the first one ends."""
+        epochs = self.records.get("epoch", [])
+        return epochs[-1]["loss"] if epochs else None
+
+    def epochs_on(self, table_epoch: int) -> list[int]:
+        """List the epochs that trained on the table of `table_epoch`."""
+        return [row["epoch"] for row in self.records.get("epoch", []) if row.get("table_epoch") == table_epoch]
+
 
 def open_run(url: str, name: str) -> Run:
     """Read the run at `url`. Raises TableError where there is none, or its config cannot be read."""
