@@ -34,7 +34,7 @@ class EvaluateOptions:
 
     @property
     def standard(self) -> bool:
-        """Whether all queries and candidates count, with the filter, by the scores that the run was trained with."""
+        """True if all queries and candidates count, with the filter, by the scores that the run was trained with."""
         return self.limit is None and self.filter and not self.seen_only and self.scores == "classifier"
 
 

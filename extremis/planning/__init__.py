@@ -1,1 +1,1 @@
-"""What a run will take, before it is started."""
+"""`extremis plan`: bytes, memory and time of a run before it is started."""

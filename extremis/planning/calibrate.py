@@ -1,4 +1,4 @@
-"""Seconds of each step, from the steps themselves on made-up data of a small size, on the machine at hand."""
+"""Seconds of each step, measured on this machine with small made-up data."""
 
 import gzip
 import json
@@ -30,14 +30,14 @@ _ONE_PROCESS = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
 
 @dataclass(frozen=True)
 class Rates:
-    """What this machine does: rows tokenized and sharded a second by one worker, seconds of mining, steps a second."""
+    """Rates of this machine, for one worker or rank."""
 
     shard_rows_per_second: float
-    mine_seconds: float  # of one refresh, by one worker
+    mine_seconds: float  # of one refresh
     train_steps_per_second: float
 
     def seconds(self, workload: Workload) -> dict[str, float]:
-        """Seconds of each step, W workers and G ranks dividing the work evenly."""
+        """Estimate the seconds of each step, divided evenly over W workers and G ranks."""
         rows = workload.queries + workload.labels
         return {
             "shard": rows / self.shard_rows_per_second / workload.workers,
@@ -56,7 +56,7 @@ def calibrate(workload: Workload, sizes: Sizes) -> Rates:
 
 
 def mine_seconds(workload: Workload, sizes: Sizes) -> float:
-    """Of one refresh: a block of the planned index at a small size, scaled by what mining itself takes for its cost."""
+    """Measure one refresh on a small block of the planned index, and scale by mining's own estimate of cost."""
     blocks = sizes.blocks
     if blocks is None:
         return 0.0
@@ -85,15 +85,15 @@ def mine_seconds(workload: Workload, sizes: Sizes) -> float:
 
 
 def _work(factory: Factory, rows: int, blocks: int, queries: int, width: int) -> float:
-    """What building and searching takes, by the sums that choose an index; queries × labels where they know none."""
+    """Estimate the cost of building and searching as the choice of an index does; of a graph, queries × labels."""
     if not factory.exact and not factory.lists:
         return float(blocks * rows) * queries
-    fixed = index.cost(factory, rows, 0, queries, width, None)  # what speaks against an index, and takes no time
+    fixed = index.cost(factory, rows, 0, queries, width, None)  # a penalty of an index that takes no time
     return index.cost(factory, rows, blocks, queries, width, None) - fixed
 
 
 def train_rate(data: str, run: str, recipe: Recipe) -> float:
-    """Steps a second of one epoch, the first steps left out. A step's cost does not depend on L."""
+    """Measure steps per second of one epoch, without the first steps. A step's cost does not depend on L."""
     once = recipe.model_copy(
         update={
             "train": recipe.train.model_copy(update={"epochs": 1}),
@@ -105,12 +105,12 @@ def train_rate(data: str, run: str, recipe: Recipe) -> float:
     moments: list[float] = []
     for _ in trainer.train(lambda step, total, loss: moments.append(time.perf_counter())):
         pass
-    taken = np.diff(moments[_WARM_UP_STEPS:])
-    return float(1 / np.median(taken)) if len(taken) else float("inf")
+    seconds = np.diff(moments[_WARM_UP_STEPS:])
+    return float(1 / np.median(seconds)) if len(seconds) else float("inf")
 
 
 def _shard(workload: Workload, folder: Path, rows: int) -> float:
-    """Seconds of sharding `rows` made-up points, and a quarter as many labels."""
+    """Measure the seconds of sharding `rows` made-up points, beside a quarter as many labels."""
     raw = folder / f"raw-{rows}"
     raw.mkdir()
     labels = max(1, rows // 4)
@@ -133,6 +133,6 @@ def _shard(workload: Workload, folder: Path, rows: int) -> float:
 
 
 def _text(draw: np.random.Generator, tokens: float) -> str:
-    """About `tokens` words of a small language."""
+    """Make about `tokens` words of a small vocabulary."""
     ranks = np.exp(draw.random(max(1, draw.poisson(tokens))) * np.log(_WORDS)).astype(int)
     return " ".join(np.base_repr(int(rank) * 7919 % 99_991, 36).lower() for rank in ranks)

@@ -1,4 +1,4 @@
-"""What a run will take: bytes of every table, memory and time of every step, and whether it fits."""
+"""`extremis plan`: bytes of every table, memory and time of every step, and whether they fit."""
 
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +18,7 @@ from trainer.config import Recipe
 def workload(
     data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
 ) -> Workload:
-    """What the command line asks for; numbers that it leaves out are those of DATA. Raises InputError, TableError."""
+    """Make a workload; numbers that are None are those of DATA. Raises InputError, TableError."""
     if data is not None:
         layout = DataLayout(data)
         queries = queries or open_manifest(layout.queries("train"), "queries").rows
@@ -29,9 +29,9 @@ def workload(
 
 
 def plan(workload: Workload, data: str | None, calibrate: bool) -> dict[str, Any]:
-    """Sizes, times (with `calibrate`) and a verdict, as printed; `data` stands for all rows where it is given.
+    """Estimate sizes, and times with `calibrate`, and say whether they fit. `data`: a sample that stands for all rows.
 
-    Raises InputError: numbers that cannot be, too little memory for mining; TableError: no DATA there.
+    Raises InputError: wrong numbers, too little memory for mining; TableError: no DATA there.
     """
     if data is not None:
         workload, rows = sample.from_data(data, workload)
@@ -48,14 +48,13 @@ def plan(workload: Workload, data: str | None, calibrate: bool) -> dict[str, Any
 
 
 def describe(workload: Workload, sizes: Sizes, seconds: dict[str, Any] | None) -> dict[str, Any]:
-    """The plan as one JSON object."""
+    """Return the plan as one JSON object."""
     over = {step: need for step, need in sizes.memory.items() if need > workload.memory}
-    given = asdict(workload)
-    given["recipe"] = workload.recipe.method
-    blocks = sizes.blocks
+    recipe, blocks = workload.recipe, sizes.blocks
+    facts = {"recipe": recipe.method, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
     return {
-        "workload": {**given, "dimension": workload.recipe.encoder.dimension, "epochs": workload.recipe.train.epochs},
-        "tables": {name: asdict(one) for name, one in sizes.tables.items()},
+        "workload": {**asdict(workload), **facts},
+        "tables": {name: asdict(size) for name, size in sizes.tables.items()},
         "bytes": sizes.total,
         "memory": sizes.memory,
         "mining": blocks
@@ -78,13 +77,13 @@ def show(plan: dict[str, Any]) -> None:
     rows = [
         [
             name,
-            f"{one['rows']:,}",
-            f"{one['shards']:,}",
-            say_bytes(one["bytes"]),
-            f"{one['times']}",
-            say_bytes(one["bytes"] * one["times"]),
+            f"{size['rows']:,}",
+            f"{size['shards']:,}",
+            say_bytes(size["bytes"]),
+            f"{size['times']}",
+            say_bytes(size["bytes"] * size["times"]),
         ]
-        for name, one in plan["tables"].items()
+        for name, size in plan["tables"].items()
     ]
     table("on storage", ["table", "rows", "shards", "bytes", "times", "in all"], rows)
     times = (plan["seconds"] or {}).get("steps", {})
@@ -107,7 +106,7 @@ def show(plan: dict[str, Any]) -> None:
 
 
 def say_time(seconds: float | None) -> str:
-    """`3.2 h`, for people; empty where it was not measured."""
+    """Format seconds as `3.2 h`; None, not measured, as an empty text."""
     if seconds is None:
         return ""
     for unit, length in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):

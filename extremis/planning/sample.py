@@ -1,4 +1,4 @@
-"""A few thousand rows of each table, from DATA or made up, that stand for all: what they take is what a row takes."""
+"""Sample of a few thousand rows of each table, from DATA or made up, to estimate the bytes per row."""
 
 from dataclasses import replace
 
@@ -17,13 +17,13 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", np.uint8)
 
 
 def from_data(data: str, workload: Workload) -> tuple[Workload, dict[str, pa.Table]]:
-    """The first rows of DATA's tables, and the averages of the workload as they are there. Raises TableError."""
+    """Read the first rows of DATA's tables; return the workload with their averages, and the rows. Raises TableError."""
     layout = DataLayout(data)
     train, labels = open_manifest(layout.queries("train"), "queries"), open_manifest(layout.labels, "labels")
     tokenizer = open_manifest(layout.tokenizer, "tokenizer")
     sample = {"queries": _head(layout.queries("train"), train), "labels": _head(layout.labels, labels)}
     queries, names = sample["queries"], sample["labels"]
-    found = replace(
+    workload = replace(
         workload,
         tokens=_mean_length(queries, "input_ids"),
         label_tokens=_mean_length(names, "input_ids"),
@@ -32,11 +32,11 @@ def from_data(data: str, workload: Workload) -> tuple[Workload, dict[str, pa.Tab
         text_bytes=_mean_bytes(names, "text"),
         vocabulary=int(tokenizer.parameters["vocabulary"]),
     )
-    return found, sample
+    return workload, sample
 
 
 def made_up(workload: Workload, seed: int = 0) -> dict[str, pa.Table]:
-    """Rows as the workload says: ids by Zipf's law, lengths by Poisson's, random keys."""
+    """Make up rows for the workload: ids by Zipf's law, lengths by Poisson's, random keys."""
     draw = np.random.default_rng(seed)
     ids, kind = np.arange(ROWS), tables.label_type(workload.labels)
     tokens = tables.token_type(workload.vocabulary)
@@ -60,7 +60,7 @@ def made_up(workload: Workload, seed: int = 0) -> dict[str, pa.Table]:
 
 
 def embeddings(workload: Workload, dtype: str, seed: int = 1) -> pa.Table:
-    """Rows of embeddings (float16) or vectors (float32): normal numbers, which do not compress."""
+    """Make up embeddings (float16) or vectors (float32): normal numbers, which do not compress."""
     draw = np.random.default_rng(seed)
     schema = tables.embeddings(workload.columns, dtype)
     values = draw.standard_normal((ROWS, workload.columns)).astype(dtype)
@@ -69,7 +69,7 @@ def embeddings(workload: Workload, dtype: str, seed: int = 1) -> pa.Table:
 
 
 def negatives(workload: Workload, width: int, seed: int = 2) -> pa.Table:
-    """Rows of a table of `width` labels, frequent ones more often, scores downward, around -5 as with a bias."""
+    """Make up negatives of `width` labels: frequent ones more often, scores descending, around -5 as with a bias."""
     draw = np.random.default_rng(seed)
     schema = tables.negatives(width, tables.label_type(workload.labels))
     label_ids = _zipfian(draw, ROWS * width, workload.labels).reshape(ROWS, width)
@@ -86,7 +86,7 @@ def _head(url: str, manifest: Manifest) -> pa.Table:
     parts: list[pa.Table] = []
     for part in shards.iterate(url, manifest):
         parts.append(part)
-        if sum(one.num_rows for one in parts) >= ROWS:
+        if sum(part.num_rows for part in parts) >= ROWS:
             break
     return pa.concat_tables(parts).combine_chunks()
 
@@ -98,8 +98,8 @@ def _lists(draw: np.random.Generator, mean: float, size: int, kind: pa.DataType)
 
 
 def _zipfian(draw: np.random.Generator, count: int, size: int) -> np.ndarray:
-    """Ids in [0, size) by Zipf's law, the frequent ones anywhere in it: int64 [count]."""
-    # By the inverse of the distribution, so that no table of `size` numbers is needed.
+    """Draw ids in [0, size) by Zipf's law, the frequent ones spread over it: int64 [count]."""
+    # The inverse of the distribution needs no table of `size` numbers.
     ranks = np.exp(draw.random(count) * np.log(size)).astype(np.int64) - 1
     return (ranks * 2_654_435_761) % size
 

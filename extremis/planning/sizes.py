@@ -1,4 +1,4 @@
-"""Bytes on storage and in memory, as sums of what the pipelines and the trainer themselves say they need."""
+"""Bytes on storage and in memory, summed from the own estimates of the pipelines and the trainer."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ _COPIES = 3  # of a shard while it is decoded, sorted and encoded
 
 @dataclass(frozen=True)
 class TableSize:
-    """One table: rows, bytes on storage, shards; `times` it is written in a run."""
+    """Size of a table on storage; `times`: how often a run writes it."""
 
     rows: int
     bytes: int
@@ -35,7 +35,7 @@ class TableSize:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Every table's size on storage, the peak bytes of one process of each step, and how mining is cut."""
+    """Sizes of all tables on storage, peak bytes of one process of each step, and the blocks of mining."""
 
     tables: dict[str, TableSize]
     memory: dict[str, int]
@@ -43,12 +43,12 @@ class Sizes:
 
     @property
     def total(self) -> int:
-        """Bytes on storage when the run is finished."""
+        """Sum the bytes on storage when the run is finished."""
         return sum(table.bytes * table.times for table in self.tables.values())
 
 
 def measure(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions) -> Sizes:
-    """Sizes of the whole run, from `rows` (a sample of queries and of labels)."""
+    """Estimate the sizes of the whole run from `rows`, a sample of queries and of labels."""
     tables = data_tables(workload, rows, options)
     blocks = None
     if workload.refreshes:
@@ -72,36 +72,36 @@ def measure(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions
 
 
 def row_bytes(table: pa.Table, row_group_rows: int) -> float:
-    """Bytes on storage a row, encoded as the pipelines do: what is fixed a file left out."""
+    """Estimate the bytes on storage per row, encoded as the pipelines do, without the fixed bytes of a file."""
     footer = encode(table.slice(0, 0), row_group_rows).size
     return (encode(table, row_group_rows).size - footer) / table.num_rows
 
 
 def data_tables(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions) -> dict[str, TableSize]:
-    """Queries and labels, as `extremis shard` cuts them."""
-    found = {}
+    """Estimate queries and labels, as `extremis shard` cuts them."""
+    sizes = {}
     for name, count in (("queries", workload.queries), ("labels", workload.labels)):
         group = options.row_group_rows or assign.default_row_group_rows(count)
         size = int(row_bytes(rows[name], group) * count)
         shards = options.shards if name == "queries" else None
-        found[name] = TableSize(count, size, shards or assign.default_shards(count, size, options.shard_bytes))
-    return found
+        sizes[name] = TableSize(count, size, shards or assign.default_shards(count, size, options.shard_bytes))
+    return sizes
 
 
 def dump_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Embeddings of each source (float16), and the vectors (float32), of every dump."""
+    """Estimate the embeddings of each source (float16) and the vectors (float32) of every dump."""
     each = row_bytes(sample.embeddings(workload, "float16"), assign.default_row_group_rows(workload.queries))
-    found = {
+    sizes = {
         f"embeddings of {name}": TableSize(count, int(each * count), data[name].shards, workload.refreshes)
         for name, count in workload.sources.items()
     }
     size = int(row_bytes(sample.embeddings(workload, "float32"), VECTOR_GROUP_ROWS) * workload.labels)
-    found["vectors"] = TableSize(workload.labels, size, -(-workload.labels // VECTOR_ROWS), workload.refreshes)
-    return found
+    sizes["vectors"] = TableSize(workload.labels, size, -(-workload.labels // VECTOR_ROWS), workload.refreshes)
+    return sizes
 
 
 def negative_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """K negatives for each row of every source, of every refresh."""
+    """Estimate the tables of K negatives for each row of every source, of every refresh."""
     table = sample.negatives(workload, workload.recipe.negatives.table_width)
     each = row_bytes(table, assign.default_row_group_rows(workload.queries))
     return {
@@ -111,7 +111,7 @@ def negative_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str,
 
 
 def cluster_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Embeddings of the queries (float16), and the queries themselves in cluster order, of every clustering."""
+    """Estimate the embeddings of the queries (float16) and the queries in cluster order, of every clustering."""
     each = row_bytes(sample.embeddings(workload, "float16"), assign.default_row_group_rows(workload.queries))
     queries, times = data["queries"], workload.clusterings
     return {
@@ -121,7 +121,7 @@ def cluster_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, 
 
 
 def mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
-    """Index, blocks and query batch that `extremis mine --memory` settles on. Raises InputError: too little memory."""
+    """Choose index, blocks and query batch as `extremis mine --memory` does. Raises InputError: too little memory."""
     width = workload.recipe.negatives.table_width
     options = MineOptions(memory=workload.memory)
     vectors = _planned("vectors", data["vectors"], VECTOR_GROUP_ROWS)
@@ -133,32 +133,32 @@ def mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
 
 
 def shard_memory(workload: Workload, rows: dict[str, pa.Table], data: dict[str, TableSize]) -> int:
-    """Peak of a sharding worker: the largest shard, a few times over."""
+    """Estimate the peak of a sharding worker: the largest shard, a few times over."""
     shards = (rows[name].nbytes / rows[name].num_rows * data[name].rows / data[name].shards for name in rows)
     return _PYTHON["shard"] + int(_COPIES * max(shards))
 
 
 def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int) -> int:
-    """Peak of a trainer: parameters with their optimizer state, the stream's windows, embeddings kept for a dump.
+    """Estimate the peak of a trainer: parameters with their optimizer state, the stream's windows, a step, a checkpoint.
 
-    One process holds all: the classifier is not cut over ranks.
+    One process holds all: the classifier is not split over ranks.
     """
     recipe = workload.recipe
     group = assign.default_row_group_rows(workload.queries)
     each = rows["queries"].nbytes / rows["queries"].num_rows + 6 * recipe.negatives.table_width
-    windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read, and laid end to end
+    windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
     window = recipe.order.streams * recipe.order.window_groups * group * each * windows
     candidates = recipe.order.batch * (recipe.negatives.hard + workload.labels_per_query) + recipe.negatives.random
     step = 4 * candidates * workload.columns * 3  # rows, their gradient and optimizer state
     scores = 8.0 * recipe.order.batch * (recipe.negatives.chunk if recipe.negatives.pool == "all" else candidates)
-    # While a checkpoint is written: a copy of all that is no label's, of one file's labels, and a byte a label.
+    # While a checkpoint is written: a copy of all but the labels, of one file's labels, and a byte per label.
     vectors = workload.labels * sum(label_bytes(recipe))
     saved = parameters - vectors + min(vectors, FILE_BYTES) + workload.labels if recipe.checkpoint.background else 0
     return _PYTHON["train"] + int(parameters + saved + window + step + scores)
 
 
 def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
-    """A manifest of what is not there yet, as far as mining asks for it."""
+    """Make the manifest of a planned table, as far as mining reads it."""
     each = -(-table.rows // table.shards)
     names = [shard_name(0, table.shards)]
     shards = tuple(Shard(path=name, rows=each, bytes=0, sha256="0" * 64) for name in names)

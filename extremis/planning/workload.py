@@ -1,4 +1,4 @@
-"""What is to be planned: how much data there is, which recipe, on what."""
+"""Workload to plan: size of the data, recipe, machines."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,12 @@ from trainer.config import Recipe
 
 @dataclass(frozen=True)
 class Workload:
-    """N queries and L labels of so many tokens and characters on average; `memory` bytes for each process.
-
-    Raises InputError for numbers that cannot be.
-    """
+    """Size of the data, recipe and machines. Tokens, characters and labels are averages. Raises InputError."""
 
     queries: int
     labels: int
     recipe: Recipe
-    tokens: float = 32.0  # a query
+    tokens: float = 32.0  # per query
     label_tokens: float = 8.0
     labels_per_query: float = 5.0
     key_bytes: float = 12.0
@@ -24,7 +21,7 @@ class Workload:
     vocabulary: int = 30_000
     ranks: int = 1
     workers: int = 1  # pipeline workers, of one core each
-    memory: int = 8 << 30
+    memory: int = 8 << 30  # bytes of each process
 
     def __post_init__(self) -> None:
         for name in ("queries", "labels", "ranks", "workers", "memory"):
@@ -40,30 +37,30 @@ class Workload:
 
     @property
     def columns(self) -> int:
-        """Columns of embeddings and vectors: D, and one for a bias."""
+        """Count the columns of embeddings and vectors: D, and one for a bias."""
         return self.recipe.encoder.dimension + int(self.recipe.classifier.bias)
 
     @property
     def sources(self) -> dict[str, int]:
-        """Rows that are trained on, by source."""
+        """Count the rows to train on, by source."""
         return {"queries": self.queries, **({"labels": self.labels} if self.recipe.data.label_texts else {})}
 
     @property
     def rows(self) -> int:
-        """Rows of an epoch."""
+        """Count the rows of an epoch."""
         return sum(self.sources.values())
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run."""
+        """Count the steps of the whole run."""
         return -(-self.rows // self.recipe.order.batch) * self.recipe.train.epochs
 
     @property
     def refreshes(self) -> int:
-        """Dumps, and tables mined from them, of the whole run."""
+        """Count the dumps, and the tables mined from them, of the whole run."""
         return 0 if self.recipe.clusters else len(self.recipe.table_epochs())
 
     @property
     def clusterings(self) -> int:
-        """Dumps, and tables in cluster order made of them, of the whole run."""
+        """Count the dumps, and the tables in cluster order made from them, of the whole run."""
         return len(self.recipe.table_epochs()) if self.recipe.clusters else 0
