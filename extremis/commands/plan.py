@@ -45,8 +45,8 @@ def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, as_json: bool
     keys = {"dimension": "encoder.dimension", "width": "negatives.width", "epochs": "train.epochs"}
     changes = stated({key: options.pop(name) for name, key in keys.items()})
     loaded = load_recipe(recipe, (*overrides, *(f"{key}={value}" for key, value in changes.items())))
-    sizes = [options.pop(name) for name in ("data", "queries", "labels")]
-    report = make_plan(workload(*sizes, loaded, options.pop("memory"), options), sizes[0], calibrate)
+    data, queries, labels, memory = (options.pop(name) for name in ("data", "queries", "labels", "memory"))
+    report = make_plan(workload(data, queries, labels, loaded, memory, options), data, calibrate)
     show(report)
     if as_json:
         print_json(report)

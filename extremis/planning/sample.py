@@ -17,7 +17,7 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", np.uint8)
 
 
 def from_data(data: str, workload: Workload) -> tuple[Workload, dict[str, pa.Table]]:
-    """Read the first rows of DATA's tables; return the workload with their averages, and the rows. Raises TableError."""
+    """Read the first rows of DATA's tables; return the workload with their averages, and them. Raises TableError."""
     layout = DataLayout(data)
     train, labels = open_manifest(layout.queries("train"), "queries"), open_manifest(layout.labels, "labels")
     tokenizer = open_manifest(layout.tokenizer, "tokenizer")

@@ -139,7 +139,7 @@ def shard_memory(workload: Workload, rows: dict[str, pa.Table], data: dict[str, 
 
 
 def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int) -> int:
-    """Estimate the peak of a trainer: parameters with their optimizer state, the stream's windows, a step, a checkpoint.
+    """Estimate the peak of a trainer: parameters and optimizer state, the stream's windows, a step, a checkpoint.
 
     One process holds all: the classifier is not split over ranks.
     """

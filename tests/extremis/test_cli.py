@@ -105,7 +105,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not(folder: Path,
     for name, seed in (("same", "0"), ("other", "1")):
         options = (*CHOICES, "--set", f"train.seed={seed}", "--metrics-port", "0", "--json")
         done = call("train", "astra", data, folder / name, *options)
-        assert "figures for Prometheus at http://127.0.0.1:" in done.err
+        assert "metrics for Prometheus at http://127.0.0.1:" in done.err
         losses.append([epoch["loss"] for epoch in done.json["epochs"]])
     assert losses[0] == losses[1]
     assert losses[0][0] != losses[2][0]
@@ -228,7 +228,7 @@ def test_ablate_goes_on_after_a_strategy_that_failed(data: Path, folder: Path) -
 def variants(number: str, *overrides: str, data: str = "") -> dict[str, Recipe]:
     from extremis.ablation.comparisons import COMPARISONS
 
-    return {one.name: one.recipe for one in COMPARISONS[number].variants(data, overrides)}
+    return {variant.name: variant.recipe for variant in COMPARISONS[number].variants(data, overrides)}
 
 
 def test_the_grids_of_astra() -> None:

@@ -1,4 +1,4 @@
-"""What the report says, against the plainest way to say it."""
+"""Facts of the report, against the plainest way to compute them."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from extremis.report.charts import FATES, of_data, series
+from extremis.report.charts import FATES, data_charts, line
 from extremis.report.data import Facts, Split, frequencies, histogram, tail_of
 from extremis.report.page import _inert
 from extremis.report.queries import sample_rows
@@ -35,7 +35,8 @@ def test_splits_of_one_distribution_have_one_curve_whatever_their_bins() -> None
         for name, counts in (("test", low), ("train", np.append(low.repeat(10), 120)))  # bins of 1 and of 2
     ]
     tail = tail_of((np.array([1]), np.array([5])))
-    test, train = of_data(Facts("data", Manifest(kind="data"), splits, tail, 0))[1]["series"]
+    charts = data_charts(Facts("data", Manifest(kind="data"), splits, tail, 0))
+    test, train = charts[1]["figure"]["data"]
     assert len(test["x"]) == 40
     assert len(train["x"]) == 60
     assert test["y"] == pytest.approx([2.5] * 40)
@@ -65,11 +66,11 @@ def test_frequencies_are_counted_over_all_row_groups() -> None:
 
 
 @given(some.integers(0, 300), some.integers(1, 400), some.integers(1, 50))
-def test_a_sample_has_as_many_different_rows_as_asked_for_or_all(rows: int, wanted: int, group: int) -> None:
+def test_a_sample_has_as_many_different_rows_as_asked_for_or_all(rows: int, count: int, group: int) -> None:
     first = np.asarray([*range(0, rows, group), rows])
-    found = sample_rows(rows, wanted, first)
-    assert len(found) == len(set(found.tolist())) == min(rows, wanted)
-    assert all(0 <= row < rows for row in found.tolist())
+    sampled = sample_rows(rows, count, first)
+    assert len(sampled) == len(set(sampled.tolist())) == min(rows, count)
+    assert all(0 <= row < rows for row in sampled.tolist())
 
 
 def test_a_long_curve_is_averaged_and_keeps_its_ends() -> None:
@@ -87,9 +88,9 @@ def test_names_tell_runs_apart() -> None:
 
 
 def test_only_what_differs_is_listed() -> None:
-    one = {"recipe": {"train": {"epochs": 3, "seed": 0}, "method": "a"}}
+    first = {"recipe": {"train": {"epochs": 3, "seed": 0}, "method": "a"}}
     other = {"recipe": {"train": {"epochs": 4, "seed": 0}, "method": "a"}}
-    assert differing({"1": one, "2": other}) == [("train.epochs", [3, 4])]
+    assert differing({"1": first, "2": other}) == [("train.epochs", [3, 4])]
 
 
 def test_the_funnel_names_every_fate_that_mining_counts() -> None:
@@ -108,6 +109,6 @@ def test_json_in_the_page_is_inert_and_the_same(text: str) -> None:
 
 
 def test_numbers_of_a_chart_are_json() -> None:
-    one = series("a", 0, np.arange(2), np.asarray([np.nan, 1.23456789]))
-    assert one["y"] == [None, 1.2346]
-    json.dumps(one, allow_nan=False)
+    trace = line("a", 0, np.arange(2), np.asarray([np.nan, 1.23456789]))
+    assert trace["y"] == [None, 1.2346]
+    json.dumps(trace, allow_nan=False)
