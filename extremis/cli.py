@@ -27,7 +27,7 @@ from schemas.errors import ExtremisError
 from schemas.manifest import code_version
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True})
 @click.version_option(code_version(), prog_name="extremis")
 def cli() -> None:
     """Extreme classification that streams: shard, train, mine, join, evaluate.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from extremis.ablation.comparisons import Variant
+from extremis.ablation.comparisons import Variants
 from extremis.console import say, table
 from extremis.evaluating.evaluate import EvaluateOptions, evaluate
 from extremis.report.build import build
@@ -16,6 +16,7 @@ from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
 from schemas.storage import join
+from trainer.config import Recipe
 
 RESULT = "ablation.json"  # of one run in its RUN, of all of them in OUT
 PAGE = "ablation.md"
@@ -23,7 +24,7 @@ CHARTS = "ablation.html"  # `extremis report` of all runs, where plotly is insta
 
 
 def ablate(
-    data: str, out: str, variants: Sequence[Variant], shown: Sequence[str], split: str, retry: bool = False
+    data: str, out: str, variants: Variants, shown: Sequence[str], split: str, retry: bool = False
 ) -> dict[str, Any]:
     """Train each variant into OUT/<name>, evaluate it on `split`, print and write the comparison of `shown` metrics.
 
@@ -32,8 +33,8 @@ def ablate(
     """
     ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
     report: dict[str, Any] = {}
-    for variant in variants:
-        report[variant.name] = _train_and_score(data, join(out, variant.name), variant, split, ks, retry)
+    for name, recipe in variants.items():
+        report[name] = _train_and_score(data, join(out, name), recipe, split, ks, retry)
         _write(out, report, split, shown)
     rows = [[name, *_cells(result, shown)] for name, result in report.items()]
     table(f"{split}, %, with half of a 95 % interval", ["recipe", *shown, "train s"], rows)
@@ -47,11 +48,12 @@ def ablate(
 
 
 def _train_and_score(
-    data: str, run: str, variant: Variant, split: str, ks: tuple[int, ...], retry: bool
+    data: str, run: str, recipe: Recipe, split: str, ks: tuple[int, ...], retry: bool
 ) -> dict[str, Any]:
     """Return the result of one variant: of this call, or of an earlier one."""
-    recipe = variant.recipe.model_dump(mode="json", exclude={"storage", "method"})
-    made_from = {"data": open_manifest(data, "data").digest, "recipe": json.loads(json.dumps(recipe))}
+    name = run.rsplit("/", 1)[-1]
+    settings = recipe.model_dump(mode="json", exclude={"storage", "method"})
+    made_from = {"data": open_manifest(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
     earlier = _read(run)
     if earlier is not None and earlier["made_from"] != made_from:
         raise InputError(
@@ -63,13 +65,13 @@ def _train_and_score(
         result |= earlier["result"]
         measured = result["split"] == split and {f"P@{k}" for k in ks} <= result.get("metrics", {}).keys()
         if (measured and not result["error"]) or (result["error"] and not retry):
-            say(f"{variant.name}: {'failed' if result['error'] else 'finished'} before")
+            say(f"{name}: {'failed' if result['error'] else 'finished'} before")
             return result
         result |= {"split": split, "error": None}
     try:
         if not storage.exists(RunLayout(run).finished):
-            say(f"{variant.name}: training into {run}")
-            outcome = train(data, run, variant.recipe, resume=True, beam_options=())
+            say(f"{name}: training into {run}")
+            outcome = train(data, run, recipe, resume=True, beam_options=())
             gc.collect()  # a trainer is a cycle of references: it would stay in memory beside the next one
             result["train_seconds"] = round(sum(epoch["seconds"] for epoch in outcome["epochs"]), 1)
             result["table_versions"] = {str(epoch): table for epoch, table in outcome["table_versions"].items()}
@@ -77,7 +79,7 @@ def _train_and_score(
     except InputError:
         raise  # wrong use: nothing was tried
     except ExtremisError as error:
-        say(f"{variant.name}: {error}")
+        say(f"{name}: {error}")
         result["error"] = str(error)
     body = json.dumps({"made_from": made_from, "result": result}, indent=1, sort_keys=True)
     storage.write_bytes(join(run, RESULT), body.encode())

@@ -17,7 +17,6 @@ _NAMES = CommaList(str, "names with commas between, for example astra,renee")
     "--table",
     type=click.Choice(["5", "6", "7", "8", "dexml-3", "dexml-4", "mips-1", "mips-2", "lns-4"]),
     default="5",
-    show_default=True,
     help="ASTRA's: 5 strategies, 6 hard and random negatives, 7 first epoch with a table, 8 epochs between tables. "
     "DEXML's: dexml-3 mined negatives per query, dexml-4 losses. Figures of MIPS-s: mips-1 the hardest negatives from "
     "scratch, mips-2 count and age of negatives from an index. Of LNS: lns-4 ways to choose a softmax's negatives.",
@@ -25,7 +24,7 @@ _NAMES = CommaList(str, "names with commas between, for example astra,renee")
 @click.option("--recipes", type=_NAMES, metavar="NAME,...", help="Recipes to compare instead of those of a table.")
 @click.option("--only", type=_NAMES, metavar="NAME,...", help="Lines of the comparison to train. Default: all.")
 @set_option
-@click.option("--split", default="test", show_default=True)
+@click.option("--split", default="test")
 @click.option("--retry", is_flag=True, help="Continue what failed before.")
 @json_option
 def ablate(data: str, out: str, split: str, retry: bool, as_json: bool, **options: Any) -> None:

@@ -4,19 +4,15 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import dump_options, require_watchable, stated
+from extremis.commands.options import POSITIVE, dump_options, require_watchable, stated
 from extremis.console import print_json, say
 
 
 @click.command()
 @dump_options
 @click.option("--size", type=click.IntRange(2), help="C, queries per cluster. Default: the trainer's.")
-@click.option(
-    "--smallest",
-    type=click.IntRange(1),
-    help="Smallest part that halving gives. Default: the trainer's.",
-)
-@click.option("--part-rows", type=click.IntRange(1), help="Queries clustered in one piece. Default: from --memory.")
+@click.option("--smallest", type=POSITIVE, help="Smallest part that halving gives. Default: the trainer's.")
+@click.option("--part-rows", type=POSITIVE, help="Queries clustered in one piece. Default: from --memory.")
 def cluster(
     data: str, run: str, epoch: int | None, watch: bool, as_json: bool, beam_options: tuple[str, ...], **options: Any
 ) -> None:

@@ -12,10 +12,10 @@ from extremis.console import print_json, say
 @click.argument("data")
 @click.argument("run")
 @click.argument("out")
-@click.option("--what", type=click.Choice(["queries", "labels"]), default="queries", show_default=True)
-@click.option("--split", default="test", show_default=True, help="Split of the queries.")
+@click.option("--what", type=click.Choice(["queries", "labels"]), default="queries")
+@click.option("--split", default="test", help="Split of the queries.")
 @step_option
-@click.option("--dtype", type=click.Choice(["float16", "float32"]), default="float16", show_default=True)
+@click.option("--dtype", type=click.Choice(["float16", "float32"]), default="float16")
 @json_option
 @beam_tail
 def embed(data: str, run: str, out: str, as_json: bool, **options: Any) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import CommaList, json_option, step_option
+from extremis.commands.options import POSITIVE, CommaList, json_option, step_option
 from extremis.console import metrics_table, print_json, say
 
 
@@ -17,9 +17,9 @@ def _depth(text: str) -> int:
 @click.command()
 @click.argument("data")
 @click.argument("run")
-@click.option("--split", default="test", show_default=True)
+@click.option("--split", default="test")
 @step_option
-@click.option("--limit", type=click.IntRange(1), help="Number of queries to score, the first ones. Default: all.")
+@click.option("--limit", type=POSITIVE, help="Number of queries to score, the first ones. Default: all.")
 @click.option("--no-filter", is_flag=True, help="Keep the filter's pairs among the predictions.")
 @click.option(
     "--k",
@@ -35,7 +35,6 @@ def _depth(text: str) -> int:
     "--scores",
     type=click.Choice(["classifier", "labels", "sum", "fused"]),
     default="classifier",
-    show_default=True,
     help="Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis fuse).",
 )
 @json_option

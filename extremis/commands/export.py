@@ -13,20 +13,18 @@ from extremis.console import print_json, say
 @click.argument("run")
 @click.argument("out")
 @step_option
-@click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
+@click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32")
 @click.option(
     "--index",
     default="auto",
-    show_default=True,
     help="none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.",
 )
-@click.option("--target-recall", type=float, default=0.98, show_default=True, help="Recall that the index is tuned to.")
+@click.option("--target-recall", type=float, default=0.98, help="Recall that the index is tuned to.")
 @click.option(
     "--precision",
     "precisions",
     type=CommaList(float, "numbers with commas between, for example 0.5,0.9"),
     default="0.5,0.7,0.9",
-    show_default=True,
     metavar="SHARE,...",
     help="Precisions to make thresholds for.",
 )
@@ -35,7 +33,6 @@ from extremis.console import print_json, say
     "--scores",
     type=click.Choice(["classifier", "sum", "fused"]),
     default="classifier",
-    show_default=True,
     help="sum: embeddings of the labels' texts added to the vectors; fused: both, combined by the run's tree.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")

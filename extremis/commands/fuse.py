@@ -2,19 +2,17 @@
 
 import click
 
-from extremis.commands.options import json_option, step_option
+from extremis.commands.options import POSITIVE, json_option, step_option
 from extremis.console import print_json, say
 
 
 @click.command()
 @click.argument("data")
 @click.argument("run")
-@click.option("--split", default="val", show_default=True, help="Queries that the run was not trained on.")
+@click.option("--split", default="val", help="Queries that the run was not trained on.")
 @step_option
-@click.option(
-    "--shortlist", type=click.IntRange(1), default=100, show_default=True, help="Number of best labels per query."
-)
-@click.option("--queries", type=click.IntRange(1), default=10_000, show_default=True, help="The first of the split.")
+@click.option("--shortlist", type=POSITIVE, default=100, help="Number of best labels per query.")
+@click.option("--queries", type=POSITIVE, default=10_000, help="The first of the split.")
 @json_option
 def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, queries: int, as_json: bool) -> None:
     """Learn to fuse the scores of RUN's classifier with those of the labels' texts (NGAME's score fusion).

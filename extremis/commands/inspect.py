@@ -4,14 +4,14 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import json_option
+from extremis.commands.options import NOT_NEGATIVE, json_option
 from extremis.console import print_json
 
 
 @click.command()
 @click.argument("url")
 @click.option("--verify", is_flag=True, help="Read every byte and compare checksums.")
-@click.option("--rows", type=click.IntRange(0), default=3, show_default=True, help="Sample rows to print.")
+@click.option("--rows", type=NOT_NEGATIVE, default=3, help="Sample rows to print.")
 @click.option("--key", help="Show only the query with this key, and the texts of its labels.")
 @click.option("--run", metavar="RUN", help="Show the hard negatives of this run's newest table.")
 @click.option("--split", help="Split of the queries. Default: train for samples, all splits for a key.")

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import dump_options, require_watchable, stated
+from extremis.commands.options import NOT_NEGATIVE, POSITIVE, dump_options, require_watchable, stated
 from extremis.console import print_json, say
 
 
@@ -16,22 +16,22 @@ from extremis.console import print_json, say
     help="Score by classifier vectors or by label embeddings. Default: the trainer's.",
 )
 @click.option("--vectors", metavar="URL", help="Vectors from `extremis embed --what labels` instead of the dump's.")
-@click.option("--width", type=click.IntRange(1), help="K, hard negatives per query. Default: the trainer's.")
-@click.option("--ranges", type=click.IntRange(1), help="Equal label ranges that give K negatives each (one per rank).")
-@click.option("--skip-top", type=click.IntRange(0), help="Number of best-ranked negatives to leave out.")
-@click.option("--window", type=click.IntRange(1), help="Negatives come from ranks [skip-top, window).")
+@click.option("--width", type=POSITIVE, help="K, hard negatives per query. Default: the trainer's.")
+@click.option("--ranges", type=POSITIVE, help="Equal label ranges that give K negatives each (one per rank).")
+@click.option("--skip-top", type=NOT_NEGATIVE, help="Number of best-ranked negatives to leave out.")
+@click.option("--window", type=POSITIVE, help="Negatives come from ranks [skip-top, window).")
 @click.option("--margin", type=float, help="Keep scores below the weakest positive's score minus this.")
 @click.option("--relative-margin", type=float, help="The same, as a share of that positive's score.")
 @click.option("--index", help="exact, auto, or a Faiss factory string. Default: the trainer's.")
 @click.option("--target-recall", type=float, help="Recall to tune nprobe, ef-search and refine to. Default: 0.95.")
-@click.option("--nprobe", type=click.IntRange(1), help="Inverted lists searched per query. Default: tuned.")
-@click.option("--ef-search", type=click.IntRange(1), help="Breadth of an HNSW search. Default: tuned.")
-@click.option("--refine", type=click.IntRange(1), help="Score this many times K candidates exactly. Default: tuned.")
-@click.option("--block-rows", type=click.IntRange(1), help="Vectors in one index at a time. Default: from --memory.")
-@click.option("--query-batch", type=click.IntRange(1), help="Queries searched at a time. Default: from --memory.")
-@click.option("--tasks-per-block", type=click.IntRange(1), help="Work items per block, each with an index. Default: 1.")
-@click.option("--threads", type=click.IntRange(1), help="Faiss threads per worker. Default: all cores.")
-@click.option("--audit-queries", type=click.IntRange(0), help="Rows to search exactly too. Default: 200 to 1000.")
+@click.option("--nprobe", type=POSITIVE, help="Inverted lists searched per query. Default: tuned.")
+@click.option("--ef-search", type=POSITIVE, help="Breadth of an HNSW search. Default: tuned.")
+@click.option("--refine", type=POSITIVE, help="Score this many times K candidates exactly. Default: tuned.")
+@click.option("--block-rows", type=POSITIVE, help="Vectors in one index at a time. Default: from --memory.")
+@click.option("--query-batch", type=POSITIVE, help="Queries searched at a time. Default: from --memory.")
+@click.option("--tasks-per-block", type=POSITIVE, help="Work items per block, each with an index. Default: 1.")
+@click.option("--threads", type=POSITIVE, help="Faiss threads per worker. Default: all cores.")
+@click.option("--audit-queries", type=NOT_NEGATIVE, help="Rows to search exactly too. Default: 200 to 1000.")
 @click.option("--keep-index", metavar="URL", help="Keep every block's Faiss index under URL, for serving.")
 def mine(
     data: str, run: str, epoch: int | None, watch: bool, as_json: bool, beam_options: tuple[str, ...], **options: Any

@@ -9,10 +9,12 @@ from schemas.errors import InputError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+POSITIVE, NOT_NEGATIVE = click.IntRange(1), click.IntRange(0)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
 beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
-step_option = click.option("--step", type=click.IntRange(0), help="Step of the checkpoint. Default: the newest.")
-recipe_option = click.option("--recipe", default="astra", show_default=True, help="A recipe's name or TOML file.")
+step_option = click.option("--step", type=NOT_NEGATIVE, help="Step of the checkpoint. Default: the newest.")
+recipe_option = click.option("--recipe", default="astra", help="A recipe's name or TOML file.")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5."
 )
@@ -20,7 +22,6 @@ text_option = click.option(
     "--text",
     type=click.Choice(["title+content", "title"]),
     default="title+content",
-    show_default=True,
     help="Fields that make up a text, where records have a title.",
 )
 fields_option = click.option(
@@ -46,20 +47,20 @@ training_options = combine(
     set_option,
     click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of RUN, or start without one."),
     click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus. 0: a free port."),
-    click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address that the port listens on."),
+    click.option("--metrics-host", default="127.0.0.1", help="Address that the port listens on."),
     json_option,
 )
 
 dump_options = combine(  # of a pipeline that makes a table from a dump
     click.argument("data"),
     click.argument("run"),
-    click.option("--epoch", type=click.IntRange(0), help="Epoch of the dump. Default: the newest complete dump."),
+    click.option("--epoch", type=NOT_NEGATIVE, help="Epoch of the dump. Default: the newest complete dump."),
     click.option("--watch", is_flag=True, help="Process every dump as it is completed, until the run is finished."),
     click.option("--queries", metavar="URL", help="Embeddings from `extremis embed` instead of the dump's."),
-    click.option("--for-epoch", type=click.IntRange(0), help="First epoch to train on the table. Default: the dump's."),
+    click.option("--for-epoch", type=NOT_NEGATIVE, help="First epoch to train on the table. Default: the dump's."),
     click.option("--out", metavar="URL", help="Publish at URL instead of in RUN."),
     click.option("--memory", metavar="SIZE", help="Memory of one worker process, e.g. 8GiB. Default: 4GiB."),
-    click.option("--seed", type=click.IntRange(0), help="Seed of all random choices. Default: 0."),
+    click.option("--seed", type=NOT_NEGATIVE, help="Seed of all random choices. Default: 0."),
     click.option("--overwrite", is_flag=True, default=None, help="Replace a table made with other options."),
     json_option,
     beam_tail,

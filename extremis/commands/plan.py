@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import Count, json_option, recipe_option, set_option, stated
+from extremis.commands.options import POSITIVE, Count, json_option, recipe_option, set_option, stated
 from extremis.console import print_json
 
 
@@ -12,23 +12,21 @@ from extremis.console import print_json
 @click.option("--queries", type=Count(), help="N. Default: as many as DATA has.")
 @click.option("--labels", type=Count(), help="L. Default: as many as DATA has.")
 @click.option("--data", help="A sharded sample of the data; its averages stand for all rows.")
-@click.option("--tokens", type=float, default=32, show_default=True, help="Tokens per query, on average.")
-@click.option("--label-tokens", type=float, default=8, show_default=True, help="Tokens per label, on average.")
-@click.option("--labels-per-query", type=float, default=5, show_default=True, help="Labels per query, on average.")
-@click.option("--key-bytes", type=float, default=12, show_default=True, help="Characters of a key, on average.")
-@click.option("--text-bytes", type=float, default=40, show_default=True, help="Characters of a label, on average.")
-@click.option("--vocabulary", type=click.IntRange(2), default=30_000, show_default=True, help="Number of tokens.")
+@click.option("--tokens", type=float, default=32, help="Tokens per query, on average.")
+@click.option("--label-tokens", type=float, default=8, help="Tokens per label, on average.")
+@click.option("--labels-per-query", type=float, default=5, help="Labels per query, on average.")
+@click.option("--key-bytes", type=float, default=12, help="Characters of a key, on average.")
+@click.option("--text-bytes", type=float, default=40, help="Characters of a label, on average.")
+@click.option("--vocabulary", type=click.IntRange(2), default=30_000, help="Number of tokens.")
 @recipe_option
 @set_option
-@click.option("--dimension", type=click.IntRange(1), help="D. Default: the recipe's.")
-@click.option("--width", type=click.IntRange(1), help="K of the negative tables. Default: the recipe's.")
-@click.option("--epochs", type=click.IntRange(1), help="Default: the recipe's.")
-@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Trainer processes.")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Pipeline workers.")
-@click.option("--memory", default="8GiB", show_default=True, help="Memory of each process.")
-@click.option(
-    "--calibrate/--no-calibrate", default=True, show_default=True, help="Measure this machine to estimate the times."
-)
+@click.option("--dimension", type=POSITIVE, help="D. Default: the recipe's.")
+@click.option("--width", type=POSITIVE, help="K of the negative tables. Default: the recipe's.")
+@click.option("--epochs", type=POSITIVE, help="Default: the recipe's.")
+@click.option("--ranks", type=POSITIVE, default=1, help="Trainer processes.")
+@click.option("--workers", type=POSITIVE, default=1, help="Pipeline workers.")
+@click.option("--memory", default="8GiB", help="Memory of each process.")
+@click.option("--calibrate/--no-calibrate", default=True, help="Measure this machine to estimate the times.")
 @json_option
 def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, as_json: bool, **options: Any) -> None:
     """Say what a run will take before it is started: bytes of every table, memory and time of every step.

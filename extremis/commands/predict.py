@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import fields_option, json_option, text_option
+from extremis.commands.options import POSITIVE, fields_option, json_option, text_option
 from extremis.console import print_json, say
 from schemas.errors import InputError
 
@@ -13,18 +13,18 @@ from schemas.errors import InputError
 @click.argument("exported", metavar="EXPORT")
 @click.argument("places", metavar="[INPUT] OUT", nargs=-1, required=True)
 @click.option("--data", help="DATA that the run was made from: predict for a split of it instead of INPUT.")
-@click.option("--split", default="test", show_default=True, help="Split of --data.")
-@click.option("--k", type=click.IntRange(1), default=10, show_default=True, help="Labels per query.")
+@click.option("--split", default="test", help="Split of --data.")
+@click.option("--k", type=POSITIVE, default=10, help="Labels per query.")
 @click.option("--form", type=click.Choice(["text", "jsonl", "parquet"]), help="Form of INPUT. Default: by its name.")
 @click.option("--to", type=click.Choice(["jsonl", "parquet", "trec", "npz"]), help="Form of OUT. Default: by its name.")
 @fields_option
 @text_option
-@click.option("--batch", type=click.IntRange(1), default=256, show_default=True, help="Queries at a time.")
+@click.option("--batch", type=POSITIVE, default=256, help="Queries at a time.")
 @click.option("--threshold", type=float, help="Leave out labels with a lower score.")
 @click.option("--precision", type=float, help="Use the export's threshold for this precision.")
 @click.option("--exact", is_flag=True, help="Score every label, even where there is an index.")
 @click.option("--no-filter", is_flag=True, help="With --data: keep the filter's pairs among the predictions.")
-@click.option("--threads", type=click.IntRange(1), help="Default: all cores.")
+@click.option("--threads", type=POSITIVE, help="Default: all cores.")
 @json_option
 def predict(exported: str, places: tuple[str, ...], data: str | None, as_json: bool, **options: Any) -> None:
     """Predict labels with an export, for the texts of INPUT, or for a split of --data, and write them to OUT.

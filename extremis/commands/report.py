@@ -9,10 +9,8 @@ from extremis.console import print_json, say
 @click.command()
 @click.argument("urls", metavar="[DATA] RUN [RUN...]", nargs=-1, required=True)
 @click.option("--out", metavar="URL", help="URL of the page. Default: report.html in the first RUN.")
-@click.option("--queries", type=click.IntRange(0, 1000), default=300, show_default=True, help="Queries to show.")
-@click.option(
-    "--predictions/--no-predictions", default=True, show_default=True, help="Load each run's newest checkpoint."
-)
+@click.option("--queries", type=click.IntRange(0, 1000), default=300, help="Queries to show.")
+@click.option("--predictions/--no-predictions", default=True, help="Load each run's newest checkpoint.")
 @json_option
 def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bool, as_json: bool) -> None:
     """Write one HTML page about runs, to read and to search: it opens from a disk and needs no network.

@@ -4,7 +4,15 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import CommaList, beam_tail, fields_option, json_option, text_option
+from extremis.commands.options import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    CommaList,
+    beam_tail,
+    fields_option,
+    json_option,
+    text_option,
+)
 from extremis.console import print_json, say
 
 FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir")  # docs/formats.md
@@ -13,8 +21,8 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
 @click.command()
 @click.argument("source", metavar="INPUT")
 @click.argument("data")
-@click.option("--tokenizer", default="train:30000", show_default=True, help="train:SIZE, a directory, or a hub name.")
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Tokens kept of a text.")
+@click.option("--tokenizer", default="train:30000", help="train:SIZE, a directory, or a hub name.")
+@click.option("--max-tokens", type=POSITIVE, default=128, help="Tokens kept of a text.")
 @text_option
 @click.option(
     "--propensity",
@@ -22,11 +30,9 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
     metavar="A,B",
     help="Propensity constants, e.g. 0.55,1.5. Default: unknown, and no PSP metrics.",
 )
-@click.option("--shards", type=click.IntRange(1), help="Shards of each split. Default: from --shard-bytes.")
-@click.option(
-    "--shard-bytes", type=click.IntRange(1), default=128 << 20, show_default=True, help="Approximate bytes per shard."
-)
-@click.option("--row-group-rows", type=click.IntRange(1), help="Rows per row group. Default: from the number of rows.")
+@click.option("--shards", type=POSITIVE, help="Shards of each split. Default: from --shard-bytes.")
+@click.option("--shard-bytes", type=POSITIVE, default=128 << 20, help="Approximate bytes per shard.")
+@click.option("--row-group-rows", type=POSITIVE, help="Rows per row group. Default: from the number of rows.")
 @click.option(
     "--validation", "validation_share", type=float, default=0.0, help="Share of train to cut out as split val."
 )
@@ -35,14 +41,12 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
     "--max-reject-share",
     type=float,
     default=0.001,
-    show_default=True,
     help="Share of a table's rows, and of its label mentions, that may be rejected.",
 )
 @click.option(
     "--tokenizer-texts",
-    type=click.IntRange(1),
+    type=POSITIVE,
     default=1_000_000,
-    show_default=True,
     help="Number of texts that train:SIZE learns from, chosen by the hash of their keys.",
 )
 @click.option("--format", metavar="FORM", help=f"Form of INPUT: {', '.join(FORMS)}. Default: detected.")
@@ -51,7 +55,6 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
     "--sink",
     type=click.Choice(["parquet", "webdataset"]),
     default="parquet",
-    show_default=True,
     help="Files of the queries. Parquet is small and fast; webdataset makes tars that the stock library reads.",
 )
 @click.option(
@@ -59,7 +62,7 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
     type=click.Choice(["files", "shuffle"]),
     help="Channel for bulk data between stages. Default: files in DATA's staging, or a cluster runner's shuffle.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order of rows.")
+@click.option("--seed", type=NOT_NEGATIVE, default=0, help="Seed of the order of rows.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")
 @json_option
 @beam_tail

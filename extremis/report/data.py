@@ -1,5 +1,6 @@
 """Facts of a data set: rows of each split, lengths of its points, and the tail of its labels' frequencies."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,14 +91,12 @@ def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarra
 
 def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
     """Count labels by frequency: (frequency [n] ascending, labels [n]). Memory grows with the values, not with L."""
-    values, labels = np.empty(0, np.int64), np.empty(0, np.int64)
+    labels: Counter[int] = Counter()
     for group in iterate(data.labels, open_manifest(data.labels, "labels"), ["frequency"]):
-        more, counts = np.unique(group.column("frequency").to_numpy(), return_counts=True)
-        merged, where = np.unique(np.concatenate([values, more]), return_inverse=True)
-        total = np.zeros(len(merged), np.int64)
-        np.add.at(total, where, np.concatenate([labels, counts]))
-        values, labels = merged, total
-    return values, labels
+        values, counts = np.unique(group.column("frequency").to_numpy(), return_counts=True)
+        labels.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+    ascending = np.asarray(sorted(labels.items()), np.int64).reshape(-1, 2)
+    return ascending[:, 0], ascending[:, 1]
 
 
 def tail_of(frequencies: tuple[np.ndarray, np.ndarray]) -> Tail:

@@ -228,7 +228,7 @@ def test_ablate_goes_on_after_a_strategy_that_failed(data: Path, folder: Path) -
 def variants(number: str, *overrides: str, data: str = "") -> dict[str, Recipe]:
     from extremis.ablation.comparisons import COMPARISONS
 
-    return {variant.name: variant.recipe for variant in COMPARISONS[number].variants(data, overrides)}
+    return COMPARISONS[number].variants(data, overrides)
 
 
 def test_the_grids_of_astra() -> None:
