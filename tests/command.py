@@ -34,7 +34,7 @@ PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """Result of a command."""
 
     status: int
     out: str

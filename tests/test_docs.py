@@ -48,12 +48,12 @@ def test_command_lines_parse(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in FOREIGN], ids=lambda page: page.name)
 def test_options_in_the_text_are_those_of_a_command(page: Path) -> None:
-    options = [one for command in cli.commands.values() for one in command.params]
-    known = {name for one in options for name in (*one.opts, *one.secondary_opts)} | {"--help", "--quick"}
+    options = [option for command in cli.commands.values() for option in command.params]
+    names = {name for option in options for name in (*option.opts, *option.secondary_opts)} | {"--help", "--quick"}
     prose = [line for line in FENCE.sub("", page.read_text()).splitlines() if not line.startswith("    ")]
     spans = [span.partition(" -- ")[0] for line in prose for span in re.findall(r"`([^`]+)`", line)]
     named = {option for span in spans for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)}
-    assert named <= known
+    assert named <= names
 
 
 def test_every_command_is_in_the_readme() -> None:
@@ -96,7 +96,7 @@ def test_every_page_can_be_found() -> None:
 
 
 def test_messages_that_are_explained_are_said() -> None:
-    """What troubleshooting.md quotes stands in the code."""
+    """Every message that troubleshooting.md quotes is in the code."""
     page = (DOCS / "troubleshooting.md").read_text()
     code = "".join(
         path.read_text()

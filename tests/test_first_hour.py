@@ -15,8 +15,8 @@ from tests.pages import DOCS, blocks, typed
 INSTALLED = Path(sys.prefix)
 # A recipe that is through with all of Tate in seconds; a newcomer waits for the whole one.
 QUICK = " ".join(
-    f"--set {one}"
-    for one in (
+    f"--set {setting}"
+    for setting in (
         "encoder.dimension=32",
         "encoder.hidden=0",
         "encoder.residual=false",
@@ -40,7 +40,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def follow(line: str, clone: Path) -> str:
-    """What a command line prints, typed in the clone. It has to succeed."""
+    """Run a command line in the clone and return its output. It has to succeed."""
     path = f"{INSTALLED / 'bin'}{os.pathsep}{os.environ['PATH']}"
     env = environment({"PATH": path, "PYTHONPATH": str(clone)})
     done = subprocess.run(line, shell=True, cwd=clone, env=env, capture_output=True, text=True, check=False)
@@ -61,9 +61,9 @@ def test_the_demo_and_then_data_of_ones_own(clone: Path) -> None:
     keys = _write_own(clone / "mine")
     for line in typed(DOCS / "your-data.md"):
         follow(line, clone)
-    found = [json.loads(line) for line in (clone / "predictions.jsonl").read_text().splitlines()]
-    assert [one["key"] for one in found] == keys
-    assert {label for one in found for label in one["labels"]} == {"sea", "ship"}
+    predictions = [json.loads(line) for line in (clone / "predictions.jsonl").read_text().splitlines()]
+    assert [row["key"] for row in predictions] == keys
+    assert {label for row in predictions for label in row["labels"]} == {"sea", "ship"}
 
 
 def _write_own(folder: Path) -> list[str]:
@@ -76,5 +76,5 @@ def _write_own(folder: Path) -> list[str]:
     folder.mkdir()
     (folder / "labels.jsonl").write_text(labels)
     for name, some in (("train", points[:60]), ("test", points[60:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in some))
-    return [one["key"] for one in points[60:]]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    return [point["key"] for point in points[60:]]

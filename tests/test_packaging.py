@@ -1,4 +1,4 @@
-"""What an installation brings: one version, hints, recipes, the page's files, and no more than an extra asks for."""
+"""Contents of an installation: one version, hints, recipes, the page's files, and only what an extra asks for."""
 
 import configparser
 import json
@@ -35,10 +35,10 @@ def test_the_version_is_said_in_one_place(setup: configparser.ConfigParser) -> N
 def test_every_package_is_named_and_ships_its_hints(setup: configparser.ConfigParser) -> None:
     named = set(setup["options"]["packages"].split()) - set(setup["options"]["package_dir"].split()[::3])
     roots = {name.split(".")[0] for name in named}
-    found = {
+    packages = {
         ".".join(path.parent.relative_to(ROOT).parts) for root in roots for path in (ROOT / root).rglob("__init__.py")
     }
-    assert named == found
+    assert named == packages
     for root in roots - {"recipes"}:
         assert (ROOT / root / "py.typed").exists()
         assert "py.typed" in setup["options.package_data"][root]
@@ -73,8 +73,8 @@ def wheel(setup: configparser.ConfigParser, tmp_path_factory: pytest.TempPathFac
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, source]
     subprocess.run(build, check=True, timeout=300)
-    (made,) = out.glob("*.whl")
-    return made
+    (wheel,) = out.glob("*.whl")
+    return wheel
 
 
 def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
@@ -93,7 +93,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
     site = tmp_path / "site"
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel, cwd=tmp_path)
     quick = ("encoder.dimension=16", "encoder.hidden=0", "encoder.residual=false", "negatives.hard=0", "train.epochs=1")
-    words = [word for one in quick for word in ("--set", one)]
+    words = [word for setting in quick for word in ("--set", setting)]
     demo = run(
         *(sys.executable, "-m", "extremis", "demo", "out", "--json", *words, "--set", "negatives.random=50"),
         cwd=tmp_path,

@@ -152,8 +152,8 @@ class TestRecipes:
     def test_unknown_propensities_are_said_and_never_guessed(self, tiny_data: Path, tmp_path: Path) -> None:
         losses = []
         for number, weight in enumerate((0.0, 0.5)):
-            chosen = sets(f"train.positive_weight={weight}", "train.epochs=1")
-            done = call("train", "astra", tiny_data, tmp_path / str(number), *chosen, "--json")
+            settings = sets(f"train.positive_weight={weight}", "train.epochs=1")
+            done = call("train", "astra", tiny_data, tmp_path / str(number), *settings, "--json")
             assert done.status == 0, done.err
             assert ("does not state its propensity constants" in done.err) == (weight > 0)
             losses.append(done.json["epochs"][0]["loss"])

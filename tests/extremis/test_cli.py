@@ -232,8 +232,8 @@ def variants(number: str, *overrides: str, data: str = "") -> dict[str, Recipe]:
 
 
 def test_the_grids_of_astra() -> None:
-    found = variants("6")
-    assert {name: (one.negatives.hard, one.negatives.random) for name, one in found.items()} == {
+    lines = variants("6")
+    assert {name: (recipe.negatives.hard, recipe.negatives.random) for name, recipe in lines.items()} == {
         "astra": (40, 3200),
         "k-40-2400": (40, 2400),
         "k-40-1600": (40, 1600),
@@ -243,8 +243,8 @@ def test_the_grids_of_astra() -> None:
         "k-16-3200": (16, 3200),
         "k-16-2400": (16, 2400),
     }
-    assert [one.refresh.start for one in variants("7", "train.epochs=20").values()] == [3, 6, 12]
-    assert [one.refresh.every for one in variants("8").values()] == [3, 6]  # of nine epochs
+    assert [recipe.refresh.start for recipe in variants("7", "train.epochs=20").values()] == [3, 6, 12]
+    assert [recipe.refresh.every for recipe in variants("8").values()] == [3, 6]  # of nine epochs
     assert variants("8")["astra"] == load_recipe("astra")
     assert {name for name, recipe in variants("5").items() if recipe.refresh.by == "labels"} == {
         "theta-hard",
@@ -255,34 +255,34 @@ def test_the_grids_of_astra() -> None:
 
 def test_the_tables_of_dexml() -> None:
     overrides = ("train.epochs=7",)
-    found = variants("dexml-4", *overrides)
-    assert [(r.loss.kind, getattr(r.loss, "k", None)) for r in found.values()] == [
+    losses = variants("dexml-4", *overrides)
+    assert [(r.loss.kind, getattr(r.loss, "k", None)) for r in losses.values()] == [
         ("bce", None),
         ("softmax", None),
         ("decoupled", None),
         ("softtopk", 5),
         ("softtopk", 100),
     ]
-    assert found["decoupled-softmax"] == load_recipe("dexml", overrides)
+    assert losses["decoupled-softmax"] == load_recipe("dexml", overrides)
     sampled = variants("dexml-3", *overrides)
     assert {name: recipe.negatives.hard for name, recipe in sampled.items() if recipe.negatives.pool == "batch"} == {
         f"mined-{count}": count for count in (0, 1, 2, 5, 10)
     }
-    assert sampled["all-labels"] == found["decoupled-softmax"]
+    assert sampled["all-labels"] == losses["decoupled-softmax"]
     assert sampled["mined-10"] == load_recipe("dexml-sampled", overrides)
-    assert {r.train.epochs for r in [*found.values(), *sampled.values()]} == {7}
+    assert {r.train.epochs for r in [*losses.values(), *sampled.values()]} == {7}
 
 
 def test_the_figures_of_mips_and_lns(data: Path) -> None:
     rows = sum(open_manifest(str(data / part)).rows for part in ("queries/train", "labels"))
     steps = -(-rows // 8)
     assert steps > 8
-    found = variants("mips-2", "order.batch=8", data=str(data))
+    lines = variants("mips-2", "order.batch=8", data=str(data))
     facts = {
         name: (r.negatives.hard, r.negatives.random, r.refresh.every_steps, r.refresh.start)
-        for name, r in found.items()
+        for name, r in lines.items()
     }
-    assert (facts.pop("uniform"), found["uniform"].indexes) == ((0, 100, 1000, 0), False)
+    assert (facts.pop("uniform"), lines["uniform"].indexes) == ((0, 100, 1000, 0), False)
     assert facts == {
         f"mips-{hard}-ppe-{times}": (hard, 100 - hard, -(-steps // times), 1) for times in (1, 8) for hard in (100, 15)
     }
@@ -302,7 +302,7 @@ def test_the_figures_of_mips_and_lns(data: Path) -> None:
 
 def test_only_some_lines_of_a_comparison(data: Path, folder: Path) -> None:
     small = ("encoder.dimension=8", "encoder.buckets=64", "encoder.hidden=4", "order.batch=16", "train.epochs=1")
-    changed = [word for one in small for word in ("--set", one)]
+    changed = [word for setting in small for word in ("--set", setting)]
     out = folder / "only"
     done = call("ablate", data, out, "--table", "dexml-4", "--only", "softtop-5, softmax", *changed, "--json")
     assert done.status == 0, done.err
@@ -316,12 +316,13 @@ def test_only_some_lines_of_a_comparison(data: Path, folder: Path) -> None:
 @pytest.mark.parametrize("number", ["mips-1", "mips-2", "lns-4"])
 def test_each_of_them_trains(data: Path, folder: Path, number: str) -> None:
     small = ("encoder.dimension=8", "encoder.buckets=64", "encoder.hidden=4", "order.batch=64", "train.epochs=2")
-    changed = [word for one in small for word in ("--set", one)]  # and no more: a table's own settings are at stake
+    # No more settings than these: the table's own are at stake.
+    changed = [word for setting in small for word in ("--set", setting)]
     done = call("ablate", data, folder / number, "--table", number, *changed, "--json")
     assert done.status == 0, done.err
-    assert all(one["error"] is None for one in done.json.values())
-    for one in done.json.values():
-        lines = map(json.loads, Path(one["run"], "metrics.jsonl").read_text().splitlines())
+    assert all(result["error"] is None for result in done.json.values())
+    for result in done.json.values():
+        lines = map(json.loads, Path(result["run"], "metrics.jsonl").read_text().splitlines())
         losses = [line["loss"] for line in lines if line["kind"] == "epoch"]
         assert len(losses) == 2
         assert losses[1] < losses[0]
@@ -330,11 +331,11 @@ def test_each_of_them_trains(data: Path, folder: Path, number: str) -> None:
 def test_ablate_shows_the_metrics_of_the_table(data: Path, folder: Path) -> None:
     small = ("encoder.dimension=8", "encoder.buckets=64", "encoder.hidden=4", "order.batch=16", "train.epochs=1")
     out = folder / "losses"
-    arguments = ["ablate", data, out, "--table", "dexml-4", *(word for one in small for word in ("--set", one))]
+    arguments = ["ablate", data, out, "--table", "dexml-4", *(word for setting in small for word in ("--set", setting))]
     done = call(*arguments, "--json")
     assert done.status == 0, done.err
     assert list(done.json) == ["bce", "softmax", "decoupled-softmax", "softtop-5", "softtop-100"]
-    assert all("R@100" in one["metrics"] for one in done.json.values())
+    assert all("R@100" in result["metrics"] for result in done.json.values())
     page = (out / "ablation.md").read_text()
     assert "| recipe | P@1 | P@5 | R@10 | R@100 | train s |" in page
     assert page.count("±") == 20
@@ -350,8 +351,8 @@ def test_ablate_shows_the_metrics_of_the_table(data: Path, folder: Path) -> None
 
 
 def _without_hard() -> list[str]:
-    chosen = [word for word in sets("order.batch=16", "train.epochs=2", "classifier.bias=false") if word != "--set"]
-    return [word for one in chosen if not one.startswith("negatives.") for word in ("--set", one)]
+    settings = [word for word in sets("order.batch=16", "train.epochs=2", "classifier.bias=false") if word != "--set"]
+    return [word for setting in settings if not setting.startswith("negatives.") for word in ("--set", setting)]
 
 
 @pytest.mark.parametrize("name", cli.commands)
@@ -372,25 +373,25 @@ def test_results_and_notes_do_not_mix(data: Path, run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_terminal_gets_a_bar(data: Path, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
+    reader, writer = pty.openpty()
     process = subprocess.Popen(
         command("train", "astra", data, tmp_path / "run", *CHOICES, "--set", "train.epochs=1"),
         env=environment({"TERM": "xterm", "COLUMNS": "100"}),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
-        stderr=theirs,
+        stderr=writer,
     )
-    os.close(theirs)
+    os.close(writer)
     shown = b""
     while True:
         try:
-            chunk = os.read(ours, 65536)
+            chunk = os.read(reader, 65536)
         except OSError:  # the other end is closed
             break
         if not chunk:
             break
         shown += chunk
-    os.close(ours)
+    os.close(reader)
     assert process.wait() == 0
     assert b"\x1b[" in shown
     assert b"train astra" in shown

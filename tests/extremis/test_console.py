@@ -1,4 +1,4 @@
-"""What is printed for people: figures are whole however wide the terminal is."""
+"""Output for people: numbers are whole at any width of the terminal."""
 
 import subprocess
 import sys

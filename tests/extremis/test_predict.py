@@ -45,9 +45,9 @@ def truth(data: Path, split: str = "test") -> pa.Table:
 
 
 def metrics(data: Path, top: np.ndarray) -> dict[str, float]:
-    found = Metrics(KS, label_statistics(DataLayout(str(data))).inverse_propensity)
-    found.update(top, list_column(truth(data), "label_ids"))
-    return found.result()
+    counted = Metrics(KS, label_statistics(DataLayout(str(data))).inverse_propensity)
+    counted.update(top, list_column(truth(data), "label_ids"))
+    return counted.result()
 
 
 def ranked(matrix, k: int) -> np.ndarray:
@@ -120,12 +120,12 @@ class TestFused:
         return out
 
     def test_each_way_to_score_is_one_of_its_own(self, data: Path, run: Path, fused: Path) -> None:
-        found = {
+        reports = {
             by: call("evaluate", data, run, "--scores", by, "--json").json
             for by in ("classifier", "labels", "sum", "fused")
         }
-        assert [one["scores"] for one in found.values()] == [*found]
-        values = {by: one["metrics"]["P@1"] for by, one in found.items()}
+        assert [report["scores"] for report in reports.values()] == [*reports]
+        values = {by: report["metrics"]["P@1"] for by, report in reports.items()}
         assert len({*values.values()}) == 4
         assert values["fused"] > values["classifier"]  # it was fitted on these very queries
 
@@ -133,8 +133,8 @@ class TestFused:
         expected = call("evaluate", data, run, "--scores", "sum", "--json").json["metrics"]
         assert call("export", data, run, tmp_path / "summed", "--scores", "sum").status == 0
         assert call("predict", tmp_path / "summed", tmp_path / "p.parquet", "--data", data, "--k", "20").status == 0
-        found = metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist()))
-        assert found == pytest.approx(expected, abs=0.5)  # the last bit of a sum may decide between two labels
+        counted = metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist()))
+        assert counted == pytest.approx(expected, abs=0.5)  # the last bit of a sum may decide between two labels
         assert not (tmp_path / "summed" / "label-texts").exists()
 
     @pytest.mark.parametrize("indexed", [True, False])
@@ -145,14 +145,14 @@ class TestFused:
         exact = () if indexed else ("--exact",)
         done = call("predict", fused, tmp_path / "p.parquet", "--data", data, "--k", "20", *exact)
         assert done.status == 0, done.err
-        found = metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist()))
-        assert found == (pytest.approx(expected, abs=0.3) if indexed else expected)
+        counted = metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist()))
+        assert counted == (pytest.approx(expected, abs=0.3) if indexed else expected)
         verify(str(fused), open_manifest(str(fused), "export"))
 
 
 def label_keys(exported: Path) -> list[str]:
-    found = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
-    return found["key"].to_pylist()
+    labels = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
+    return labels["key"].to_pylist()
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_texts_are_predicted_as_the_sharded_ones(data: Path, exported: Path, tex
         (half / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     pq.write_table(texts.rename_columns(["id", "query"]), tmp_path / "in.parquet")
     (tmp_path / "in.txt").write_text("".join(row["text"].replace("\n", " ") + "\n" for row in rows))
-    found = {}
+    predicted = {}
     for name, source, more in (
         ("jsonl", half, ("--batch", "64")),
         ("glob", half / "*.jsonl", ("--batch", "1")),
@@ -183,27 +183,29 @@ def test_texts_are_predicted_as_the_sharded_ones(data: Path, exported: Path, tex
     ):
         done = call("predict", exported, source, tmp_path / f"{name}.parquet", "--k", "5", *more)
         assert done.status == 0, done.err
-        found[name] = pq.read_table(tmp_path / f"{name}.parquet")
+        predicted[name] = pq.read_table(tmp_path / f"{name}.parquet")
     for name in ("jsonl", "glob", "parquet"):
-        got = dict(zip(found[name]["key"].to_pylist(), found[name]["labels"].to_pylist(), strict=True))
+        got = dict(zip(predicted[name]["key"].to_pylist(), predicted[name]["labels"].to_pylist(), strict=True))
         assert got == expected, name
-        assert found[name]["key"].to_pylist() == texts["key"].to_pylist()
-    assert found["text"]["key"].to_pylist() == [str(number) for number in range(200)]
-    assert found["text"]["labels"].to_pylist() == found["jsonl"]["labels"].to_pylist()
+        assert predicted[name]["key"].to_pylist() == texts["key"].to_pylist()
+    assert predicted["text"]["key"].to_pylist() == [str(number) for number in range(200)]
+    assert predicted["text"]["labels"].to_pylist() == predicted["jsonl"]["labels"].to_pylist()
 
 
 def test_thresholds(data: Path, exported: Path, tmp_path: Path) -> None:
     stated = json.loads((exported / "thresholds.json").read_text())
     assert (stated["split"], stated["depth"]) == ("test", 10)
-    one = next(row for row in stated["thresholds"] if row["precision"] == 0.05)
+    threshold = next(row for row in stated["thresholds"] if row["precision"] == 0.05)
     done = call("predict", exported, tmp_path / "p.npz", "--data", data, "--precision", "0.05", "--json")
     matrix = load_npz(tmp_path / "p.npz")
-    assert matrix.data.min() == np.float32(one["score"])
-    assert done.json["predictions"] == matrix.nnz == round(one["predictions"] * 200)
+    assert matrix.data.min() == np.float32(threshold["score"])
+    assert done.json["predictions"] == matrix.nnz == round(threshold["predictions"] * 200)
     positives = truth(data)["label_ids"].to_pylist()
     right = sum(label in positives[row] for row, label in zip(*matrix.nonzero(), strict=True))
-    assert right / matrix.nnz == pytest.approx(one["reached"])
-    above = call("predict", exported, tmp_path / "q.npz", "--data", data, "--threshold", str(one["score"]), "--json")
+    assert right / matrix.nnz == pytest.approx(threshold["reached"])
+    above = call(
+        "predict", exported, tmp_path / "q.npz", "--data", data, "--threshold", str(threshold["score"]), "--json"
+    )
     assert above.json["predictions"] == matrix.nnz
     refused(
         call("predict", exported, tmp_path / "r.npz", "--data", data, "--precision", "0.33"),

@@ -72,8 +72,8 @@ def test_data_as_a_whole(data: Path) -> None:
     assert body["checks"] == {}
     first = read(data / "queries" / "train", 0)
     assert body["queries"][0]["key"] == first["key"]
-    assert [one["label_id"] for one in body["queries"][0]["positives"]] == first["label_ids"]
-    assert [one["text"] for one in body["queries"][0]["positives"]] == texts(data, first["label_ids"])
+    assert [item["label_id"] for item in body["queries"][0]["positives"]] == first["label_ids"]
+    assert [item["text"] for item in body["queries"][0]["positives"]] == texts(data, first["label_ids"])
 
 
 def test_a_run_as_a_whole(run: Path) -> None:
@@ -104,13 +104,13 @@ def test_what_is_unfinished_damaged_or_replaced_is_named(data: Path, run: Path, 
 def test_a_query_by_its_key_with_positives_and_negatives_in_words(data: Path, run: Path) -> None:
     row = read(data / "queries" / "train", 777)
     done = call("inspect", data, "--run", run, "--key", row["key"], "--json")
-    (found,) = done.json["queries"]
-    assert (found["split"], found["query_id"], found["key"]) == ("train", 777, row["key"])
-    assert [one["text"] for one in found["positives"]] == texts(data, row["label_ids"])
+    (query,) = done.json["queries"]
+    assert (query["split"], query["query_id"], query["key"]) == ("train", 777, row["key"])
+    assert [item["text"] for item in query["positives"]] == texts(data, row["label_ids"])
     joined = read(run / "negatives" / "epoch-0002" / "queries", 777)
-    assert [one["label_id"] for one in found["negatives"]] == joined["label_ids"]
-    assert [one["text"] for one in found["negatives"]] == texts(data, joined["label_ids"])
-    assert [one["score"] for one in found["negatives"]] == pytest.approx(joined["scores"])
+    assert [item["label_id"] for item in query["negatives"]] == joined["label_ids"]
+    assert [item["text"] for item in query["negatives"]] == texts(data, joined["label_ids"])
+    assert [item["score"] for item in query["negatives"]] == pytest.approx(joined["scores"])
     for text in texts(data, row["label_ids"] + joined["label_ids"]):
         assert text in done.out
 
@@ -129,7 +129,7 @@ def test_a_miner_cut_off_at_its_work_hides_no_table(data: Path, run: Path, tmp_p
     for epoch in ("epoch-0002", "epoch-0003"):
         (copy / "negatives" / epoch / ".candidates").mkdir(parents=True)
         (copy / "negatives" / epoch / ".claim.json").write_text("{}")
-    told = [call("inspect", data, "--run", one, "--json").json["queries"] for one in (run, copy)]
+    told = [call("inspect", data, "--run", place, "--json").json["queries"] for place in (run, copy)]
     assert told[0] == told[1]
     assert told[0][0]["negatives"]
     done = call("report", data, copy, "--queries", "5", "--no-predictions", "--out", tmp_path / "page.html")
@@ -159,9 +159,9 @@ def test_every_key_is_found_by_bisection_and_by_reading(data: Path, seed: int | 
     assert table.find("") is None
 
 
-@given(chosen=some.lists(some.integers(0, 22), max_size=30), shards=some.integers(1, 4), group=some.integers(1, 9))
+@given(numbers=some.lists(some.integers(0, 22), max_size=30), shards=some.integers(1, 4), group=some.integers(1, 9))
 @settings(max_examples=25)
-def test_rows_are_those_asked_for_each_once_in_order(chosen: list[int], shards: int, group: int) -> None:
+def test_rows_are_those_asked_for_each_once_in_order(numbers: list[int], shards: int, group: int) -> None:
     rows = pa.table(
         {
             "query_id": pa.array(range(23), pa.int64()),
@@ -174,7 +174,9 @@ def test_rows_are_those_asked_for_each_once_in_order(chosen: list[int], shards: 
     url = "memory://rows/table"
     manifest = write_table(url, "negatives", [rows.slice(a, b - a) for a, b in itertools.pairwise(edges)], group)
     table = Rows(url, manifest)
-    assert table.read(np.asarray(chosen, np.int64), ["query_id"]).column("query_id").to_pylist() == sorted(set(chosen))
+    assert table.read(np.asarray(numbers, np.int64), ["query_id"]).column("query_id").to_pylist() == sorted(
+        set(numbers)
+    )
     with pytest.raises(ValueError, match="of a table of 23"):
         table.read(np.asarray([23]))
 
@@ -189,8 +191,8 @@ def test_a_key_with_control_characters_is_shown_harmless(tmp_path: Path) -> None
 
     raw = write_tiny(tmp_path / "raw", rows=20)
     write_lines(raw / "trn.json.gz", [{**point(i, 7), "uid": f"p{i}\x1b[2J"} for i in range(20)])
-    made: Done = call("shard", raw, tmp_path / "data", "--tokenizer", "train:300")
-    assert made.status == 0, made.err
+    sharded: Done = call("shard", raw, tmp_path / "data", "--tokenizer", "train:300")
+    assert sharded.status == 0, sharded.err
     shown = call("inspect", tmp_path / "data")
     assert shown.status == 0
     assert "\x1b[2J" not in shown.out

@@ -1,4 +1,4 @@
-"""What `extremis plan` says, against a real run of a small size, and against itself."""
+"""`extremis plan`, against a small real run, and against itself."""
 
 import json
 from pathlib import Path
@@ -59,9 +59,9 @@ def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
         "checkpoint": stored(max((run / "checkpoints").iterdir())),
     }
     assert planned["tables"].keys() == real.keys()
-    found = {name: one["bytes"] for name, one in planned["tables"].items()}
-    assert found == {name: pytest.approx(size, rel=0.2) for name, size in real.items()}
-    assert {one["times"] for name, one in planned["tables"].items() if "of" in name} == {len(dumps)}
+    sizes = {name: size["bytes"] for name, size in planned["tables"].items()}
+    assert sizes == {name: pytest.approx(size, rel=0.2) for name, size in real.items()}
+    assert {size["times"] for name, size in planned["tables"].items() if "of" in name} == {len(dumps)}
     averages = {
         **AVERAGES,
         **{name: planned["workload"][name] for name in ("tokens", "label_tokens", "labels_per_query")},
@@ -69,7 +69,7 @@ def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
     }
     rows = (planned["workload"]["queries"], planned["workload"]["labels"])
     made_up = plan(workload(None, *rows, recipe, "8GiB", averages), None, False)
-    assert sum(one["bytes"] for one in made_up["tables"].values()) == pytest.approx(sum(real.values()), rel=0.2)
+    assert sum(size["bytes"] for size in made_up["tables"].values()) == pytest.approx(sum(real.values()), rel=0.2)
 
 
 def test_shards_blocks_and_steps_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
@@ -105,13 +105,13 @@ def test_a_plan_near_the_limit() -> None:
 
 
 def test_tables_grow_with_what_they_hold() -> None:
-    one = large().json["tables"]
+    base = large().json["tables"]
     wider = large("--width", "160").json["tables"]
     longer = large("--set", "order.batch=1024", "--tokens", "20").json["tables"]
     name = "negatives of queries"
-    assert wider[name]["bytes"] / one[name]["bytes"] == pytest.approx(160 / 40, rel=0.1)
-    assert {table for table in one if one[table] != wider[table]} == {name, "negatives of labels"}
-    assert longer["queries"]["bytes"] > 1.2 * one["queries"]["bytes"]
+    assert wider[name]["bytes"] / base[name]["bytes"] == pytest.approx(160 / 40, rel=0.1)
+    assert {table for table in base if base[table] != wider[table]} == {name, "negatives of labels"}
+    assert longer["queries"]["bytes"] > 1.2 * base["queries"]["bytes"]
 
 
 @pytest.mark.slow
@@ -143,11 +143,11 @@ def test_wrong_numbers_are_refused(arguments: tuple[str, ...], words: tuple[str,
 
 
 def test_a_recipe_with_clusters_plans_their_tables_and_no_mining() -> None:
-    given = ("--queries", "1e6", "--labels", "1e5", "--no-calibrate", "--json")
-    found = call("plan", "--recipe", "ngame", *given).json
-    assert {"embeddings of queries", "queries in cluster order"} < set(found["tables"])
-    assert found["tables"]["queries in cluster order"]["times"] == 6
-    assert found["tables"]["queries in cluster order"]["bytes"] == found["tables"]["queries"]["bytes"]
-    assert "vectors" not in found["tables"]
-    assert found["mining"] is None
-    assert found["memory"]["cluster"] > found["memory"]["shard"]
+    arguments = ("--queries", "1e6", "--labels", "1e5", "--no-calibrate", "--json")
+    planned = call("plan", "--recipe", "ngame", *arguments).json
+    assert {"embeddings of queries", "queries in cluster order"} < set(planned["tables"])
+    assert planned["tables"]["queries in cluster order"]["times"] == 6
+    assert planned["tables"]["queries in cluster order"]["bytes"] == planned["tables"]["queries"]["bytes"]
+    assert "vectors" not in planned["tables"]
+    assert planned["mining"] is None
+    assert planned["memory"]["cluster"] > planned["memory"]["shard"]

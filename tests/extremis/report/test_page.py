@@ -22,8 +22,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = [{"uid": f"L{i}", "title": f"label {i} {HOSTILE[i % 3]}"} for i in range(20)]
     write_lines(raw / "lbl.json.gz", labels)
     points = [point(i, 20) for i in range(60)]
-    for i, one in enumerate(points):
-        one["content"] = f"zebra{i} {HOSTILE[i % 3]}"
+    for i, record in enumerate(points):
+        record["content"] = f"zebra{i} {HOSTILE[i % 3]}"
     write_lines(raw / "trn.json.gz", points)
     options = ("--tokenizer", "train:300", "--row-group-rows", "8", "--propensity", "0.55,1.5", "--keep-text")
     assert call("shard", raw, folder / "data", *options).status == 0
@@ -35,14 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path) -> Done:
+def report(folder: Path) -> Done:
     runs = folder / "<b>run", folder / "alone"
     return call("report", folder / "data", *runs, "--out", folder / "page.html", "--queries", "40", "--json")
 
 
 @pytest.fixture(scope="module")
-def page(folder: Path, made: Done) -> Iterator[Any]:
-    assert made.status == 0, made.err
+def page(folder: Path, report: Done) -> Iterator[Any]:
+    assert report.status == 0, report.err
     with browser() as driver:
         driver.get(f"file://{folder / 'page.html'}")
         wait_for_charts(driver)
@@ -53,12 +53,12 @@ def wait_for_charts(driver: Any) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
     WebDriverWait(driver, WAIT_SECONDS).until(
-        lambda one: one.execute_script("return document.documentElement.dataset.drawn")
+        lambda page: page.execute_script("return document.documentElement.dataset.drawn")
     )
 
 
 def search(driver: Any, words: str = "", kind: str = "all", split: str = "") -> int:
-    """How many queries match."""
+    """Return the number of queries that match."""
     script = """
         const [words, kind, split] = arguments;
         document.getElementById("words").value = words;
@@ -70,11 +70,11 @@ def search(driver: Any, words: str = "", kind: str = "all", split: str = "") -> 
     return int(driver.execute_script(script, words, kind, split).split(" ")[0])
 
 
-def test_the_file_is_one_page_that_names_no_address(folder: Path, made: Done) -> None:
-    assert made.status == 0, made.err
+def test_the_file_is_one_page_that_names_no_address(folder: Path, report: Done) -> None:
+    assert report.status == 0, report.err
     text = (folder / "page.html").read_text()
-    assert made.json["bytes"] == len(text.encode()) < 5_000_000
-    assert made.json["out"] == str(folder / "page.html")
+    assert report.json["bytes"] == len(text.encode()) < 5_000_000
+    assert report.json["out"] == str(folder / "page.html")
     for attribute in ('src="', "@import", "<link", "http://", 'href="http'):
         assert attribute not in text
     for hostile in HOSTILE[:2]:
@@ -105,6 +105,14 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
     assert {"chart-validation", "chart-time-to-P-1", "chart-metrics-test", "chart-deciles-test"} <= names
     assert console_messages(page) == []
     assert [url for url in requests(page) if not url.startswith("file://")] == []
+
+
+def test_charts_are_valid_figures_of_plotly(page: Any) -> None:
+    from plotly.graph_objects import Figure
+
+    sections = page.execute_script("return JSON.parse(document.getElementById('body').textContent).charts")
+    for chart in (chart for charts in sections.values() for chart in charts):
+        Figure(chart["figure"])  # raises ValueError for an unknown attribute or a wrong value
 
 
 def test_charts_answer_to_the_mouse(page: Any) -> None:
@@ -161,8 +169,8 @@ def test_the_theme_changes_on_the_button(page: Any) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_on_a_phone_nothing_is_wider_than_the_screen(folder: Path, made: Done, dark: bool) -> None:
-    assert made.status == 0, made.err
+def test_on_a_phone_nothing_is_wider_than_the_screen(folder: Path, report: Done, dark: bool) -> None:
+    assert report.status == 0, report.err
     with browser(390, 844, dark) as driver:
         driver.get(f"file://{folder / 'page.html'}")
         wait_for_charts(driver)
