@@ -107,7 +107,10 @@ def test_raw_files(tiny: Path, tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    ["cut off", *(pytest.param(one, marks=pytest.mark.slow) for one in ("not JSON", "a filter row that is not there"))],
+    [
+        "cut off",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("not JSON", "a filter row that is not there")),
+    ],
 )
 def test_raw_files_in_a_process_of_its_own_then_mended(tiny: Path, tmp_path: Path, case: str) -> None:
     damage, words = BAD_FILES[case]

@@ -332,7 +332,7 @@ class TestDualEncoder:
     SMALL = ("order.batch=128", "train.epochs=1", "train.threads=1")
 
     def exported(self, data: Path, folder: Path, *choices: str) -> Path:
-        changes = [word for one in (*self.SMALL, *choices) for word in ("--set", one)]
+        changes = [word for choice in (*self.SMALL, *choices) for word in ("--set", choice)]
         done = call("train", "dexml", data, folder / "run", *changes)
         assert done.status == 0, done.err
         done = call("export", data, folder / "run", folder / "out", "--threshold-split", "none")
