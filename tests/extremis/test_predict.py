@@ -284,7 +284,7 @@ class TestRefusals:
         refused(
             call("export", data, run, tmp_path / "e", "--index", "IVF9,Nonsense"), "IVF9,Nonsense", "cannot be made"
         )
-        refused(call("export", data, run, tmp_path / "e", "--precision", "half"), "--precision 'half'")
+        refused(call("export", data, run, tmp_path / "e", "--precision", "half"), "'--precision': 'half'")
         assert not out.exists()
         assert not (tmp_path / "e" / "manifest.json").exists()
 
