@@ -25,6 +25,22 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
+# A public constructor with the options of a recipe by their names (docs/stream.md).
+WIDE = {("trainer.stream.dataset", "__init__")}
+VAGUE = {"found", "one", "at", "given", "known", "chosen"}
+QUESTIONS = {"What", "Whether", "How", "Of", "Where", "Who", "Which", "When"}
+
+
+def classes_below(package: str) -> frozenset[str]:
+    """Return the names of all classes in a folder."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / package).rglob("*.py")]
+    return frozenset(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+FAMILIES = {
+    f"trainer.{folder}": classes_below(f"trainer/{folder}") for folder in ("heads", "encoders", "losses", "negatives")
+}
+
 
 @cache
 def imports_of(module: str, *, when_loaded: bool = False) -> frozenset[str]:
@@ -82,6 +98,81 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     for module in MODULES:
         follow(module, ())
     assert finished == MODULES.keys()
+
+
+def room(module: str) -> str:
+    """Return the folder inside its package that a module is in, or the module where it is loose."""
+    parts = module.split(".")
+    inside = len(parts) > 2 or (len(parts) == 2 and MODULES[module].name == "__init__.py")
+    return ".".join(parts[:2]) if inside else module
+
+
+def test_folders_do_not_import_each_other_in_a_circle() -> None:
+    arrows: dict[str, set[str]] = {}
+    for module in MODULES:
+        targets = {room(name) for name in imports_of(module) & MODULES.keys() if top(name) == top(module)}
+        arrows.setdefault(room(module), set()).update(targets - {room(module)})
+    finished: set[str] = set()
+
+    def follow(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, "cycle of folders: " + " -> ".join([*path[path.index(name) :], name])
+        if name not in finished:
+            for target in sorted(arrows[name]):
+                follow(target, (*path, name))
+            finished.add(name)
+
+    for name in arrows:
+        follow(name, ())
+    assert {"trainer.heads", "trainer.loop", "pipelines.mining"} <= finished
+
+
+@pytest.mark.parametrize(
+    ("package", "most"), [("schemas", 13), ("search", 11), ("trainer", 14), ("pipelines", 5), ("extremis", 6)]
+)
+def test_few_files_are_loose(package: str, most: int) -> None:
+    loose = sorted(path.name for path in (ROOT / package).glob("*.py") if path.name != "__init__.py")
+    assert len(loose) <= most, f"{package}/ has {len(loose)} loose files, at most {most}: find {loose} a room"
+
+
+def test_the_loop_is_the_loop_and_nothing_else() -> None:
+    assert len((ROOT / "trainer" / "loop.py").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_functions_take_at_most_seven_parameters(module: str) -> None:
+    """Constructors of plain data are not written out, so none of them is among the functions."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = node.args
+            names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+            names = [name for name in names if name not in ("self", "cls")]
+            public = (module, node.name) in WIDE
+            assert len(names) <= 7 or public, f"{module}.{node.name} has {len(names)} parameters: {names}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nobody_asks_which_head_encoder_loss_or_source_there_is(module: str) -> None:
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            kinds = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            folders = {folder for folder, classes in FAMILIES.items() if kinds & classes}
+            assert folders <= {room(module)}, f"{module}:{node.lineno} asks for {sorted(kinds)}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_names_and_docstrings_are_plain(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            assert node.id not in VAGUE, f"{module}:{node.lineno} {node.id}: call it what it is"
+        if isinstance(node, ast.arg):
+            assert node.arg not in VAGUE, f"{module}:{node.lineno} {node.arg}: call it what it is"
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            words = (ast.get_docstring(node) or "").split()
+            where = f"{module}:{getattr(node, 'lineno', 1)}"
+            assert not words or words[0] not in QUESTIONS, (
+                f"{where} begins with {words[0]}: say what it does, verb first"
+            )
 
 
 def test_the_check_sees_what_it_should() -> None:

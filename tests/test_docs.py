@@ -1,5 +1,6 @@
 """The pages: links lead somewhere, commands parse, examples are what they say, and the site is built."""
 
+import ast
 import importlib.util
 import json
 import re
@@ -54,6 +55,21 @@ def test_options_in_the_text_are_those_of_a_command(page: Path) -> None:
     spans = [span.partition(" -- ")[0] for line in prose for span in re.findall(r"`([^`]+)`", line)]
     named = {option for span in spans for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", span)}
     assert named <= names
+
+
+def test_the_ways_through_the_code_name_functions_that_exist() -> None:
+    text = (DOCS / "architecture.md").read_text().partition("## The packages")[0]
+    steps = re.findall(r"^\d+\. (.*(?:\n   .*)*)", text, re.MULTILINE)
+    assert len(steps) == 23
+    for step in steps:
+        defined: set[str] = set()
+        for span in re.findall(r"`([^`]+)`", step):
+            if span.endswith(".py"):
+                tree = ast.parse((ROOT / span).read_text())
+                kinds = (ast.FunctionDef, ast.ClassDef)
+                defined = {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+            else:
+                assert span in defined, f"{span}: {step}"
 
 
 def test_every_command_is_in_the_readme() -> None:
