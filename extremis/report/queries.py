@@ -81,7 +81,7 @@ def sample(data: DataLayout, runs: list[Run], splits: list[str], wanted: int, pr
 
 def _score(data: DataLayout, run: Run, by_split: dict[str, list[Example]]) -> dict[tuple[str, int], dict[int, float]]:
     """Fills in predictions; gives the present score of each positive and negative by (split, row) and label."""
-    from trainer.evaluation.score_rows import look_closely
+    from trainer.evaluation.score_rows import score_rows
     from trainer.model import load_model
 
     _, model, _ = load_model(data, run.layout)
@@ -92,7 +92,7 @@ def _score(data: DataLayout, run: Run, by_split: dict[str, list[Example]]) -> di
         manifest = open_manifest(data.queries(split), "queries")
         table = Rows(data.queries(split), manifest).read(np.asarray([one.row for one in examples]), model.columns)
         named = [[*one.positives, *(label for label, _ in one.negatives[:NEGATIVES])] for one in examples]
-        scores, top, of_named = look_closely(model, table, named, PREDICTIONS)
+        scores, top, of_named = score_rows(model, table, named, PREDICTIONS)
         for one, best, of, labels, now in zip(examples, scores.tolist(), top.tolist(), named, of_named, strict=True):
             one.predictions = [(label, score) for label, score in zip(of, best, strict=True) if label >= 0]
             found[split, one.row] = dict(zip(labels, now, strict=True))
