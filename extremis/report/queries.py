@@ -77,7 +77,7 @@ def sample(data: DataLayout, runs: list[Run], splits: list[str], count: int, pre
 
 def _score(data: DataLayout, run: Run, examples: list[Example]) -> Scores:
     """Fill in predictions; return the scores of each positive and negative by the newest checkpoint."""
-    from trainer.evaluation.score_rows import look_closely
+    from trainer.evaluation.score_rows import score_rows
     from trainer.model import load_model
 
     _, model, _ = load_model(data, run.layout)
@@ -87,7 +87,7 @@ def _score(data: DataLayout, run: Run, examples: list[Example]) -> Scores:
         manifest = open_manifest(data.queries(split), "queries")
         table = Rows(data.queries(split), manifest).read(np.asarray([example.row for example in part]), model.columns)
         named = [[*example.positives, *(label for label, _ in example.negatives)] for example in part]
-        best, top, named_scores = look_closely(model, table, named, PREDICTIONS)
+        best, top, named_scores = score_rows(model, table, named, PREDICTIONS)
         for example, row_best, row_top in zip(part, best.tolist(), top.tolist(), strict=True):
             example.predictions = [pair for pair in zip(row_top, row_best, strict=True) if pair[0] >= 0]
         for example, row_labels, row_scores in zip(part, named, named_scores, strict=True):

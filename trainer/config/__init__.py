@@ -1,4 +1,4 @@
-"""A recipe: frozen, typed, validated, saved with what it made. One TOML file a method, changed by `--set a.b=c`."""
+"""Recipes: frozen, typed, validated, saved with a run. One TOML file a method, changed by `--set a.b=c`."""
 
 from trainer.config.checkpoint import Checkpoint
 from trainer.config.classifier import Classifier

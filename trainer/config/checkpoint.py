@@ -6,6 +6,8 @@ from schemas.options import Options
 
 
 class Checkpoint(Options):
+    """Checkpoints of a run."""
+
     every_epochs: int = Field(1, ge=0, description="0: only the last")
     every_steps: int = Field(0, ge=0, description="also within epochs; 0: not")
     keep: int = Field(2, ge=1)

@@ -34,7 +34,7 @@ class Classifier(Options):
     initial_bias: float = 0.0
 
     @model_validator(mode="after")
-    def _complete(self) -> "Classifier":
+    def _check(self) -> "Classifier":
         if self.initial == "labels" and not self.initial_scale:
             raise ValueError("classifier.initial = 'labels' needs classifier.initial_scale, the length of the vectors")
         return self

@@ -12,7 +12,7 @@ _RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside
 
 
 class Data(Options):
-    """Which rows are trained on."""
+    """Rows that a run trains on."""
 
     split: str = "train"
     label_texts: bool = Field(False, description="label texts are training points too, each with its own label")
@@ -23,7 +23,7 @@ class Data(Options):
     )
 
     @model_validator(mode="after")
-    def _mixed(self) -> "Data":
+    def _check(self) -> "Data":
         if not self.mix:
             return self
         for name in _RESERVED & self.mix.keys():

@@ -1,4 +1,4 @@
-"""Sections of a recipe that choose a class by `kind`: each class states the options of its own kind."""
+"""Sections of a recipe that choose a class by `kind`; each class states the options of its own kind."""
 
 import importlib
 from collections.abc import Iterable, Mapping
@@ -10,10 +10,9 @@ from schemas.options import Options
 
 
 class KindSection(Options):
-    """Base of such a section. The class that names KINDS has the options of all kinds; their own are in subclasses.
+    """Base of such a section: a subclass names KINDS and has their common options, its subclasses those of one kind.
 
-    Validating values by the former gives an instance of the section of their kind. A kind's module is imported when it
-    is first asked for.
+    The former validates values as the section of their kind. A kind's module is imported at its first use.
     """
 
     NAME: ClassVar[str]  # of the section, "encoder"

@@ -1,4 +1,4 @@
-"""Recipes as TOML files: read, changed by `--set a.b=c`, explained where they are wrong, saved with what they made."""
+"""Recipes as TOML files: read, changed by `--set a.b=c`, checked with an explanation of faults, saved with a run."""
 
 import difflib
 import importlib.metadata
@@ -22,7 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Options that are gone, by dotted key: with these values, which did nothing, configs of earlier runs have them.
+# Options that were removed, by dotted key, with the value that had no effect: configs of earlier runs have it.
 REMOVED: dict[str, Any] = {
     "classifier.decay": "touched",
     "negatives.cache": 0,
@@ -34,7 +34,7 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
     A recipe may say `extends = "astra"` and state only what differs. Where it, or an override, changes the kind of a
-    section, options of other kinds that it stands on are left out.
+    section, options that lower layers set for other kinds are left out.
     Raises InputError: no such recipe, not TOML, an unknown key (names the nearest known one), a key of another kind, a
     value out of range.
     """
@@ -54,9 +54,9 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
-    """Read the recipe that a run or an export was made by, also one of an earlier version of Extremis.
+    """Read the recipe of a run or an export, also one of an earlier version of Extremis.
 
-    Options of kinds that were not chosen, and removed options that did nothing, are left out. Raises InputError.
+    Options of other kinds, and removed options without effect, are left out. Raises InputError.
     """
     restored = dict(body)
     for name, values in body.items():
@@ -78,7 +78,7 @@ def validate(body: Mapping[str, Any], source: str) -> Recipe:
 
 
 def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
-    """The resolved recipe, the versions it ran with, and further tables of `facts`, as TOML."""
+    """Return the resolved recipe, the versions it ran with, and further tables of `facts`, as TOML."""
     versions = {"extremis": code_version(), "python": sys.version.split()[0]}
     for name in ("torch", "numpy", "pyarrow", "transformers", "faiss-cpu", "apache-beam"):
         try:
@@ -90,7 +90,7 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
 
 
 def load_config(url: str) -> dict[str, Any]:
-    """A run's config.toml: `recipe`, `versions`, `data`. Raises InputError when no run is there."""
+    """Read a run's config.toml: `recipe`, `versions`, `data`. Raises InputError where there is no run."""
     try:
         data = storage.read_bytes(url)
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def load_config(url: str) -> dict[str, Any]:
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that ship with Extremis."""
+    """List the names of the recipes that ship with Extremis."""
     folder = importlib.resources.files("recipes")
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
@@ -194,7 +194,7 @@ def _explain(fault: Any, body: Mapping[str, Any]) -> str:
             if kinds:
                 names = " or ".join(map(repr, kinds))
                 return f"{where} is of {part}.kind = {names}, and this is {kind!r}: leave it out"
-    known = list(section.model_fields)
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(known)}"
+    options = list(section.model_fields)
+    near = difflib.get_close_matches(key, options, n=1, cutoff=0.5)
+    hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(options)}"
     return f"unknown key {where!r}{hint}"

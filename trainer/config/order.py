@@ -9,7 +9,7 @@ from trainer.schedule import ClusterSchedule
 
 
 class Order(Options):
-    """The stream's order (DESIGN section 5)."""
+    """Order of the stream's rows."""
 
     batch: int = Field(512, ge=1, description="B, queries a step over all ranks")
     streams: int = Field(8, ge=1, description="S canonical streams; ranks divide it, and it divides the batch")
@@ -27,7 +27,7 @@ class Order(Options):
     )
 
     @model_validator(mode="after")
-    def _divides(self) -> "Order":
+    def _check(self) -> "Order":
         if self.batch % self.streams:
             raise ValueError(f"order.streams = {self.streams} does not divide order.batch = {self.batch}")
         if self.share % self.cluster:
@@ -39,7 +39,7 @@ class Order(Options):
 
     @property
     def share(self) -> int:
-        """B/S, what a stream gives to a batch."""
+        """B/S, rows of a batch that come from one stream."""
         return self.batch // self.streams
 
     @property

@@ -1,4 +1,4 @@
-"""A recipe: everything that decides a run's numbers, besides DATA."""
+"""The recipe of a run, with checks over its sections."""
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -39,7 +39,7 @@ class Recipe(Options):
     logging: Logging = Logging()
 
     @model_validator(mode="after")
-    def _scored(self) -> "Recipe":
+    def _check_head(self) -> "Recipe":
         encodes, pool = self.head.encodes_labels, self.negatives.pool
         if pool not in self.head.POOLS:
             raise ValueError(
@@ -64,7 +64,7 @@ class Recipe(Options):
         return self
 
     @model_validator(mode="after")
-    def _weighed(self) -> "Recipe":
+    def _check_positive_ratio(self) -> "Recipe":
         if self.train.positive_ratio != 1 and self.loss.kind != "bce":
             raise ValueError(
                 f"train.positive_ratio = {self.train.positive_ratio:g} weighs the positive part of loss.kind = 'bce': "
@@ -73,7 +73,7 @@ class Recipe(Options):
         return self
 
     @model_validator(mode="after")
-    def _drawn(self) -> "Recipe":
+    def _check_encoder(self) -> "Recipe":
         encodes, encoder = self.head.encodes_labels, self.encoder
         if self.train.freeze_encoder and encodes:
             raise ValueError(
@@ -83,7 +83,7 @@ class Recipe(Options):
         return self
 
     @model_validator(mode="after")
-    def _timed(self) -> "Recipe":
+    def _check_minutes(self) -> "Recipe":
         if self.train.minutes and self.negatives.curriculum:
             raise ValueError(
                 f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, and negatives.curriculum "
@@ -92,7 +92,7 @@ class Recipe(Options):
         return self
 
     @model_validator(mode="after")
-    def _clustered(self) -> "Recipe":
+    def _check_clusters(self) -> "Recipe":
         if not self.clusters:
             return self
         if self.negatives.hard:
@@ -108,7 +108,7 @@ class Recipe(Options):
         return self
 
     @model_validator(mode="after")
-    def _dealt(self) -> "Recipe":
+    def _check_sources(self) -> "Recipe":
         thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
         if self.negatives.hard and thin:
             raise ValueError(
@@ -124,25 +124,25 @@ class Recipe(Options):
 
     @property
     def clusters(self) -> bool:
-        """Whether queries are dealt by clusters, for which tables are made and used as those of negatives are."""
+        """True: queries are dealt by clusters, from tables that are made and used like those of negatives."""
         return self.order.clusters != SINGLE_ROWS
 
     @property
     def indexes(self) -> bool:
-        """Whether hard negatives come from an index within the trainer."""
+        """True: hard negatives come from an index within the trainer."""
         return self.negatives.hard > 0 and self.refresh.source == "in-trainer"
 
     def uses_table(self, epoch: int) -> bool:
-        """Whether `epoch` trains on a table of hard negatives, or of clusters, as far as the schedule goes.
+        """Tell whether `epoch` trains on a table of hard negatives, or of clusters, by the schedule.
 
-        Clusters may be there before: they can be made of any embeddings, and need no model of the run.
+        Clusters may exist earlier: they can be made of any embeddings, and need no model of the run.
         """
         if self.clusters:
             return True
         return self.negatives.hard > 0 and not self.indexes and epoch >= self.refresh.start
 
     def table_epochs(self) -> list[int]:
-        """Epochs from which a new table is used: start, start + every, ... within the run."""
+        """List the epochs from which a new table is used: start, start + every, ... within the run."""
         if not self.clusters and (not self.negatives.hard or self.indexes):
             return []
         return list(range(self.refresh.start, self.train.epochs, self.refresh.every))

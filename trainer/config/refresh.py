@@ -10,7 +10,7 @@ LEAD = 2  # epochs between a dump and the first use of its table
 
 
 class Refresh(Options):
-    """When hard-negative tables are made and used (ASTRA's tau_s and tau_r), and what happens when they are not."""
+    """Schedule of hard-negative tables (ASTRA's tau_s and tau_r), and the policy for late ones."""
 
     source: Literal["table", "in-trainer"] = Field(
         "table", description="tables mined beside the training, or an index of stale vectors within the trainer"
@@ -44,23 +44,23 @@ class Refresh(Options):
 
     @property
     def oldest(self) -> int:
-        """Epochs from its dump at which a table is not stale yet."""
+        """Greatest age, in epochs from its dump, of a table that is not stale."""
         return self.max_age or LEAD + self.every - 1
 
     @model_validator(mode="before")
     @classmethod
-    def _before_there_were_policies(cls, body: Any) -> Any:
-        """`late = "continue"` and `"wait"` of earlier recipes and runs."""
+    def _rename_late(cls, body: Any) -> Any:
+        """Read `late = "continue"` and `"wait"` of earlier recipes and runs as `stale`."""
         if not isinstance(body, dict) or "late" not in body:
             return body
-        known = {"continue": "warn", "wait": "wait"}
+        policies = {"continue": "warn", "wait": "wait"}
         late = body["late"]
-        if late not in known or body.get("stale", known[late]) != known[late]:
+        if late not in policies or body.get("stale", policies[late]) != policies[late]:
             raise ValueError(f"refresh.late = {late!r}: it is refresh.stale now, one of warn, wait, random-only, stop")
-        return {**{name: value for name, value in body.items() if name != "late"}, "stale": known[late]}
+        return {**{name: value for name, value in body.items() if name != "late"}, "stale": policies[late]}
 
     @model_validator(mode="after")
-    def _possible(self) -> "Refresh":
+    def _check(self) -> "Refresh":
         if self.source == "table" and self.start < LEAD:
             raise ValueError(
                 f"refresh.start = {self.start}: a table is used {LEAD} epochs after its dump at the earliest"

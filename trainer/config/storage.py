@@ -10,7 +10,7 @@ from schemas.sizes import parse_bytes
 
 
 class Storage(Options):
-    """How the stream reads storage. It changes no order and no number, so a resumed run may have it otherwise."""
+    """Reading from storage. It changes no order and no number, so a resumed run may set it differently."""
 
     verify: bool = Field(True, description="checksums of what is read are verified")
     damaged: Literal["stop", "skip"] = Field("stop", description="a row group that does not match them: stop, or skip")
@@ -23,7 +23,7 @@ class Storage(Options):
         return parse_bytes(self.cache_size) if self.cache_size else 0
 
     @model_validator(mode="after")
-    def _complete(self) -> "Storage":
+    def _check(self) -> "Storage":
         try:
             size = self.cache_bytes
         except InputError as error:

@@ -6,7 +6,7 @@ from schemas.options import Options
 
 
 class Train(Options):
-    """How long, how fast, from which random numbers."""
+    """Length of a run, its rates and its random numbers."""
 
     epochs: int = Field(20, ge=1, description="passes over the training split; with minutes the most that there may be")
     minutes: float = Field(

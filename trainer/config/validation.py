@@ -6,6 +6,8 @@ from schemas.options import Options
 
 
 class Validation(Options):
+    """Scoring of a split while training."""
+
     split: str = Field("", description="a split to score while training; empty: none")
     every_epochs: int = Field(1, ge=1)
     queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")

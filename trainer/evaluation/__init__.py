@@ -1,1 +1,1 @@
-"""How good a model is: search, metrics, propensities, intervals, deciles."""
+"""Evaluation of a model: search, metrics, propensities, intervals, deciles."""

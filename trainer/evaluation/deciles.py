@@ -1,4 +1,4 @@
-"""Which part of P@k frequent and rare labels bring: bins of labels with equal training mass."""
+"""Parts of P@k that frequent and rare labels bring: bins of labels with equal training mass."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ BINS = 10
 
 
 def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
-    """The bin of each label, most frequent labels first: frequency [L] int64 -> int64 [L] in [0, bins).
+    """Return the bin of each label, most frequent labels first: frequency [L] int64 -> int64 [L] in [0, bins).
 
     Labels are sorted by training frequency, descending (ties by id), and a label belongs to the bin where its
     share of the total frequency begins; so a bin's mass is a `bins`-th of the total but for the last label in it.
@@ -54,12 +54,12 @@ class Deciles:
         self._points += len(top)
 
     def result(self) -> dict[str, list[float]]:
-        """Metric ("P@1", ...) -> each bin's part of it x 100, most frequent labels first; the parts add up to P@k."""
+        """Return metric ("P@1", ...) -> each bin's part of it x 100, most frequent labels first; they add up to P@k."""
         if not self._points:
             raise InputError("there is nothing to measure: no point was evaluated. Is the split empty?")
         upto = np.cumsum(self._hits, axis=0)
         return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self.ks}
 
     def labels(self) -> list[int]:
-        """How many labels each bin holds."""
+        """Count the labels of each bin."""
         return np.bincount(self._bin, minlength=self.bins).tolist()

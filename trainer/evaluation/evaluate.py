@@ -1,4 +1,4 @@
-"""Scores a model on a split: exact search, filter applied, every metric with its interval and deciles."""
+"""Scoring of a model on a split: exact search, filters applied, every metric with its interval and deciles."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class LabelStatistics:
 
 
 def label_statistics(data: DataLayout) -> LabelStatistics:
-    """Read from the labels table; A and B from the data's manifest, never guessed. Raises TableError."""
+    """Read frequencies from the labels table, A and B from the data's manifest: never guessed. Raises TableError."""
     labels = Table.open(data.labels, "labels")
     groups = [group.column("frequency").to_numpy() for group in iterate(labels.url, labels.manifest, ["frequency"])]
     frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
@@ -49,9 +49,10 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
 
 
 def positive_weights(data: DataLayout, options: Train, say: Callable[[str], None]) -> np.ndarray | None:
-    """positive_ratio x q_l ** positive_weight, with q's part of mean 1 over training pairs, [L] float32; None: all 1.
+    """Return positive_ratio x q_l ** positive_weight, [L] float32; None: all 1.
 
-    Where the data states no A and B, q's part is left out and that said aloud: they are never guessed.
+    q's part has mean 1 over training pairs. Without A and B in the data it is left out, and `say` is told: they are
+    never guessed.
     """
     if options.positive_weight:
         statistics = label_statistics(data)
@@ -71,23 +72,23 @@ def positive_weights(data: DataLayout, options: Train, say: Callable[[str], None
 
 @dataclass
 class Scores:
-    """What scoring a split accumulated."""
+    """Results of scoring a split."""
 
     metrics: Metrics
     deciles: Deciles | None
     queries: int
-    filtered: int  # predictions struck out by the filter's pairs, at most
+    filtered: int  # pairs (query, label) of the filter
     zero_shot: ZeroShot | None = None
 
     def report(self, resamples: int = 1000) -> dict:
-        """Metrics x 100, their 95 % intervals, the deciles' parts of P@k, and zero-shot labels where asked for."""
-        found = {
+        """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, and zero-shot labels if measured."""
+        report = {
             "queries": self.queries,
             "filter_pairs": self.filtered,
             **with_intervals(self.metrics, resamples),
             "deciles": None if self.deciles is None else self.deciles.result(),
         }
-        return found if self.zero_shot is None else {**found, "zero_shot": self.zero_shot.report(resamples)}
+        return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
 
 class Scorer:
@@ -109,15 +110,21 @@ class Scorer:
 
     @classmethod
     def open(
-        cls, data: DataLayout, model: Model, split: str, group: Group = ALONE, ranking: Ranking | None = None
+        cls,
+        data: DataLayout,
+        model: Model,
+        split: str,
+        group: Group = ALONE,
+        ranking: Ranking | None = None,
+        statistics: LabelStatistics | None = None,
     ) -> "Scorer":
-        """`ranking`: by which scores, where not by those of the model's vectors.
+        """Open a split. `ranking`: by default by the model's vectors; `statistics`: where they are read already.
 
-        Raises InputError where there is no such split, or not what the model reads; TableError when damaged.
+        Raises InputError for no such split, or one without the columns that the model reads; TableError when damaged.
         """
         queries = open_queries(data, split)
         require_inputs(queries.url, queries.manifest, model.inputs)
-        return cls(model, queries, label_statistics(data), group, ranking)
+        return cls(model, queries, statistics or label_statistics(data), group, ranking)
 
     @property
     def rows(self) -> int:
@@ -133,14 +140,14 @@ class Scorer:
         seen_only: bool = False,
         zero_shot: bool = False,
     ) -> Scores:
-        """Metrics over the first `limit` queries (all by default); `filter=False` leaves predictions as they are.
+        """Measure the first `limit` queries (all by default) at KS and `ks`; `filter=False` applies no filter.
 
-        At KS, and at `ks` besides. `seen_only`: labels without a training point are no candidates. `zero_shot`: they
-        are reported apart. Raises InputError for both at once, and where every label has a training point.
+        `seen_only`: labels without a training point are no candidates. `zero_shot`: they are reported separately.
+        Raises InputError for both at once, and where every label has a training point.
         """
         frequency = self._statistics.frequency
         ks = sorted({*KS, *ks})
-        apart = ZeroShot(frequency, ks) if zero_shot else None
+        unseen = ZeroShot(frequency, ks) if zero_shot else None
         if zero_shot and seen_only:
             raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
         seen_labels = np.flatnonzero(frequency) if seen_only else None
@@ -154,27 +161,26 @@ class Scorer:
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
                 break
-            strike = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
-            filtered += len(strike.values)
+            filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
+            filtered += len(filters.values)
             x = self._embed(rows)
-            _, top = ranking.top_k(x, max(ks), strike, seen_labels)
+            _, top = ranking.top_k(x, max(ks), filters, seen_labels)
             positives = list_column(rows, "label_ids")
             metrics.update(top, positives)
             if deciles is not None:
                 deciles.update(top, positives)
-            if apart is not None:
-                having, own = apart.select(positives)
-                strike = filters_of(rows.take(pa.array(having))) if filter else Ragged.empty(len(having))
-                _, theirs = ranking.top_k(x[having], max(ks), strike, apart.labels)
-                apart.update(theirs, top[having], own)
+            if unseen is not None:
+                selected, unseen_positives = unseen.select(positives)
+                _, top_unseen = ranking.top_k(x[selected], max(ks), filters.take(selected), unseen.labels)
+                unseen.update(top_unseen, top[selected], unseen_positives)
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        return Scores(metrics, deciles, seen, filtered, apart)
+        return Scores(metrics, deciles, seen, filtered, unseen)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self._group
         parts = [label_range(rows.num_rows, rank, group.ranks) for rank in range(group.ranks)]
         start, stop = parts[group.rank]
-        own = self._model.embed_table(rows.slice(start, stop - start))
-        return group.gather(own, [stop - start for start, stop in parts])
+        part = self._model.embed_table(rows.slice(start, stop - start))
+        return group.gather(part, [stop - start for start, stop in parts])

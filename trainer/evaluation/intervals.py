@@ -20,7 +20,7 @@ class Interval(NamedTuple):
 
 
 def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
-    """Metrics x 100, and the two ends of the 95 % interval of each. Raises InputError where no point was counted."""
+    """Return metrics x 100, and the ends of the 95 % interval of each. Raises InputError where no point was counted."""
     ends = bootstrap(metrics.contributions(), resamples)
     return {"metrics": metrics.result(), "intervals": {name: list(pair) for name, pair in ends.items()}}
 
@@ -28,7 +28,7 @@ def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
 def bootstrap(
     contributions: Mapping[str, Contributions], resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:
-    """Metric -> the interval between its (1 - level)/2 and (1 + level)/2 quantiles over resamples of the N points.
+    """Return metric -> interval between its (1 - level)/2 and (1 + level)/2 quantiles over resamples of the N points.
 
     `contributions`: [N] each, as `Metrics.contributions()` gives them. All metrics see the same resamples, a ratio of
     sums is taken anew in each, and the same seed gives the same intervals on any machine.
@@ -57,7 +57,7 @@ def bootstrap(
 
 
 def _weights(points: int, resamples: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(first resample, weights [S, N]) chunk by chunk: how often each resample of N draws took each point.
+    """Yield (first resample, weights [S, N]) chunk by chunk: how often each resample of N draws took each point.
 
     Resample r has a counter-based generator of its own, so that the size of the chunks changes nothing.
     """

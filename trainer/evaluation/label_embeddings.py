@@ -1,4 +1,4 @@
-"""The texts of labels as a model's encoder embeds them."""
+"""Embeddings of labels' texts by a model's encoder."""
 
 from collections.abc import Iterator
 
@@ -13,16 +13,16 @@ from trainer.model import Model
 
 
 def embed_texts(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """As `embed_labels`, on the unit sphere: float32 [n, D], without the column of a bias."""
+    """Yield what `embed_labels` does, on the unit sphere: float32 [n, D], without the column of a bias."""
     for first, z in embed_labels(model, data, start, stop):
         yield first, normalize(z[:, : model.encoder.dimension].float())
 
 
 @torch.no_grad()
 def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """(l, z [n, D] of labels [l, l + n)) for all of [start, stop), a row group at a time.
+    """Yield (l, z [n, D] of labels [l, l + n)) for all of [start, stop), a row group at a time.
 
-    Raises InputError where labels have not what the encoder reads, TableError.
+    Raises InputError for labels without the columns that the encoder reads, TableError.
     """
     manifest = open_manifest(data.labels, "labels")
     require_inputs(data.labels, manifest, model.inputs)

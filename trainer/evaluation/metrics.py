@@ -23,7 +23,7 @@ from schemas.ragged import Ragged
 
 
 class Contributions(NamedTuple):
-    """What each point adds to one metric: [N] float32, or [N, len(ks)] before a metric is cut out by its k.
+    """Contributions of N points to a metric, [N] float32, or to a family of metrics, [N, len(ks)].
 
     The metric is sum(achieved) / sum(achievable); where `achievable` is None it is the mean of `achieved`.
     """
@@ -51,7 +51,7 @@ class Metrics:
         self._batches.append(contributions(top, positives, self.ks, self._inverse_propensity))
 
     def contributions(self) -> dict[str, Contributions]:
-        """Metric ("P@1", ...) -> each point's contributions [N] float32, in the order of the updates."""
+        """Return metric ("P@1", ...) -> each point's contributions [N] float32, in the order of the updates."""
         if not self._batches:
             raise InputError("there is nothing to measure: no point was evaluated. Is the split empty?")
         joined: dict[str, Contributions] = {}
@@ -66,12 +66,12 @@ class Metrics:
         return joined
 
     def result(self) -> dict[str, float]:
-        """Metric ("P@1", "nDCG@5", ...) -> value x 100. Raises InputError where no point was counted."""
+        """Return metric ("P@1", "nDCG@5", ...) -> value x 100. Raises InputError where no point was counted."""
         return {name: value(part) for name, part in self.contributions().items()}
 
 
 def value(part: Contributions) -> float:
-    """The metric x 100 of one metric's contributions [N]; 0 where nothing could be achieved."""
+    """Return the metric x 100 of its contributions [N]; 0 where nothing could be achieved."""
     achieved = float(part.achieved.sum(dtype=np.float64))
     achievable = len(part.achieved) if part.achievable is None else float(part.achievable.sum(dtype=np.float64))
     return 100 * achieved / achievable if achievable else 0.0
@@ -80,27 +80,27 @@ def value(part: Contributions) -> float:
 def contributions(
     top: np.ndarray, positives: Ragged, ks: Sequence[int], inverse_propensity: np.ndarray | None = None
 ) -> dict[str, Contributions]:
-    """What each point of a batch adds to each family of metrics, [B, len(ks)] float32.
+    """Return the contributions of each point of a batch to each family of metrics, [B, len(ks)] float32.
 
     `top` [B, K] int64: distinct label ids, best first, -1 pads, K of any width; `positives`: distinct label ids of B
     rows; `inverse_propensity` [L] floating or None.
     Raises InputError for a repeated label and for a label id beyond L, ValueError for unequal rows.
     """
-    depth, at = max(ks), np.asarray(ks) - 1
+    depth, columns = max(ks), np.asarray(ks) - 1
     top = top[:, :depth]
     counts = positives.counts
     _refuse_repeats(top)
 
     hits = _widen(positives.contains(top), depth).astype(np.float64)
     discounts = 1 / np.log2(np.arange(2, depth + 2))
-    attainable = np.minimum(np.maximum(counts, 1)[:, None], at + 1)
+    attainable = np.minimum(np.maximum(counts, 1)[:, None], columns + 1)
     ideal = np.cumsum(discounts)[attainable - 1]
 
     def up_to_k(gains: np.ndarray) -> np.ndarray:
-        return np.cumsum(gains, axis=1)[:, at]
+        return np.cumsum(gains, axis=1)[:, columns]
 
     families: dict[str, tuple[np.ndarray, np.ndarray | None]] = {
-        "P": (up_to_k(hits) / (at + 1), None),
+        "P": (up_to_k(hits) / (columns + 1), None),
         "nDCG": (up_to_k(hits * discounts) / ideal, None),
         "R": (up_to_k(hits) / np.maximum(counts, 1)[:, None], None),
     }
@@ -119,7 +119,7 @@ def contributions(
 
 
 def _greatest(weights: np.ndarray, counts: np.ndarray, depth: int) -> np.ndarray:
-    """The `depth` greatest of each ragged row's weights, best first, then zeros: [V], [B] -> [B, depth]."""
+    """Return the `depth` greatest of each ragged row's weights, best first, then zeros: [V], [B] -> [B, depth]."""
     rows = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((-weights, rows))
     rank = np.arange(len(weights)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -129,12 +129,12 @@ def _greatest(weights: np.ndarray, counts: np.ndarray, depth: int) -> np.ndarray
 
 
 def _widen(ranked: np.ndarray, depth: int) -> np.ndarray:
-    """Zeros appended up to [B, depth]: what was not predicted hits nothing."""
+    """Append zeros up to [B, depth]: missing predictions hit nothing."""
     return np.pad(ranked, ((0, 0), (0, depth - ranked.shape[1])))
 
 
 def _refuse_repeats(top: np.ndarray) -> None:
-    """A label predicted twice for one point would be counted twice."""
+    """Raise InputError for a label that is predicted twice for a point: it would count twice."""
     ordered = np.sort(top, axis=1)
     repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
     if repeated.any():

@@ -1,4 +1,4 @@
-"""Propensities of labels: how likely a relevant label was to be observed at all (Jain et al., 2016)."""
+"""Propensities of labels: the probability that a relevant label was observed (Jain et al., 2016)."""
 
 import math
 from typing import NamedTuple
@@ -46,7 +46,7 @@ KNOWN: dict[str, Constants] = {
 
 
 def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -> np.ndarray:
-    """Inverse propensities q_l = 1 + C (N_l + B)^-A with C = (ln N - 1)(B + 1)^A; natural logarithm.
+    """Return inverse propensities q_l = 1 + C (N_l + B)^-A with C = (ln N - 1)(B + 1)^A; natural logarithm.
 
     `frequency` [L] int64: N_l, training points of each label; `points`: N, training points in all; -> float64 [L].
     Raises InputError where no N training points could have these frequencies. Jain et al. (2016), section 4.

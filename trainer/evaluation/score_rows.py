@@ -1,4 +1,4 @@
-"""A few queries, looked at closely: what a model predicts for them, and how it scores labels that somebody names."""
+"""Scores of a few queries: of their best labels, and of labels that are named."""
 
 from collections.abc import Sequence
 
@@ -7,23 +7,23 @@ import pyarrow as pa
 import torch
 
 from schemas.ragged import Ragged
-from trainer.evaluation.search import filtered_top_k
+from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.model import Model
 
 
 @torch.no_grad()
-def look_closely(
+def score_rows(
     model: Model, rows: pa.Table, named: Sequence[Sequence[int]], k: int
 ) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
-    """(scores [B, k], ids [B, k] best first, -1 pads, scores of `named[i]` for each row i).
+    """Return (scores [B, k], ids [B, k] best first, -1 pads, scores of `named[i]` for each row i).
 
-    `rows` hold the model's columns; nothing is filtered out.
+    `rows` hold the model's columns; no filter is applied.
     """
     x = model.embed_table(rows)
     vectors = model.head.vectors
-    scores, ids = filtered_top_k(x, vectors, k, Ragged.empty(len(x)))
-    of_named = [
-        (vectors[torch.as_tensor(labels, dtype=torch.int64)].to(x.dtype) @ one).tolist()
-        for one, labels in zip(x, named, strict=True)
+    scores, ids = filtered_top_k(x, LabelRows(vectors), k, Ragged.empty(len(x)))
+    named_scores = [
+        (vectors[torch.as_tensor(labels, dtype=torch.int64)].to(x.dtype) @ query).tolist()
+        for query, labels in zip(x, named, strict=True)
     ]
-    return scores, ids, of_named
+    return scores, ids, named_scores

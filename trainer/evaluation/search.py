@@ -1,4 +1,4 @@
-"""Exact search for the best labels of queries, with predictions struck out before the cut at k."""
+"""Exact search for the best labels of queries, with filtered labels left out before the cut at k."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,26 +15,34 @@ BLOCK_ROWS = 1 << 16
 
 
 class Rows(Protocol):
-    """[L, D] that is read a slice at a time: a tensor, or what takes one from files."""
+    """Rows [n, D], read by slices or by ids int64 [m]: a tensor, or one that is mapped from files."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, rows: slice, /) -> torch.Tensor: ...
+    def __getitem__(self, rows: Any, /) -> torch.Tensor: ...
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """The rows `ids` [C] of `vectors`, which are gathered a block at a time."""
+@dataclass(frozen=True, eq=False)
+class LabelRows:
+    """The `rows` [n, D] of labels [first, first + n): all labels, or those of one rank of `group`."""
 
-    vectors: Any
+    rows: Rows
+    first: int = 0
+    group: Group = ALONE
+
+
+@dataclass(frozen=True, eq=False)
+class _Subset:
+    """The rows `ids` [C] of `rows`, gathered a block at a time."""
+
+    rows: Rows
     ids: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, rows: slice) -> torch.Tensor:
-        chosen: torch.Tensor = self.vectors[self.ids[rows]]
-        return chosen
+    def __getitem__(self, places: slice) -> torch.Tensor:
+        return self.rows[self.ids[places]]
 
 
 __all__ = ["BLOCK_ROWS", "filtered_top_k", "top_k"]
@@ -44,7 +52,7 @@ __all__ = ["BLOCK_ROWS", "filtered_top_k", "top_k"]
 def top_k(
     queries: torch.Tensor, vectors: Rows, k: int, block_rows: int = BLOCK_ROWS
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k greatest inner products of each query: queries [B, D], vectors [L, D] -> scores [B, k], ids [B, k] int64.
+    """Find the k greatest inner products of each query: [B, D], vectors [L, D] -> scores [B, k], ids [B, k] int64.
 
     Best first, equal scores by ascending id; -inf and -1 pad where k > L. Blocks of `block_rows` vectors are moved
     to the queries' device and widened to float32 at least, so that memory is [B, block_rows] and vectors may be half
@@ -76,34 +84,35 @@ def top_k(
 
 def filtered_top_k(
     queries: torch.Tensor,
-    vectors: Rows,
+    labels: LabelRows,
     k: int,
     filters: Ragged,
-    block_rows: int = BLOCK_ROWS,
-    group: Group = ALONE,
-    first: int = 0,
     among: np.ndarray | None = None,
+    block_rows: int = BLOCK_ROWS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`top_k` without each query's filtered labels: scores [B, k], ids [B, k] int64, equal to filtering before ranking.
+    """Search as `top_k` does, without each query's filtered labels: scores [B, k], ids [B, k] int64.
 
-    k + the longest row of `filters` are fetched: a row of 51 filtered labels can empty a top-5 ten times over. Each
-    rank of `group` has the same queries and the vectors of its own labels, the first of which is `first`; all get the
-    same answer. `among` [C] int64, ascending: the rows of `vectors`, a tensor, that are candidates; without, all are.
+    The result equals filtering before ranking: k + the longest row of `filters` are fetched, since a row of 51 filtered
+    labels can empty a top-5 ten times over. All ranks have the same queries and get the same result.
+    `among` [C] int64, ascending: the labels that are candidates; without, all are.
     """
-    depth = k + filters.longest
+    depth, first, group = k + filters.longest, labels.first, labels.group
     if among is None:
-        scores, ids = top_k(queries, vectors, depth, block_rows)
+        scores, ids = top_k(queries, labels.rows, depth, block_rows)
+        ids = torch.where(ids == PAD, PAD, ids + first) if first else ids
     else:
-        scores, places = top_k(queries, _Chosen(vectors, torch.from_numpy(among)), depth, block_rows)
-        ids = torch.from_numpy(np.append(among, PAD)).to(places.device)[places]  # a pad, -1, takes the last
+        of_rank = among[(among >= first) & (among < first + len(labels.rows))]
+        subset = _Subset(labels.rows, torch.from_numpy(of_rank - first))
+        scores, places = top_k(queries, subset, depth, block_rows)
+        ids = torch.from_numpy(np.append(of_rank, PAD)).to(places.device)[places]  # a pad, -1, takes the last
     if group.ranks > 1:
-        scores, ids = _best_of(scores, torch.where(ids == PAD, PAD, ids + first), depth, group)
+        scores, ids = _merge_ranks(scores, ids, depth, group)
     kept, kept_scores = filters.filter_ranking(ids.cpu().numpy(), scores.cpu().numpy(), k)
     return kept_scores, kept
 
 
-def _best_of(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k greatest of what the ranks found, [B, k] each: equal scores by ascending id, as ranks hold them."""
+def _merge_ranks(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the k greatest of all ranks' results [B, k]: equal scores by ascending id, as ranks hold them."""
     sizes = [len(scores)] * group.ranks
     # [G B, k] -> [B, G k]
     scores, ids = (
@@ -114,7 +123,7 @@ def _best_of(scores: torch.Tensor, ids: torch.Tensor, k: int, group: Group) -> t
 
 
 def _top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k greatest of each row of [B, R], equal ones by ascending column: values [B, k], columns [B, k]."""
+    """Return the k greatest of each row of [B, R], equal ones by ascending column: values [B, k], columns [B, k]."""
     width = scores.shape[1]
     values, columns = scores.topk(min(k + 1, width), dim=1)
     # topk may keep any of several equal scores; which ones matters only where the cut at k falls between equals.

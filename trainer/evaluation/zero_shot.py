@@ -1,4 +1,4 @@
-"""Labels without a training point, reported apart: zero-shot and generalised zero-shot (Gupta et al., KDD 2021)."""
+"""Metrics of labels without a training point: zero-shot and generalised zero-shot (Gupta et al., KDD 2021)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +39,7 @@ class ZeroShot:
         self._among_all.update(among_all, positives)
 
     def report(self, resamples: int = 1000) -> dict[str, Any]:
-        """Metrics x 100 with their intervals, by both rankings; none where no query has such a positive."""
+        """Return metrics x 100 with their intervals, by both rankings; none where no query has such a positive."""
         report: dict[str, Any] = {"labels": len(self.labels), "queries": self._queries}
         if self._queries:
             report |= {

@@ -1,1 +1,1 @@
-"""A trained run as files that serve: encoder, vectors, labels, thresholds, an index, and one manifest."""
+"""Export of a trained run for serving: encoder, vectors, labels, thresholds, an index, and one manifest."""

@@ -1,11 +1,11 @@
-"""`extremis export`: a run's checkpoint as files that serve, published whole by a manifest written last."""
+"""Writing of an export: a run's checkpoint as files for serving, published by a manifest written last."""
 
 import functools
 import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from trainer.encoders import Encoder
 from trainer.evaluation.evaluate import label_statistics
 from trainer.evaluation.fusion.fit import open_fusion
 from trainer.evaluation.fusion.fused import Fused
+from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.label_embeddings import embed_labels, embed_texts
 from trainer.export.exported import (
     INDEX,
@@ -37,9 +38,9 @@ from trainer.export.exported import (
     iterate_ranked,
 )
 from trainer.export.index import choose_index, write_indexes
-from trainer.export.thresholds import Ranked
+from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
-from trainer.inputs import columns_of, scored_columns
+from trainer.inputs import scored_columns
 from trainer.model import DataFacts, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
@@ -56,10 +57,10 @@ RowsOf = Callable[[int, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How a run is exported. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory.
+    """Options of an export. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory.
 
     `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a label; or "fused" by the run's
-    tree, which goes along with these embeddings.
+    tree, which is exported with these embeddings.
     """
 
     step: int | None = None
@@ -78,58 +79,48 @@ class ExportOptions:
             raise InputError(f"--target-recall {self.target_recall:g}: expected a share in (0, 1].")
 
 
+@dataclass(frozen=True)
+class _Target:
+    """Place of vectors: OUT, their `dtype`, and a local folder for copies of them where OUT is remote."""
+
+    out: str
+    dtype: str
+    scratch: Path
+
+
 def export(data: str, run: str, out: str, options: ExportOptions | None = None, say: Say = print) -> Manifest:
     """Export a checkpoint of RUN (the newest by default), made from DATA, to OUT.
 
-    What is there already, made from the same checkpoint with the same options, is returned as it is.
+    An export that is there already, of the same checkpoint with the same options, is returned as it is.
     Raises InputError: no checkpoint, other data, no such split, something else at OUT; TableError, StorageError.
     """
     options = options or ExportOptions()
     layout = DataLayout(data)
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     split = _threshold_split(layout, options.split)
-    wanted = {**_wanted(options), "threshold_split": split}
+    described = {**_describe(options), "threshold_split": split}
     parents = {"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
     if options.scores != "classifier" and recipe.head.encodes_labels:
         raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion[1].digest
-    there = _existing(out, parents, wanted, options.overwrite)
-    if there is not None:
+    existing = _find_export(out, parents, described, options.overwrite)
+    if existing is not None:
         say(f"{out}: exported already")
-        return there
+        return existing
     model = load_encoder(layout, RunLayout(run), options.step)
     facts = DataFacts.of(layout)
-    tokens = _tokens(layout, facts.manifest, recipe, say)
-    shards = [*_encoders(layout, model, tokens, out), *_labels(layout, out)]
+    tokens = _limit_tokens(layout, facts.manifest, recipe, say)
+    shards = [*_write_encoders(layout, model, tokens, out), *_write_labels(layout, out)]
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
-        files = options.dtype, out, Path(scratch)
-        rows_of = functools.partial(_rows, checkpoint)
-        texts_of = functools.partial(_embedded, embed_texts, model, layout)
-        if recipe.head.encodes_labels:
-            rows_of = functools.partial(_embedded, embed_labels, model, layout)
-        elif options.scores == "sum":
-            rows_of = functools.partial(_added, rows_of, texts_of)
-        written, vectors = _vectors(VECTORS, checkpoint.labels, rows_of, *files)
-        fused = None
-        if fusion is not None:
-            tree, fitted = fusion
-            more, texts = _vectors(TEXTS, checkpoint.labels, texts_of, *files)
-            written += [*more, _write(out, TREE, tree.to_json())]
-            fused = Fused(tree, texts, label_statistics(layout).frequency, int(fitted.parameters["shortlist"]))
-        exact = Serving(model, vectors, fused=fused)
-        built: list[Shard] = []
-        index = None
-        spec = choose_index(options.index, facts.labels)
-        if spec is not None:
-            queries = _some_queries(layout, exact, recipe)
-            width = DEPTH if fused is None else fused.shortlist
-            built, index = write_indexes(spec, vectors, queries, width, options.target_recall, join(out, INDEX))
-        thresholds = _thresholds(layout, exact, split, options.precisions, say)
-    shards += [*written, *(_below(INDEX, shard) for shard in built)]
+        target = _Target(out, options.dtype, Path(scratch))
+        rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
+        written, serving = _write_serving(model, layout, checkpoint.labels, rows_of, fusion, target)
+        index_shards, index = _write_index(layout, serving, options, out)
+        thresholds = _measure_thresholds(layout, serving, split, options.precisions, say)
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
-    shards.append(_write(out, THRESHOLDS, body))
+    shards += [*written, *index_shards, _write(out, THRESHOLDS, body)]
     manifest = Manifest(
         kind=KIND,
         shards=tuple(shards),
@@ -137,41 +128,40 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
         id_range=(0, facts.labels),
         parents=parents,
         parameters={
-            "options": wanted,
+            "options": described,
             "recipe": recipe.model_dump(mode="json"),
             "vocabulary": facts.vocabulary,
             "features": facts.features,
             "max_tokens": tokens,
-            "dimension": vectors.shape[1],
+            "dimension": serving.vectors.shape[1],
             "bias": has_bias(recipe),
             "step": checkpoint.step,
             "index": index,
-            "shortlist": None if fused is None else fused.shortlist,
+            "shortlist": None if serving.fused is None else serving.fused.shortlist,
             "thresholds": thresholds,
         },
     )
     return publish(out, manifest)
 
 
-def _wanted(options: ExportOptions) -> dict[str, Any]:
-    body = asdict(options)
-    return {name: body[name] for name in ("dtype", "index", "target_recall")} | {
-        "precisions": [*options.precisions],
-        **({} if body["scores"] == "classifier" else {"scores": body["scores"]}),
-    }
+def _describe(options: ExportOptions) -> dict[str, Any]:
+    """Return the options that decide what the export holds, as the manifest states them."""
+    scores = {} if options.scores == "classifier" else {"scores": options.scores}
+    names = ("dtype", "index", "target_recall")
+    return {**{name: getattr(options, name) for name in names}, "precisions": [*options.precisions], **scores}
 
 
-def _existing(out: str, parents: dict[str, str], wanted: dict[str, Any], overwrite: bool) -> Manifest | None:
-    """The export at OUT if it is this very one. Raises InputError where something else is there."""
+def _find_export(out: str, parents: dict[str, str], described: dict[str, Any], overwrite: bool) -> Manifest | None:
+    """Return the export at OUT of these `parents` and options. Raises InputError for anything else there."""
     if not is_published(out):
         return None
-    found = open_manifest(out)
-    if found.kind == KIND and found.parents == parents and found.parameters.get("options") == wanted:
-        return found
-    if found.kind != KIND or not overwrite:
+    existing = open_manifest(out)
+    if existing.kind == KIND and existing.parents == parents and existing.parameters.get("options") == described:
+        return existing
+    if existing.kind != KIND or not overwrite:
         raise InputError(
-            f"{out}: holds a finished {found.kind} made from something else, or with other options. "
-            + ("Give --overwrite, or another OUT." if found.kind == KIND else "Give another OUT.")
+            f"{out}: holds a finished {existing.kind} made from something else, or with other options. "
+            + ("Give --overwrite, or another OUT." if existing.kind == KIND else "Give another OUT.")
         )
     unpublish(out)
     storage.remove(out, recursive=True)
@@ -179,7 +169,7 @@ def _existing(out: str, parents: dict[str, str], wanted: dict[str, Any], overwri
 
 
 def _threshold_split(data: DataLayout, split: str | None) -> str | None:
-    """The split to make thresholds on; never `test` or `train` unless it is named. Raises InputError."""
+    """Return the split to make thresholds on; never `test` or `train` unless it is named. Raises InputError."""
     if split == "none":
         return None
     if split is not None:
@@ -188,8 +178,8 @@ def _threshold_split(data: DataLayout, split: str | None) -> str | None:
     return "val" if "queries/val" in open_manifest(data.root, "data").parents else None
 
 
-def _tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int:
-    """Tokens of a text, at most: as DATA cut them, and the encoder once more."""
+def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int:
+    """Return the greatest number of tokens of a text: as DATA cut them, and the encoder once more."""
     limit = recipe.encoder.token_limit
     stored = limit or _TOKENS
     if "tokenizer" in data.parents:
@@ -203,13 +193,13 @@ def _tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int
     return stored
 
 
-def _encoders(data: DataLayout, model: Model, tokens: int, out: str) -> Iterator[Shard]:
-    """The directory of the queries' encoder, and of the labels' where they have another, with the tokenizer's files."""
+def _write_encoders(data: DataLayout, model: Model, tokens: int, out: str) -> Iterator[Shard]:
+    """Write the folder of each encoder, of queries and of labels, with the tokenizer's files."""
     for name, encoder in model.encoders.items():
-        yield from _encoder(data, encoder, tokens, out, name)
+        yield from _write_encoder(data, encoder, tokens, out, name)
 
 
-def _encoder(data: DataLayout, encoder: Encoder, tokens: int, out: str, name: str) -> Iterator[Shard]:
+def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, out: str, name: str) -> Iterator[Shard]:
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         folder = Path(scratch)
         encoder.write(folder, tokens)
@@ -221,8 +211,8 @@ def _encoder(data: DataLayout, encoder: Encoder, tokens: int, out: str, name: st
                 yield _write(out, f"{name}/{path.relative_to(folder).as_posix()}", path.read_bytes())
 
 
-def _labels(data: DataLayout, out: str) -> Iterator[Shard]:
-    """Key, text and training frequency of every label, shard by shard."""
+def _write_labels(data: DataLayout, out: str) -> Iterator[Shard]:
+    """Write key, text and training frequency of every label, shard by shard."""
     manifest = open_manifest(data.labels, "labels")
     for number, shard in enumerate(manifest.shards):
         groups = iterate_shard(data.labels, shard, _LABEL_COLUMNS)
@@ -234,13 +224,11 @@ def _labels(data: DataLayout, out: str) -> Iterator[Shard]:
             table.write(first)
             for group in groups:
                 table.write(group)
-        yield _below(LABELS, table.entry)
+        yield _in_folder(LABELS, table.entry)
 
 
-def _vectors(
-    folder: str, labels: int, rows_of: RowsOf, dtype: str, out: str, scratch: Path
-) -> tuple[list[Shard], Vectors]:
-    """Files of rows [labels, D], and the rows, mapped where the files are on a local disk.
+def _write_vectors(folder: str, labels: int, rows_of: RowsOf, target: _Target) -> tuple[list[Shard], Vectors]:
+    """Write files of rows [labels, D] and map them: from OUT where it is a local disk, or from copies.
 
     `rows_of(start, stop)` [stop - start, D]: a range of them, one held at a time.
     """
@@ -248,47 +236,84 @@ def _vectors(
     starts = range(0, max(labels, 1), ROWS_A_FILE)
     for number, start in enumerate(starts):
         name = f"{folder}/{shard_name(number, len(starts), 'safetensors')}"
+        url = join(target.out, name)
         rows = rows_of(start, min(start + ROWS_A_FILE, labels))
-        copy = scratch / f"{folder}-{number}"
-        with storage.writing(join(out, name)) as path:
-            write_vectors(Path(path), rows, start, dtype)
+        local = Path(storage.filesystem(url)[1]) if storage.is_local(url) else target.scratch / f"{folder}-{number}"
+        with storage.writing(url) as path:
+            write_vectors(Path(path), rows, start, target.dtype)
             size, digest = Path(path).stat().st_size, storage.file_sha256(path)
-            if not storage.is_local(out):
-                shutil.copyfile(path, copy)
+            if not storage.is_local(url):
+                shutil.copyfile(path, local)
         shards.append(Shard(path=name, rows=len(rows), bytes=size, sha256=digest))
-        mapped.append(map_vectors(Path(storage.filesystem(join(out, name))[1]) if storage.is_local(out) else copy))
+        mapped.append(map_vectors(local))
     return shards, Vectors(mapped)
 
 
-def _rows(checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
-    """The classifier's vectors of labels [start, stop)."""
-    return torch.cat([tensors["weight"] for _, tensors in checkpoint.rows(start, stop)])
+def _rows_to_score(model: Model, data: DataLayout, checkpoint: Checkpoint, recipe: Recipe, scores: str) -> RowsOf:
+    """Return the reader of the vectors that x is scored against, by ranges of labels."""
+    if recipe.head.encodes_labels:
+        return functools.partial(_concatenate, embed_labels, model, data)
+
+    def classifier_rows(start: int, stop: int) -> torch.Tensor:
+        return torch.cat([tensors["weight"] for _, tensors in checkpoint.rows(start, stop)])
+
+    def summed_rows(start: int, stop: int) -> torch.Tensor:  # a bias stays
+        rows, texts = classifier_rows(start, stop).float(), _concatenate(embed_texts, model, data, start, stop)
+        return rows + torch.nn.functional.pad(texts, (0, rows.shape[1] - texts.shape[1]))
+
+    return summed_rows if scores == "sum" else classifier_rows
 
 
-def _added(rows_of: RowsOf, texts_of: RowsOf, start: int, stop: int) -> torch.Tensor:
-    """Both of labels [start, stop) added; a bias stays."""
-    rows, texts = rows_of(start, stop).float(), texts_of(start, stop)
-    return rows + torch.nn.functional.pad(texts, (0, rows.shape[1] - texts.shape[1]))
-
-
-def _embedded(embed: Embed, model: Model, data: DataLayout, start: int, stop: int) -> torch.Tensor:
-    """The texts of labels [start, stop), as `embed` gives them."""
+def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop: int) -> torch.Tensor:
+    """Embed the texts of labels [start, stop)."""
     return torch.cat([rows for _, rows in embed(model, data, start, stop)])
 
 
-def _some_queries(data: DataLayout, serving: Serving, recipe: Recipe) -> torch.Tensor:
-    """x of the first training queries: shards are pre-shuffled."""
+def _write_serving(
+    model: Model,
+    data: DataLayout,
+    labels: int,
+    rows_of: RowsOf,
+    fusion: tuple[Fusion, Manifest] | None,
+    target: _Target,
+) -> tuple[list[Shard], Serving]:
+    """Write the vectors, and with `fusion` the labels' texts and the tree; open them for exact search."""
+    shards, vectors = _write_vectors(VECTORS, labels, rows_of, target)
+    if fusion is None:
+        return shards, Serving(model, vectors)
+    tree, manifest = fusion
+    text_shards, texts = _write_vectors(
+        TEXTS, labels, functools.partial(_concatenate, embed_texts, model, data), target
+    )
+    fused = Fused(tree, texts, label_statistics(data).frequency, int(manifest.parameters["shortlist"]))
+    return [*shards, *text_shards, _write(target.out, TREE, tree.to_json())], Serving(model, vectors, fused=fused)
+
+
+def _write_index(
+    data: DataLayout, serving: Serving, options: ExportOptions, out: str
+) -> tuple[list[Shard], dict[str, Any] | None]:
+    """Write an index where `options` ask for one, and return its files and the facts to open them."""
+    spec = choose_index(options.index, serving.labels)
+    if spec is None:
+        return [], None
+    queries = _embed_some_queries(data, serving)
+    width = DEPTH if serving.fused is None else serving.fused.shortlist
+    shards, facts = write_indexes(spec, serving.vectors, queries, width, options.target_recall, join(out, INDEX))
+    return [_in_folder(INDEX, shard) for shard in shards], facts
+
+
+def _embed_some_queries(data: DataLayout, serving: Serving) -> torch.Tensor:
+    """Embed the first training queries: shards are pre-shuffled."""
     table = open_queries(data, "train")
-    wanted = columns_of(recipe.encoder.inputs)
-    for group in iterate(table.url, table.manifest, wanted):
+    for group in iterate(table.url, table.manifest, serving.model.columns):
         return serving.embed(group.slice(0, _TUNING_QUERIES))
     return torch.empty(0, serving.vectors.shape[1])
 
 
-def _thresholds(
+def _measure_thresholds(
     data: DataLayout, serving: Serving, split: str | None, precisions: tuple[float, ...], say: Say
 ) -> dict[str, Any] | None:
-    """Scores for precisions, measured on the best DEPTH predictions of each query of the split."""
+    """Find scores for `precisions`, measured on the best DEPTH predictions of each query of the split."""
     if split is None:
         say(
             f"no thresholds: {data.root} has no split val (extremis shard --validation makes one); "
@@ -296,17 +321,16 @@ def _thresholds(
         )
         return None
     table = open_queries(data, split)
-    wanted = scored_columns(table.manifest, serving.model.columns)
-    ranked = Ranked()
-    for rows, scores, ids in iterate_ranked(serving, iterate(table.url, table.manifest, wanted), DEPTH):
-        ranked.add(ids, scores, list_column(rows, "label_ids"))
-    found = ranked.thresholds(precisions)
+    columns = scored_columns(table.manifest, serving.model.columns)
+    predictions = ScoredPredictions()
+    for rows, scores, ids in iterate_ranked(serving, iterate(table.url, table.manifest, columns), DEPTH):
+        predictions.add(ids, scores, list_column(rows, "label_ids"))
     return {
         "split": split,
         "depth": DEPTH,
         "rule": "the lowest score t such that, of all predictions of score >= t among the best `depth` of every query "
         "of `split`, at least the share `precision` is right",
-        "thresholds": [one._asdict() for one in found],
+        "thresholds": [threshold._asdict() for threshold in predictions.thresholds(precisions)],
     }
 
 
@@ -315,5 +339,5 @@ def _write(out: str, name: str, data: bytes) -> Shard:
     return Shard(path=name, rows=0, bytes=len(data), sha256=storage.sha256(data))
 
 
-def _below(folder: str, shard: Shard) -> Shard:
+def _in_folder(folder: str, shard: Shard) -> Shard:
     return shard.model_copy(update={"path": f"{folder}/{shard.path}"})

@@ -1,4 +1,4 @@
-"""An export at work: texts as token ids, or sparse features, to the best labels with their scores."""
+"""An open export: from rows of token ids or sparse features to the best labels with their scores."""
 
 import shutil
 import tempfile
@@ -21,7 +21,7 @@ from schemas.storage import join
 from trainer.config import Recipe, restore_recipe
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.tree import Fusion
-from trainer.evaluation.search import filtered_top_k
+from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.export.index import Indexed, open_indexes, search_indexes
 from trainer.export.vectors import Vectors, map_vectors
 from trainer.model import Model
@@ -29,8 +29,8 @@ from trainer.model import Model
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 TEXTS, TREE = "label-texts", "fusion.json"  # where scores are fused
-_HASHED = 256 << 20  # of a larger file only the length is looked at; `extremis inspect --verify` reads everything
-_AT_ONCE = 1 << 20  # bytes of a copy held in memory
+_HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
+_COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,23 @@ class Serving:
         return len(self.vectors)
 
     def embed(self, rows: pa.Table) -> torch.Tensor:
-        """x [B, D] of rows with the columns `model.columns`, as the vectors are scored against it."""
+        """Embed rows with the columns `model.columns`: x [B, D], as the vectors are scored against it."""
         return self.model.embed_table(rows)
 
     def top_k(
-        self, x: torch.Tensor, k: int, struck: Ragged | None = None, exact: bool = False
+        self, x: torch.Tensor, k: int, filters: Ragged | None = None, exact: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 where k > L.
+        """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 where k > L.
 
-        `struck`: the label ids that each row leaves out. By the index where there is one and not `exact`;
-        what it finds is scored exactly.
+        `filters`: the label ids that each row leaves out. An index, where there is one and not `exact`, finds
+        candidates that are scored exactly.
         """
         if self.fused is not None:
-            shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), struck, exact)
+            shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), filters, exact)
             return self.fused.rank(x, *shortlisted, k)
-        filters = struck or Ragged.empty(len(x))
+        filters = filters or Ragged.empty(len(x))
         if exact or not self.index:
-            return filtered_top_k(x, self.vectors, k, filters)
+            return filtered_top_k(x, LabelRows(self.vectors), k, filters)
         ids, scores = search_indexes(self.index, x.numpy(), k + filters.longest)
         ids, scores = filters.filter_ranking(ids, scores, k)
         return scores, ids
@@ -74,7 +74,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `extremis export` published at `url`, open. `folder` is where its files are on a local disk."""
+    """An open export, published at `url`. `folder`: its files on a local disk."""
 
     url: str
     manifest: Manifest
@@ -85,7 +85,7 @@ class Exported:
 
     @classmethod
     def open(cls, url: str, exact: bool = False) -> "Exported":
-        """Vectors are memory-mapped, and read beyond a local disk to TMPDIR first; `exact` leaves an index aside.
+        """Open the export at `url`; files beyond a local disk are copied to TMPDIR. `exact`: without an index.
 
         Raises TableError: no export there, unfinished, or damaged; StorageError.
         """
@@ -94,43 +94,44 @@ class Exported:
         scratch = None
         if storage.is_local(url):
             folder = Path(storage.filesystem(url)[1])
-            _look_at(url, manifest)
+            _check_files(url, manifest)
         else:
             scratch = tempfile.TemporaryDirectory(prefix="extremis-export-")
             folder = Path(scratch.name)
             _fetch(url, manifest, folder)
-        model = _model(recipe, manifest.parameters, folder / ENCODER)
+        model = _open_model(recipe, manifest.parameters, folder / ENCODER)
         vectors = Vectors([map_vectors(folder / shard.path) for shard in shards_of(manifest, VECTORS)])
         indexed: tuple[Indexed, ...] = ()
         if manifest.parameters["index"] and not exact:
-            places = [str(folder / shard.path) for shard in shards_of(manifest, INDEX)]
-            indexed = open_indexes(places, manifest.parameters["index"], vectors)
+            paths = [str(folder / shard.path) for shard in shards_of(manifest, INDEX)]
+            indexed = open_indexes(paths, manifest.parameters["index"], vectors)
         fused = None
         if manifest.parameters.get("shortlist"):
             texts = Vectors([map_vectors(folder / shard.path) for shard in shards_of(manifest, TEXTS)])
-            frequency = _label_table(folder, manifest, ("frequency",))["frequency"].to_numpy()
+            frequency = _read_labels(folder, manifest, ("frequency",))["frequency"].to_numpy()
             fused = Fused(Fusion.load(str(folder / TREE)), texts, frequency, manifest.parameters["shortlist"])
         return cls(url, manifest, recipe, folder, Serving(model, vectors, indexed, fused), scratch)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a text, at most."""
+        """Greatest number of tokens of a text."""
         return int(self.manifest.parameters["max_tokens"])
 
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
-        """Columns of all labels, label 0 first. Raises TableError."""
-        return _label_table(self.folder, self.manifest, columns)
+        """Read columns of all labels, label 0 first. Raises TableError."""
+        return _read_labels(self.folder, self.manifest, columns)
 
     def threshold(self, precision: float) -> float:
-        """The score from which on predictions had `precision` on the split that thresholds were made on.
+        """Return the score from which on predictions had `precision` on the split of the thresholds.
 
-        Raises InputError where the export states none.
+        Raises InputError for a precision without a threshold.
         """
-        known = self.manifest.parameters["thresholds"]
-        for row in known["thresholds"] if known else []:
+        thresholds = self.manifest.parameters["thresholds"]
+        rows = thresholds["thresholds"] if thresholds else []
+        for row in rows:
             if row["precision"] == precision:
                 return float(row["score"])
-        stated = ", ".join(f"{row['precision']:g}" for row in known["thresholds"]) if known else "none"
+        stated = ", ".join(f"{row['precision']:g}" for row in rows)
         raise InputError(
             f"{self.url}: no threshold for a precision of {precision:g}; it states {stated or 'none'}. "
             f"Export with --precision {precision:g} and a split to measure it on, or give --threshold SCORE."
@@ -138,7 +139,7 @@ class Exported:
 
 
 def use_threads(threads: int | None, indexed: bool) -> None:
-    """Let torch, and Faiss where something is `indexed`, work with so many threads; None: with all cores."""
+    """Set the threads of torch, and of Faiss where an index is open; None: all cores."""
     if threads:
         torch.set_num_threads(threads)
     if indexed:
@@ -148,16 +149,16 @@ def use_threads(threads: int | None, indexed: bool) -> None:
 
 
 def shards_of(manifest: Manifest, part: str) -> tuple[Shard, ...]:
-    """The files of one part of an export, in order."""
+    """Return the files of one part of an export, in order."""
     return tuple(shard for shard in manifest.shards if shard.path.startswith(f"{part}/"))
 
 
-def _label_table(folder: Path, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
+def _read_labels(folder: Path, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
     parts = [pq.read_table(folder / shard.path, columns=[*columns]) for shard in shards_of(manifest, LABELS)]
     return pa.concat_tables(parts).combine_chunks()
 
 
-def _model(recipe: Recipe, facts: Mapping[str, Any], folder: Path) -> Model:
+def _open_model(recipe: Recipe, facts: Mapping[str, Any], folder: Path) -> Model:
     encoder = recipe.encoder.at_folder(str(folder))
     # No rows: the vectors are those of the files.
     model = Model.build(recipe.model_copy(update={"encoder": encoder}), facts["vocabulary"], 0, facts["features"])
@@ -165,8 +166,8 @@ def _model(recipe: Recipe, facts: Mapping[str, Any], folder: Path) -> Model:
     return model
 
 
-def _look_at(url: str, manifest: Manifest) -> None:
-    """Raises TableError where a file is gone or not what it was."""
+def _check_files(url: str, manifest: Manifest) -> None:
+    """Raise TableError for a missing or a changed file."""
     for shard in manifest.shards:
         if shard.bytes <= _HASHED:
             check_shard(join(url, shard.path), shard, "Export the run again.")
@@ -176,19 +177,19 @@ def _look_at(url: str, manifest: Manifest) -> None:
 
 def _fetch(url: str, manifest: Manifest, folder: Path) -> None:
     for shard in manifest.shards:
-        place, target = find_shard(url, shard), folder / shard.path
+        source_url, target = find_shard(url, shard), folder / shard.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        with storage.open_read(place) as source, target.open("wb") as out:
-            shutil.copyfileobj(source, out, _AT_ONCE)
+        with storage.open_read(source_url) as source, target.open("wb") as out:
+            shutil.copyfileobj(source, out, _COPY_BYTES)
         if storage.file_sha256(str(target)) != shard.sha256:
-            raise TableError(f"{place}: damaged: its SHA-256 is not that of the manifest. Export the run again.")
+            raise TableError(f"{source_url}: damaged: its SHA-256 is not that of the manifest. Export the run again.")
 
 
 def iterate_ranked(
     serving: Serving, rows: Iterator[pa.Table], k: int, *, filter: bool = True, exact: bool = False
 ) -> Iterator[tuple[pa.Table, np.ndarray, np.ndarray]]:
-    """(rows, scores [B, k], ids [B, k]) for every table of `rows`; their `filter_label_ids` are struck."""
+    """Yield (rows, scores [B, k], ids [B, k]) for every table of `rows`; with `filter` by their `filter_label_ids`."""
     for table in rows:
-        struck = filters_of(table) if filter else None
-        scores, ids = serving.top_k(serving.embed(table), k, struck, exact)
+        filters = filters_of(table) if filter else None
+        scores, ids = serving.top_k(serving.embed(table), k, filters, exact)
         yield table, scores, ids

@@ -1,6 +1,6 @@
-"""Faiss indexes of an export, one over each range of the vectors: built and tuned, opened, searched.
+"""Faiss indexes of an export, one over each range of the vectors: built, tuned, opened, searched.
 
-Faiss is loaded when the first of these is called. What an index finds is scored exactly, as in mining.
+Faiss is loaded at the first call. Candidates from an index are scored exactly, as in mining.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,17 +28,17 @@ class Indexed(NamedTuple):
     refine: int
 
 
-def choose_index(wanted: str, labels: int) -> str | None:
-    """The factory string for `none`, `auto` or a factory string; None where exact search is to do."""
-    if wanted == "auto":
-        wanted = "none" if labels <= EXACT_LABELS else f"IVF{int(4 * labels**0.5)},Flat"
-    return None if wanted in ("none", "exact") or not labels else wanted
+def choose_index(spec: str, labels: int) -> str | None:
+    """Return the factory string for `none`, `auto` or a factory string; None for exact search."""
+    if spec == "auto":
+        spec = "none" if labels <= EXACT_LABELS else f"IVF{int(4 * labels**0.5)},Flat"
+    return None if spec in ("none", "exact") or not labels else spec
 
 
 def write_indexes(
     spec: str, vectors: Vectors, queries: torch.Tensor, width: int, target: float, url: str
 ) -> tuple[list[Shard], dict[str, Any]]:
-    """Files under `url`, and what opening them takes: tuned on `queries` [S, D] to the recall `target` at `width`.
+    """Write files under `url`, tuned on `queries` [S, D] to the recall `target` at `width`; return facts to open them.
 
     Raises InputError: not a factory string, or one that cannot be built on so few vectors.
     """
@@ -62,25 +62,25 @@ def write_indexes(
     return shards, facts
 
 
-def open_indexes(places: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
-    """The indexes in local files, as `write_indexes` described them, over the vectors that they were made of."""
+def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
+    """Open the indexes in local files, by the facts of `write_indexes`, over the vectors that they were made of."""
     from search.block import Block, padded
     from search.effort import Effort, apply
     from search.index_files import load_index
 
     columns = facts["columns"]
-    opened = []
-    for place, (start, rows), effort in zip(places, vectors.parts(), facts["efforts"], strict=True):
-        index = load_index(place)
+    indexes = []
+    for path, (start, rows), effort in zip(paths, vectors.parts(), facts["efforts"], strict=True):
+        index = load_index(path)
         apply(index, Effort(**effort))
         # Scored pair by pair in float32, where they lie: half-precision vectors are widened once.
         wide = rows if (rows.dtype, rows.shape[1]) == (np.float32, columns) else padded(rows, columns)
-        opened.append(Indexed(Block(start, wide, index), Effort(**effort).factor))
-    return tuple(opened)
+        indexes.append(Indexed(Block(start, wide, index), Effort(**effort).factor))
+    return tuple(indexes)
 
 
 def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """(ids int64 [B, width], scores float32) for queries [B, D] over all ranges; -1 and -inf beyond the labels."""
+    """Find (ids int64 [B, width], scores float32) for queries [B, D] in all ranges; -1 and -inf beyond the labels."""
     from search.block import padded, search
     from search.candidates import merge, unpack
 

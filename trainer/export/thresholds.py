@@ -1,4 +1,4 @@
-"""Scores from which predictions are right as often as is asked."""
+"""Thresholds: scores from which predictions reach a precision."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from schemas.tables import PAD
 
 
 class Threshold(NamedTuple):
-    """`score`: the lowest from which on at least the share `precision` of predictions is right.
+    """The lowest `score` from which on at least the share `precision` of predictions is right.
 
     `reached`, `recall` (of all positives) and `predictions` (a query, on average) are those at that score.
     """
@@ -23,8 +23,8 @@ class Threshold(NamedTuple):
     predictions: float
 
 
-class Ranked:
-    """Predictions of a split with whether they are right, batch by batch."""
+class ScoredPredictions:
+    """Predictions of a split with their scores and hits, collected batch by batch."""
 
     def __init__(self) -> None:
         self._scores: list[np.ndarray] = []
@@ -33,14 +33,14 @@ class Ranked:
 
     def add(self, top: np.ndarray, scores: np.ndarray, positives: Ragged) -> None:
         """Count `top` [B, K] label ids with `scores` [B, K] against the positives of B rows."""
-        found = top != PAD
-        self._scores.append(scores[found])
-        self._hits.append(positives.contains(top)[found])
+        predicted = top != PAD
+        self._scores.append(scores[predicted])
+        self._hits.append(positives.contains(top)[predicted])
         self.queries += len(top)
         self.positives += len(positives.entries)
 
     def thresholds(self, precisions: Sequence[float]) -> list[Threshold]:
-        """One for each of `precisions` in (0, 1] that is reached somewhere, see `precision_thresholds`."""
+        """Return a threshold for each of `precisions` in (0, 1] that is reached, see `precision_thresholds`."""
         if not self.queries:
             raise InputError("thresholds need scored queries; the split is empty.")
         scores, hits = np.concatenate(self._scores), np.concatenate(self._hits)
@@ -50,7 +50,7 @@ class Ranked:
 def precision_thresholds(
     scores: np.ndarray, hits: np.ndarray, positives: int, queries: int, precisions: Sequence[float]
 ) -> list[Threshold]:
-    """The lowest score t, among those that occur, with at least p of the predictions of score >= t right, for each p.
+    """Find, for each p, the lowest score t among those that occur with at least p of the predictions >= t right.
 
     `scores` [N] and `hits` bool [N] are the predictions of all queries together; equal scores stand or fall together.
     A precision that no t reaches has no threshold. Raises InputError for one outside (0, 1].
@@ -62,12 +62,13 @@ def precision_thresholds(
     ranked, right = scores[order], np.cumsum(hits[order])
     last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)[: len(ranked)])  # of each group of equal scores
     share = right[last] / (last + 1)
-    found = []
+    thresholds = []
     for precision in precisions:
         enough = np.flatnonzero(share >= precision)
         if enough.size:
-            at = int(enough[-1])
-            count = int(last[at]) + 1
-            recall = float(right[last[at]] / max(positives, 1))
-            found.append(Threshold(precision, float(ranked[last[at]]), float(share[at]), recall, count / queries))
-    return found
+            group = int(enough[-1])
+            end = int(last[group])
+            recall = float(right[end] / max(positives, 1))
+            reached = float(share[group])
+            thresholds.append(Threshold(precision, float(ranked[end]), reached, recall, (end + 1) / queries))
+    return thresholds

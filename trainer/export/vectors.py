@@ -1,4 +1,4 @@
-"""Classifier vectors in safetensors files by label range: written a range at a time, read where they lie."""
+"""Classifier vectors in safetensors files by label range: written a range at a time, memory-mapped to be read."""
 
 import json
 import struct
@@ -21,7 +21,7 @@ def write_vectors(path: Path, rows: torch.Tensor, start: int, dtype: str) -> Non
 
 
 def map_vectors(path: Path) -> np.ndarray:
-    """The rows of one file [n, D], memory-mapped. Raises ValueError where it is no file of `write_vectors`."""
+    """Map the rows [n, D] of a file of `write_vectors` into memory. Raises ValueError for another file."""
     with open(path, "rb") as file:
         (length,) = _HEADER.unpack(file.read(_HEADER.size))
         entry = json.loads(file.read(length))[NAME]
@@ -29,14 +29,14 @@ def map_vectors(path: Path) -> np.ndarray:
     offset = _HEADER.size + length + entry["data_offsets"][0]
     if not np.prod(entry["shape"]):
         return np.empty(entry["shape"], kinds[entry["dtype"]])
-    # Copy on write: torch knows no memory that may not be written to.
+    # Copy on write: torch has no read-only memory.
     return np.memmap(path, kinds[entry["dtype"]], "c", offset, tuple(entry["shape"]))
 
 
 class Vectors:
-    """[L, D] out of arrays of label ranges laid end to end.
+    """[L, D] as arrays of label ranges laid end to end.
 
-    A slice of it is a tensor, a view where it is of one range; so are rows by their ids, int64 [n].
+    A slice is a tensor, a view of one range where possible; so are rows by their ids, int64 [n].
     """
 
     def __init__(self, ranges: Sequence[np.ndarray]) -> None:
@@ -52,20 +52,20 @@ class Vectors:
 
     def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
         if isinstance(rows, torch.Tensor):
-            return self._taken(rows.numpy())
+            return self._take(rows.numpy())
         start, stop, _ = rows.indices(len(self))
         parts = [torch.from_numpy(part) for part in self._parts(start, stop)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def parts(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(first label, rows [n, D]) of every range."""
+        """Yield (first label, rows [n, D]) of every range."""
         return zip(self.starts.tolist(), self.ranges, strict=False)
 
-    def _taken(self, ids: np.ndarray) -> torch.Tensor:
+    def _take(self, ids: np.ndarray) -> torch.Tensor:
         rows = np.empty((len(ids), self.shape[1]), self.ranges[0].dtype)
         for first, array in self.parts():
-            here = (ids >= first) & (ids < first + len(array))
-            rows[here] = array[ids[here] - first]
+            inside = (ids >= first) & (ids < first + len(array))
+            rows[inside] = array[ids[inside] - first]
         return torch.from_numpy(rows)
 
     def _parts(self, start: int, stop: int) -> Iterator[np.ndarray]:

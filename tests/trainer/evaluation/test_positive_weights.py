@@ -1,4 +1,4 @@
-"""What positives weigh: one ratio on average over training pairs, more for rare labels where that is asked for."""
+"""Weights of positives: one ratio on average over training pairs, more for rare labels where that is asked for."""
 
 from pathlib import Path
 
@@ -32,12 +32,12 @@ def test_the_mean_over_training_pairs_is_the_ratio(data: SmallData, exponent: fl
 
 
 def test_without_stated_constants_the_ratio_alone_is_left(tmp_path: Path) -> None:
-    made = build_data(str(tmp_path), rows={"train": 10})
-    manifest = open_manifest(made.layout.root, "data")
-    unpublish(made.layout.root)
-    publish(made.layout.root, manifest.model_copy(update={"parameters": {**manifest.parameters, "propensity": None}}))
+    built = build_data(str(tmp_path), rows={"train": 10})
+    manifest = open_manifest(built.layout.root, "data")
+    unpublish(built.layout.root)
+    publish(built.layout.root, manifest.model_copy(update={"parameters": {**manifest.parameters, "propensity": None}}))
     said: list[str] = []
-    weight = positive_weights(made.layout, Train(positive_weight=0.5, positive_ratio=3), said.append)
+    weight = positive_weights(built.layout, Train(positive_weight=0.5, positive_ratio=3), said.append)
     assert weight is not None
     assert (weight == 3).all()
     assert len(said) == 1

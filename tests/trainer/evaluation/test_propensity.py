@@ -14,8 +14,8 @@ from trainer.evaluation.propensity import KNOWN, inverse_propensity
 def test_equals_napkinxc(a: float, b: float) -> None:
     generator = np.random.default_rng(0)
     train = generator.random((300, 20)) < generator.random(20)
-    ours = inverse_propensity(train.sum(axis=0), len(train), a, b)
-    np.testing.assert_allclose(ours, Jain_et_al_inverse_propensity(train.astype(int), A=a, B=b), rtol=1e-12)
+    weights = inverse_propensity(train.sum(axis=0), len(train), a, b)
+    np.testing.assert_allclose(weights, Jain_et_al_inverse_propensity(train.astype(int), A=a, B=b), rtol=1e-12)
 
 
 def test_natural_logarithm_by_hand() -> None:

@@ -8,7 +8,7 @@ from schemas.manifest import open_manifest
 from schemas.shard_files.shards import iterate
 from tests.builders import build_data
 from trainer.config import validate
-from trainer.evaluation.score_rows import look_closely
+from trainer.evaluation.score_rows import score_rows
 from trainer.model import Model
 
 
@@ -20,7 +20,7 @@ def test_scores_are_inner_products_and_predictions_the_best_of_them() -> None:
     url = small.layout.queries("test")
     rows = next(iterate(url, open_manifest(url, "queries")))
     named = [[3, 5], [], *([[row % 12] for row in range(2, rows.num_rows)])]
-    scores, ids, of_named = look_closely(model, rows, named, 4)
+    scores, ids, of_named = score_rows(model, rows, named, 4)
     whole = model.embed_table(rows) @ model.head.vectors.T
     for row, labels in enumerate(named):
         assert of_named[row] == pytest.approx(whole[row, labels].tolist(), rel=1e-5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.errors import ExtremisError
 from schemas.ragged import Ragged
 from trainer.evaluation.metrics import Metrics
-from trainer.evaluation.search import filtered_top_k, top_k
+from trainer.evaluation.search import LabelRows, filtered_top_k, top_k
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -46,15 +46,15 @@ def test_half_precision_vectors_are_scored_in_single() -> None:
 
 
 @given(seeds, st.integers(1, 80), st.integers(1, 10), st.integers(0, 51))
-def test_filtered_search_equals_striking_first(seed: int, labels: int, k: int, longest_row: int) -> None:
+def test_filtered_search_equals_filtering_first(seed: int, labels: int, k: int, longest_row: int) -> None:
     generator = np.random.default_rng(seed)
     queries, vectors = integers(generator, 5, 4, 2), integers(generator, labels, 4, 2)
     rows = [generator.permutation(labels)[: generator.integers(longest_row + 1)] for _ in queries]
     offsets = np.cumsum([0, *map(len, rows)])
-    scores, ids = filtered_top_k(queries, vectors, k, Ragged(np.concatenate(rows), offsets), block_rows=16)
+    scores, ids = filtered_top_k(queries, LabelRows(vectors), k, Ragged(np.concatenate(rows), offsets), block_rows=16)
     matrix = (queries @ vectors.T).numpy()
-    for row, struck in enumerate(rows):
-        matrix[row, struck] = -np.inf
+    for row, filtered in enumerate(rows):
+        matrix[row, filtered] = -np.inf
     order = full_sort(matrix)[:, :k]
     expected_scores = np.take_along_axis(matrix, order, axis=1)
     expected = np.where(np.isneginf(expected_scores), -1, order)
@@ -64,12 +64,12 @@ def test_filtered_search_equals_striking_first(seed: int, labels: int, k: int, l
 
 
 def test_precision_survives_filter_rows_of_51() -> None:
-    """The 51 best of every query are struck; all positives stand right behind them. A cut at k before finds none."""
+    """The 51 best of every query are filtered; all positives stand right behind them. A cut at k before finds none."""
     queries = torch.eye(3)
     vectors = torch.arange(200, 0, -1, dtype=torch.float32)[:, None].expand(200, 3)
     filters = Ragged(np.tile(np.arange(51), 3), np.arange(4) * 51)
     positives = Ragged(np.tile(np.arange(51, 56), 3), np.arange(4) * 5)
-    _, ids = filtered_top_k(queries, vectors, 5, filters)
+    _, ids = filtered_top_k(queries, LabelRows(vectors), 5, filters)
     late = Metrics((1, 3, 5))
     late.update(ids, positives)
     assert {name: late.result()[name] for name in ("P@1", "P@3", "P@5")} == {"P@1": 100, "P@3": 100, "P@5": 100}

@@ -21,24 +21,24 @@ from trainer.group import ALONE, Group
 from trainer.model import Model, open_texts
 
 LABELS = 40
-FILTERED = "filtered"  # the split with a filter: the greatest positive of every other query is struck
+FILTERED = "filtered"  # the split with a filter: the greatest positive of every other query
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
-    made = build_data(str(tmp_path_factory.mktemp("data")), rows={"train": 12, "test": 25}, labels=LABELS)
-    test = made.layout.queries("test")
+    built = build_data(str(tmp_path_factory.mktemp("data")), rows={"train": 12, "test": 25}, labels=LABELS)
+    test = built.layout.queries("test")
     rows = pa.concat_tables(list(iterate(test, open_manifest(test))))
-    filters = list_array(*ragged(struck(made.points["test"].positives), np.int32), pa.int32())
+    filters = list_array(*ragged(filtered_labels(built.points["test"].positives), np.int32), pa.int32())
     rows = rows.append_column(pa.field("filter_label_ids", filters.type, nullable=False), filters)
-    added = write_table(made.layout.queries(FILTERED), "queries", [rows], 10)
-    whole = open_manifest(made.layout.root, "data")
+    added = write_table(built.layout.queries(FILTERED), "queries", [rows], 10)
+    whole = open_manifest(built.layout.root, "data")
     parents = {**whole.parents, f"queries/{FILTERED}": added.digest}
-    publish(made.layout.root, whole.model_copy(update={"parents": parents}))
-    return made
+    publish(built.layout.root, whole.model_copy(update={"parents": parents}))
+    return built
 
 
-def struck(positives: list[list[int]]) -> list[list[int]]:
+def filtered_labels(positives: list[list[int]]) -> list[list[int]]:
     return [row[-1:] if number % 2 else [] for number, row in enumerate(positives)]
 
 
@@ -64,7 +64,7 @@ def ranked(data: SmallData, head: str, split: str) -> np.ndarray:
     url = data.layout.queries(split)
     x = model.embed_table(pa.concat_tables(list(iterate(url, open_manifest(url), model.columns))))
     scores = (x @ model.head.vectors.T).numpy()
-    for row, labels in enumerate(struck(data.points["test"].positives) if split == FILTERED else []):
+    for row, labels in enumerate(filtered_labels(data.points["test"].positives) if split == FILTERED else []):
         scores[row, labels] = -np.inf
     order = np.argsort(-scores, axis=1, kind="stable")
     return np.where(np.isneginf(np.take_along_axis(scores, order, 1)), -1, order)
@@ -72,22 +72,22 @@ def ranked(data: SmallData, head: str, split: str) -> np.ndarray:
 
 def measured(ks: list[int], rankings: list[np.ndarray], positives: list[list[int]]) -> dict[str, float]:
     metrics = Metrics(ks)
-    for ranking, own in zip(rankings, positives, strict=True):
-        metrics.update(ranking[None, :], ragged([own]))
+    for ranking, labels in zip(rankings, positives, strict=True):
+        metrics.update(ranking[None, :], ragged([labels]))
     return metrics.result()
 
 
 @pytest.mark.parametrize("split", ["test", FILTERED])
 @pytest.mark.parametrize("head", ["classifier", "label-encoder"])
 def test_apart_is_what_sorting_all_scores_says(data: SmallData, head: str, split: str) -> None:
-    found = scored(ALONE, data, head, split, {"zero_shot": True, "ks": [20]})
+    report = scored(ALONE, data, head, split, {"zero_shot": True, "ks": [20]})
     unseen = set(np.flatnonzero(data.frequency() == 0).tolist())
-    own = [[label for label in row if label in unseen] for row in data.points["test"].positives]
-    having = [row for row, labels in enumerate(own) if labels]
-    apart = found["zero_shot"]
-    assert 0 < len(having) < len(own)
+    zero_shot = [[label for label in row if label in unseen] for row in data.points["test"].positives]
+    having = [row for row, labels in enumerate(zero_shot) if labels]
+    apart = report["zero_shot"]
+    assert 0 < len(having) < len(zero_shot)
     assert (apart["labels"], apart["queries"]) == (len(unseen), len(having))
-    order, kept = ranked(data, head, split), [own[row] for row in having]
+    order, kept = ranked(data, head, split), [zero_shot[row] for row in having]
     ks = [1, 3, 5, 10, 20]
     alone = [np.array([label for label in order[row].tolist() if label in unseen]) for row in having]
     assert apart["alone"]["metrics"] == pytest.approx(measured(ks, alone, kept))
@@ -95,17 +95,17 @@ def test_apart_is_what_sorting_all_scores_says(data: SmallData, head: str, split
     assert set(apart["alone"]["intervals"]) == set(apart["alone"]["metrics"])
     # What is reported besides changes nothing.
     plain = scored(ALONE, data, head, split, {})
-    assert {name: found["metrics"][name] for name in plain["metrics"]} == plain["metrics"]
-    assert "R@20" in found["metrics"]
+    assert {name: report["metrics"][name] for name in plain["metrics"]} == plain["metrics"]
+    assert "R@20" in report["metrics"]
 
 
 @pytest.mark.parametrize("head", ["classifier", "label-encoder"])
 def test_seen_only_ranks_labels_with_a_training_point(data: SmallData, head: str) -> None:
-    found = scored(ALONE, data, head, FILTERED, {"seen_only": True})
+    report = scored(ALONE, data, head, FILTERED, {"seen_only": True})
     seen = data.frequency() > 0
     order = [np.array([label for label in row if label >= 0 and seen[label]]) for row in ranked(data, head, FILTERED)]
     expected = measured([1, 3, 5, 10], order, data.points["test"].positives)  # the unseen are still to be found
-    assert {name: found["metrics"][name] for name in expected} == pytest.approx(expected)
+    assert {name: report["metrics"][name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("choices", [{"zero_shot": True}, pytest.param({"seen_only": True}, marks=pytest.mark.slow)])
@@ -115,8 +115,8 @@ def test_two_ranks_find_what_one_finds(data: SmallData, choices: dict[str, bool]
 
 
 def test_a_split_without_zero_shot_positives_says_so(data: SmallData) -> None:
-    found = scored(ALONE, data, "classifier", "train", {"zero_shot": True})["zero_shot"]
-    assert found == {"labels": int((data.frequency() == 0).sum()), "queries": 0}
+    report = scored(ALONE, data, "classifier", "train", {"zero_shot": True})["zero_shot"]
+    assert report == {"labels": int((data.frequency() == 0).sum()), "queries": 0}
 
 
 def test_bad_requests_are_named(data: SmallData, tmp_path: Path) -> None:

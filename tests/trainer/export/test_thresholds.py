@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged
-from trainer.export.thresholds import Ranked, precision_thresholds
+from trainer.export.thresholds import ScoredPredictions, precision_thresholds
 
 
 @given(
@@ -18,19 +18,19 @@ def test_the_lowest_score_from_which_on_enough_is_right(pairs: list[tuple[int, b
     scores = np.array([score for score, _ in pairs], np.float32)
     hits = np.array([hit for _, hit in pairs], bool)
     good = [t for t in np.unique(scores) if hits[scores >= t].mean() >= precision]
-    found = precision_thresholds(scores, hits, 50, 10, [precision])
+    thresholds = precision_thresholds(scores, hits, 50, 10, [precision])
     if not good:
-        assert found == []
+        assert thresholds == []
         return
-    (one,) = found
-    assert one.score == good[0]
-    assert one.reached == pytest.approx(hits[scores >= good[0]].mean())
-    assert one.recall == pytest.approx(hits[scores >= good[0]].sum() / 50)
-    assert one.predictions == pytest.approx((scores >= good[0]).sum() / 10)
+    (threshold,) = thresholds
+    assert threshold.score == good[0]
+    assert threshold.reached == pytest.approx(hits[scores >= good[0]].mean())
+    assert threshold.recall == pytest.approx(hits[scores >= good[0]].sum() / 50)
+    assert threshold.predictions == pytest.approx((scores >= good[0]).sum() / 10)
 
 
 def test_batches_are_one_ranking_and_pads_are_none() -> None:
-    ranked = Ranked()
+    ranked = ScoredPredictions()
     positives = Ragged(np.array([3, 2]), np.array([0, 1, 2]))
     ranked.add(np.array([[3, 1], [2, -1]]), np.array([[5.0, 1.0], [4.0, -np.inf]]), positives)
     ranked.add(np.array([[0, 7]]), np.array([[3.0, 2.0]]), Ragged(np.array([7, 8]), np.array([0, 2])))
@@ -49,4 +49,4 @@ def test_a_precision_is_a_share(precision: float) -> None:
 
 def test_nothing_scored() -> None:
     with pytest.raises(InputError, match="the split is empty"):
-        Ranked().thresholds([0.5])
+        ScoredPredictions().thresholds([0.5])

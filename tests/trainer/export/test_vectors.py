@@ -33,5 +33,5 @@ def test_slices_go_over_the_edges_of_files(tmp_path: Path) -> None:
             np.testing.assert_array_equal(vectors[start:stop], whole[start:stop])
     queries = torch.from_numpy(np.random.default_rng(2).standard_normal((4, 3)).astype(np.float32))
     expected = top_k(queries, torch.from_numpy(whole), 6, block_rows=4)
-    for got, wanted in zip(top_k(queries, vectors, 6, block_rows=4), expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
+    for part, expected_part in zip(top_k(queries, vectors, 6, block_rows=4), expected, strict=True):
+        torch.testing.assert_close(part, expected_part, rtol=0, atol=1e-6)

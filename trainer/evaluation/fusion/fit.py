@@ -1,7 +1,8 @@
-"""Learns a run's tree on a split that it was not trained on, and keeps it with the run (NGAME, appendix C)."""
+"""Fitting of a run's tree on a split that it was not trained on (NGAME, appendix C)."""
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from schemas import storage
 from schemas.errors import InputError
@@ -14,8 +15,8 @@ from schemas.storage import join
 from schemas.tables import PAD
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import label_statistics
-from trainer.evaluation.fusion.fused import Rows, score_pairs
-from trainer.evaluation.fusion.ranking import Ranking, texts_of
+from trainer.evaluation.fusion.fused import score_pairs
+from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
 from trainer.evaluation.fusion.tree import DEPTH, Fusion
 from trainer.inputs import scored_columns
 from trainer.model import Model, load_model
@@ -28,22 +29,23 @@ SHORTLIST, QUERIES = 100, 10_000
 def fit_fusion(
     data: str, run: str, split: str = "val", step: int | None = None, shortlist: int = SHORTLIST, queries: int = QUERIES
 ) -> Manifest:
-    """Fit the tree for a checkpoint on the first `queries` of `split`: each one's `shortlist` best labels, and its own.
+    """Fit the tree for a checkpoint on the first `queries` of `split`: on their `shortlist` best labels and their own.
 
-    What is there is replaced. Raises InputError: no such split, no texts, no classifier; TableError, StorageError.
+    A tree that is there already is replaced.
+    Raises InputError: no such split, no texts, no classifier; TableError, StorageError.
     """
     layout = DataLayout(data)
     table = _open(layout, split)
     _, model, checkpoint = load_model(layout, RunLayout(run), step)
-    texts, frequency = texts_of(model, layout), label_statistics(layout).frequency
-    found, seen = [], 0
+    texts, frequency = embed_label_texts(model, layout), label_statistics(layout).frequency
+    parts, seen = [], 0
     for group in iterate(table.url, table.manifest, scored_columns(table.manifest, model.columns)):
         rows = group.slice(0, queries - seen)
-        found.append(_pairs(model, texts, rows, shortlist))
+        parts.append(_score_shortlist(model, texts, rows, shortlist))
         seen += rows.num_rows
         if seen >= queries:
             break
-    label_scores, scores, ids, relevant = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    label_scores, scores, ids, relevant = map(np.concatenate, zip(*parts, strict=True))
     tree = Fusion.fit(label_scores, scores, frequency[ids], relevant)
     url = RunLayout(run).fusion(checkpoint.step)
     if is_published(url):
@@ -69,7 +71,7 @@ def fit_fusion(
 
 
 def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> tuple[Fusion, Manifest]:
-    """The tree of `checkpoint`. InputError where `extremis fuse` made none, TableError."""
+    """Open the tree of `checkpoint`. Raises InputError where `extremis fuse` made none, TableError."""
     url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
     if not is_published(url):
         raise InputError(f"{run}: no tree is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
@@ -95,18 +97,20 @@ def _open(data: DataLayout, split: str) -> Table:
     return table
 
 
-def _pairs(model: Model, texts: Rows, rows: pa.Table, shortlist: int) -> tuple[np.ndarray, ...]:
-    """(E(z).x, w.x, label, whether it is relevant), [n] each, of all pairs of some queries."""
+def _score_shortlist(
+    model: Model, texts: torch.Tensor, rows: pa.Table, shortlist: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (E(z).x, w.x, label, relevant bool), [n] each, of all pairs of some queries with their labels."""
     x = model.embed_table(rows)
     positives = list_column(rows, "label_ids")
-    struck = filters_of(rows)
-    scores, ids = Ranking.of(model).top_k(x, shortlist, struck)
-    # Its own labels that the shortlist lacks, though nothing strikes them.
-    own = positives.padded()
-    listed = Ragged.from_matrix(ids).contains(own)
-    own = np.where(listed | struck.contains(own), PAD, own)
+    filters = filters_of(rows)
+    scores, ids = Ranking.of(model).top_k(x, shortlist, filters)
+    # Positives that the shortlist lacks, though no filter removes them.
+    missing = positives.padded()
+    listed = Ragged.from_matrix(ids).contains(missing)
+    missing = np.where(listed | filters.contains(missing), PAD, missing)
     vectors = model.head.vectors
-    scores = np.concatenate([scores, score_pairs(x, vectors, own)], axis=1)
-    ids = np.concatenate([ids, own], axis=1)
-    pairs = score_pairs(x, texts, ids), scores, ids, positives.contains(ids)
-    return tuple(part[ids != PAD] for part in pairs)
+    scores = np.concatenate([scores, score_pairs(x, vectors, missing)], axis=1)
+    ids = np.concatenate([ids, missing], axis=1)
+    text_scores, relevant, listed = score_pairs(x, texts, ids), positives.contains(ids), ids != PAD
+    return text_scores[listed], scores[listed], ids[listed], relevant[listed]

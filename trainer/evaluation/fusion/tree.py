@@ -60,7 +60,7 @@ class Fusion:
         except ImportError:
             raise InputError("score fusion is learned by scikit-learn: pip install 'extremis[fusion]'.") from None
 
-        described = _described(label_scores, scores, frequency).reshape(-1, 3)
+        described = _describe(label_scores, scores, frequency).reshape(-1, 3)
         tree = DecisionTreeRegressor(max_depth=depth, random_state=0).fit(described, relevant.reshape(-1)).tree_
         leaf = tree.children_left < 0
         return cls(
@@ -73,30 +73,30 @@ class Fusion:
         )
 
     def predict(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-        """T(d), float64 of the arrays' common shape: all pairs go down one level at a time."""
-        described = _described(label_scores, scores, frequency)
+        """Return T(d), float64 of the arrays' common shape: all pairs go down one level at a time."""
+        described = _describe(label_scores, scores, frequency)
         flat = described.reshape(-1, 3)
         node = np.zeros(len(flat), np.int64)
         going = np.flatnonzero(self.feature[node] != _LEAF)
         while len(going):
-            at = node[going]
-            down = flat[going, self.feature[at]] <= self.threshold[at]
-            node[going] = np.where(down, self.left[at], self.right[at])
+            inner = node[going]
+            goes_left = flat[going, self.feature[inner]] <= self.threshold[inner]
+            node[going] = np.where(goes_left, self.left[inner], self.right[inner])
             going = going[self.feature[node[going]] != _LEAF]
         return self.value[node].reshape(described.shape[:-1])
 
     def __call__(self, label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-        """The fused score T(d) + E(z).x + w.x, both in their units."""
-        both = label_scores / self.units[0] + scores / self.units[1]
-        return self.predict(label_scores, scores, frequency) + both
+        """Return the fused score T(d) + E(z).x + w.x, both in their units."""
+        total = label_scores / self.units[0] + scores / self.units[1]
+        return self.predict(label_scores, scores, frequency) + total
 
     def to_json(self) -> bytes:
-        """The tree as a file."""
+        """Return the tree as a file."""
         return json.dumps({"format": FORMAT, **{name: getattr(self, name).tolist() for name in _NAMES}}).encode()
 
     @classmethod
     def load(cls, url: str) -> "Fusion":
-        """The tree at `url`. Raises FileNotFoundError, StorageError; TableError where that is no tree."""
+        """Read the tree at `url`. Raises FileNotFoundError, StorageError; TableError for another file."""
         try:
             body = json.loads(storage.read_bytes(url))
             arrays = {name: np.array(body[name], kind) for name, kind in _NAMES.items()}
@@ -109,7 +109,7 @@ class Fusion:
         return tree
 
     def _require_whole(self, url: str) -> None:
-        """Every node has what it needs, and children come after it, so that every way ends."""
+        """Check that every node is complete and comes before its children, so that every path ends. TableError."""
         nodes, inner = len(self.feature), np.flatnonzero(self.feature != _LEAF)
         equal = all(getattr(self, name).shape == (nodes,) for name in _NAMES if name != "units")
         if (
@@ -125,8 +125,8 @@ class Fusion:
         raise TableError(f"{url}: not a tree of score fusion: its nodes do not fit together. Fit it again.")
 
 
-def _described(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
-    """d [..., 3] float32."""
+def _describe(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:
+    """Return d, float32 [..., 3]."""
     return np.stack(np.broadcast_arrays(label_scores, scores, frequency), axis=-1).astype(np.float32)
 
 

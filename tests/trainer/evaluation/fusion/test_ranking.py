@@ -20,7 +20,7 @@ from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer, label_statistics
 from trainer.evaluation.fusion import fit
 from trainer.evaluation.fusion.fused import Fused
-from trainer.evaluation.fusion.ranking import Ranking, texts_of
+from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
@@ -67,11 +67,11 @@ def tree() -> Fusion:
 def test_by_texts_and_by_both_added(data: SmallData) -> None:
     model = model_of(data)
     x = queries(data, model)
-    of_texts, own = brute_force(data, model, x)
+    text_scores, vector_scores = brute_force(data, model, x)
     for ranking, expected in (
-        (Ranking.of(model), own),
-        (Ranking.by_texts(model, data.layout), of_texts),
-        (Ranking.by_texts(model, data.layout, add=True), of_texts + own),
+        (Ranking.of(model), vector_scores),
+        (Ranking.by_texts(model, data.layout), text_scores),
+        (Ranking.by_texts(model, data.layout, add=True), text_scores + vector_scores),
     ):
         scores, ids = ranking.top_k(x, 5, Ragged.empty(len(x)))
         np.testing.assert_allclose(scores, -np.sort(-expected, axis=1)[:, :5], rtol=1e-4, atol=1e-5)
@@ -82,24 +82,32 @@ def test_by_texts_and_by_both_added(data: SmallData) -> None:
 def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> None:
     model, k = model_of(data), 5
     x, frequency = queries(data, model), label_statistics(data.layout).frequency
-    of_texts, own = brute_force(data, model, x)
-    struck = ragged(data.points["test"].positives)
-    own[struck.contains(np.tile(np.arange(data.labels), (len(x), 1)))] = -np.inf
-    fused = Fused(tree(), texts_of(model, data.layout), frequency, shortlist)
-    scores, ids = Ranking.of(model, fused=fused).top_k(x, k, struck)
+    text_scores, vector_scores = brute_force(data, model, x)
+    filters = ragged(data.points["test"].positives)
+    vector_scores[filters.contains(np.tile(np.arange(data.labels), (len(x), 1)))] = -np.inf
+    fused = Fused(tree(), embed_label_texts(model, data.layout), frequency, shortlist)
+    scores, ids = Ranking.of(model, fused=fused).top_k(x, k, filters)
     for row in range(len(x)):
-        listed = [label for label in np.argsort(-own[row])[: max(k, shortlist)] if own[row, label] > -np.inf]
-        expected = {label: tree()(of_texts[row, label], own[row, label], frequency[label]) for label in listed}
-        found = ids[row][ids[row] >= 0]
-        assert len(found) == min(k, len(listed))
-        np.testing.assert_allclose(scores[row, : len(found)], sorted(expected.values())[::-1][: len(found)], rtol=1e-4)
-        np.testing.assert_allclose([expected[label] for label in found], scores[row, : len(found)], rtol=1e-4)
+        listed = [
+            label
+            for label in np.argsort(-vector_scores[row])[: max(k, shortlist)]
+            if vector_scores[row, label] > -np.inf
+        ]
+        expected = {
+            label: tree()(text_scores[row, label], vector_scores[row, label], frequency[label]) for label in listed
+        }
+        ranked = ids[row][ids[row] >= 0]
+        assert len(ranked) == min(k, len(listed))
+        np.testing.assert_allclose(
+            scores[row, : len(ranked)], sorted(expected.values())[::-1][: len(ranked)], rtol=1e-4
+        )
+        np.testing.assert_allclose([expected[label] for label in ranked], scores[row, : len(ranked)], rtol=1e-4)
 
 
 def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     model = model_of(data, group)
     first, frequency = model.head.start, label_statistics(data.layout).frequency
-    fused = Fused(tree(), texts_of(model, data.layout), frequency, 8, first, group)
+    fused = Fused(tree(), embed_label_texts(model, data.layout), frequency, 8, first, group)
     x = queries(data, model)
     return Ranking.of(model, group, fused).top_k(x, 5, Ragged.empty(len(x)))
 
@@ -128,26 +136,28 @@ class TestFit:
         real = Fusion.fit
 
         def fitted(*arguments: np.ndarray) -> Fusion:
-            seen["given"] = arguments
+            seen["pairs"] = arguments
             return real(*arguments)
 
         monkeypatch.setattr(fit.Fusion, "fit", fitted)
         manifest = fit.fit_fusion(data.layout.root, run, shortlist=4)
         _, model, checkpoint = load_model(data.layout, fit.RunLayout(run))
         x = queries(data, model, "val")
-        of_texts, own = brute_force(data, model, x)
+        text_scores, vector_scores = brute_force(data, model, x)
         table = open_queries(data.layout, "val")
         rows = [list_column(group, "label_ids") for group in iterate(table.url, table.manifest, ["label_ids"])]
         positives = [values[low:high] for values, ends in rows for low, high in itertools.pairwise(ends)]
         frequency = label_statistics(data.layout).frequency
         expected = []
         for row, mine in enumerate(positives):
-            for label in {*np.argsort(-own[row])[:4].tolist(), *mine.tolist()}:
-                expected.append((of_texts[row, label], own[row, label], frequency[label], label in mine))
-        given = np.stack([np.asarray(part, np.float64) for part in seen["given"]], 1)
-        assert len(given) == len(expected) == manifest.parameters["pairs"]
-        order, wanted = np.lexsort(given.T.round(3)), np.array(expected, np.float64)
-        np.testing.assert_allclose(given[order], wanted[np.lexsort(wanted.T.round(3))], rtol=1e-3, atol=1e-4)
+            for label in {*np.argsort(-vector_scores[row])[:4].tolist(), *mine.tolist()}:
+                expected.append((text_scores[row, label], vector_scores[row, label], frequency[label], label in mine))
+        pairs = np.stack([np.asarray(part, np.float64) for part in seen["pairs"]], 1)
+        assert len(pairs) == len(expected) == manifest.parameters["pairs"]
+        order, expected_pairs = np.lexsort(pairs.T.round(3)), np.array(expected, np.float64)
+        np.testing.assert_allclose(
+            pairs[order], expected_pairs[np.lexsort(expected_pairs.T.round(3))], rtol=1e-3, atol=1e-4
+        )
         tree, opened = fit.open_fusion(data.layout.root, run, checkpoint)
         assert opened.digest == manifest.digest
         other = replace(checkpoint, manifest=checkpoint.manifest.model_copy(update={"rows": 1}))
@@ -157,9 +167,10 @@ class TestFit:
             data.layout,
             model,
             "val",
-            ranking=Ranking.of(model, fused=Fused(tree, texts_of(model, data.layout), frequency, 4)),
+            ranking=Ranking.of(model, fused=Fused(tree, embed_label_texts(model, data.layout), frequency, 4)),
         )
-        fused, plain = (one.score().metrics.result()["P@1"] for one in (scorer, Scorer.open(data.layout, model, "val")))
+        scorers = scorer, Scorer.open(data.layout, model, "val")
+        fused, plain = (each.score().metrics.result()["P@1"] for each in scorers)
         assert fused >= plain  # of the very queries that it was fitted on
 
     def test_what_cannot_be(self, data: SmallData, run: str) -> None:
@@ -168,4 +179,4 @@ class TestFit:
         head = {**SECTIONS, "head": {"kind": "label-encoder"}, "negatives": {"pool": "all"}, "classifier": {}}
         encoded = Model.build(Recipe.model_validate(head), data.vocabulary, data.labels)
         with pytest.raises(InputError, match="texts alone"):
-            texts_of(encoded, data.layout)
+            embed_label_texts(encoded, data.layout)

@@ -37,8 +37,8 @@ def test_the_arrays_say_what_the_tree_of_scikit_learn_says(fusion: Fusion) -> No
 
 def test_the_tree_is_added_to_both_scores_and_ranks_better(fusion: Fusion) -> None:
     fused = fusion(LABEL_SCORES, SCORES, FREQUENCY)
-    both = LABEL_SCORES / np.abs(LABEL_SCORES).max() + SCORES / np.abs(SCORES).max()
-    np.testing.assert_allclose(fused, fusion.predict(LABEL_SCORES, SCORES, FREQUENCY) + both)
+    total = LABEL_SCORES / np.abs(LABEL_SCORES).max() + SCORES / np.abs(SCORES).max()
+    np.testing.assert_allclose(fused, fusion.predict(LABEL_SCORES, SCORES, FREQUENCY) + total)
     larger = Fusion.fit(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY, RELEVANT)
     np.testing.assert_allclose(larger(5 * LABEL_SCORES, 9 * SCORES, FREQUENCY), fused)
 
