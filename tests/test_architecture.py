@@ -25,8 +25,6 @@ MODULES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-# A public constructor with the options of a recipe by their names (docs/stream.md).
-WIDE = {("trainer.stream.dataset", "__init__")}
 VAGUE = {"found", "one", "at", "given", "known", "chosen"}
 QUESTIONS = {"What", "Whether", "How", "Of", "Where", "Who", "Which", "When"}
 
@@ -146,8 +144,7 @@ def test_functions_take_at_most_seven_parameters(module: str) -> None:
             arguments = node.args
             names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
             names = [name for name in names if name not in ("self", "cls")]
-            public = (module, node.name) in WIDE
-            assert len(names) <= 7 or public, f"{module}.{node.name} has {len(names)} parameters: {names}"
+            assert len(names) <= 7, f"{module}.{node.name} has {len(names)} parameters: {names}"
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -1,7 +1,7 @@
 """Joined stream of training batches (DESIGN section 5)."""
 
 from trainer.stream.batch import Batch
-from trainer.stream.dataset import JoinedStream
+from trainer.stream.dataset import JoinedStream, StreamOptions
 from trainer.stream.ranks import Ranks, ranks_of_environment
 from trainer.stream.row_groups import Reading
 from trainer.stream.source import Source, Table, open_queries, open_sources
@@ -12,6 +12,7 @@ __all__ = [
     "Ranks",
     "Reading",
     "Source",
+    "StreamOptions",
     "Table",
     "open_queries",
     "open_sources",

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,52 +33,53 @@ WINDOWS_AHEAD = 1  # that threads decode; a remote store is asked for the one af
 Plan = Callable[[Batch], Candidates | None]
 
 
+@dataclass(frozen=True)
+class StreamOptions:
+    """Options of a stream, by name.
+
+    `batch`: B. `streams`: S. `inputs`: what the encoder reads. `threads` read, decode, gather and run `plan`, which
+    gives each batch its candidates, ahead; 0 does all of it in line. `damaged`: a row group that does not decode stops
+    the stream (TableError), or is left out and counted in `skipped_rows`. `clusters`: where all tables are in cluster
+    order, whole clusters are dealt, of these sizes. `tail`: the last batch of an epoch is kept, shorter, or dropped.
+    """
+
+    batch: int
+    streams: int
+    inputs: Kind = "tokens"
+    window_groups: int = 4
+    clusters: ClusterSchedule = SINGLE_ROWS
+    seed: int = 0
+    threads: int = 1
+    tail: str = "keep"
+    rank: int = 0
+    ranks: int = 1
+    plan: Plan | None = None
+    damaged: Damaged = "stop"
+    reading: Reading | None = None
+
+
 class JoinedStream(IterableDataset):
     """Batches of one rank, in the order of DESIGN section 5, with the current negatives joined.
 
-    `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `inputs`: what the encoder reads.
-    `threads` read, decode, gather and run `plan`, which gives each batch its candidates, ahead; 0 does all of it in
-    line. `damaged`: whether a row group that does not decode stops the stream (TableError), or is left out and
-    counted in `skipped_rows`. `reading`: how storage is read. `clusters`: where all tables are in cluster order, whole
-    clusters are dealt, of these sizes. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch`
-    for the next. `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before
-    the step to resume at.
+    `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `options` are those of
+    `StreamOptions`. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next.
+    `state_dict` is small and the same on every rank; `load_state_dict` is O(1): it reads nothing before the step to
+    resume at. Raises InputError where ranks do not divide streams, or two sources have one name.
     """
 
-    def __init__(
-        self,
-        sources: list[Source],
-        labels: int,
-        *,
-        inputs: Kind = "tokens",
-        batch: int,
-        streams: int,
-        window_groups: int = 4,
-        clusters: ClusterSchedule = SINGLE_ROWS,
-        seed: int = 0,
-        threads: int = 1,
-        tail: str = "keep",
-        rank: int = 0,
-        ranks: int = 1,
-        plan: Plan | None = None,
-        damaged: Damaged = "stop",
-        reading: Reading | None = None,
-    ) -> None:
+    def __init__(self, sources: list[Source], labels: int, **options: Any) -> None:
         super().__init__()
+        self._options = StreamOptions(**options)
         try:
-            self._streams = streams_of_rank(streams, rank, ranks)
+            self._streams = streams_of_rank(self._options.streams, self._options.rank, self._options.ranks)
         except ValueError as error:
             raise InputError(f"{error}; choose order.streams as a multiple of the ranks.") from None
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")
         self._label_type = tables.label_type(labels)
-        self._sources, self._inputs = sources, inputs
-        self._reading = reading
-        self._groups = RowGroups(sources, self._label_type, inputs, reading)
-        self._batch, self._streams_total, self._window_groups = batch, streams, window_groups
-        self._seed, self._threads, self._tail = seed, threads, tail
-        self._clusters, self._plan, self._damaged = clusters, plan, damaged
+        self._sources = sources
+        self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self._epoch, self._step = 0, 0
         self._slice: WorkerSlice | None = None  # whose steps `_step` is one of; None: of all
         self._process = os.getpid()
@@ -110,12 +111,12 @@ class JoinedStream(IterableDataset):
         cluster, clusters = self._cluster_counts
         return EpochOrder(
             self._groups.group_rows,
-            self._batch,
-            self._streams_total,
-            self._window_groups,
-            self._seed,
+            self._options.batch,
+            self._options.streams,
+            self._options.window_groups,
+            self._options.seed,
             self._epoch,
-            self._tail,
+            self._options.tail,
             self._groups.mix,
             cluster,
             clusters,
@@ -129,13 +130,13 @@ class JoinedStream(IterableDataset):
     @functools.cached_property
     def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
         """`cluster` and, where it is above 1, the number of clusters in each row group [M]."""
-        if self._clusters == SINGLE_ROWS:
+        if self._options.clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
             raise InputError("sources with weights are dealt row by row: leave out data.mix, or set order.cluster = 1.")
         tables = [(source.table.url, source.table.manifest) for source in self._sources]
-        share = self._batch // self._streams_total
-        size = self._clusters.at(self._epoch, math.gcd(share, *cluster_sizes(tables)))
+        share = self._options.batch // self._options.streams
+        size = self._options.clusters.at(self._epoch, math.gcd(share, *cluster_sizes(tables)))
         clusters = dealt_clusters(tables, size) if size > 1 else None
         return (1, None) if clusters is None else (size, clusters)
 
@@ -195,14 +196,14 @@ class JoinedStream(IterableDataset):
         """All that the order depends on."""
         return {
             "version": STATE_VERSION,
-            "seed": self._seed,
+            "seed": self._options.seed,
             "rows": self.rows,
-            "batch": self._batch,
-            "streams": self._streams_total,
-            "window_groups": self._window_groups,
-            "tail": self._tail,
+            "batch": self._options.batch,
+            "streams": self._options.streams,
+            "window_groups": self._options.window_groups,
+            "tail": self._options.tail,
             "mix": [[source.name, source.weight] for source in self._sources],
-            **({} if self._clusters == SINGLE_ROWS else {"clusters": [*self._clusters]}),
+            **({} if self._options.clusters == SINGLE_ROWS else {"clusters": [*self._options.clusters]}),
             "tables": {s.name: s.table.manifest.digest for s in self._sources},
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }
@@ -213,7 +214,7 @@ class JoinedStream(IterableDataset):
 
     def _set_sources(self, sources: list[Source]) -> None:
         self._sources = sources
-        self._groups = RowGroups(sources, self._label_type, self._inputs, self._reading)
+        self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self.__dict__.pop("_identity", None)
         self.__dict__.pop("_cluster_counts", None)
 
@@ -230,7 +231,7 @@ class JoinedStream(IterableDataset):
         own_slice = slice_of_process()
         if os.getpid() != self._process:  # files and threads are those of the process that was forked
             self._process = os.getpid()
-            self._groups = RowGroups(self._sources, self._label_type, self._inputs, self._reading)
+            self._groups = RowGroups(self._sources, self._label_type, self._options.inputs, self._options.reading)
         if own_slice is None:
             return
         if self._last_read != self._channel.number:
@@ -265,12 +266,12 @@ class JoinedStream(IterableDataset):
             return
         windows = self._windows(order, steps)
         try:
-            if not self._threads:
+            if not self._options.threads:
                 yield from in_line(windows)
                 return
-            with ThreadPoolExecutor(self._threads, thread_name_prefix=THREAD) as pool:
+            with ThreadPoolExecutor(self._options.threads, thread_name_prefix=THREAD) as pool:
                 try:
-                    yield from by_threads(pool, windows, self._threads + PIECES_AHEAD)
+                    yield from by_threads(pool, windows, self._options.threads + PIECES_AHEAD)
                 finally:
                     pool.shutdown(wait=True, cancel_futures=True)
         finally:
@@ -281,8 +282,8 @@ class JoinedStream(IterableDataset):
         counted = self._slice is None or self._slice.worker == 0  # every worker decodes every window
         skip = self._channel.skip if counted else None
         fetched = WINDOWS_AHEAD + 1
-        for decoding in decodings(order, self._groups, self._streams, first, fetched, self._damaged):
-            yield _WindowWork(decoding, order.epoch, first * order.steps_per_window, steps, self._plan, skip)
+        for decoding in decodings(order, self._groups, self._streams, first, fetched, self._options.damaged):
+            yield _WindowWork(decoding, order.epoch, first * order.steps_per_window, steps, self._options.plan, skip)
             first += 1
 
 
