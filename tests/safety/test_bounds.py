@@ -1,4 +1,4 @@
-"""What a manifest, an index or a line says is believed only within bounds."""
+"""Sizes in a manifest, an index or a line are believed only within bounds."""
 
 import gzip
 import json

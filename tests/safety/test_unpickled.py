@@ -22,28 +22,28 @@ BETWEEN_OUR_PROCESSES = {"pipelines/runners/dask_runner.py": {"apache_beam.inter
 
 
 def risks(path: Path) -> set[str]:
-    """What of `path` could run what a file holds."""
-    found: set[str] = set()
+    """List the calls in `path` that could run the content of a file."""
+    unsafe: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.split(".")[0] in UNSAFE}
+            unsafe |= {alias.name for alias in node.names if alias.name.split(".")[0] in UNSAFE}
         elif isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name for name in names if set(name.split(".")) & (UNSAFE | {"pickler"})}
+            unsafe |= {name for name in names if set(name.split(".")) & (UNSAFE | {"pickler"})}
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             options = {word.arg: ast.unparse(word.value) for word in node.keywords}
             if name in ("eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.jit.load"):
-                found.add(name)
+                unsafe.add(name)
             if name in ("np.load", "numpy.load") and options.get("allow_pickle") != "False":
-                found.add(name)
+                unsafe.add(name)
             if options.get("allow_pickle") == "True" or options.get("shell") == "True":
-                found.add(f"{name} with {options}")
+                unsafe.add(f"{name} with {options}")
             if name.endswith("from_pretrained") and options.get("trust_remote_code", "False") != "False":
-                found.add(f"{name} trusts remote code")
+                unsafe.add(f"{name} trusts remote code")
             if name == "AutoModel.from_pretrained" and options.get("use_safetensors") != "True":
-                found.add(f"{name} may unpickle")
-    return found
+                unsafe.add(f"{name} may unpickle")
+    return unsafe
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
@@ -71,7 +71,7 @@ def test_the_check_sees_what_it_should(code: str, tmp_path: Path) -> None:
 
 
 class Trap:
-    """What runs when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -105,6 +105,6 @@ def test_a_model_that_is_a_pickle_is_refused_and_not_run(data: Path, tmp_path: P
     (model / "config.json").write_text('{"model_type": "bert", ' + shape + "}")
     (model / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
     options = ("encoder.kind=transformer", f"encoder.model={model}")
-    done = call("train", "random", data, tmp_path / "run", *(word for one in options for word in ("--set", one)))
+    done = call("train", "random", data, tmp_path / "run", *(word for option in options for word in ("--set", option)))
     refused(done, "encoder.model", "model.safetensors")
     assert not (tmp_path / "ran").exists()

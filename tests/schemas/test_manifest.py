@@ -121,9 +121,9 @@ def test_a_kind_that_does_not_exist_is_refused_whatever_is_expected(table: Manif
 def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(table: Manifest) -> None:
     content = storage.read_bytes(join(URL, MANIFEST))
     refused = 0
-    for at in range(0, len(content), 3):
+    for position in range(0, len(content), 3):
         spoilt = bytearray(content)
-        spoilt[at] ^= 1 << (at // 3) % 8
+        spoilt[position] ^= 1 << (position // 3) % 8
         storage.write_bytes(join(URL, MANIFEST), bytes(spoilt))
         try:
             assert open_manifest(URL, "labels") == table  # white space between values may change

@@ -77,9 +77,9 @@ def test_a_file_url_is_that_file(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_not_found(root: str) -> None:
-    for look in (storage.read_bytes, storage.size, storage.open_read):
+    for read in (storage.read_bytes, storage.size, storage.open_read):
         with pytest.raises(FileNotFoundError):
-            look(join(root, "nothing"))
+            read(join(root, "nothing"))
 
 
 def test_an_unknown_scheme_says_how_to_get_it() -> None:

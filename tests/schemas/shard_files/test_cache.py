@@ -36,22 +36,22 @@ def held(folder: Path) -> int:
     return sum(path.stat().st_size for path in entries(folder))
 
 
-requests = st.lists(st.tuples(st.sampled_from(FILES), st.integers(0, 5), st.integers(0, 60)), max_size=40)
+lists_of_requests = st.lists(st.tuples(st.sampled_from(FILES), st.integers(0, 5), st.integers(0, 60)), max_size=40)
 
 
-@given(requests, st.integers(1, 300))
+@given(lists_of_requests, st.integers(1, 300))
 def test_what_is_there_is_what_was_put_and_the_limit_holds(
-    tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[str, int, int]], limit: int
+    tmp_path_factory: pytest.TempPathFactory, requests: list[tuple[str, int, int]], limit: int
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
     cache = LocalCache(str(folder), limit)
-    for sha256, start, size in asked:
+    for sha256, start, size in requests:
         data = cache.get(sha256, start, start + size)
         assert data in (None, content(sha256, start, start + size))
         if data is None:
             cache.put(sha256, start, start + size, content(sha256, start, start + size))
-            there = cache.get(sha256, start, start + size)
-            assert there == (content(sha256, start, start + size) if size + OVERHEAD <= limit else None)
+            cached = cache.get(sha256, start, start + size)
+            assert cached == (content(sha256, start, start + size) if size + OVERHEAD <= limit else None)
         assert held(folder) <= limit
     assert LocalCache(str(folder), limit).limit == limit  # taken up again
 

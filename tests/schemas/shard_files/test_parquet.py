@@ -49,11 +49,11 @@ def test_row_groups_are_exact_however_rows_arrive(rows: int, group: int, data: s
     table = negatives(rows)
     out = pa.BufferOutputStream()
     encoder = ShardEncoder(out, table.schema, group)
-    at = 0
-    while at < rows:
-        count = data.draw(st.integers(1, rows - at))
-        encoder.write(table.slice(at, count))
-        at += count
+    position = 0
+    while position < rows:
+        count = data.draw(st.integers(1, rows - position))
+        encoder.write(table.slice(position, count))
+        position += count
     encoder.close()
     assert encoder.rows == rows
     content = out.getvalue()
@@ -97,10 +97,10 @@ def test_a_table_comes_back_as_it_was_written(tmp_path, root: str) -> None:  # t
 
 
 def test_a_table_written_again_has_the_same_bytes_and_digest() -> None:
-    one, other = build_data("memory://parquet/one"), build_data("memory://parquet/other")
+    first, other = build_data("memory://parquet/one"), build_data("memory://parquet/other")
     for layout in ("labels", "tokenizer"):
-        assert open_manifest(getattr(one.layout, layout)) == open_manifest(getattr(other.layout, layout))
-    manifests = [open_manifest(data.layout.queries("train")) for data in (one, other)]
+        assert open_manifest(getattr(first.layout, layout)) == open_manifest(getattr(other.layout, layout))
+    manifests = [open_manifest(data.layout.queries("train")) for data in (first, other)]
     assert manifests[0].digest == manifests[1].digest
 
 
@@ -160,9 +160,9 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, root: str, part: str) 
     place = join(url, manifest.shards[0].path)
     content = storage.read_bytes(place)
     bytes_of = regions(content)[part]
-    for at in bytes_of[:: max(1, len(bytes_of) // 60)]:
+    for position in bytes_of[:: max(1, len(bytes_of) // 60)]:
         spoilt = bytearray(content)
-        spoilt[at] ^= 1 << at % 8
+        spoilt[position] ^= 1 << position % 8
         storage.write_bytes(place, bytes(spoilt))
         if part == "magic":  # nobody reads it: the table is as it was, and `verify` sees it all the same
             assert pa.concat_tables(iterate(url, manifest)).equals(table)
@@ -208,23 +208,23 @@ def test_not_verified_nothing_is_checked(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_table_from_before_checksums_reads_by_those_of_its_pages(tmp_path: Path, root: str) -> None:
     url = str(tmp_path) if root == "local" else "memory://parquet/before"
     table = negatives(60, seed=1)
-    made = write_table(url, "negatives", [table], 16)
-    old = made.model_copy(update={"shards": tuple(s.model_copy(update={"checksums": None}) for s in made.shards)})
+    written = write_table(url, "negatives", [table], 16)
+    old = written.model_copy(update={"shards": tuple(s.model_copy(update={"checksums": None}) for s in written.shards)})
     publish(url, old)
     manifest = open_manifest(url)
     assert "checksums" not in storage.read_bytes(join(url, "manifest.json")).decode()
-    assert manifest.digest == old.digest != made.digest
+    assert manifest.digest == old.digest != written.digest
     assert pa.concat_tables(iterate(url, manifest)).equals(table)
     place = join(url, manifest.shards[0].path)
     content = storage.read_bytes(place)
     refused = 0
     chunks = regions(content)["chunks"]
-    for at in chunks[:: len(chunks) // 60]:
+    for position in chunks[:: len(chunks) // 60]:
         spoilt = bytearray(content)
-        spoilt[at] ^= 1 << at % 8
+        spoilt[position] ^= 1 << position % 8
         storage.write_bytes(place, bytes(spoilt))
         try:
-            assert pa.concat_tables(iterate(url, manifest)).equals(table), f"byte {at} of {len(content)}"
+            assert pa.concat_tables(iterate(url, manifest)).equals(table), f"byte {position} of {len(content)}"
         except TableError as error:
             refused += 1
             assert place in str(error)  # noqa: PT017
@@ -234,7 +234,7 @@ def test_a_table_from_before_checksums_reads_by_those_of_its_pages(tmp_path: Pat
 @pytest.mark.parametrize("spoil", ["", "AAA", "!!!!", "AAAAAAA="])
 def test_checksums_that_are_none_are_refused(spoil: str) -> None:
     url = "memory://parquet/none"
-    made = write_table(url, "negatives", [negatives(6)], 3)
+    manifest = write_table(url, "negatives", [negatives(6)], 3)
     body = json.loads(storage.read_bytes(join(url, "manifest.json")))
     body["shards"][0]["checksums"] = spoil
     body.pop("digest")
@@ -242,7 +242,9 @@ def test_checksums_that_are_none_are_refused(spoil: str) -> None:
     storage.write_bytes(join(url, "manifest.json"), json.dumps({**body, "digest": digest}).encode())
     with pytest.raises(TableError, match=r"not valid at 'shards.0.checksums'"):
         open_manifest(url)
-    few = made.shards[0].model_copy(update={"checksums": made.shards[0].checksums[:16]})  # of the footer and two chunks
+    few = manifest.shards[0].model_copy(
+        update={"checksums": manifest.shards[0].checksums[:16]}
+    )  # of the footer and two chunks
     with pytest.raises(TableError, match="2 checksums for 2 row groups"):
         open_shard(url, few)
 

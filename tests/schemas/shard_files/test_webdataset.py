@@ -129,10 +129,10 @@ def test_other_tar_readers_stop_at_the_end_of_the_archive(tmp_path: Path) -> Non
 
 def test_a_shard_written_again_has_the_same_bytes_wherever(tmp_path: Path) -> None:
     table = some(20)
-    here = publish(str(tmp_path), table)
-    there = publish("memory://webdataset/again", pa.concat_tables([table.slice(0, 3), table.slice(3)]))
-    assert here == there
-    assert content(str(tmp_path), here.shards[0]) == content("memory://webdataset/again", there.shards[0])
+    local = publish(str(tmp_path), table)
+    remote = publish("memory://webdataset/again", pa.concat_tables([table.slice(0, 3), table.slice(3)]))
+    assert local == remote
+    assert content(str(tmp_path), local.shards[0]) == content("memory://webdataset/again", remote.shards[0])
 
 
 def test_a_row_group_is_one_read() -> None:
@@ -160,12 +160,12 @@ def test_a_flipped_bit_is_seen_wherever_it_changes_what_is_read(tmp_path: Path, 
     shard = publish(url, table).shards[0]
     place, whole = join(url, shard.path), content(url, shard)
     refused = []
-    for at in range(0, len(whole), 397):
+    for position in range(0, len(whole), 397):
         spoilt = bytearray(whole)
-        spoilt[at] ^= 1 << at % 8
+        spoilt[position] ^= 1 << position % 8
         storage.write_bytes(place, bytes(spoilt))
         try:
-            assert pa.concat_tables(iterate_shard(url, shard)).equals(table), f"byte {at} of {len(whole)}"
+            assert pa.concat_tables(iterate_shard(url, shard)).equals(table), f"byte {position} of {len(whole)}"
         except TableError as error:
             refused.append(str(error))
     assert all(place in error for error in refused)
@@ -179,9 +179,9 @@ def test_every_byte_of_a_value_and_all_of_the_index_count() -> None:
     place, whole = join(url, shard.path), content(url, shard)
     archive = whole.rindex(b"ustar") - 257 + 2 * tar.BLOCK
     first = whole.index(b"\n", whole.index(b"\x93NUMPY")) + 1  # of six bytes of token ids
-    for at in [*range(first, first + 6), *range(archive + len(tar.END), len(whole), 11)]:
+    for position in [*range(first, first + 6), *range(archive + len(tar.END), len(whole), 11)]:
         spoilt = bytearray(whole)
-        spoilt[at] ^= 4
+        spoilt[position] ^= 4
         storage.write_bytes(place, bytes(spoilt))
         with pytest.raises(TableError, match="damaged"):
             list(iterate_shard(url, shard))

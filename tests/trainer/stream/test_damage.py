@@ -42,7 +42,7 @@ class World:
         return join(self.root, "negatives") if table == "negatives" else self.layout.queries("train")
 
     def batches(self, threads: int = 0) -> list[Batch]:
-        """What training would see; everything is opened afresh."""
+        """Read the batches that training would see; everything is opened anew."""
         queries = open_sources(self.layout, "train", label_texts=False, inputs="both")[0]
         source = queries.with_negatives(self.url("negatives"))
         stream = JoinedStream(
@@ -51,7 +51,7 @@ class World:
         return list(stream)
 
     def is_named_or_unread(self, place: str, table: str) -> str:
-        """How damage at `place` shows; fails where it is trained on, or told without its name."""
+        """Return how damage at `place` shows; fail where it is trained on, or where the error does not name it."""
         try:
             batches = self.batches()
         except TableError as error:
@@ -81,9 +81,9 @@ def shard_of(world: World, table: str) -> tuple[str, bytes]:
 
 def flips(content: bytes, part: range, count: int) -> Iterator[bytes]:
     """`content` with one bit flipped, at `count` places of `part`."""
-    for at in part[:: max(1, len(part) // count)]:
+    for position in part[:: max(1, len(part) // count)]:
         spoilt = bytearray(content)
-        spoilt[at] ^= 1 << at % 8
+        spoilt[position] ^= 1 << position % 8
         yield bytes(spoilt)
 
 
@@ -188,7 +188,7 @@ def test_a_shard_of_another_table(case: tuple[World, str], tmp_path: Path) -> No
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("table", ["queries", "negatives"])
 def test_a_table_that_goes_while_it_is_read(tmp_path: Path, table: str, threads: int) -> None:
-    """What is mapped stays as it was; what is not yet open is named. Nothing else is ever read."""
+    """Mapped files stay as they were; files not yet open are named in the error. Nothing else is ever read."""
     world = World(str(tmp_path), "parquet")
     queries = open_sources(world.layout, "train", label_texts=False, inputs="both")[0]
     source = queries.with_negatives(world.url("negatives"))
@@ -230,6 +230,6 @@ def test_a_manifest_that_is_renewed_while_its_table_is_read_changes_nothing(tmp_
     stream.set_epoch(0)
     batches = iter(stream)
     seen = [next(batches)]
-    made = open_manifest(world.url("queries"))
-    publish(world.url("queries"), made.model_copy(update={"parameters": {"other": 1}}))
+    manifest = open_manifest(world.url("queries"))
+    publish(world.url("queries"), manifest.model_copy(update={"parameters": {"other": 1}}))
     assert_equal((*seen, *batches), tuple(clean))

@@ -206,10 +206,10 @@ def test_fewer_rows_than_streams_still_give_every_rank_as_many_steps() -> None:
 
 def test_a_data_loader_hands_the_batches_on(world: World) -> None:
     loader = DataLoader(world.stream(threads=1), batch_size=None, num_workers=0)
-    for one, other in zip(loader, world.stream(), strict=True):
-        assert isinstance(one, Batch)
-        assert torch.equal(torch.as_tensor(one.rows), torch.as_tensor(other.rows))
-        assert_equal(one.hard, other.hard)
+    for got, other in zip(loader, world.stream(), strict=True):
+        assert isinstance(got, Batch)
+        assert torch.equal(torch.as_tensor(got.rows), torch.as_tensor(other.rows))
+        assert_equal(got.hard, other.hard)
 
 
 def test_negatives_of_other_queries_are_refused_by_name(world: World) -> None:
@@ -258,8 +258,8 @@ def test_a_damaged_shard_is_named(tmp_path: Path, root: str, sink: Sink, table: 
 def spoil(content: bytes) -> bytes:
     """One bit in every 61 bytes of the first half: in column data, past the magic number; in members of a tar too."""
     changed = bytearray(content)
-    for at in range(16, len(content) // 2, 61):
-        changed[at] ^= 1
+    for position in range(16, len(content) // 2, 61):
+        changed[position] ^= 1
     return bytes(changed)
 
 

@@ -40,7 +40,7 @@ def store(server: tuple[str, int]) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def clean(server: tuple[str, int], store: Proxy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Batch]]:
-    """What is read from a local disk, by sink; the same files are in the store."""
+    """Batches read from a local disk, by sink; the same files are in the store."""
     batches = {}
     for sink in SINKS:
         root = tmp_path_factory.mktemp(sink)
@@ -101,7 +101,7 @@ def test_what_is_cached_is_not_asked_for_again(
 def test_what_was_cached_damaged_is_fetched_again(
     store: Proxy, clean: dict[str, list[Batch]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a network changed it on its way: the entry is sound, and what it holds is not."""
+    """A network changed bytes on their way: the entry is sound, its content is not."""
     reading = Reading(cache=str(tmp_path), cache_bytes=10 << 20)
     read_range = storage.read_range
 

@@ -48,16 +48,16 @@ def newer(data: SmallData, sources: list[Source]) -> list[Source]:
 
 def open_stream(data: SmallData, sources: list[Source], epoch: int = 1, **options: object) -> JoinedStream:
     plan = Planner(Negatives(random=7, hard=2), data.labels)
-    given = {"inputs": "both", "batch": 8, "streams": 4, "window_groups": 2, "threads": 0, "plan": plan, **options}
-    stream = JoinedStream(sources, data.labels, **given)
+    arguments = {"inputs": "both", "batch": 8, "streams": 4, "window_groups": 2, "threads": 0, "plan": plan, **options}
+    stream = JoinedStream(sources, data.labels, **arguments)
     stream.set_epoch(epoch)
     return stream
 
 
 def assert_same(got: list[Batch], expected: list[Batch]) -> None:
     assert [batch.step for batch in got] == [batch.step for batch in expected]
-    for one, other in zip(got, expected, strict=True):
-        assert_equal(one, other)
+    for batch, other in zip(got, expected, strict=True):
+        assert_equal(batch, other)
 
 
 def loader(stream: JoinedStream, workers: int, kind: type = DataLoader, **options: object) -> DataLoader:
@@ -97,12 +97,12 @@ def test_batches_cross_processes_in_shared_memory_that_is_gone_with_them(
 
 
 def mapped_as_shared(array: np.ndarray) -> bool:
-    """Whether the array lies in a mapping that processes share."""
-    at = array.ctypes.data
+    """Return true where the array lies in a mapping that processes share."""
+    address = array.ctypes.data
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, flags = line.split()[:2]
         low, high = (int(end, 16) for end in span.split("-"))
-        if low <= at < high:
+        if low <= address < high:
             return flags.endswith("s")
     return False
 
@@ -122,8 +122,8 @@ def test_set_epoch_reaches_workers(
 ) -> None:
     stream = open_stream(data, sources, epoch=0)
     batches = loader(stream, 2, persistent_workers=persistent)
-    for epoch, own in ((0, sources), (1, None), (2, newer), (3, sources)):
-        stream.set_epoch(epoch, own)
+    for epoch, adopted in ((0, sources), (1, None), (2, newer), (3, sources)):
+        stream.set_epoch(epoch, adopted)
         expected = list(open_stream(data, {2: newer}.get(epoch, sources), epoch))
         assert_same(list(batches), expected)
     state = open_stream(data, sources, epoch=7).state_dict(after=expected[2])
@@ -238,11 +238,11 @@ def rows() -> Iterator[tuple[list[list[int]], int | None, list[list[int]], list[
 @pytest.mark.parametrize(("tokens", "most", "ids", "lengths"), rows())
 def test_padding(tokens: list, most: int | None, ids: list, lengths: list) -> None:
     batch = batch_of([[0]] * len(tokens), tokens=tokens)
-    for one in (batch, batch.to("cpu")):
-        padded = one.padded(pad=9, most=most, dtype=torch.int32)
+    for some_batch in (batch, batch.to("cpu")):
+        padded = some_batch.padded(pad=9, most=most, dtype=torch.int32)
         assert padded.input_ids.dtype == torch.int32
         assert (padded.input_ids.tolist(), padded.lengths.tolist()) == (ids, lengths)
-        mask = [[at < length for at in range(padded.input_ids.shape[1])] for length in lengths]
+        mask = [[position < length for position in range(padded.input_ids.shape[1])] for length in lengths]
         assert padded.attention_mask.tolist() == mask
     bare = Batch(0, 0, np.arange(2), type(batch.inputs)(), np.arange(0), np.zeros(3, np.int64))
     with pytest.raises(ValueError, match="has no tokens"):

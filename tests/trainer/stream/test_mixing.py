@@ -33,14 +33,14 @@ def orders(draw: st.DrawFn) -> EpochOrder:
     sizes = draw(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=8), min_size=1, max_size=4))
     streams = draw(st.sampled_from([1, 2, 4]))
     return EpochOrder(
-        np.asarray([size for own in sizes for size in own], np.int64),
+        np.asarray([size for group_sizes in sizes for size in group_sizes], np.int64),
         streams * draw(st.integers(1, 5)),
         streams,
         draw(st.integers(1, 4)),
         draw(st.integers(0, 2**63)),
         draw(st.integers(0, 20)),
         "keep",
-        tuple(Share(len(own), draw(WEIGHTS)) for own in sizes),
+        tuple(Share(len(group_sizes), draw(WEIGHTS)) for group_sizes in sizes),
     )
 
 
@@ -61,33 +61,35 @@ def slowly(order: EpochOrder) -> list[list[int]]:
     """Row ids of every batch, by the definition: rows in lists."""
     first, runs, group = first_rows(order).tolist(), [], 0
     for number, share in enumerate(order.mix):
-        own = [list(range(first[g], first[g + 1])) for g in range(group, group + share.groups)]
+        groups = [list(range(first[g], first[g + 1])) for g in range(group, group + share.groups)]
         group += share.groups
-        runs += own * math.floor(share.weight)
-        rows = sum(map(len, own))
+        runs += groups * math.floor(share.weight)
+        rows = sum(map(len, groups))
         more = round((share.weight - math.floor(share.weight)) * rows)
         if more:
             block, part = divmod(order.epoch, rows // more)
-            permuted = [own[i] for i in generator(order.seed, Purpose.MIXTURE, block, number).permutation(len(own))]
+            permuted = [
+                groups[i] for i in generator(order.seed, Purpose.MIXTURE, block, number).permutation(len(groups))
+            ]
             before = 0
             for run in permuted:
-                kept = [row for at, row in enumerate(run, before) if part * more <= at < (part + 1) * more]
+                kept = [row for place, row in enumerate(run, before) if part * more <= place < (part + 1) * more]
                 before += len(run)
                 runs += [kept] if kept else []
     sequence = [
         row for i in generator(order.seed, Purpose.ROW_GROUPS, order.epoch).permutation(len(runs)) for row in runs[i]
     ]
-    total, taken = len(sequence), []
+    total, dealt = len(sequence), []
     for stream in range(order.streams):
-        own = sequence[stream * total // order.streams : (stream + 1) * total // order.streams]
-        windows = [own[at : at + order.window_units] for at in range(0, len(own), order.window_units)]
+        rows = sequence[stream * total // order.streams : (stream + 1) * total // order.streams]
+        windows = [rows[first : first + order.window_units] for first in range(0, len(rows), order.window_units)]
         shuffled = [
             [window[i] for i in generator(order.seed, Purpose.WINDOW, order.epoch, stream, w).permutation(len(window))]
             for w, window in enumerate(windows)
         ]
-        taken.append([row for window in shuffled for row in window])
+        dealt.append([row for window in shuffled for row in window])
     share = order.share
-    return [[row for own in taken for row in own[s * share : (s + 1) * share]] for s in range(order.steps)]
+    return [[row for rows in dealt for row in rows[s * share : (s + 1) * share]] for s in range(order.steps)]
 
 
 @given(orders())
@@ -105,8 +107,8 @@ def test_every_row_comes_as_often_as_its_weight_says(order: EpochOrder) -> None:
 @given(orders())
 def test_weights_of_one_are_the_order_without_weights(order: EpochOrder) -> None:
     ones = replace(order, mix=tuple(Share(share.groups, 1.0) for share in order.mix))
-    for one, other in zip(batches(ones), batches(replace(order, mix=())), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for weighted, other in zip(batches(ones), batches(replace(order, mix=())), strict=True):
+        np.testing.assert_array_equal(weighted, other)
 
 
 def test_half_a_weight_deals_every_row_once_in_two_epochs() -> None:
@@ -148,11 +150,11 @@ def joined(data: SmallData, mix: dict[str, float]) -> list[Source]:
 
 
 def stream(data: SmallData, sources: list[Source], epoch: int = 0, **options: int) -> JoinedStream:
-    made = JoinedStream(
+    joined = JoinedStream(
         sources, data.labels, **{"batch": 16, "streams": 8, "window_groups": 2, "threads": 0, **options}
     )
-    made.set_epoch(epoch)
-    return made
+    joined.set_epoch(epoch)
+    return joined
 
 
 @pytest.mark.parametrize("mix", [SPLITS, THIN], ids=["thick", "thin"])
@@ -165,9 +167,9 @@ def test_a_mixed_stream_deals_rows_by_weight(data: SmallData, mix: dict[str, flo
     )
     positives = data.points["market"].positives + data.points["train"].positives + data.label_points.positives
     for batch in epochs[0]:
-        for at, row in enumerate(batch.rows):
-            own = batch.positives[batch.positive_offsets[at] : batch.positive_offsets[at + 1]]
-            assert own.tolist() == positives[row]
+        for position, row in enumerate(batch.rows):
+            labels = batch.positives[batch.positive_offsets[position] : batch.positive_offsets[position + 1]]
+            assert labels.tolist() == positives[row]
 
 
 def test_threads_and_ranks_change_nothing_in_a_mix(data: SmallData) -> None:
@@ -185,8 +187,8 @@ def test_a_mixed_stream_resumes_exactly(data: SmallData, mix: dict[str, float]) 
 def test_a_mix_of_ones_is_the_stream_without_a_mix(data: SmallData) -> None:
     mixed = open_sources(data.layout, "train", False, mix={"labels": 1.0, "train": 1.0})
     plain = open_sources(data.layout, "train", True)
-    for one, other in zip(stream(data, mixed, 2), stream(data, plain, 2), strict=True):
-        assert_equal(one, other)
+    for weighted, other in zip(stream(data, mixed, 2), stream(data, plain, 2), strict=True):
+        assert_equal(weighted, other)
 
 
 def test_a_state_of_other_weights_is_refused(data: SmallData) -> None:

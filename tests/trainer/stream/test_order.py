@@ -33,8 +33,8 @@ def first_rows(order: EpochOrder) -> np.ndarray:
 
 def epoch(order: EpochOrder, streams: range | None = None) -> list[np.ndarray]:
     """Row ids of every batch."""
-    own = range(order.streams) if streams is None else streams
-    return [batch_rows(order, step, own, first_rows(order)) for step in range(order.steps)]
+    dealt = range(order.streams) if streams is None else streams
+    return [batch_rows(order, step, dealt, first_rows(order)) for step in range(order.steps)]
 
 
 @given(orders(tail="keep"))
@@ -87,7 +87,7 @@ def test_the_order_is_reproducible_and_differs_by_epoch_and_seed() -> None:
 
     assert rows(1, 0) == rows(1, 0)
     orders = [rows(seed, number) for seed in range(3) for number in range(4)]
-    assert all(one != other for one, other in itertools.combinations(orders, 2))
+    assert all(first != other for first, other in itertools.combinations(orders, 2))
 
 
 def test_a_batch_mixes_rows_from_far_apart() -> None:
@@ -132,11 +132,11 @@ def test_a_batch_is_whole_clusters_as_many_as_fill_it(order: EpochOrder) -> None
     batches, cluster = epoch(order), numbered(order)
     sizes = np.bincount(cluster)
     for batch in batches:
-        found, counts = np.unique(cluster[batch], return_counts=True)
-        np.testing.assert_array_equal(counts, sizes[found])
-        assert len(found) <= order.batch // order.cluster
+        clusters, counts = np.unique(cluster[batch], return_counts=True)
+        np.testing.assert_array_equal(counts, sizes[clusters])
+        assert len(clusters) <= order.batch // order.cluster
         # And a cluster's rows are next to each other.
-        assert np.count_nonzero(np.diff(cluster[batch])) == max(0, len(found) - 1)
+        assert np.count_nonzero(np.diff(cluster[batch])) == max(0, len(clusters) - 1)
     if order.tail == "keep":
         assert_every_row_once(batches, order.rows)
         assert all(len(np.unique(cluster[batch])) == order.batch // order.cluster for batch in batches[:-1])
@@ -161,7 +161,7 @@ def test_smaller_clusters_are_halves_of_larger_ones() -> None:
             for n in (halvings, halvings + 1)
         )
         assert len(np.unique(larger)) == sum((4, 1, 2, 1)) << halvings
-        assert all(len(np.unique(smaller[larger == one])) == 2 for one in np.unique(larger))
+        assert all(len(np.unique(smaller[larger == label])) == 2 for label in np.unique(larger))
 
 
 def test_which_clusters_meet_changes_with_the_epoch() -> None:
@@ -178,8 +178,8 @@ def test_which_clusters_meet_changes_with_the_epoch() -> None:
 def test_a_cluster_of_one_row_is_the_order_of_rows() -> None:
     rows = np.array([5, 7, 7, 2])
     plain, ones = EpochOrder(rows, 4, 2, 2, 1, 3), EpochOrder(rows, 4, 2, 2, 1, 3, "keep", (), 1, rows)
-    for one, other in zip(epoch(plain), epoch(ones), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for expected, other in zip(epoch(plain), epoch(ones), strict=True):
+        np.testing.assert_array_equal(expected, other)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=5), st.integers(1, 6), st.integers(0, 8))
@@ -194,7 +194,9 @@ def test_deal_is_taking_a_share_of_each_stream_in_turn(sizes: list[int], share: 
         for number in range(batches)
     ]
     ends = [np.minimum(np.arange(batches + 1) * share, size) for size in sizes]
-    order, offsets = deal([WindowDeal(np.arange(size), own) for size, own in zip(sizes, ends, strict=True)])
+    order, offsets = deal(
+        [WindowDeal(np.arange(size), stream_ends) for size, stream_ends in zip(sizes, ends, strict=True)]
+    )
     assert [order[low:high].tolist() for low, high in itertools.pairwise(offsets)] == expected
 
 

@@ -146,7 +146,7 @@ def test_forked_while_it_fetches_it_fetches_for_itself(groups: RowGroups) -> Non
 def test_a_stream_asks_for_each_byte_once_and_holds_nothing_back(
     groups: RowGroups, streams: int, window_groups: int
 ) -> None:
-    """What is fetched and never read would fill the room for what is."""
+    """Bytes that are fetched and never read would fill the room of others."""
     plain = JoinedStream(groups.sources, 30, inputs="both", batch=8, streams=streams, window_groups=window_groups)
     FlakyFileSystem.fail(0)
     held: list[int] = []
@@ -159,7 +159,7 @@ def test_a_stream_asks_for_each_byte_once_and_holds_nothing_back(
 
     watched = JoinedStream(groups.sources, 30, inputs="both", batch=8, streams=streams, window_groups=window_groups)
     watched._groups = Watched(groups.sources, tables.label_type(30), "both")
-    for one, other in zip(plain, watched, strict=True):
-        assert_equal(one, other)
+    for expected, other in zip(plain, watched, strict=True):
+        assert_equal(expected, other)
     assert held == [0]
     assert threads_named(THREAD) == []

@@ -60,8 +60,8 @@ def test_two_ranks_of_which_one_is_killed_read_the_global_batches(
     killed, _ = batches_of(out, 1)
     assert max(killed) == (2, 1)
     assert torchrun(reading, tmp_path) == 0
-    found = [batches_of(out, rank) for rank in range(2)]
-    assert found[1][1] == 2  # the killed rank read again what came after its last state, to the same bytes
+    dealt = [batches_of(out, rank) for rank in range(2)]
+    assert dealt[1][1] == 2  # the killed rank read again what came after its last state, to the same bytes
     expected: list[dict[tuple[int, int], str]] = [{}, {}]
     for epoch in range(EPOCHS):
         _, sources = adopt(RunLayout(reading.run), RECIPE, open_sources(data.layout, "train", True), epoch, print)
@@ -70,11 +70,11 @@ def test_two_ranks_of_which_one_is_killed_read_the_global_batches(
         whole, *parts = (JoinedStream(sources, data.labels, **options, **of) for of in ({}, rank(0), rank(1)))
         for stream in (whole, *parts):
             stream.set_epoch(epoch)
-        for batch, *own in zip(whole, *parts, strict=True):
-            assert digest_of(concatenate(own)) == digest_of(batch)
-            for digests, part in zip(expected, own, strict=True):
+        for batch, *of_ranks in zip(whole, *parts, strict=True):
+            assert digest_of(concatenate(of_ranks)) == digest_of(batch)
+            for digests, part in zip(expected, of_ranks, strict=True):
                 digests[epoch, batch.step] = digest_of(part)
-    assert [digests for digests, _ in found] == expected
+    assert [digests for digests, _ in dealt] == expected
 
 
 def rank(number: int) -> dict[str, int]:
@@ -90,6 +90,6 @@ def test_ranks_are_what_the_launcher_says() -> None:
     ("rank", "ranks"), [("0", None), (None, "2"), ("2", "2"), ("-1", "2"), ("", ""), ("one", "2"), ("0", "0")]
 )
 def test_half_an_environment_is_refused(rank: str | None, ranks: str | None) -> None:
-    given = {name: value for name, value in (("RANK", rank), ("WORLD_SIZE", ranks)) if value is not None}
+    environment = {name: value for name, value in (("RANK", rank), ("WORLD_SIZE", ranks)) if value is not None}
     with pytest.raises(InputError, match=r"RANK = .*expected both, with 0 <= RANK < WORLD_SIZE.*torchrun"):
-        ranks_of_environment(given)
+        ranks_of_environment(environment)
