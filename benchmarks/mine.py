@@ -195,7 +195,7 @@ def pipeline(setting: Setting, root: str) -> dict:
     from schemas import storage
 
     warm_up(root)
-    options = MineOptions.of(
+    options = MineOptions(
         index=setting.index,
         nprobe=setting.nprobe,
         refine=setting.refine,
@@ -217,11 +217,11 @@ def pipeline(setting: Setting, root: str) -> dict:
 
 def read_spent(root: str) -> dict:
     """What `mine` wrote about its time and memory."""
-    from pipelines.mine import SPENT
+    from pipelines.mine import PROFILE
     from schemas import storage
 
     folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
-    spent: dict = json.loads(storage.read_bytes(join(folder, SPENT)))
+    spent: dict = json.loads(storage.read_bytes(join(folder, PROFILE)))
     return spent
 
 
@@ -229,7 +229,7 @@ def memory(setting: Setting, root: str) -> dict:
     """`mine` under the budget."""
     from pipelines.mine import MineOptions, mine
 
-    options = MineOptions.of(
+    options = MineOptions(
         index=setting.index,
         nprobe=setting.nprobe,
         refine=setting.refine,

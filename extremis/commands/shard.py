@@ -6,6 +6,7 @@ import click
 
 from extremis.commands.options import beam_tail, json_option, parse_propensity
 from extremis.console import print_json, say
+from schemas.options import check
 
 FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir")  # docs/formats.md
 
@@ -84,7 +85,7 @@ def shard(
     from pipelines.shard import shard as shard_data
 
     a, b = parse_propensity(propensity)
-    options = ShardOptions(**chosen, propensity_a=a, propensity_b=b)
+    options = check(ShardOptions, {**chosen, "propensity_a": a, "propensity_b": b})
     manifest = shard_data(source, data, options, beam_options, say, overwrite=overwrite)
     if as_json:
         print_json({"data": data, "digest": manifest.digest, "tables": manifest.parents, **manifest.parameters})

@@ -9,6 +9,7 @@ from extremis.commands.options import beam_tail, json_option
 from extremis.console import print_json, say
 from extremis.training.miner import end_with_trainer
 from schemas.errors import InputError
+from schemas.options import check
 
 
 @click.command()
@@ -72,7 +73,7 @@ def mine(
     from pipelines.mine import mine as mine_dump
     from pipelines.mine import watch as watch_run
 
-    options = MineOptions.of(**{name: value for name, value in chosen.items() if value is not None})
+    options = check(MineOptions, {name: value for name, value in chosen.items() if value is not None})
     if watch:
         _require_watching(chosen, epoch, "mines")
         _watch(watch_run, data, run, options, beam_options, as_json)
@@ -135,7 +136,7 @@ def cluster(
     from pipelines.cluster import cluster as cluster_dump
     from pipelines.cluster import watch as watch_run
 
-    options = ClusterOptions.of(**{name: value for name, value in chosen.items() if value is not None})
+    options = check(ClusterOptions, {name: value for name, value in chosen.items() if value is not None})
     if watch:
         _require_watching(chosen, epoch, "clusters")
         _watch(watch_run, data, run, options, beam_options, as_json)

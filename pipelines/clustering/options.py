@@ -1,4 +1,4 @@
-"""What a user may set about clustering; everything else follows from the dump."""
+"""Options of clustering; everything else follows from the dump."""
 
 from pydantic import Field
 

@@ -5,7 +5,7 @@ Parsers never raise over a bad row: it becomes a Reject. They raise InputError o
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -60,16 +60,16 @@ class Inputs:
         return tuple(split for split in SPLITS if self.of(split))
 
 
+Text = Literal["title+content", "title"]
+
+
 @dataclass(frozen=True)
 class Context:
     """What a parser may need beside the raw block: options, and the sizes that `Inputs` states."""
 
-    text: str  # one of TEXTS
+    text: Text
     labels: int | None = None
     features: int | None = None
-
-
-TEXTS = ("title+content", "title")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Texts of parsed rows to the columns that a table keeps. No Beam here."""
+"""Encoding of texts: parsed rows to the columns that a table keeps. No Beam here."""
 
 import numpy as np
 import pyarrow as pa
@@ -10,12 +10,12 @@ from schemas.shard_files import parquet
 
 
 def open_tokens(plan: TablePlan) -> Tokenizer | None:
-    """The tokenizer of `plan`, None where no row has a text. Raises StorageError."""
+    """Open the tokenizer of `plan`, None where no row has a text. Raises StorageError."""
     return None if plan.vocabulary is None else tokenizer.open_tokenizer(plan.tokenizer)
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Tokenizer | None) -> pa.RecordBatch:
-    """Parsed rows with `input_ids` (unless they have features alone) and `truncated`."""
+    """Return parsed rows with `input_ids` (unless they have features alone) and `truncated`."""
     rows = batch.num_rows
     if tokens is None:
         values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.embed import embed
-from pipelines.mine import SPENT, MineOptions, mine
+from pipelines.mine import PROFILE, MineOptions, mine
 from pipelines.shard import ShardOptions, shard
 from tests.command import PROCESSES, ROOT, call, command, environment, sets
 from tests.pipelines.mining.world import World, random_world
@@ -24,7 +24,7 @@ Flags = tuple[str, ...]
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below `folder` by its path, but for what a clock measured."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SPENT]
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != PROFILE]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -53,7 +53,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-SHARD = ShardOptions("train:800", shards=5, row_group_rows=64, keep_text=True, validation_share=0.1)
+SHARD = ShardOptions(tokenizer="train:800", shards=5, row_group_rows=64, keep_text=True, validation_share=0.1)
 
 
 def make_shards(source: Path, out: Path, flags: Flags) -> None:

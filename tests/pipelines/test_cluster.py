@@ -21,6 +21,7 @@ from schemas import storage, tables
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, open_manifest, verify
+from schemas.options import check
 from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import iterate, write_table
 from tests.builders import SmallData, build_data
@@ -253,7 +254,7 @@ def test_what_cannot_be_is_refused(
         makers[str(options["queries"])](url)
         options = {**options, "queries": url}
     with pytest.raises(InputError, match=message):
-        cluster(data.layout.root, run, options=ClusterOptions.of(**options))
+        cluster(data.layout.root, run, options=check(ClusterOptions, options))
 
 
 def spoilt(data: SmallData, url: str) -> None:

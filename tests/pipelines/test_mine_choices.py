@@ -14,6 +14,7 @@ from pipelines.mining.kept_index import KeptIndex
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import open_manifest, verify
+from schemas.options import check
 from schemas.storage import join
 from tests.command import call, refused
 from tests.pipelines.mining.world import World, brute_force, random_world, read_negatives
@@ -32,7 +33,7 @@ def table(world: World, source: str = "queries", **options) -> tuple[np.ndarray,
     """Label ids [N, K] and the manifest of a table mined into a place of its own."""
     out = join(world.run, "out")
     storage.remove(out, recursive=True)
-    manifest = mine(world.data, world.run, options=MineOptions.of(out=out, **options))[source]
+    manifest = mine(world.data, world.run, options=check(MineOptions, {"out": out, **options}))[source]
     _, found, _ = read_negatives(join(out, source), manifest)
     return found, manifest
 
@@ -141,9 +142,11 @@ class TestOtherTables:
     def test_other_options_are_refused_and_replace_on_request(self, world):
         mine(world.data, world.run)
         url = world.layout.negatives(5, "queries")
-        with pytest.raises(InputError, match=r"queries: holds a table made with other options \(width 5, now 3\)"):
+        with pytest.raises(
+            InputError, match=r"queries: holds a finished negatives table made otherwise \(width was 5, now it is 3\)"
+        ):
             mine(world.data, world.run, options=MineOptions(width=3))
-        with pytest.raises(InputError, match=r"other vectors; by 'classifier', now 'labels'"):
+        with pytest.raises(InputError, match=r"other vectors; by was 'classifier', now it is 'labels'"):
             mine(world.data, world.run, options=MineOptions(by="labels"))
         assert open_manifest(url).parameters["width"] == 5
         mine(world.data, world.run, options=MineOptions(width=3, overwrite=True))
@@ -196,7 +199,7 @@ class TestKeptIndex:
         storage.remove(url, recursive=True)
         mine(world.data, world.run, options=MineOptions(keep_index=url))
         assert open_manifest(url, "index") == made
-        with pytest.raises(InputError, match=r"--keep-index .*index: holds a finished index table"):
+        with pytest.raises(InputError, match=r"index: holds a finished index table .*--keep-index"):
             mine(world.data, world.run, options=MineOptions(keep_index=url, width=3, out=join(world.run, "other")))
 
     def test_damage_is_named(self, world):
@@ -228,7 +231,7 @@ PEAK = """
 import sys
 from pipelines.mine import mine, MineOptions
 from pipelines.mining.profile import peak_bytes
-mine(sys.argv[1], sys.argv[2], options=MineOptions.of(index=sys.argv[3], memory=sys.argv[4], threads=1))
+mine(sys.argv[1], sys.argv[2], options=MineOptions(index=sys.argv[3], memory=sys.argv[4], threads=1))
 print(peak_bytes())
 """
 

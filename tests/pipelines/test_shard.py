@@ -3,7 +3,6 @@ import random
 import resource
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pipelines.sharding import queries, read
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import open_manifest, verify
+from schemas.options import check
 from schemas.shard_files import shards
 from tests.pipelines.raw import point, read_lines, write_lines, write_tate, write_tiny
 
@@ -100,7 +100,7 @@ class Shuffled(queries.OrderShard):
 
 @pytest.mark.slow
 def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_path: Path) -> None:
-    options = ShardOptions("train:300", shards=3, row_group_rows=4, keep_text=True)
+    options = ShardOptions(tokenizer="train:300", shards=3, row_group_rows=4, keep_text=True)
     shard(str(tiny), str(tmp_path / "a"), options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queries, "OrderShard", Shuffled)
@@ -114,7 +114,7 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     # 2 splits of 3 shards, 1 shard of labels, 2 files of the tokenizer, 6 manifests
     assert len(made) == 15
     assert str(tmp_path).encode() not in b"".join(made.values())
-    shard(str(tiny), str(tmp_path / "d"), replace(options, seed=1))
+    shard(str(tiny), str(tmp_path / "d"), options.model_copy(update={"seed": 1}))
     first, second = ([{**row, "query_id": 0} for row in rows_of(f"{tmp_path}/{name}/queries/train")] for name in "ad")
     assert first != second
     assert sorted(first, key=str) == sorted(second, key=str)
@@ -143,7 +143,7 @@ def test_in_memory_and_with_every_older_name(tiny: Path) -> None:
 
 def test_a_pretrained_directory_is_known_by_its_content(tiny: Path, tmp_path: Path) -> None:
     shard(str(tiny), str(tmp_path / "a"), OPTIONS)
-    manifest = shard(str(tiny), str(tmp_path / "b"), ShardOptions(str(tmp_path / "a" / "tokenizer")))
+    manifest = shard(str(tiny), str(tmp_path / "b"), ShardOptions(tokenizer=str(tmp_path / "a" / "tokenizer")))
     assert manifest.parameters["options"]["tokenizer"].startswith("directory:")
     assert str(tmp_path) not in json.dumps(manifest.parameters)
     tokens = [[row["input_ids"] for row in rows_of(f"{tmp_path}/{name}/labels")] for name in "ab"]
@@ -158,12 +158,10 @@ def test_a_finished_data_set_is_kept_and_another_is_refused(tiny: Path, tmp_path
     assert shard(str(tiny), data, OPTIONS, progress=said.append) == made
     assert "nothing to do" in said[-1]
     assert before == {path: path.stat().st_mtime_ns for path in Path(data).rglob("*")}
-    with pytest.raises(InputError, match=r"other options: max_tokens was 128, now it is 9\. .*--overwrite"):
-        shard(str(tiny), data, ShardOptions("train:300", max_tokens=9))
+    with pytest.raises(InputError, match=r"options\.max_tokens was 128, now it is 9\)\. .*--overwrite"):
+        shard(str(tiny), data, ShardOptions(tokenizer="train:300", max_tokens=9))
     write_tiny(tiny, rows=31)
-    with pytest.raises(
-        InputError, match=r"other input: test was tst.json.gz|other input: train was trn\.json\.gz \(\d+ bytes"
-    ):
+    with pytest.raises(InputError, match=r"input\.test was tst.json.gz|input\.train was trn\.json\.gz \(\d+ bytes"):
         shard(str(tiny), data, OPTIONS)
     assert open_manifest(data, "data") == made
     again = shard(str(tiny), data, OPTIONS, overwrite=True)
@@ -217,11 +215,11 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
         "Mend these; or raise --max-reject-share, which is 0.001 "
         "(a label's line is its id, so no label may be rejected).",
     ]
-    message = fails(tiny, options=ShardOptions("train:300", max_reject_share=0.1))
+    message = fails(tiny, options=ShardOptions(tokenizer="train:300", max_reject_share=0.1))
     assert "rejected 5 of 30 rows of trn.json.gz (1 duplicate_key, 1 label_out_of_range, 1 missing_field" in message
     assert "trn.json.gz, line 12: label 7 does not exist: there are labels 0 to 6" in message
     data = str(tiny.parent / "data")
-    shard(str(tiny), data, ShardOptions("train:300", max_reject_share=0.2))
+    shard(str(tiny), data, ShardOptions(tokenizer="train:300", max_reject_share=0.2))
     table = open_manifest(f"{data}/queries/train")
     assert table.rows == table.counters["rows_out"] == 25
     assert table.counters["rejected"] == {
@@ -243,7 +241,7 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
 
 def test_a_bad_label_fails_at_any_share(tiny: Path) -> None:
     write_lines(tiny / "lbl.json.gz", [{"title": "a"}] * 6 + [{"uid": "b"}])
-    message = fails(tiny, options=ShardOptions("train:300", max_reject_share=1.0))
+    message = fails(tiny, options=ShardOptions(tokenizer="train:300", max_reject_share=1.0))
     assert "rejected 1 of 7 rows of lbl.json.gz (1 missing_field)" in message
     assert "lbl.json.gz, line 7: the field 'title' is missing" in message
 
@@ -282,7 +280,7 @@ def test_a_full_disk_surfaces_as_itself_and_leaves_nothing(tiny: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, hard))
     try:
-        message = fails(tiny, StorageError, ShardOptions("train:150", shards=1, keep_text=True))
+        message = fails(tiny, StorageError, ShardOptions(tokenizer="train:150", shards=1, keep_text=True))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert message.startswith(f"could not write {tiny.parent}/data/")
@@ -292,23 +290,23 @@ def test_a_full_disk_surfaces_as_itself_and_leaves_nothing(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": "body"}, "text is one of title"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1; got 0"),
-        ({"shards": 0}, "shards must be at least 1"),
-        ({"seed": -1}, "seed must be in"),
-        ({"max_reject_share": 1.5}, "max_reject_share is a share"),
+        ({"text": "body"}, "text: input should be 'title\\+content' or 'title', got 'body'"),
+        ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1, got 0"),
+        ({"shards": 0}, "shards: input should be greater than or equal to 1"),
+        ({"seed": -1}, "seed: input should be greater than or equal to 0"),
+        ({"max_reject_share": 1.5}, "max_reject_share: input should be less than or equal to 1"),
         ({"propensity_a": 0.5}, "propensities need both A and B"),
         ({"tokenizer": "train:no"}, "expected train:SIZE"),
     ],
 )
 def test_odd_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ShardOptions(**options)
+        check(ShardOptions, options)
 
 
 def test_validation_is_cut_out_of_train_by_key(tmp_path: Path) -> None:
     raw = write_tate(tmp_path / "raw", 400, 50)
-    cut = replace(OPTIONS, validation_share=0.25)
+    cut = OPTIONS.model_copy(update={"validation_share": 0.25})
     shard(str(raw), str(tmp_path / "whole"), OPTIONS)
     manifest = shard(str(raw), str(tmp_path / "cut"), cut)
     whole = {row["key"]: row for row in rows_of(f"{tmp_path}/whole/queries/train")}
@@ -330,5 +328,5 @@ def test_validation_share_beside_a_validation_file_is_refused(tmp_path: Path) ->
     raw = write_tate(tmp_path / "raw", 40, 10)
     (raw / "val.json.gz").write_bytes((raw / "tst.json.gz").read_bytes())
     with pytest.raises(InputError, match="validation split already"):
-        shard(str(raw), str(tmp_path / "data"), replace(OPTIONS, validation_share=0.1))
+        shard(str(raw), str(tmp_path / "data"), OPTIONS.model_copy(update={"validation_share": 0.1}))
     assert not (tmp_path / "data" / "manifest.json").exists()

@@ -17,7 +17,9 @@ from schemas.errors import InputError
 from schemas.manifest import open_manifest
 from schemas.shard_files import shards
 
-OPTIONS = ShardOptions("train:300", shards=3, shard_bytes=400, row_group_rows=8, keep_text=True, max_reject_share=0.5)
+OPTIONS = ShardOptions(
+    tokenizer="train:300", shards=3, shard_bytes=400, row_group_rows=8, keep_text=True, max_reject_share=0.5
+)
 Line = dict[str, Any]
 
 

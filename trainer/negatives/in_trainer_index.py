@@ -21,7 +21,7 @@ from trainer.stream import Batch
 
 if TYPE_CHECKING:
     from search.block import Block
-    from search.effort import Effort
+    from search.params import SearchParams
 
 EXACT_LABELS = 1 << 15  # up to so many, 'auto' scores every label
 TARGET_RECALL = 0.9
@@ -36,8 +36,8 @@ class OwnIndex:
         self._spec, self._every = recipe.refresh.index, recipe.refresh.every_steps
         self._width, self._seed = recipe.negatives.table_width, recipe.train.seed
         self._lag = recipe.refresh.rebuild_steps
-        self._built: tuple[Block, Effort] | None = None
-        self._next: Future[tuple[Block, Effort]] | None = None
+        self._built: tuple[Block, SearchParams] | None = None
+        self._next: Future[tuple[Block, SearchParams]] | None = None
         self._age = 0  # steps since the copy of the vectors that is in use was made
 
     @property
@@ -66,7 +66,7 @@ class OwnIndex:
         labels, _ = unpack(best(keys, self._width))
         return replace(batch, hard=labels)
 
-    def _current(self, classifier: Classifier, queries: np.ndarray) -> "tuple[Block, Effort]":
+    def _current(self, classifier: Classifier, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """The index of this step."""
         if self._built is None:
             self._built, self._age = self._build(_copied(classifier), classifier.start, queries), 0
@@ -81,12 +81,12 @@ class OwnIndex:
         self._age += 1
         return self._built
 
-    def _build(self, vectors: np.ndarray, start: int, queries: np.ndarray) -> "tuple[Block, Effort]":
+    def _build(self, vectors: np.ndarray, start: int, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """Of `vectors` [n, D] float32, which nobody else changes, of the labels from `start` on."""
         from search.block import Block, padded
-        from search.effort import Effort, apply, tune
         from search.factory import AUTO, EXACT, Factory
-        from search.index import build, pays, set_up
+        from search.index import build, set_up
+        from search.params import SearchParams, apply, tune
 
         set_up(None)
         rows = len(vectors)
@@ -100,12 +100,12 @@ class OwnIndex:
         block = Block(start, vectors, build(factory, vectors, self._seed))
         wide = padded(queries, vectors.shape[1])
         if self._spec == MIPS:
-            effort = Effort(nprobe=min(PROBED, factory.lists))
+            effort = SearchParams(nprobe=min(PROBED, factory.lists))
         else:
-            effort = tune(block, Effort(), factory.lossy, wide, self._width, TARGET_RECALL)
+            effort = tune(block, SearchParams(), factory.lossy, wide, self._width, TARGET_RECALL)
         # Vectors that are hardly trained lie in no clusters: most lists would be read, which is dearer than a product.
-        if self._spec == AUTO and effort.nprobe and not pays(factory, rows, self._width, effort.nprobe):
-            return Block(start, vectors, None), Effort()
+        if self._spec == AUTO and effort.nprobe and not factory.pays(rows, self._width, effort.nprobe):
+            return Block(start, vectors, None), SearchParams()
         apply(block.index, effort)
         return block, effort
 
