@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats import keyed_parquet as keyed_columns
-from pipelines.formats import lines
+from pipelines.formats import keyed_parquet, lines
 from pipelines.formats.base import Context, Part
 from pipelines.formats.fields import Fields
 from pipelines.formats.keyed import FEATURES, JSONL, PAIRED, PARQUET, PLAIN, Keyed, features_in
@@ -89,7 +88,7 @@ class Texts:
     def _records(self, url: str, rows: int, features: bool) -> Iterator[pa.RecordBatch]:
         keyed = Keyed(self.fields)
         if url.endswith(f".{PARQUET}"):
-            keyed_columns.check_columns(url, (self.fields.key,))
+            keyed_parquet.check_columns(url, (self.fields.key,))
         if features and not features_in([url], self.fields):
             raise InputError(
                 f"{url}: no {self.fields.feature_ids}, which this encoder reads. Add them, or see --fields."

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.formats import records
+from schemas.shard_files import parquet
 
 MAX_DIGITS = 18  # of an index: what int64 holds for certain
 _SHOWN = 200
@@ -33,43 +34,43 @@ class Ragged:
 
     @property
     def rows(self) -> np.ndarray:
-        """The row of each entry: int64 [V]."""
+        """Row of each entry: int64 [V]."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def keep(self, mask: np.ndarray) -> "Ragged":
-        """The entries where `mask` [V] is true, in their rows."""
+        """Return the entries where `mask` [V] is true, in their rows."""
         counts = np.concatenate([[0], np.cumsum(mask)])
         return Ragged(counts[self.offsets], self.indices[mask], self.values[mask])
 
 
 def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[Ragged, dict[int, str]]:
-    """Lines [B] of fields `index:value` that spaces or tabs separate, to (rows [B], what is wrong by line).
+    """Read lines [B] of fields `index:value` that spaces or tabs separate: (rows [B], the fault of each bad line).
 
     A line that is wrong gives an empty row. Order and repetitions inside a row stay as they are.
     """
-    found, wrong = _parse(lines, _pairs, _wrong_pair)
-    finite, beyond = only_finite(found)
+    ragged, wrong = _parse(lines, _pairs, _wrong_pair)
+    finite, beyond = only_finite(ragged)
     return finite, wrong | beyond
 
 
 def parse_indices(lines: pa.LargeBinaryArray) -> tuple[Ragged, dict[int, str]]:
-    """Lines [B] of indices that commas separate, to (rows [B] with every value 1, what is wrong by line)."""
+    """Read lines [B] of indices that commas separate: (rows [B] with every value 1, the fault of each bad line)."""
     return _parse(lines, _indices, _wrong_index)
 
 
-def only_finite(found: Ragged) -> tuple[Ragged, dict[int, str]]:
-    """(the rows, those with a value that is not finite emptied; what is wrong with these)."""
-    finite = np.isfinite(found.values)
+def only_finite(ragged: Ragged) -> tuple[Ragged, dict[int, str]]:
+    """Empty rows with a value that is not finite: (the rows, the fault of each bad one)."""
+    finite = np.isfinite(ragged.values)
     if finite.all():
-        return found, {}
-    rows = found.rows
+        return ragged, {}
+    rows = ragged.rows
     wrong = np.unique(rows[~finite])
-    kept = found.keep(~np.isin(rows, wrong))
+    kept = ragged.keep(~np.isin(rows, wrong))
     return kept, dict.fromkeys(wrong.tolist(), "a value is beyond what a 32-bit float holds")
 
 
 def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
-    """Each line [B] before its first space, and from it on (nothing where there is none)."""
+    """Cut each line [B] into what stands before its first space and the rest, which is empty without a space."""
     data, offsets = as_numpy(lines)
     spaces = np.flatnonzero(data == ord(" "))
     if not len(spaces):
@@ -90,38 +91,47 @@ def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.La
     return as_lines(data[head], heads), as_lines(data[~head], offsets - heads)
 
 
-def sort_rows(found: Ragged) -> Ragged:
-    """The same rows with ascending indices; entries of one index keep their order."""
-    rows = found.rows
-    if not len(rows) or not ((np.diff(found.indices) <= 0) & (rows[1:] == rows[:-1])).any():
-        return found
-    order = np.lexsort((found.indices, rows))
-    return Ragged(found.offsets, found.indices[order], found.values[order])
+def sort_rows(ragged: Ragged) -> Ragged:
+    """Return the same rows with ascending indices; entries of one index keep their order."""
+    rows = ragged.rows
+    if not len(rows) or not ((np.diff(ragged.indices) <= 0) & (rows[1:] == rows[:-1])).any():
+        return ragged
+    order = np.lexsort((ragged.indices, rows))
+    return Ragged(ragged.offsets, ragged.indices[order], ragged.values[order])
 
 
-def merge_labels(found: Ragged) -> tuple[Ragged, np.ndarray]:
-    """(rows of labels, sorted, once each; how many each row named again: int32 [B]). A label has a positive value."""
-    found = sort_rows(found.keep(found.values > 0))
-    again = _again(found)
-    merged = np.bincount(found.rows[again], minlength=len(found.offsets) - 1).astype(np.int32)
-    return found.keep(~again), merged
+def merge_labels(ragged: Ragged) -> tuple[Ragged, np.ndarray]:
+    """Return rows of labels (values > 0), sorted, once each, and how many each row named again: int32 [B]."""
+    ragged = sort_rows(ragged.keep(ragged.values > 0))
+    again = _again(ragged)
+    merged = np.bincount(ragged.rows[again], minlength=len(ragged.offsets) - 1).astype(np.int32)
+    return ragged.keep(~again), merged
 
 
-def merge_features(found: Ragged) -> Ragged:
-    """Rows of features, sorted, once each; the values of a feature that a row names again are added up, in order."""
-    found = sort_rows(found)
-    again = _again(found)
+def merge_features(ragged: Ragged) -> Ragged:
+    """Return rows of features, sorted, once each; values of a feature that a row names again are added in order."""
+    ragged = sort_rows(ragged)
+    again = _again(ragged)
     if not again.any():
-        return found
+        return ragged
     first = np.flatnonzero(~again)
-    sums = np.add.reduceat(found.values.astype(np.float64), first)
+    sums = np.add.reduceat(ragged.values.astype(np.float64), first)
     limit = np.finfo(np.float32).max
-    once = found.keep(~again)
+    once = ragged.keep(~again)
     return Ragged(once.offsets, once.indices, np.clip(sums, -limit, limit).astype(np.float32))
 
 
+def feature_columns(ragged: Ragged) -> list[pa.Array]:
+    """Return the columns feature_ids and feature_values of rows of features."""
+    merged = merge_features(ragged)
+    return [
+        parquet.list_array(merged.indices.astype(np.int32), merged.offsets, pa.int32()),
+        parquet.list_array(merged.values, merged.offsets, pa.float32()),
+    ]
+
+
 def as_numpy(lines: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes uint8 [V], offsets int64 [B + 1] starting at 0) of a binary array without nulls, not copied."""
+    """View a binary array without nulls as (bytes uint8 [V], offsets int64 [B + 1] starting at 0)."""
     _, offsets, data = lines.buffers()
     bounds = np.frombuffer(offsets, np.int64)[lines.offset : lines.offset + len(lines) + 1]
     content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
@@ -129,34 +139,34 @@ def as_numpy(lines: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_lines(data: np.ndarray, offsets: np.ndarray) -> pa.LargeBinaryArray:
-    """The binary array of bytes uint8 [V] and offsets [B + 1]."""
+    """Return the binary array of bytes uint8 [V] and offsets [B + 1]."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), pa.py_buffer(np.ascontiguousarray(data))]
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
-def _again(found: Ragged) -> np.ndarray:
-    """Whether each entry of sorted rows [V] has the index of the one before it in its row."""
-    again = np.zeros(len(found.indices), bool)
-    rows = found.rows
-    again[1:] = (found.indices[1:] == found.indices[:-1]) & (rows[1:] == rows[:-1])
+def _again(ragged: Ragged) -> np.ndarray:
+    """Mark entries of sorted rows [V] that have the index of the one before in their row."""
+    again = np.zeros(len(ragged.indices), bool)
+    rows = ragged.rows
+    again[1:] = (ragged.indices[1:] == ragged.indices[:-1]) & (rows[1:] == rows[:-1])
     return again
 
 
 def _parse(
     lines: pa.LargeBinaryArray,
     fast: Callable[[np.ndarray, np.ndarray], Ragged | None],
-    what_is_wrong: Callable[[bytes], str | None],
+    find_fault: Callable[[bytes], str | None],
 ) -> tuple[Ragged, dict[int, str]]:
-    found = fast(*as_numpy(lines))
-    if found is not None:
-        return found, {}
+    ragged = fast(*as_numpy(lines))
+    if ragged is not None:
+        return ragged, {}
     each = lines.to_pylist()
-    wrong = {row: detail for row, line in enumerate(each) if (detail := what_is_wrong(line)) is not None}
+    wrong = {row: detail for row, line in enumerate(each) if (detail := find_fault(line)) is not None}
     for row in wrong:
         each[row] = b""
-    found = fast(*as_numpy(pa.array(each, pa.large_binary())))
-    assert found is not None, "what the careful pass accepts, the fast one reads"
-    return found, wrong
+    ragged = fast(*as_numpy(pa.array(each, pa.large_binary())))
+    assert ragged is not None, "what the careful pass accepts, the fast one reads"
+    return ragged, wrong
 
 
 def _classes(fields: bytes, spaces: bytes, mark: bytes) -> np.ndarray:
@@ -173,7 +183,7 @@ _INDEX_BYTES = _classes(b"0123456789", b"", b",")
 @dataclass(frozen=True)
 class _Fields:
     """Runs of field bytes: `text` [F] strings, `start` [F] and `lengths` [F] in the data, `first` int64 [B + 1] where
-    each line's begin, `kind` [F] what stands before each (0 a line's start, else a class), `marks` how many of all."""
+    each line's begin, `kind` [F] the byte before each (0 a line's start, else its class), `marks` how many of all."""
 
     text: pa.StringArray
     start: np.ndarray
@@ -184,16 +194,16 @@ class _Fields:
 
 
 def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fields | None:
-    """The fields of lines; None where a byte belongs to no class."""
+    """Find the fields of lines; None where a byte belongs to no class."""
     kinds = classes[data]
     if kinds.max(initial=0) == _OTHER:
         return None
     breaks = np.flatnonzero(kinds)
     # Fields are what lies between breaks: those in the text, one byte wide, and the starts of lines, no byte wide.
-    at = np.searchsorted(breaks, offsets[:-1])
-    before = np.insert(breaks, at, offsets[:-1])
-    start = np.insert(breaks + 1, at, offsets[:-1])
-    kind = np.insert(kinds[breaks], at, 0)
+    places = np.searchsorted(breaks, offsets[:-1])
+    before = np.insert(breaks, places, offsets[:-1])
+    start = np.insert(breaks + 1, places, offsets[:-1])
+    kind = np.insert(kinds[breaks], places, 0)
     lengths = np.append(before[1:], len(data)) - start
     full = lengths > 0
     start, lengths, kind = start[full], lengths[full], kind[full]
@@ -254,11 +264,11 @@ def _wrong_index(line: bytes) -> str | None:
 
 
 def whole_numbers(line: bytes) -> list[int]:
-    """The whole numbers that spaces separate in `line`; none where anything else is in it."""
+    """Read the whole numbers that spaces separate in `line`; none where anything else is in it."""
     fields = line.split()
     return [int(field) for field in fields] if all(_INDEX.fullmatch(field) for field in fields) else []
 
 
 def shown(field: bytes) -> str:
-    """`field`, cut short and safe to print."""
+    """Show `field`, cut short and safe to print."""
     return records.shown(field[:_SHOWN].decode("utf-8", "replace"))

@@ -174,7 +174,7 @@ def test_a_table_made_before_is_left_and_another_is_not_replaced(data: SmallData
     said: list[str] = []
     assert cluster(data.layout.root, run, progress=said.append) == first
     assert said == ["epoch 3: already clustered, for use from epoch 5"]
-    with pytest.raises(InputError, match=r"size 16, now 32.*--overwrite"):
+    with pytest.raises(InputError, match=r"size was 16, now it is 32.*--overwrite"):
         cluster(data.layout.root, run, options=ClusterOptions(size=32))
     record = b'{"epoch": 5, "digests": {"queries": "%s"}}' % first.digest.encode()
     storage.write_bytes(RunLayout(run).adoption(5), record)
@@ -203,17 +203,17 @@ def test_embeddings_of_a_table_in_cluster_order_are_clustered_again(data: SmallD
 def test_what_was_cut_off_is_invisible_and_made_again(
     data: SmallData, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, write = str(tmp_path / "out"), steps.write_laid
+    out, write = str(tmp_path / "out"), steps.write_shard
     whole = cluster(data.layout.root, run, options=ClusterOptions(out=out))
     storage.remove(out, recursive=True)
     for step in (0, len(whole.shards) - 1):
 
-        def failing(laid: steps.Laid, shard: int, packets: object, fail: int = step) -> object:
-            if shard == fail:
+        def failing(element: tuple, settled: steps.Settled, fail: int = step) -> object:
+            if element[0] == fail:
                 raise StorageError("the disk is full")
-            return write(laid, shard, packets)  # type: ignore[arg-type]
+            return write(element, settled)
 
-        monkeypatch.setattr(steps, "write_laid", failing)
+        monkeypatch.setattr(steps, "write_shard", failing)
         with pytest.raises(StorageError, match="the disk is full"):
             cluster(data.layout.root, run, options=ClusterOptions(out=out))
         with pytest.raises(TableError, match=r"no table here|unfinished"):

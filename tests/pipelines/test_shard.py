@@ -88,14 +88,15 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     }
 
 
-class Shuffled(queries.OrderShard):
-    """The same stage, given what arrives in another order."""
+_order_shard = queries.order_shard
 
-    def process(self, element: tuple[int, Any], label_sizes: dict[int, int]) -> Iterator[Any]:
-        shard, parts = element
-        packets = list(parts["rows"])
-        parts = {**parts, "rows": random.Random(1).sample(packets, len(packets))}
-        return super().process((shard, parts), label_sizes)
+
+def order_shuffled(element: tuple[int, Any], *arguments: Any) -> Iterator[Any]:
+    """The same stage, with packets that arrive in another order."""
+    shard, parts = element
+    packets = list(parts["rows"])
+    parts = {**parts, "rows": random.Random(1).sample(packets, len(packets))}
+    return _order_shard((shard, parts), *arguments)
 
 
 @pytest.mark.slow
@@ -103,7 +104,7 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     options = ShardOptions(tokenizer="train:300", shards=3, row_group_rows=4, keep_text=True)
     shard(str(tiny), str(tmp_path / "a"), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "OrderShard", Shuffled)
+        patch.setattr(queries, "order_shard", order_shuffled)
         patch.setattr(read, "BLOCK_ROWS", 4)
         shard(str(tiny), str(tmp_path / "b"), options)
     workers = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]

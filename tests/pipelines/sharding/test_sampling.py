@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.common.exchange import Files
-from pipelines.sharding.blocks import SAMPLED_SHARE, Block, sample_position, split_sample, with_hashes
+from pipelines.common.summary import Block
+from pipelines.sharding.blocks import SAMPLED_SHARE, sample_position, split_sample, with_hashes
 from pipelines.sharding.sampling import iterate, sample_texts
 
 ROWS = 4000
