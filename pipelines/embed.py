@@ -10,10 +10,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
 from pipelines.common.summary import Summary, merge_and_write, read_summary
 from pipelines.runners.runner import local_workers, make_pipeline
@@ -22,6 +24,7 @@ from schemas import storage, tables
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, publish
+from schemas.options import Options
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import ShardFile, matrix_array, open_shard
 from schemas.shard_files.shards import iterate_shard
@@ -31,11 +34,19 @@ from trainer.model import Model, find_checkpoint, has_bias, load_encoder
 from trainer.rows.threads import one_thread
 from trainer.stream import Table, open_queries
 
-TABLES = {"queries": "embeddings", "labels": "vectors"}
-
 # One model a worker process, however many threads and shards it has.
 _MODELS: dict[str, Model] = {}  # by the digest of the checkpoint
 _LOADING = threading.Lock()
+
+
+class EmbedOptions(Options):
+    """Options of `extremis embed`."""
+
+    what: Literal["queries", "labels"] = "queries"
+    split: str = Field(default="test", description="of the queries")
+    step: int | None = Field(default=None, ge=0, description="of the checkpoint; None: the newest")
+    dtype: Literal["float16", "float32"] = "float16"
+    batch: int = Field(default=1024, ge=1, description="rows that are encoded at a time")
 
 
 @dataclass(frozen=True)
@@ -48,28 +59,22 @@ class Plan:
     checkpoint: str
     source: Table
     out: str
-    dtype: str
-    batch: int
-
-    @property
-    def what(self) -> str:
-        """`queries` or `labels`."""
-        return self.source.manifest.kind
+    options: EmbedOptions
 
     @property
     def kind(self) -> str:
-        """Label embeddings are vectors to search, as classifier vectors are; those of queries are what searches."""
-        return TABLES[self.what]
+        """Kind of the table: label embeddings are vectors to search, as classifier vectors are."""
+        return "vectors" if self.options.what == "labels" else "embeddings"
 
     @property
     def id_column(self) -> str:
         """Name of the column of ids."""
-        return "label_id" if self.what == "labels" else "query_id"
+        return "label_id" if self.options.what == "labels" else "query_id"
 
     def schema(self, dimension: int) -> pa.Schema:
         """Return the schema of the table with vectors [dimension]."""
-        make = tables.vectors if self.what == "labels" else tables.embeddings
-        return make(dimension, self.dtype)
+        make = tables.vectors if self.options.what == "labels" else tables.embeddings
+        return make(dimension, self.options.dtype)
 
     @property
     def summary(self) -> str:
@@ -81,32 +86,29 @@ def embed(
     data: str,
     run: str,
     out: str,
-    *,
-    what: str = "queries",
-    split: str = "test",
-    step: int | None = None,
-    dtype: str = "float16",
+    options: EmbedOptions | None = None,
     beam_options: Sequence[str] = (),
-    batch: int = 1024,
 ) -> Manifest:
-    """Embed the queries of `split`, or the label texts, with the newest checkpoint (or that of `step`): the manifest.
+    """Embed the queries of a split, or the label texts, with a checkpoint of RUN: the manifest of the table at OUT.
 
     Row j of row group g of shard i of OUT is x [D] of row j of row group g of shard i of the table: what the classifier
     vectors are multiplied with, so D counts the bias column where there is one. Queries give an `embeddings` table,
-    labels a `vectors` table. `batch` rows are encoded at a time. A finished OUT of the same parents and parameters is
-    returned as it is. Raises InputError (no such split, run or checkpoint; OUT holds something else; a value too large
-    for `dtype`), TableError, StorageError.
+    labels a `vectors` table. A finished OUT of the same parents and parameters is returned as it is. Raises InputError
+    (no such split, run or checkpoint; OUT holds something else; a value too large for the dtype), TableError,
+    StorageError.
     """
-    source = _open_source(DataLayout(data), what, split)
+    options, layout = options or EmbedOptions(), DataLayout(data)
+    labels = options.what == "labels"
+    source = Table.open(layout.labels, "labels") if labels else open_queries(layout, options.split)
     files = [join(source.url, shard.path) for shard in source.manifest.shards]
     pipeline = make_pipeline(local_workers(beam_options, [*files, out]))
-    recipe, checkpoint = find_checkpoint(DataLayout(data), RunLayout(run), step)
+    recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     require_inputs(source.url, source.manifest, recipe.encoder.inputs)
-    parents = {what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
-    parameters = {"what": what, "step": checkpoint.step, "dtype": dtype, "batch": batch, "bias": has_bias(recipe)}
-    if what == "queries":
-        parameters["split"] = split
-    plan = Plan(data, run, checkpoint.step, checkpoint.manifest.digest, source, out, dtype, batch)
+    parents = {options.what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
+    parameters = {**options.model_dump(), "step": checkpoint.step, "bias": has_bias(recipe)}
+    if labels:
+        del parameters["split"]
+    plan = Plan(data, run, checkpoint.step, checkpoint.manifest.digest, source, out, options)
     request = Request(plan.kind, parents, parameters)
     finished = find_reusable(out, request, "Give another OUT, or remove it first.")
     if finished is not None:
@@ -147,7 +149,7 @@ def embed_groups(plan: Plan, model: Model, shard: int) -> Iterator[pa.Table]:
     schema = plan.schema(model.width)
     for group in iterate_shard(plan.source.url, plan.source.manifest.shards[shard], [plan.id_column, *model.columns]):
         ids = group.column(plan.id_column).combine_chunks()
-        x = _narrow(model.embed_table(group, plan.batch, plan.what == "labels").numpy(), plan)
+        x = _narrow(model.embed_table(group, plan.options.batch, plan.options.what == "labels").numpy(), plan)
         vectors = matrix_array(x, schema.field("vector").type.value_type)
         yield pa.Table.from_arrays([ids, vectors], schema=schema)
 
@@ -155,21 +157,13 @@ def embed_groups(plan: Plan, model: Model, shard: int) -> Iterator[pa.Table]:
 def _narrow(x: np.ndarray, plan: Plan) -> np.ndarray:
     """Return x [B, D] as `dtype`. Raises InputError where a value does not fit."""
     with np.errstate(over="ignore"):
-        narrow = x.astype(plan.dtype)
+        narrow = x.astype(plan.options.dtype)
     if not np.isfinite(narrow).all():
         raise InputError(
             f"{plan.run}, step {plan.step}: an embedding of {plan.source.url} has a value of {np.abs(x).max():g}, "
-            f"which {plan.dtype} does not hold. Embed with --dtype float32, or with another checkpoint."
+            f"which {plan.options.dtype} does not hold. Embed with --dtype float32, or with another checkpoint."
         )
     return narrow
-
-
-def _open_source(data: DataLayout, what: str, split: str) -> Table:
-    if what == "labels":
-        return Table.open(data.labels, "labels")
-    if what != "queries":
-        raise InputError(f"embed {what!r}: expected 'queries' or 'labels'.")
-    return open_queries(data, split)
 
 
 def _publish(plan: Plan, summary: Summary, request: Request) -> Manifest:

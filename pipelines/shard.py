@@ -19,12 +19,12 @@ from pipelines.common.summary import SUMMARY, Summary, merge_and_write, read_sum
 from pipelines.formats.base import LABELS, PAIRS, Context, Format, Inputs
 from pipelines.runners.runner import local_workers, make_pipeline, run
 from pipelines.sharding import dataset, identity, make_plan, read, sampling, tokenizer, wordpiece
-from pipelines.sharding.labels import OrderedLabels, OrderLabels, WriteLabels
+from pipelines.sharding.labels import OrderedLabels, order_labels, write_labels
 from pipelines.sharding.make_plan import Basis
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
-from pipelines.sharding.queries import FREQUENCIES, NamedBlocks, ShardQueries
-from pipelines.sharding.resolve import ResolveLabels
+from pipelines.sharding.queries import FREQUENCIES, NamedBlocks, shard_queries
+from pipelines.sharding.resolve import resolve_labels
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas.errors import StorageError
 from schemas.layout import DataLayout
@@ -185,15 +185,15 @@ def _wire(
 
     raw: the first pipeline's blocks. Bulk data goes through `bulk`, rejects through `staged`.
     """
-    ordered = pipeline | "Labels" >> OrderLabels(labels, raw.blocks_of(LABELS), bulk, staged)
+    ordered = pipeline | "Labels" >> order_labels(labels, raw.blocks_of(LABELS), bulk, staged)
     tables = dict.fromkeys(table for plan in queries for table in (plan.source, PAIRS + plan.source))
     named = {table: _name_labels(pipeline, table, raw, ordered, labels.shards, bulk) for table in tables}
     outputs = {}
     for plan in queries:
         pairs = named[PAIRS + plan.source] if plan.pairs else None
-        sharded = ShardQueries(plan, named[plan.source], pairs, ordered.sizes, labels.shards, bulk, staged)
-        outputs[plan.split] = pipeline | f"Queries {plan.split}" >> sharded
-    written = outputs["train"][FREQUENCIES] | "Write labels" >> WriteLabels(labels, ordered)
+        sharding = shard_queries(plan, named[plan.source], pairs, ordered.sizes, bulk, staged)
+        outputs[plan.split] = pipeline | f"Queries {plan.split}" >> sharding
+    written = outputs["train"][FREQUENCIES] | "Write labels" >> write_labels(labels, ordered)
     summaries = [ordered.summary, written, *(output[SUMMARY] for output in outputs.values())]
     merge_and_write(summaries | "All summaries" >> beam.Flatten(), summary_url)
 
@@ -205,7 +205,7 @@ def _name_labels(
     blocks = raw.blocks_of(table)
     numbered = pipeline | f"Blocks {table}" >> beam.Create(list(enumerate(blocks)))
     if any(block.mentions for block in blocks):
-        return NamedBlocks(numbered, numbered | f"Resolve {table}" >> ResolveLabels(ordered, shards, bulk))
+        return NamedBlocks(numbered, numbered | f"Resolve {table}" >> resolve_labels(ordered, shards, bulk))
     return NamedBlocks(numbered, pipeline | f"No ids {table}" >> beam.Create([], reshuffle=False))
 
 

@@ -174,9 +174,11 @@ def embed(
     Example:
       extremis embed data/ runs/1 embeddings/test --split test
     """
+    from pipelines.embed import EmbedOptions
     from pipelines.embed import embed as embed_table
 
-    manifest = embed_table(data, run, out, what=what, split=split, step=step, dtype=dtype, beam_options=beam_options)
+    options = check(EmbedOptions, {"what": what, "split": split, "step": step, "dtype": dtype})
+    manifest = embed_table(data, run, out, options, beam_options)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     if as_json:
         print_json({"out": out, "digest": manifest.digest, "rows": manifest.rows})

@@ -34,42 +34,26 @@ class OrderedLabels(NamedTuple):
     summary: PCollection
 
 
-class OrderLabels(beam.PTransform):
-    """Order of labels by their ids: by (hash, key), or by row in a form without keys."""
-
-    def __init__(self, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files) -> None:
-        super().__init__()
-        self._plan, self._blocks, self._exchange, self._staged = plan, blocks, exchange, staged
-
-    def expand(self, pipeline: beam.Pipeline) -> Any:
-        plan = self._plan
-        encoded = (
-            pipeline
-            | "Blocks" >> beam.Create(self._blocks)
-            | "Encode" >> beam.ParDo(EncodeLabels(plan, self._exchange))
-        )
-        every = pipeline | "Shards" >> every_shard(plan.shards)
-        ordered = (
-            {"rows": encoded, "every": every}
-            | "By shard" >> beam.CoGroupByKey()
-            | "Order"
-            >> beam.FlatMap(order_shard, plan, self._exchange, self._staged).with_outputs(
-                ROWS, KEYS, SIZES, SUMMARY, main="main"
-            )
-        )
-        return OrderedLabels(ordered[ROWS], ordered[KEYS], ordered[SIZES], ordered[SUMMARY])
+@beam.ptransform_fn
+def order_labels(
+    pipeline: Any, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files
+) -> OrderedLabels:
+    """Order labels by their ids: by (hash, key), or by row in a form without keys."""
+    encoded = pipeline | "Blocks" >> beam.Create(blocks) | "Encode" >> beam.ParDo(EncodeLabels(plan, exchange))
+    ordered = (
+        {"rows": encoded, "every": pipeline | "Shards" >> every_shard(plan.shards)}
+        | "By shard" >> beam.CoGroupByKey()
+        | "Order"
+        >> beam.FlatMap(order_shard, plan, exchange, staged).with_outputs(ROWS, KEYS, SIZES, SUMMARY, main="main")
+    )
+    return OrderedLabels(ordered[ROWS], ordered[KEYS], ordered[SIZES], ordered[SUMMARY])
 
 
-class WriteLabels(beam.PTransform):
-    """Writing of ordered labels, joined with training counts (shard, packet); yields Summary."""
-
-    def __init__(self, plan: LabelsPlan, ordered: OrderedLabels) -> None:
-        super().__init__()
-        self._plan, self._ordered = plan, ordered
-
-    def expand(self, counts: PCollection) -> PCollection:
-        joined = {"rows": self._ordered.rows, "counts": counts} | "Join counts" >> beam.CoGroupByKey()
-        return joined | "Write" >> beam.Map(write_shard, self._plan, AsDict(self._ordered.sizes))
+@beam.ptransform_fn
+def write_labels(counts: PCollection, plan: LabelsPlan, ordered: OrderedLabels) -> PCollection:
+    """Write ordered labels, joined with training counts (shard, packet); yields Summary."""
+    joined = {"rows": ordered.rows, "counts": counts} | "Join counts" >> beam.CoGroupByKey()
+    return joined | "Write" >> beam.Map(write_shard, plan, AsDict(ordered.sizes))
 
 
 class EncodeLabels(beam.DoFn):
@@ -118,7 +102,7 @@ def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: di
     """Write the file of (shard, parts): ordered labels, and their counts in any order."""
     shard, parts = element
     table = gather(parts["rows"], plan.row_schema)
-    first = int(first_ids(sizes, plan.shards)[shard])
+    first = int(first_ids(sizes)[shard])
     counts = gather(parts["counts"], COUNTS).to_batches()
     table = table.append_column("label_id", pa.array(np.arange(first, first + table.num_rows)))
     table = table.append_column("frequency", pa.array(sum_counts(counts, first, table.num_rows)))

@@ -35,56 +35,44 @@ class NamedBlocks(NamedTuple):
     ids: PCollection
 
 
-class ShardQueries(beam.PTransform):
-    """Sharding of one split; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
+@beam.ptransform_fn
+def shard_queries(
+    pipeline: Any,
+    plan: QueriesPlan,
+    named: NamedBlocks,
+    pairs: NamedBlocks | None,
+    label_sizes: PCollection,
+    exchange: Exchange,
+    staged: Files,
+) -> dict[str, PCollection]:
+    """Shard one split; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
     named: the split's blocks; pairs: blocks of its pairs, or None. label_sizes: (label shard, number of labels).
     """
-
-    def __init__(
-        self,
-        plan: QueriesPlan,
-        named: NamedBlocks,
-        pairs: NamedBlocks | None,
-        label_sizes: PCollection,
-        label_shards: int,
-        exchange: Exchange,
-        staged: Files,
-    ) -> None:
-        super().__init__()
-        self._plan, self._named, self._pairs = plan, named, pairs
-        self._label_sizes, self._label_shards = label_sizes, label_shards
-        self._exchange, self._staged = exchange, staged
-
-    def expand(self, pipeline: beam.Pipeline) -> Any:
-        plan, exchange = self._plan, self._exchange
-        every = pipeline | "Shards" >> every_shard(plan.shards)
-        assembled = (
-            self._named._asdict()
-            | "Join ids" >> beam.CoGroupByKey()
-            | "Assemble" >> beam.ParDo(AssemblePoints(plan, exchange, self._staged)).with_outputs(SUMMARY, main=ROWS)
+    assembled = (
+        named._asdict()
+        | "Join ids" >> beam.CoGroupByKey()
+        | "Assemble" >> beam.ParDo(AssemblePoints(plan, exchange, staged)).with_outputs(SUMMARY, main=ROWS)
+    )
+    summaries = [assembled[SUMMARY]]
+    parts = {"rows": assembled[ROWS], "every": pipeline | "Shards" >> every_shard(plan.shards)}
+    if pairs is not None:
+        joined = (
+            pairs._asdict()
+            | "Join ids of pairs" >> beam.CoGroupByKey()
+            | "Pairs" >> beam.FlatMap(assemble_pairs, plan, exchange, staged).with_outputs(SUMMARY, main=ROWS)
         )
-        summaries = [assembled[SUMMARY]]
-        parts = {"rows": assembled[ROWS], "every": every}
-        if self._pairs is not None:
-            joined = (
-                self._pairs._asdict()
-                | "Join ids of pairs" >> beam.CoGroupByKey()
-                | "Pairs" >> beam.FlatMap(assemble_pairs, plan, exchange, self._staged).with_outputs(SUMMARY, main=ROWS)
-            )
-            summaries.append(joined[SUMMARY])
-            parts["pairs"] = joined[ROWS]
-        ordered = (
-            parts
-            | "By shard" >> beam.CoGroupByKey()
-            | "Order"
-            >> beam.FlatMap(
-                order_shard, plan, self._label_shards, exchange, self._staged, AsDict(self._label_sizes)
-            ).with_outputs(ROWS, SIZES, SUMMARY, FREQUENCIES, main="main")
-        )
-        written = ordered[ROWS] | "Write" >> beam.Map(write_shard, plan, AsDict(ordered[SIZES]))
-        summary = (*summaries, ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
-        return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES]}
+        summaries.append(joined[SUMMARY])
+        parts["pairs"] = joined[ROWS]
+    order = beam.FlatMap(order_shard, plan, exchange, staged, AsDict(label_sizes))
+    ordered = (
+        parts
+        | "By shard" >> beam.CoGroupByKey()
+        | "Order" >> order.with_outputs(ROWS, SIZES, SUMMARY, FREQUENCIES, main="main")
+    )
+    written = ordered[ROWS] | "Write" >> beam.Map(write_shard, plan, AsDict(ordered[SIZES]))
+    summary = (*summaries, ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
+    return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES]}
 
 
 class AssemblePoints(beam.DoFn):
@@ -120,7 +108,6 @@ def assemble_pairs(
 def order_shard(
     element: tuple[int, dict[str, Any]],
     plan: QueriesPlan,
-    label_shards: int,
     exchange: Exchange,
     staged: Files,
     label_sizes: dict[int, int],
@@ -145,7 +132,7 @@ def order_shard(
     counters.update(_count(table))
     yield TaggedOutput(SUMMARY, reported(plan.source, rejects, staged, counters={plan.name: counters}))
     yield TaggedOutput(SIZES, (shard, table.num_rows))
-    counts = count_labels(parquet.list_column(table, "label_ids")[0], first_ids(label_sizes, label_shards))
+    counts = count_labels(parquet.list_column(table, "label_ids")[0], first_ids(label_sizes))
     for place in exchange.send(counts):
         yield TaggedOutput(FREQUENCIES, place)
     for place in exchange.send([(shard, one_batch(table))]):
@@ -156,7 +143,7 @@ def write_shard(element: tuple[int, Packet], plan: QueriesPlan, sizes: dict[int,
     """Write the file of (shard, its rows in order); `sizes` (rows of each shard) tell its first id."""
     shard, packet = element
     table = gather([packet], plan.row_schema)
-    first = int(first_ids(sizes, plan.shards)[shard])
+    first = int(first_ids(sizes)[shard])
     ids = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
     table = table.append_column("query_id", ids).select(plan.schema.names).cast(plan.schema)
     entry = shards.write_shard(plan.table, shard, plan.shards, table, plan.row_group_rows, plan.sink)

@@ -22,20 +22,15 @@ from pipelines.sharding.steps import first_ids
 _LOOKED_UP = 1 << 20  # keys at a time: Arrow builds its hash table of the shard's keys anew for each call
 
 
-class ResolveLabels(beam.PTransform):
-    """Join of (block number, Block) with the labels: (block number, packet of `index` and `label_id`)."""
-
-    def __init__(self, ordered: OrderedLabels, shards: int, exchange: Exchange) -> None:
-        super().__init__()
-        self._ordered, self._shards, self._exchange = ordered, shards, exchange
-
-    def expand(self, blocks: PCollection) -> PCollection:
-        mentions = blocks | "Route" >> beam.FlatMap(route_mentions, self._shards, self._exchange)
-        return (
-            {"mentions": mentions, "keys": self._ordered.keys}
-            | "By label shard" >> beam.CoGroupByKey()
-            | "Look up" >> beam.FlatMap(resolve_shard, self._shards, self._exchange, AsDict(self._ordered.sizes))
-        )
+@beam.ptransform_fn
+def resolve_labels(blocks: PCollection, ordered: OrderedLabels, shards: int, exchange: Exchange) -> PCollection:
+    """Join (block number, Block) with the labels: (block number, packet of `index` and `label_id`)."""
+    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, shards, exchange)
+    return (
+        {"mentions": mentions, "keys": ordered.keys}
+        | "By label shard" >> beam.CoGroupByKey()
+        | "Look up" >> beam.FlatMap(resolve_shard, exchange, AsDict(ordered.sizes))
+    )
 
 
 def route_mentions(
@@ -53,12 +48,12 @@ def route_mentions(
 
 
 def resolve_shard(
-    element: tuple[int, dict[str, Any]], shards: int, exchange: Exchange, sizes: dict[int, int]
+    element: tuple[int, dict[str, Any]], exchange: Exchange, sizes: dict[int, int]
 ) -> Iterator[tuple[int, Packet]]:
     """Look up what blocks name in (label shard, parts), and send the ids back: (block number, packet)."""
     shard, parts = element
     (labels,) = receive(parts["keys"])
-    first = int(first_ids(sizes, shards)[shard])
+    first = int(first_ids(sizes)[shard])
     for mentions in _chunks(parts["mentions"]):
         yield from exchange.send(look_up(labels["key"], first, mentions))
 

@@ -21,9 +21,9 @@ def send_to_shards(exchange: Exchange, batch: pa.RecordBatch, shards: int) -> It
     yield from exchange.send(assign.split_by(batch, shard))
 
 
-def first_ids(sizes: Mapping[int, int], shards: int) -> np.ndarray:
+def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
     """Return first, int64 [shards + 1], from the rows of each shard: ids [first[s], first[s + 1]) are those of s."""
-    return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(shards)], dtype=np.int64)])
+    return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(len(sizes))], dtype=np.int64)])
 
 
 def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: Any) -> Summary:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.embed import embed
+from pipelines.embed import EmbedOptions, embed
 from pipelines.mine import PROFILE, MineOptions, mine
 from pipelines.shard import ShardOptions, shard
 from tests.command import PROCESSES, ROOT, call, command, environment, sets
@@ -67,7 +67,7 @@ def make_tables(world: World, out: Path, flags: Flags) -> None:
 
 
 def make_embeddings(data: Path, run: Path, out: Path, flags: Flags) -> None:
-    embed(str(data), str(run), str(out), split="train", beam_options=flags)
+    embed(str(data), str(run), str(out), EmbedOptions(split="train"), flags)
 
 
 @pytest.fixture(scope="module")

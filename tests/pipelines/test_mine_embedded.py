@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.embed import embed
+from pipelines.embed import EmbedOptions, embed
 from pipelines.mine import MineOptions, mine
 from schemas import storage
 from schemas.errors import InputError, TableError
@@ -31,7 +31,7 @@ def run(small: SmallData) -> str:
     for _ in Trainer.start(small.layout.root, run, RECIPE, lambda line: None).train():
         pass
     for what in ("queries", "labels"):
-        embed(small.layout.root, run, join(run, what), what=what, split="train", dtype="float32")
+        embed(small.layout.root, run, join(run, what), EmbedOptions(what=what, split="train", dtype="float32"))
     return run
 
 
@@ -66,7 +66,7 @@ def test_where_it_goes_has_to_be_said(small: SmallData, run: str) -> None:
 def test_tables_of_two_checkpoints_or_of_other_data_are_refused(small: SmallData, run: str, tmp_path: Path) -> None:
     steps = [int(name.removeprefix("step-")) for name in storage.list_names(RunLayout(run).checkpoints)]
     early = join(run, "early")
-    embed(small.layout.root, run, early, what="labels", step=min(steps))
+    embed(small.layout.root, run, early, EmbedOptions(what="labels", step=min(steps)))
     options = MineOptions(queries=join(run, "queries"), vectors=early, out=str(tmp_path), width=4)
     with pytest.raises(TableError, match=r"is of step \d+, .* of step \d+ .*extremis embed --step"):
         mine(small.layout.root, run, options=options)

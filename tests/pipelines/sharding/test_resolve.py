@@ -18,7 +18,7 @@ BLOCK = st.lists(st.lists(KEYS, max_size=4, unique=True).map(sorted), max_size=6
 def test_the_join_equals_a_dictionary(labels: list[str], blocks: list[list[list[str]]], shards: int) -> None:
     hashes = dict(zip(labels, hash_strings(pa.array(labels, pa.string()), 3).tolist(), strict=True))
     by_shard = [sorted((hashes[key], key) for key in labels if hashes[key] % shards == s) for s in range(shards)]
-    first = first_ids({s: len(some) for s, some in enumerate(by_shard)}, shards)
+    first = first_ids({s: len(some) for s, some in enumerate(by_shard)})
     ids = {key: i for i, key in enumerate(key for some in by_shard for _, key in some)}
     named = []
     for rows in blocks:
