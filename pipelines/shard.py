@@ -110,7 +110,8 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
     filter_pairs = make_plan.stage_filters(inputs, raw, data)
     frozen = _choose_tokenizer(attempt, raw, frozen)
-    tokenizer_manifest = _write_tokenizer(attempt, frozen) if frozen else None
+    facts = {"max_tokens": options.max_tokens, "source": attempt.recorded["tokenizer"]}
+    tokenizer_manifest = dataset.write_tokenizer(data, frozen, facts) if frozen else None
     basis = Basis(inputs, raw, data, options, frozen.vocabulary if frozen else None)
     labels = make_plan.plan_labels(basis)
     queries = make_plan.plan_queries(basis, filter_pairs)
@@ -153,18 +154,6 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     rows = sum(raw.count_input(table, "rows") for table in tables)
     texts = sampling.sample_texts(blocks, rows, options.tokenizer_texts)
     return tokenizer.freeze(wordpiece.train(lambda: sampling.iterate(texts), size), {}, options.max_tokens)
-
-
-def _write_tokenizer(attempt: Attempt, frozen: FrozenTokenizer) -> Manifest:
-    return Manifest(
-        kind="tokenizer",
-        shards=dataset.write_tokenizer(attempt.data, frozen),
-        parameters={
-            "vocabulary": frozen.vocabulary,
-            "max_tokens": attempt.options.max_tokens,
-            "source": attempt.recorded["tokenizer"],
-        },
-    )
 
 
 def _shard(attempt: Attempt, raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> Summary:

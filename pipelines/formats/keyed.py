@@ -122,10 +122,10 @@ def _parts(
     urls = [join(root, name) for name in names]
     for url in urls:
         if url.endswith(f".{PARQUET}"):
-            keyed_parquet.check_columns(url, required)
+            keyed_parquet.check_columns(url, *([name] for name in required))
     pairs = table.startswith(PAIRS)
     role = FEATURES if not pairs and features_in(urls, fields) else PLAIN
     for url in urls:
         if url.endswith(f".{PARQUET}") and role == PLAIN and not pairs:
-            keyed_parquet.check_any_column(url, fields.texts)
+            keyed_parquet.check_columns(url, fields.texts)
     return [Part(table, name, {role + suffix: url}) for name, url in zip(names, urls, strict=True)]

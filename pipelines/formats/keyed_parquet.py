@@ -81,27 +81,16 @@ def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) 
     return replace(parsed, batch=parsed.batch.filter(pa.array(relevant).filter(rows.good(np.arange(raw.num_rows)))))
 
 
-def check_columns(url: str, required: Sequence[str]) -> None:
-    """Raise InputError where the file at `url` misses a column; types are checked block by block."""
+def check_columns(url: str, *required: Sequence[str]) -> None:
+    """Raise InputError where the file at `url` has no column of one of the groups `required`; types are for later."""
     names = read_schema(url).names
-    for name in required:
-        if name not in names:
-            raise _missing(url, repr(name), names)
-
-
-def check_any_column(url: str, usual: Sequence[str]) -> None:
-    """Raise InputError where the file at `url` has none of the columns."""
-    names = read_schema(url).names
-    if not set(usual) & set(names):
-        raise _missing(url, " or ".join(map(repr, usual)), names)
-
-
-def _missing(url: str, column: str, names: Sequence[str]) -> InputError:
-    present = ", ".join(records.shown(name) for name in names[:20])
-    return InputError(
-        f"{url}: no column {column}; found: {present}. If it is called otherwise, say so with --fields, as in "
-        "--fields key=id,text=query."
-    )
+    for group in required:
+        if not set(group) & set(names):
+            present = ", ".join(records.shown(name) for name in names[:20])
+            raise InputError(
+                f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If it is called otherwise, say "
+                "so with --fields, as in --fields key=id,text=query."
+            )
 
 
 class _Rows(RawRows):

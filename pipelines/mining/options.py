@@ -8,11 +8,11 @@ from pipelines.common.options import DumpOptions
 
 
 class MineOptions(DumpOptions):
-    """How a negative table is made. None: as the trainer asked in the dump, or from the sizes."""
+    """Options of `extremis mine`. None: as the trainer requests in the dump, or from the sizes."""
 
     # The vectors to search.
     by: Literal["classifier", "labels"] | None = Field(
-        default=None, description="score by w_l or by label embeddings; None: as the trainer asked, or by w_l"
+        default=None, description="score by w_l or by label embeddings; None: as the trainer requests, or by w_l"
     )
     vectors: str | None = Field(default=None, description="a table of vectors instead of the dump's")
     # The negatives of a row.

@@ -68,13 +68,14 @@ def end(data: str) -> None:
     storage.remove(DataLayout(data).staging, recursive=True)
 
 
-def write_tokenizer(data: str, tokenizer: FrozenTokenizer) -> tuple[Shard, ...]:
-    """Write the tokenizer's files, which the workers load; they are published with the rest."""
+def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
+    """Write the tokenizer's files, which the workers load; their manifest, to be published with the rest."""
     entries = []
     for name, content in sorted(tokenizer.files.items()):
         storage.write_bytes(join(DataLayout(data).tokenizer, name), content)
         entries.append(Shard(path=name, rows=0, bytes=len(content), sha256=storage.sha256(content)))
-    return tuple(entries)
+    facts = {"vocabulary": tokenizer.vocabulary, **parameters}
+    return Manifest(kind="tokenizer", shards=tuple(entries), parameters=facts)
 
 
 def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: float) -> None:
@@ -137,7 +138,7 @@ def publish(
 
     Raises StorageError.
     """
-    layout = DataLayout(data)
+    layout, options = DataLayout(data), parameters["options"]
     parents: dict[str, str] = {}
     text: dict[str, Any] = {}
     if tokenizer is not None:
@@ -145,51 +146,38 @@ def publish(
         text = tokenizer.parameters
     labels = sum(shard.rows for shard in summary.shards_of(of_labels.name))
     for plan in splits:
-        queries = _queries(plan, summary, parents, {**text, "labels": labels}, parameters["options"])
+        facts = {**text, "labels": labels, "split": plan.split, "seed": options["seed"], "text": options["text"]}
+        origins = {name: parents[name] for name in ("tokenizer",) if name in parents}
+        queries = _table("queries", plan, plan.source, summary, origins, facts)
         parents[plan.name] = manifests.publish(plan.table, queries).digest
-    labels_manifest = _labels(of_labels, labels, summary, parents, {**text, "text": parameters["options"]["text"]})
+    facts = {**text, "training_points": summary.counters["queries/train"]["rows_out"], "text": options["text"]}
+    origins = {name: parents[name] for name in ("tokenizer", "queries/train") if name in parents}
+    labels_manifest = _table("labels", of_labels, LABELS, summary, origins, facts)
     parents[of_labels.name] = manifests.publish(layout.labels, labels_manifest).digest
     parents["rejects"] = manifests.publish(layout.rejects, rejects).digest
     return manifests.publish(data, Manifest(kind="data", parents=parents, parameters=dict(parameters)))
 
 
-def _queries(
-    plan: QueriesPlan,
+def _table(
+    kind: str,
+    plan: QueriesPlan | LabelsPlan,
+    source: str,
     summary: Summary,
-    parents: Mapping[str, str],
-    parameters: Mapping[str, Any],
-    options: Mapping[str, Any],
+    parents: dict[str, str],
+    parameters: dict[str, Any],
 ) -> Manifest:
+    """Return the manifest of a table that was made from the input table `source`."""
     shards = summary.shards_of(plan.name)
     rows = sum(shard.rows for shard in shards)
+    counters = dict(sorted(summary.counters[plan.name].items()))
     return Manifest(
-        kind="queries",
+        kind=kind,
         columns=columns_of(plan.schema),
         shards=shards,
         rows=rows,
         row_group_rows=plan.row_group_rows,
         id_range=(0, rows),
-        parents={name: parents[name] for name in ("tokenizer",) if name in parents},
-        parameters={**parameters, "split": plan.split, "seed": options["seed"], "text": options["text"]},
-        counters=_counters(plan.name, plan.source, summary),
+        parents=parents,
+        parameters=parameters,
+        counters={**counters, "rejected": summary.rejects.by_reason(source)},
     )
-
-
-def _labels(
-    plan: LabelsPlan, labels: int, summary: Summary, parents: Mapping[str, str], parameters: Mapping[str, Any]
-) -> Manifest:
-    return Manifest(
-        kind="labels",
-        columns=columns_of(plan.schema),
-        shards=summary.shards_of(plan.name),
-        rows=labels,
-        row_group_rows=plan.row_group_rows,
-        id_range=(0, labels),
-        parents={name: parents[name] for name in ("tokenizer", "queries/train") if name in parents},
-        parameters={**parameters, "training_points": summary.counters["queries/train"]["rows_out"]},
-        counters=_counters(plan.name, LABELS, summary),
-    )
-
-
-def _counters(table: str, source: str, summary: Summary) -> dict[str, Any]:
-    return {**dict(sorted(summary.counters[table].items())), "rejected": summary.rejects.by_reason(source)}

@@ -15,10 +15,9 @@ from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.base import LABELS
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import rows
-from pipelines.sharding.encode import encode, open_tokens
 from pipelines.sharding.frequencies import sum_counts
 from pipelines.sharding.plan import LabelsPlan
-from pipelines.sharding.steps import ROWS, SIZES, every_shard, first_ids, reported, send_to_shards
+from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
 from schemas.shard_files import parquet, shards
 
 KEYS = "keys"

@@ -14,12 +14,11 @@ from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch
 from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import filters, points, rows
-from pipelines.sharding.encode import encode, open_tokens
 from pipelines.sharding.frequencies import count_labels
 from pipelines.sharding.labels import count_tokens, duplicates
 from pipelines.sharding.plan import QueriesPlan
 from pipelines.sharding.resolve import known_ids
-from pipelines.sharding.steps import ROWS, SIZES, every_shard, first_ids, reported, send_to_shards
+from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
 from schemas.shard_files import parquet, shards
 
 FREQUENCIES = "frequencies"

@@ -213,7 +213,7 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
         "(Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): '{oops'",
         "  trn.json.gz, line 10: the point 'x' has no labels (target_ind is empty)",
         "  trn.json.gz, line 26: the field 'title' is missing; found ['target_ind', 'uid']",
-        "Mend these; or raise --max-reject-share, which is 0.001 "
+        "Fix these; or raise --max-reject-share, which is 0.001 "
         "(a label's line is its id, so no label may be rejected).",
     ]
     message = fails(tiny, options=ShardOptions(tokenizer="train:300", max_reject_share=0.1))

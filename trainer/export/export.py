@@ -15,6 +15,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, shard_name
 from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import ShardFile, list_column
 from schemas.shard_files.shards import iterate, iterate_shard
 from schemas.storage import join
@@ -95,10 +96,14 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion[1].digest
-    there = _existing(out, parents, wanted, options.overwrite)
-    if there is not None:
+    request = Request(KIND, parents, {"options": wanted})
+    finished = find_reusable(out, request, "Give --overwrite, or another OUT.", overwrite=options.overwrite)
+    if finished is not None:
         say(f"{out}: exported already")
-        return there
+        return finished
+    if is_published(out):
+        unpublish(out)
+        storage.remove(out, recursive=True)
     model = load_encoder(layout, RunLayout(run), options.step)
     facts = DataFacts.of(layout)
     tokens = _tokens(layout, facts.manifest, recipe, say)
@@ -159,23 +164,6 @@ def _wanted(options: ExportOptions) -> dict[str, Any]:
         "precisions": [*options.precisions],
         **({} if body["scores"] == "classifier" else {"scores": body["scores"]}),
     }
-
-
-def _existing(out: str, parents: dict[str, str], wanted: dict[str, Any], overwrite: bool) -> Manifest | None:
-    """The export at OUT if it is this very one. Raises InputError where something else is there."""
-    if not is_published(out):
-        return None
-    found = open_manifest(out)
-    if found.kind == KIND and found.parents == parents and found.parameters.get("options") == wanted:
-        return found
-    if found.kind != KIND or not overwrite:
-        raise InputError(
-            f"{out}: holds a finished {found.kind} made from something else, or with other options. "
-            + ("Give --overwrite, or another OUT." if found.kind == KIND else "Give another OUT.")
-        )
-    unpublish(out)
-    storage.remove(out, recursive=True)
-    return None
 
 
 def _threshold_split(data: DataLayout, split: str | None) -> str | None:
