@@ -28,7 +28,7 @@ from pipelines.sharding.resolve import resolve_labels
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas.errors import StorageError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, is_published
 from schemas.storage import join
 
 __all__ = ["ShardOptions", "shard"]
@@ -55,7 +55,7 @@ def shard(
     make_plan.check(inputs, options)
     frozen = tokenizer.load_directory(options.tokenizer, options.max_tokens)
     recorded = options.recorded(f"directory:{frozen.sha256}" if frozen else options.tokenizer)
-    if not overwrite and dataset.is_finished(data):
+    if not overwrite and is_published(data):
         finished = dataset.open_finished(data, identity.identity(inputs, identity.read_files(inputs)), recorded)
         dataset.end(data)  # a run that was stopped right after publishing may have left it
         say(f"{data}: made from this input with these options already; nothing to do")

@@ -4,7 +4,6 @@ A position p in the file of block b is label start_b + p; the manifest's paramet
 """
 
 import json
-from typing import Any
 
 import faiss
 import numpy as np
@@ -24,10 +23,10 @@ from search.params import SearchParams, apply
 KIND = "index"
 
 
-def index_parameters(plan: Plan) -> dict[str, Any]:
-    """Return the parameters that decide a kept index, besides the vectors."""
+def _request(plan: Plan) -> Request:
+    """Return what decides a kept index: the vectors, and these parameters."""
     inputs = plan.inputs
-    return {
+    parameters = {
         "factory": "Flat" if plan.factory.exact else plan.factory.spec,
         "metric": "inner product",
         "dimension": inputs.dimension,
@@ -42,16 +41,19 @@ def index_parameters(plan: Plan) -> dict[str, Any]:
         "target_recall": plan.options.target_recall,
         "width": plan.fetch,
     }
+    return Request(KIND, {"vectors": inputs.vectors.digest}, parameters)
 
 
 def find_index(plan: Plan, url: str) -> Manifest | None:
     """Return the index at `url` if it is the plan's. Raises InputError where another table is there."""
-    request = Request(KIND, _parents(plan), index_parameters(plan))
-    return find_reusable(url, request, "Give another --keep-index, or --overwrite.", overwrite=plan.options.overwrite)
+    return find_reusable(
+        url, _request(plan), "Give another --keep-index, or --overwrite.", overwrite=plan.options.overwrite
+    )
 
 
 def publish_index(plan: Plan, url: str) -> Manifest:
     """Make the files of all blocks visible as one index, by the notes that the workers left."""
+    request = _request(plan)
     notes = [json.loads(storage.read_bytes(plan.kept(block))) for block in range(len(plan.bounds))]
     return publish(
         url,
@@ -60,8 +62,8 @@ def publish_index(plan: Plan, url: str) -> Manifest:
             shards=tuple(Shard(**note["entry"]) for note in notes),
             rows=plan.inputs.labels,
             id_range=(0, plan.inputs.labels),
-            parents=_parents(plan),
-            parameters={**index_parameters(plan), "efforts": [note["params"] for note in notes]},
+            parents=dict(request.parents or {}),
+            parameters={**request.parameters, "efforts": [note["params"] for note in notes]},
         ),
     )
 
@@ -105,7 +107,3 @@ class KeptIndex:
         flat = Factory(facts["factory"]).spec == "Flat"
         block = Block(start, vectors, None if flat else index)
         return search(block, queries, width, SearchParams(**facts["efforts"][number]).factor)
-
-
-def _parents(plan: Plan) -> dict[str, str]:
-    return {"vectors": plan.inputs.vectors.digest}

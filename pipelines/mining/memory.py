@@ -13,7 +13,7 @@ from search.factory import Factory
 _PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
 _MATRIX_PRODUCTS = 64 << 20  # Faiss' buffers: blocks of distances, and of vectors being added
 _PAIR_BYTES = 96  # of a candidate while it is fetched, scored, filtered and sorted
-_LABELS_A_ROW = 64  # positives and filtered labels of a row, for lack of their number in the manifest
+LABELS_A_ROW = 64  # positives and filtered labels of a row, for lack of their number in the manifest
 LARGEST_BATCH = 4096
 SMALLEST_BATCH = 64
 SMALLEST_BLOCK = 4096
@@ -76,7 +76,7 @@ def batch_bytes(factory: Factory, batch: int, sizes: Sizes) -> int:
     """Estimate the bytes of one batch: queries, and what is fetched, ranked and merged for them."""
     fetched = sizes.fetch * (sizes.refine if factory.lossy else 1) + 40
     pairs = max(fetched + 2 * sizes.fetch, 4 * sizes.columns)
-    return batch * (pairs * _PAIR_BYTES + 12 * factory.dimension(sizes.dimension) + 16 * _LABELS_A_ROW)
+    return batch * (pairs * _PAIR_BYTES + 12 * factory.dimension(sizes.dimension) + 16 * LABELS_A_ROW)
 
 
 def fit_batch(factory: Factory, memory: int, sizes: Sizes) -> int:
@@ -120,8 +120,3 @@ def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
 def group_bytes(table: Manifest, row_bytes: float) -> int:
     """Estimate the bytes of one row group of `table`, held about twice while it is decoded."""
     return int(2 * row_bytes * min(table.row_group_rows or 1, max((s.rows for s in table.shards), default=0)))
-
-
-def row_bytes_of_queries(dimension: int) -> float:
-    """Estimate the bytes of a row: ids, labels and embedding."""
-    return 8.0 + 8 * _LABELS_A_ROW + 4 * dimension

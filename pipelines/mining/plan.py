@@ -275,12 +275,13 @@ def sizes_of(
     dimension: int, vectors: Manifest, queries: Sequence[Manifest], options: MineOptions, fetch: int, columns: int
 ) -> Sizes:
     """Return the sizes of an estimate from the manifests of the tables."""
+    query_bytes = 8.0 + 8 * memory.LABELS_A_ROW + 4 * dimension  # id, labels and embedding
     return Sizes(
         dimension=dimension,
         fetch=fetch,
         refine=options.refine or params.MOST_REFINE,
         columns=columns,
         vector_group=memory.group_bytes(vectors, 4 * dimension + 8),
-        query_group=max(memory.group_bytes(table, memory.row_bytes_of_queries(dimension)) for table in queries),
+        query_group=max(memory.group_bytes(table, query_bytes) for table in queries),
         table_group=max(memory.group_bytes(table, 6 * columns + 8) for table in queries),
     )

@@ -24,11 +24,6 @@ _REJECTS_GROUP = 8192
 _REMEDY = "Give another DATA, or --overwrite to replace it."
 
 
-def is_finished(data: str) -> bool:
-    """Tell whether a finished data set is at `data`."""
-    return manifests.is_published(data)
-
-
 def open_finished(data: str, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Manifest:
     """Open the data set at `data`, which has to be made from `inputs` with `options`.
 

@@ -5,19 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common import assign
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import filters
 from pipelines.sharding.plan import QueriesPlan
 from pipelines.sharding.rows import unite
 from schemas.shard_files import parquet
-
-
-def take_share(batch: pa.RecordBatch, share: tuple[float, float]) -> pa.RecordBatch:
-    """Return the rows whose hashes fall into `share`."""
-    if share == (0.0, 1.0):
-        return batch
-    return batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), share)))
 
 
 def attach_labels(

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
 
+from pipelines.common import assign
 from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive
 from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.rejects import Reason, Reject
@@ -165,7 +166,10 @@ def _with_labels(parts: dict[str, Any], plan: QueriesPlan) -> Iterator[tuple[Blo
     """Yield each block, its rows of the plan's share with their labels' ids, and its rejects."""
     for block in parts["blocks"]:
         ids, keys = _mentioned(block, parts["ids"])
-        yield block, *points.attach_labels(points.take_share(block.read(), plan.share), plan, ids, keys)
+        batch = block.read()
+        if plan.share != (0.0, 1.0):
+            batch = batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), plan.share)))
+        yield block, *points.attach_labels(batch, plan, ids, keys)
 
 
 def _mentioned(block: Block, ids: Iterable[Packet]) -> tuple[np.ndarray, pa.Array | None]:
