@@ -72,7 +72,7 @@ def make_embeddings(data: Path, run: Path, out: Path, flags: Flags) -> None:
 
 @pytest.fixture(scope="module")
 def make(source: Path, world: World, data: Path, trained: Path) -> dict[str, Callable[[Path, Flags], None]]:
-    """What makes each kind of table at a place with Beam options."""
+    """Makers of each kind of table, from a place and Beam options."""
     return {
         "shard": lambda out, flags: make_shards(source, out, flags),
         "mine": lambda out, flags: make_tables(world, out, flags),
@@ -84,13 +84,13 @@ def make(source: Path, world: World, data: Path, trained: Path) -> dict[str, Cal
 def reference(
     make: dict[str, Callable[[Path, Flags], None]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, bytes]]:
-    """What one run in this process makes."""
-    found = {}
+    """Files that one run in this process makes."""
+    contents_of = {}
     for number, (name, step) in enumerate(make.items()):
         out = tmp_path_factory.mktemp("reference") / str(number)
         step(out, ())
-        found[name] = contents(out)
-    return found
+        contents_of[name] = contents(out)
+    return contents_of
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,9 @@ def test_it_is_aligned_and_knows_its_parents(small: SmallData, run: str, tmp_pat
 
 def test_two_runs_give_the_same_bytes(small: SmallData, run: str, tmp_path: Path) -> None:
     flags = ["--direct_num_workers=2", "--direct_running_mode=multi_threading"]
-    one = embed(small.layout.root, run, str(tmp_path / "one"))
-    two = embed(small.layout.root, run, str(tmp_path / "two"), beam_options=flags)
-    assert one.digest == two.digest
+    first_run = embed(small.layout.root, run, str(tmp_path / "one"))
+    second_run = embed(small.layout.root, run, str(tmp_path / "two"), beam_options=flags)
+    assert first_run.digest == second_run.digest
     for name in storage.list_names(str(tmp_path / "one")):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
@@ -106,7 +106,7 @@ def test_what_is_there_already_is_kept_and_nothing_else_is_overwritten(
     written = place.stat().st_mtime_ns
     assert embed(small.layout.root, run, out) == made
     assert place.stat().st_mtime_ns == written
-    with pytest.raises(InputError, match="out: holds a finished embeddings table made from something else"):
+    with pytest.raises(InputError, match="out: holds a finished embeddings table, not one of kind vectors"):
         embed(small.layout.root, run, out, EmbedOptions(what="labels"))
     with pytest.raises(InputError, match="data: holds a finished data table"):
         embed(small.layout.root, run, small.layout.root)

@@ -44,12 +44,12 @@ def test_embedded_queries_meet_embedded_labels(small: SmallData, run: str, tmp_p
         queries=join(run, "queries"), vectors=join(run, "labels"), out=str(tmp_path), width=4, block_rows=11
     )
     manifest = mine(small.layout.root, run, options=options)["queries"]
-    _, found, _ = read_negatives(join(str(tmp_path), "queries"), manifest)
+    _, label_ids, _ = read_negatives(join(str(tmp_path), "queries"), manifest)
     x, z = (matrix(join(run, what)).astype(np.float64) for what in ("queries", "labels"))
     assert (x[:, -1] == 1).all()
     assert (z[:, -1] == 1).all()  # meets the bias column of classifier vectors, and says nothing here
     scores = x[:, :-1] @ z[:, :-1].T
-    assert (found == brute_force(scores, [{*row} for row in small.points["train"].positives], 4)).all()
+    assert (label_ids == brute_force(scores, [{*row} for row in small.points["train"].positives], 4)).all()
     assert manifest.parameters["by"] == "labels"
     assert manifest.parents["vectors"] == open_manifest(join(run, "labels"), "vectors").digest
 

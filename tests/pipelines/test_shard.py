@@ -40,7 +40,13 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     (raw / "tst_filter_labels.txt").write_text("3 17\n3 5\n99 0\n3 17\n")
     data = str(tmp_path / "data")
     options = ShardOptions(
-        "train:2000", 24, shards=3, shard_bytes=20_000, row_group_rows=16, propensity_a=0.55, propensity_b=1.5
+        tokenizer="train:2000",
+        max_tokens=24,
+        shards=3,
+        shard_bytes=20_000,
+        row_group_rows=16,
+        propensity_a=0.55,
+        propensity_b=1.5,
     )
     manifest = shard(str(raw), data, options)
     tokenizer = Tokenizer.from_file(f"{data}/tokenizer/tokenizer.json")
@@ -58,14 +64,14 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
         assert min(entry.rows for entry in table.shards) > 0
         by_key = {row["key"]: row for row in rows}
         assert len(by_key) == len(points)
-        assert [row["key"] for row in rows] != [one["uid"] for one in points]
-        for number, one in enumerate(points):
-            row = by_key[one["uid"]]
-            assert row["input_ids"] == tokenizer.encode(f"{one['title']} {one['content']}".rstrip(" ")).ids
-            assert row["label_ids"] == sorted(set(one["target_ind"]))
+        assert [row["key"] for row in rows] != [record["uid"] for record in points]
+        for number, record in enumerate(points):
+            row = by_key[record["uid"]]
+            assert row["input_ids"] == tokenizer.encode(f"{record['title']} {record['content']}".rstrip(" ")).ids
+            assert row["label_ids"] == sorted(set(record["target_ind"]))
             assert row.get("filter_label_ids") == (filters.get(number, []) if split == "test" else None)
             if split == "train":
-                train_counts.update(set(one["target_ind"]))
+                train_counts.update(set(record["target_ind"]))
         assert table.counters["rows_out"] == table.counters["rows_in"] == len(points)
         assert table.counters["tokens"] == sum(len(row["input_ids"]) for row in rows)
         assert table.counters["rejected"] == {}
@@ -75,8 +81,8 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     assert len(open_manifest(f"{data}/labels", "labels").shards) == 3
     assert rows_of(f"{data}/rejects") == []
     assert [row["label_id"] for row in out] == list(range(len(labels)))
-    assert [(row["key"], row["text"]) for row in out] == [(one["uid"], one["title"]) for one in labels]
-    assert [row["input_ids"] for row in out] == [tokenizer.encode(one["title"]).ids for one in labels]
+    assert [(row["key"], row["text"]) for row in out] == [(record["uid"], record["title"]) for record in labels]
+    assert [row["input_ids"] for row in out] == [tokenizer.encode(record["title"]).ids for record in labels]
     assert [row["frequency"] for row in out] == [train_counts[label] for label in range(len(labels))]
     assert open_manifest(f"{data}/labels").parameters["training_points"] == 400
     assert manifest.kind == "data"
@@ -237,7 +243,7 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
     assert sorted(row["key"] for row in rows) == sorted(f"p{i}" for i in range(30) if i not in (4, 9, 11, 20, 25))
     kept = [point(i, 7) for i in range(30) if i not in (4, 9, 11, 20, 25)]
     frequency = [row["frequency"] for row in rows_of(f"{data}/labels")]
-    assert frequency == [sum(label in one["target_ind"] for one in kept) for label in range(7)]
+    assert frequency == [sum(label in record["target_ind"] for record in kept) for label in range(7)]
 
 
 def test_a_bad_label_fails_at_any_share(tiny: Path) -> None:

@@ -229,11 +229,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize(("one", "other"), [("jsonl", "pairs"), ("jsonl", "parquet")])
+@pytest.mark.parametrize(("first", "second"), [("jsonl", "pairs"), ("jsonl", "parquet")])
 def test_one_data_set_in_two_forms_gives_the_same_shards(
-    make_once: Callable[[str], Path], one: str, other: str
+    make_once: Callable[[str], Path], first: str, second: str
 ) -> None:
-    made = [contents(make_once(name)) for name in (one, other)]
+    made = [contents(make_once(name)) for name in (first, second)]
     shard_bytes = [{k: v for k, v in files.items() if not k.endswith("manifest.json")} for files in made]
     assert shard_bytes[0] == shard_bytes[1]
 

@@ -62,5 +62,5 @@ def test_a_header_is_no_pair(header: bytes) -> None:
 def test_hostile_lines_do_not_change_their_neighbours(lines: list[bytes]) -> None:
     together = parse_pairs(block(lines), 1, "f")
     alone = [parse_pairs(block([line]), 1 + row, "f") for row, line in enumerate(lines)]
-    assert together.batch.to_pylist() == [row for one in alone for row in one.batch.to_pylist()]
-    assert together.rejects == [reject for one in alone for reject in one.rejects]
+    assert together.batch.to_pylist() == [row for parsed in alone for row in parsed.batch.to_pylist()]
+    assert together.rejects == [reject for parsed in alone for reject in parsed.rejects]

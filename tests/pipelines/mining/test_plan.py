@@ -54,11 +54,11 @@ def test_a_given_index_is_kept():
 def test_blocks_and_batches_follow_from_the_memory(memory, index):
     """The largest that the estimate allows; and neither N nor L changes what a worker needs."""
     small, large = (plan(n, 3 * n, index=index, memory=memory) for n in (15_000_000, 120_000_000))
-    for one in (small, large):
-        assert one.estimate.total <= memory
-        assert one.batch >= 64
-        assert sum(stop - start for start, stop in one.bounds) == one.inputs.labels
-        assert max(stop - start for start, stop in one.bounds) <= one.block_rows
+    for whole_plan in (small, large):
+        assert whole_plan.estimate.total <= memory
+        assert whole_plan.batch >= 64
+        assert sum(stop - start for start, stop in whole_plan.bounds) == whole_plan.inputs.labels
+        assert max(stop - start for start, stop in whole_plan.bounds) <= whole_plan.block_rows
     assert len(large.bounds) > 1
     assert large.estimate.total > 0.85 * memory
 
