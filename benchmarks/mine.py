@@ -197,7 +197,7 @@ def pipeline(setting: Setting, root: str) -> dict:
     from schemas import storage
 
     warm_up(root)
-    options = MineOptions.of(
+    options = MineOptions(
         index=setting.index,
         nprobe=setting.nprobe,
         refine=setting.refine,
@@ -219,11 +219,11 @@ def pipeline(setting: Setting, root: str) -> dict:
 
 def read_profile(root: str) -> dict:
     """Read what `mine` wrote about its time and memory."""
-    from pipelines.mine import SPENT
+    from pipelines.mine import PROFILE
     from schemas import storage
 
     folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
-    profile: dict = json.loads(storage.read_bytes(join(folder, SPENT)))
+    profile: dict = json.loads(storage.read_bytes(join(folder, PROFILE)))
     return profile
 
 
@@ -231,7 +231,7 @@ def memory(setting: Setting, root: str) -> dict:
     """`mine` under the budget."""
     from pipelines.mine import MineOptions, mine
 
-    options = MineOptions.of(
+    options = MineOptions(
         index=setting.index,
         nprobe=setting.nprobe,
         refine=setting.refine,

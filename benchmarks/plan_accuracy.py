@@ -71,7 +71,7 @@ def _run(folder: Path, rows: int, recipe: Recipe) -> tuple[dict[str, int], dict[
     for name, some in (("trn", rows), ("lbl", None)):
         with gzip.open(TATE / f"{name}.json.gz", "rb") as source, gzip.open(raw / f"{name}.json.gz", "wb", 1) as copy:
             copy.writelines(islice(source, some))
-    seconds = {"shard": _time(lambda: shard(str(raw), data, ShardOptions("train:8000", text="title"), ONE))}
+    seconds = {"shard": _time(lambda: shard(str(raw), data, ShardOptions(tokenizer="train:8000", text="title"), ONE))}
 
     def train() -> None:
         for epoch in Trainer.start(data, run, recipe, lambda line: None).train():

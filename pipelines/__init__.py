@@ -1,4 +1,4 @@
-"""How artifacts are made: Beam pipelines, and the pure functions that they wire."""
+"""Making of tables: Beam pipelines, and the pure functions that they wire."""
 
 import logging
 

@@ -19,25 +19,25 @@ from pipelines.common.progress import Progress, say_use, silent
 from pipelines.common.watch import watch_dumps
 from pipelines.mining import steps
 from pipelines.mining.inputs import complete_dumps, open_inputs
-from pipelines.mining.kept_index import Kept, existing_index, publish_index
+from pipelines.mining.kept_index import find_index, publish_index
 from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
-from pipelines.mining.profile import Spent, release
-from pipelines.mining.reuse import finished, mined
+from pipelines.mining.profile import Profile, release
 from pipelines.runners.runner import make_pipeline
 from pipelines.runners.runner import run as run_pipeline
 from schemas import storage
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
+from schemas.reuse import find_made_from
 from schemas.sizes import say_bytes
 from schemas.storage import join
 
 __all__ = ["MineOptions", "mine", "watch"]
 
-SPENT = "spent.json"  # beside the tables of a refresh
+PROFILE = "spent.json"  # beside the tables of a refresh
 
 # Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_ITEM = threading.Lock()
 
 
 def mine(
@@ -59,52 +59,19 @@ def mine(
     inputs = open_inputs(data, run, epoch, options)
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
-    made = finished(plan, run)
-    missing = tuple(source for source in inputs.sources if source.name not in made)
+    finished = plan.finished_tables(run)
     index_url = options.keep_index
-    if index_url is not None and existing_index(plan, index_url, options.overwrite) is not None:
+    if index_url is not None and find_index(plan, index_url) is not None:
         index_url = None
-    if not missing and index_url is None:
+    if len(finished) == len(plan.sources) and index_url is None:
         say(f"{inputs.name}: already mined{say_use(inputs.use_from)}")
-        return made
+        return finished
     with claimed(inputs.root):
-        made = finished(plan, run)  # whoever held the claim before may have made some
-        missing = tuple(source for source in inputs.sources if source.name not in made)
-        if not missing and index_url is None:
-            return made
-        return {**made, **_make(plan.only(missing), index_url, beam_options, say)}
-
-
-def _make(plan: Plan, index_url: str | None, beam_options: Sequence[str], say: Progress) -> dict[str, Manifest]:
-    """Mine and publish the tables of the plan's sources, and the index at `index_url` where one is to be kept."""
-    started = time.monotonic()
-    inputs, missing = plan.inputs, plan.sources
-    made: dict[str, Manifest] = {}
-    for line in plan.describe():
-        say(line)
-    storage.remove(inputs.scratch, recursive=True)
-    for source in missing:
-        unpublish(inputs.table(source))
-    if index_url is not None:
-        unpublish(index_url)
-    pipeline = make_pipeline(beam_options)
-    _wire(pipeline, plan, index_url)
-    run_pipeline(pipeline)
-    if index_url is not None:
-        publish_index(plan, index_url, [_kept(plan, block) for block in range(len(plan.bounds))])
-    spent = {source.name: _summary(plan, source)["spent"] for source in missing}
-    # `queries` last: whoever finds its table finds the others, too.
-    for source in sorted(missing, key=lambda one: one.name == "queries"):
-        made[source.name] = _publish(plan, source)
-    seconds = time.monotonic() - started
-    if missing:
-        body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": spent}
-        storage.write_bytes(join(inputs.root, SPENT), json.dumps(body, indent=1, sort_keys=True).encode())
-    storage.remove(inputs.scratch, recursive=True)
-    peak = max((one["peak_bytes"] for one in spent.values()), default=0)
-    memory = f", at most {say_bytes(peak)} in one process" if peak else ""
-    say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{say_use(inputs.use_from)}")
-    return made
+        finished = plan.finished_tables(run)  # the last owner of the claim may have made some
+        missing = tuple(source for source in inputs.sources if source.name not in finished)
+        if missing or index_url is not None:
+            finished |= _make(plan.only(missing), index_url, beam_options, say)
+        return finished
 
 
 def watch(
@@ -127,7 +94,7 @@ def watch(
 
     def make(epoch: int) -> bool:
         inputs = open_inputs(data, run, epoch, options)
-        if all(mined(inputs, source) is not None for source in inputs.sources):
+        if all(find_made_from(inputs.table(s), "negatives", inputs.parents(s)) for s in inputs.sources):
             return False
         mine(data, run, epoch, options, beam_options, say)
         return True
@@ -135,66 +102,82 @@ def watch(
     return watch_dumps(run, lambda: complete_dumps(run), make, say, poll_seconds, until)
 
 
-class SearchBlock(beam.DoFn):
-    """(block, its query shards) -> ((source, shard), Found): an index is built, searched for all, discarded."""
-
-    def __init__(self, plan: Plan, index_url: str | None) -> None:
-        self._plan, self._index_url = plan, index_url
-
-    def process(self, task: Task) -> Iterator[tuple[tuple[int, int], steps.Found]]:
-        plan, (number, keep, shards) = self._plan, task
-        with _ONE_AT_A_TIME:
-            spent = Spent()
-            loaded = steps.load_block(plan, number, spent)
-            if keep and self._index_url is not None:
-                with spent.stage("keep index"):
-                    steps.keep_block(plan, self._index_url, loaded)
-            for source, shard in shards:
-                yield (source, shard), steps.search_shard(plan, loaded, plan.sources[source], shard, spent)
-                spent = Spent()
-            del loaded
-            release()
-
-
-class MergeShard(beam.DoFn):
-    """((source, shard), what each block found) -> (source, Merged): the table's shard is written."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def process(self, element: tuple[tuple[int, int], Iterable[steps.Found]]) -> Iterator[tuple[int, steps.Merged]]:
-        (source, shard), found = element
-        with _ONE_AT_A_TIME:
-            merged = steps.merge_shard(self._plan, self._plan.sources[source], shard, found)
-        yield source, merged
-
-
-class Summarize(beam.DoFn):
-    """(source, its shards) -> nothing: the summary is written for the launching process."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    def process(self, element: tuple[int, Iterable[steps.Merged]]) -> None:
-        plan, (source, merged) = self._plan, element
-        name = plan.sources[source]
-        storage.write_bytes(plan.summary(name), steps.summarize(plan, name, merged), durable=False)
+def _make(plan: Plan, index_url: str | None, beam_options: Sequence[str], say: Progress) -> dict[str, Manifest]:
+    """Mine and publish the tables of the plan's sources, and the index at `index_url` where one is to be kept."""
+    started = time.monotonic()
+    inputs = plan.inputs
+    for line in plan.describe():
+        say(line)
+    storage.remove(inputs.scratch, recursive=True)
+    for url in (*map(inputs.table, plan.sources), *([index_url] if index_url is not None else [])):
+        unpublish(url)
+    pipeline = make_pipeline(beam_options)
+    _wire(pipeline, plan, index_url)
+    run_pipeline(pipeline)
+    if index_url is not None:
+        publish_index(plan, index_url)
+    summaries = {source.name: json.loads(storage.read_bytes(plan.summary(source))) for source in plan.sources}
+    # `queries` last: a reader that sees its table sees the others, too.
+    ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
+    tables = {source.name: _publish(plan, source, summaries[source.name]) for source in ordered}
+    seconds = time.monotonic() - started
+    profiles = {name: summary["profile"] for name, summary in summaries.items()}
+    if profiles:
+        body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
+        storage.write_bytes(join(inputs.root, PROFILE), json.dumps(body, indent=1, sort_keys=True).encode())
+    storage.remove(inputs.scratch, recursive=True)
+    peak = max((profile["peak_bytes"] for profile in profiles.values()), default=0)
+    memory = f", at most {say_bytes(peak)} in one process" if peak else ""
+    say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{say_use(inputs.use_from)}")
+    return tables
 
 
 def _wire(pipeline: beam.Pipeline, plan: Plan, index_url: str | None) -> None:
-    (
+    _ = (
         pipeline
         | "Blocks" >> beam.Create(plan.tasks(keep=index_url is not None))
-        | "Search blocks" >> beam.ParDo(SearchBlock(plan, index_url))
+        | "Search blocks" >> beam.FlatMap(search_block, plan, index_url)
         | "Group by shard" >> beam.GroupByKey()
-        | "Merge shards" >> beam.ParDo(MergeShard(plan))
+        | "Merge shards" >> beam.Map(merge_shard, plan)
         | "Group by table" >> beam.GroupByKey()
-        | "Sum up" >> beam.ParDo(Summarize(plan))
+        | "Sum up" >> beam.Map(write_summary, plan)
     )
 
 
-def _publish(plan: Plan, source: Source) -> Manifest:
-    summary = _summary(plan, source)
+def search_block(
+    task: Task, plan: Plan, index_url: str | None
+) -> Iterator[tuple[tuple[int, int], steps.BlockCandidates]]:
+    """Yield ((source, shard), candidates): an index is built, searched for all shards of the task, and discarded."""
+    number, keep, shards = task
+    with _ONE_ITEM:
+        profile = Profile()
+        block = steps.load_block(plan, number, profile)
+        if keep and index_url is not None:
+            with profile.stage("keep index"):
+                steps.keep_block(plan, index_url, block)
+        for source, shard in shards:
+            yield (source, shard), steps.search_shard(plan, block, plan.sources[source], shard, profile)
+            profile = Profile()
+        del block
+        release()
+
+
+def merge_shard(
+    element: tuple[tuple[int, int], Iterable[steps.BlockCandidates]], plan: Plan
+) -> tuple[int, steps.MergedShard]:
+    """Write the table's shard from ((source, shard), candidates of each block): (source, merged shard)."""
+    (source, shard), candidates = element
+    with _ONE_ITEM:
+        return source, steps.merge_shard(plan, plan.sources[source], shard, candidates)
+
+
+def write_summary(element: tuple[int, Iterable[steps.MergedShard]], plan: Plan) -> None:
+    """Leave the summary of a table, from (source, its shards), for the launching process."""
+    source = plan.sources[element[0]]
+    storage.write_bytes(plan.summary(source), steps.summarize(plan, source, element[1]), durable=False)
+
+
+def _publish(plan: Plan, source: Source, summary: dict[str, Any]) -> Manifest:
     shards = tuple(Shard(**entry) for entry in summary["shards"])
     manifest = Manifest(
         kind="negatives",
@@ -209,13 +192,3 @@ def _publish(plan: Plan, source: Source) -> Manifest:
         quality=summary["quality"],
     )
     return publish(plan.inputs.table(source), manifest)
-
-
-def _summary(plan: Plan, source: Source) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(storage.read_bytes(plan.summary(source)))
-    return body
-
-
-def _kept(plan: Plan, block: int) -> Kept:
-    note = json.loads(storage.read_bytes(plan.kept(block)))
-    return Kept(Shard(**note["entry"]), note["effort"])

@@ -1,4 +1,4 @@
-"""Search of one block: exact and repeatable scores, whatever index found the candidates.
+"""Search of one block: exact and repeatable scores, whatever index offers the candidates.
 
 Faiss' own scores depend in their last bits on the shape of the matrix product, hence on the number of blocks. Every
 candidate is therefore scored again, pair by pair, and exact search proves that no other label could have come in.
@@ -27,16 +27,17 @@ class Block:
 
     @property
     def stop(self) -> int:
+        """End of the labels, exclusive."""
         return self.start + len(self.vectors)
 
     @cached_property
     def longest(self) -> float:
-        """The largest norm of a vector."""
+        """Largest norm of a vector."""
         return float(np.sqrt(np.einsum("nd,nd->n", self.vectors, self.vectors).max(initial=0.0)))
 
 
 def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np.ndarray:
-    """Keys [B, width] of the block's best labels for `queries` float32 [B, D]; EMPTY beyond the block's size.
+    """Return keys [B, width] of the block's best labels for `queries` float32 [B, D]; EMPTY beyond the block's size.
 
     An index offers `refine` times as many, of which the exact scores choose. Rows whose inverted lists held too few
     labels are searched exactly.
@@ -53,7 +54,7 @@ def search(block: Block, queries: np.ndarray, width: int, refine: int = 1) -> np
 
 
 def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
-    """As `search`, with no label missed and ties broken by label id: equal to sorting all labels of the block."""
+    """Search without missing a label, ties broken by label id: equal to sorting all labels of the block."""
     rows = len(block.vectors)
     fetch = min(rows, width + _SLACK)
     approximate, positions = nearest(queries, block.vectors, fetch)
@@ -71,7 +72,7 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
 
 
 def score(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Inner products float32 [B, C] of queries [B, D] with vectors[positions], positions int64 [B, C].
+    """Return inner products float32 [B, C] of queries [B, D] with vectors[positions], positions int64 [B, C].
 
     A pair's score depends on its two vectors alone, not on the batch or block around them; -inf where positions < 0.
     """
@@ -84,7 +85,7 @@ def score(queries: np.ndarray, vectors: np.ndarray, positions: np.ndarray) -> np
 
 
 def padded(rows: np.ndarray, dimension: int) -> np.ndarray:
-    """`rows` [n, D] as float32 [n, dimension], zeros behind."""
+    """Return `rows` [n, D] as float32 [n, dimension], zeros behind."""
     if rows.shape[1] == dimension:
         return rows.astype(np.float32)
     wide = np.zeros((len(rows), dimension), np.float32)
@@ -93,14 +94,14 @@ def padded(rows: np.ndarray, dimension: int) -> np.ndarray:
 
 
 def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray) -> np.ndarray:
-    """Keys [B, width] where any number of labels tie, or nearly tie, at the last place."""
+    """Return keys [B, width] where any number of labels tie, or nearly tie, at the last place."""
     approximate = queries @ block.vectors.T  # [B, n]
     last = approximate.shape[1] - width
     floor = np.partition(approximate, last, axis=1)[:, last] - 2 * noise
-    rows, found = np.nonzero(approximate >= floor[:, None])
+    rows, columns = np.nonzero(approximate >= floor[:, None])
     sizes = np.bincount(rows, minlength=len(queries))
     positions = np.full((len(queries), sizes.max(initial=0)), -1)
-    positions[rows, np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)] = found
+    positions[rows, np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)] = columns
     return best(_keys(block, queries, positions), width)
 
 
@@ -110,6 +111,6 @@ def _keys(block: Block, queries: np.ndarray, positions: np.ndarray) -> np.ndarra
 
 
 def _rounding(queries: np.ndarray, block: Block) -> np.ndarray:
-    """[B]: most by which two float32 computations of one inner product differ, whatever their order: 2·D·ε·‖x‖·‖w‖."""
+    """Bound the difference [B] of two float32 computations of one inner product, in any order: 2·D·ε·‖x‖·‖w‖."""
     noise = 2 * block.vectors.shape[1] * np.finfo(np.float32).eps * np.linalg.norm(queries, axis=1) * block.longest
     return np.asarray(noise)

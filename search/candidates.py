@@ -16,7 +16,7 @@ _SIGN = np.uint32(0x80000000)
 
 
 def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Keys uint64 of `label_ids` (integers in [0, 2^32), PAD for none) and `scores` float32 of the same shape."""
+    """Return keys uint64 of `label_ids` (integers in [0, 2^32), PAD for none) and `scores` (float32, same shape)."""
     bits = (scores + np.float32(0)).view(np.int32)  # + 0: the two zeros are one score
     # IEEE floats order as sign and magnitude; all bits but the sign flipped where positive, they order downward as
     # plain unsigned integers. In place: these arrays are the largest of a search.
@@ -32,7 +32,7 @@ def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 def unpack(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(label_ids int64, scores float32) of keys uint64; PAD and -inf where EMPTY."""
+    """Return (label_ids int64, scores float32) of keys uint64; PAD and -inf where EMPTY."""
     downward = (keys >> np.uint64(32)).astype(np.uint32)
     scores = np.where(downward & _SIGN, downward, ~(downward | _SIGN)).view(np.float32)
     label_ids = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
@@ -41,11 +41,11 @@ def unpack(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best(keys: np.ndarray, width: int) -> np.ndarray:
-    """The best `width` keys of each row, best first: [B, C] -> [B, width], EMPTY at the end where C < width."""
+    """Return the best `width` keys of each row, best first: [B, C] -> [B, width], EMPTY at the end where C < width."""
     missing = max(0, width - keys.shape[1])
     return np.sort(np.pad(keys, ((0, 0), (0, missing)), constant_values=EMPTY), axis=1)[:, :width]
 
 
 def merge(blocks: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """The best `width` keys of each row over all blocks: P times [B, K] -> [B, width]. Blocks share no label."""
+    """Return the best `width` keys of each row over all blocks: P times [B, K] -> [B, width]. Blocks share no label."""
     return best(np.concatenate(blocks, axis=1), width)

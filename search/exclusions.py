@@ -1,5 +1,6 @@
-"""The post-filter of every search: a row's positives, and what its filter strikes, are no negatives."""
+"""The post-filter of every search: a row's positives and filtered labels are no negatives."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,14 +15,14 @@ from search.candidates import EMPTY, best, unpack
 
 @dataclass(frozen=True)
 class Exclusions:
-    """What to drop from each of B rows."""
+    """Labels to drop from each of B rows."""
 
     positives: Ragged
     filtered: Ragged
 
     @classmethod
     def of(cls, table: pa.Table) -> "Exclusions":
-        """From rows of a queries table, or of a labels table: a label's only positive is itself."""
+        """Read them from rows of a queries table, or of a labels table: a label's only positive is itself."""
         if "label_ids" in table.column_names:
             positives = list_column(table, "label_ids")
         else:
@@ -29,14 +30,15 @@ class Exclusions:
         return cls(positives, filters_of(table))
 
     def take(self, rows: np.ndarray) -> "Exclusions":
+        """Return those of rows `rows` [B'] in that order."""
         return Exclusions(self.positives.take(rows), self.filtered.take(rows))
 
     def count_in(self, start: int, stop: int) -> np.ndarray:
-        """At most how many labels of [start, stop) each row loses: int64 [B]."""
+        """Count the labels of [start, stop) that each row loses, at most: int64 [B]."""
         return _count_in(self.positives, start, stop) + _count_in(self.filtered, start, stop)
 
     def concat(self, other: "Exclusions") -> "Exclusions":
-        """These rows, then those of `other`."""
+        """Return these rows, then those of `other`."""
         return Exclusions(self.positives.concat(other.positives), self.filtered.concat(other.filtered))
 
 
@@ -45,61 +47,50 @@ def _count_in(rows: Ragged, start: int, stop: int) -> np.ndarray:
     return rows.keep((rows.values >= start) & (rows.values < stop)).counts
 
 
-@dataclass
-class Dropped:
-    """Candidates that a search fetched, and those of them that were dropped, by reason."""
-
-    candidates: int = 0
-    positives: int = 0
-    filtered: int = 0
-
-    def add(self, other: "Dropped") -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-
 def search_negatives(
     block: Block,
     queries: np.ndarray,
     exclusions: Exclusions,
     width: int,
-    dropped: Dropped | None = None,
+    counts: Counter[str] | None = None,
     refine: int = 1,
 ) -> np.ndarray:
-    """Keys [B, width] of the block's best labels that are not excluded for the row: queries float32 [B, D].
+    """Return keys [B, width] of the block's best labels that are not excluded for the row: queries float32 [B, D].
 
-    Over-fetches by what each row can lose, so that a row keeps `width` wherever the block has as many labels left.
+    Fetches as many more as each row can lose, so that a row keeps `width` wherever the block has as many labels left.
+    `counts` gets the candidates that were fetched, and those of them that were dropped, by reason.
     """
-    dropped = Dropped() if dropped is None else dropped
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)
     for rows in _tiers(losses):
         fetch = min(len(block.vectors), width + int(losses[rows].max()))
-        found = search(block, queries[rows], fetch, refine)
-        keys[rows] = best(_strike(found, exclusions.take(rows), dropped), width)
+        fetched = search(block, queries[rows], fetch, refine)
+        keys[rows] = best(_drop_excluded(fetched, exclusions.take(rows), counts), width)
     return keys
 
 
 def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, np.ndarray]:
-    """(row int64 [V], score float32 [V]) of every positive that lies in the block."""
+    """Return (row int64 [V], score float32 [V]) of every positive that lies in the block."""
     rows, labels = exclusions.positives.row_of(), exclusions.positives.entries
     inside = (labels >= block.start) & (labels < block.stop)
     rows, positions = rows[inside], labels[inside].astype(np.int64) - block.start
     return rows, score(queries[rows], block.vectors, positions[:, None])[:, 0]
 
 
-def _strike(keys: np.ndarray, exclusions: Exclusions, dropped: Dropped) -> np.ndarray:
+def _drop_excluded(keys: np.ndarray, exclusions: Exclusions, counts: Counter[str] | None) -> np.ndarray:
     label_ids, _ = unpack(keys)
     positive = exclusions.positives.contains(label_ids)
     filtered = exclusions.filtered.contains(label_ids) & ~positive
-    dropped.candidates += int((keys != EMPTY).sum())
-    dropped.positives += int(positive.sum())
-    dropped.filtered += int(filtered.sum())
+    if counts is not None:
+        candidates = int((keys != EMPTY).sum())
+        counts.update(
+            candidates=candidates, positives_dropped=int(positive.sum()), filtered_dropped=int(filtered.sum())
+        )
     return np.where(positive | filtered, EMPTY, keys)
 
 
 def _tiers(losses: np.ndarray) -> Iterator[np.ndarray]:
-    """Rows that are searched together: one row with a thousand positives must not widen the search of all others."""
+    """Yield rows to search together: one row with a thousand positives must not widen the search of all others."""
     tiers = np.ceil(np.log2(np.maximum(losses, 32)))
     for tier in np.unique(tiers):
         yield np.flatnonzero(tiers == tier)

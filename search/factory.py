@@ -1,6 +1,7 @@
-"""Faiss factory strings: what the parts of one mean for memory, for search, and for the vectors that it takes."""
+"""Faiss factory strings: what one means for memory and search, what it costs, and which one `auto` stands for."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 AUTO = "auto"  # whatever is cheapest
@@ -9,17 +10,29 @@ EXACT = "exact"  # searches the matrix itself
 # Inverted lists grow by doubling, so up to half of what they hold is room; measured: 1.3 to 1.6 times their content.
 _ROOM_IN_LISTS = 1.6
 _LINK_BYTES = 4
+_TRAINING_ROWS = 1 << 16
+_TRAINING_ROWS_A_LIST = 64
+# Costs in products of two vectors as a blocked matrix product computes them, measured at D = 64 on two cores.
+_SCAN = 4.0  # a vector of an inverted list, read one by one
+_SCAN_CODES = 0.25  # its 4-bit code, 32 at a time
+_FETCHED = 6.0  # a candidate that is kept, ranked and scored again
+_QUERY = 500.0  # a query, whatever it finds
+_PROBED = 16.0  # of n vectors in 4 √n lists, 16 √n are probed for a recall of 0.95; in finer lists fewer
+_MOMENT = 5e9  # some ten seconds: where exact search takes no longer, nothing is gained by missing labels
+_REFINE = 4
+_KMEANS_ROUNDS = 10
+_LEAST_LISTS = 16
 
 
 @dataclass(frozen=True)
 class Factory:
-    """A factory string read as far as mining needs. `spec` goes to Faiss; `exact` searches the matrix itself."""
+    """A factory string, of which `spec` goes to Faiss; `exact` searches the matrix itself."""
 
     spec: str
 
     @classmethod
     def parse(cls, spec: str) -> "Factory":
-        """`,RFlat` is taken off: mining scores what an index finds with the block's own vectors anyway."""
+        """Read a factory string, without `,RFlat`: candidates are scored with the block's own vectors anyway."""
         return cls(re.sub(r",\s*(RFlat|Refine\(Flat\))$", "", spec.strip()))
 
     @property
@@ -28,32 +41,32 @@ class Factory:
 
     @property
     def lists(self) -> int:
-        """Inverted lists; 0 without."""
+        """Number of inverted lists; 0 without."""
         match = re.search(r"\bI(?:VF|MI)(\d+)", self.spec)
         return int(match[1]) if match else 0
 
     @property
     def graph(self) -> bool:
-        """Whether a graph is built. Faiss builds one with several threads in an order that no seed fixes."""
+        """Tell whether a graph is built. With several threads Faiss builds one in an order that no seed fixes."""
         return re.search(r"HNSW|NSG|NNDescent", self.spec) is not None
 
     @property
     def lossy(self) -> bool:
-        """Whether what it stores is less than the vectors, so that a second look at more candidates pays."""
+        """Tell whether it stores less than the vectors, so that exact scores of more candidates pay."""
         return not self.exact and re.search(r"PQ|SQ|LSH|LSQ|RQ|AQ|PCA|ITQ|RaBitQ|RR", self.spec) is not None
 
     @property
     def subquantizers(self) -> int:
-        """M of a product quantizer, which D has to be a multiple of; 1 without."""
+        """M of a product quantizer, of which D has to be a multiple; 1 without."""
         match = re.search(r"PQ(\d+)", self.spec)
         return int(match[1]) if match else 1
 
     def dimension(self, dimension: int) -> int:
-        """Columns that the index takes: D, or the next multiple of M. Columns of zeros change no inner product."""
+        """Return the columns that the index takes: D, or the next multiple of M, with zeros behind."""
         return -(-dimension // self.subquantizers) * self.subquantizers
 
     def bytes_per_vector(self, dimension: int) -> float:
-        """About what the index holds for each vector [D], its room to grow included."""
+        """Estimate what the index holds for each vector [D], its room to grow included."""
         if self.exact:
             return 0.0
         code = float(self._code_bytes(dimension))
@@ -63,12 +76,32 @@ class Factory:
         return (code + 8) * _ROOM_IN_LISTS if self.lists else code
 
     def fixed_bytes(self, dimension: int) -> int:
-        """Centroids and their graph."""
+        """Return the bytes of centroids and of their graph."""
         return self.lists * (4 * dimension + 200) + (1 << 20)
 
     def training_rows(self) -> int:
-        """Rows to train on: enough for every list, whatever the block's size."""
+        """Return the rows to train on: enough for every list, whatever the block's size."""
         return max(_TRAINING_ROWS, self.lists * _TRAINING_ROWS_A_LIST)
+
+    def cost(self, rows: int, blocks: int, queries: int, width: int, nprobe: int | None) -> float:
+        """Estimate what building and searching `blocks` blocks of `rows` vectors costs, in products of two vectors."""
+        if self.exact:
+            return float(blocks * queries * rows)
+        lists = self.lists
+        train = _KMEANS_ROUNDS * min(rows, self.training_rows()) * lists
+        search = self._query_cost(rows, width, nprobe)
+        # Half of exact search at most: below that it is not worth what is missed.
+        return _MOMENT + 2 * blocks * (train + rows * lists + queries * search)
+
+    def pays(self, rows: int, width: int, nprobe: int) -> bool:
+        """Tell whether a query of `nprobe` lists costs less than scoring all `rows` vectors."""
+        return self._query_cost(rows, width, nprobe) < rows
+
+    def _query_cost(self, rows: int, width: int, nprobe: int | None) -> float:
+        lists = self.lists
+        scanned = min(rows, nprobe * rows / lists if nprobe else _PROBED * rows**0.5 * (4 * rows**0.5 / lists) ** 0.5)
+        scan, fetched = (_SCAN_CODES, _REFINE * width) if self.lossy else (_SCAN, width)
+        return _QUERY + lists + scan * scanned + _FETCHED * fetched
 
     def _code_bytes(self, dimension: int) -> float:
         bits = re.search(r"PQ(\d+)(?:x(\d+))?", self.spec)
@@ -82,5 +115,31 @@ class Factory:
         return 4 * dimension
 
 
-_TRAINING_ROWS = 1 << 16
-_TRAINING_ROWS_A_LIST = 64
+def choose(
+    spec: str,
+    rows: int,
+    exact_rows: int = 0,
+    price: Callable[[Factory], float | None] | None = None,
+    dimension: int = 0,
+) -> Factory:
+    """Return the index that `spec` means for `rows` vectors: itself, or with `auto` the one that pays.
+
+    Without `price`, `auto` is exact search up to `exact_rows` vectors and 4 √rows inverted lists beyond. With it, the
+    cheapest index of several sizes for vectors [dimension]: `price` estimates what one costs, None where it cannot be.
+    """
+    if spec != AUTO:
+        return Factory.parse(spec)
+    if price is None:
+        return Factory(EXACT if rows <= exact_rows else f"IVF{int(4 * rows**0.5)},Flat")
+    priced = [(price(factory), factory.spec) for factory in candidates(dimension, rows)]
+    return Factory(min((cost, spec) for cost, spec in priced if cost is not None)[1])
+
+
+def candidates(dimension: int, rows: int) -> list[Factory]:
+    """List indexes for blocks of about `rows` vectors: exact; inverted lists of several sizes, plain or as codes."""
+    factories = [Factory(EXACT)]
+    for share in (1, 2, 4, 8):
+        lists = int(share * rows**0.5)
+        if lists >= _LEAST_LISTS:
+            factories += [Factory(f"IVF{lists},Flat"), Factory(f"IVF{lists},PQ{-(-dimension // 2)}x4fs")]
+    return factories

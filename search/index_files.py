@@ -25,12 +25,12 @@ def write_index(url: str, name: str, block: Block) -> Shard:
 
 
 def read_index(url: str, shard: Shard) -> faiss.Index:
-    """The index in a file under `url`, its checksum compared. Raises TableError."""
+    """Read the index in a file under `url` and compare its checksum. Raises TableError."""
     return faiss.deserialize_index(np.frombuffer(check_shard(join(url, shard.path), shard), np.uint8))
 
 
 def load_index(path: str) -> faiss.Index:
-    """The index in a local file, whose checksum was compared. Raises TableError."""
+    """Read the index in a local file, whose checksum was compared. Raises TableError."""
     try:
         return faiss.read_index(path)
     except RuntimeError as error:

@@ -8,7 +8,7 @@ _MANY = 1024  # queries from which Faiss's blocked search is the faster one; bel
 
 
 def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` <= n best inner products of queries [B, D] with vectors [n, D], float32 both.
+    """Find the `count` <= n best inner products of queries [B, D] with vectors [n, D], float32 both.
 
     Scores float32 [B, count], best first, and positions int64 [B, count]; equal scores in any order.
     """
@@ -29,7 +29,7 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
 
 
 def _above(block: np.ndarray, bound: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of block [B, n] above each row's bound [B], to the left of pads, and their positions from `start` on."""
+    """Return scores of block [B, n] above each row's bound [B], padded, and their positions from `start` on."""
     row, column = np.divmod(np.flatnonzero(block > bound[:, None]), block.shape[1])
     counts = np.bincount(row, minlength=len(block))
     place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -41,7 +41,7 @@ def _above(block: np.ndarray, bound: np.ndarray, start: int) -> tuple[np.ndarray
 
 
 def _best(scores: np.ndarray, positions: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` best of each row [B, n], or all of them, in any order."""
+    """Return the `count` best of each row [B, n], or all of them, in any order."""
     if scores.shape[1] <= count:
         return scores, positions
     picked = np.argpartition(scores, scores.shape[1] - count, axis=1)[:, -count:]

@@ -6,6 +6,7 @@ import click
 
 from extremis.commands.options import POSITIVE, dump_options, require_watchable, stated
 from extremis.console import print_json, say
+from schemas.options import check
 
 
 @click.command()
@@ -32,7 +33,7 @@ def cluster(
     from pipelines.cluster import cluster as cluster_dump
     from pipelines.cluster import watch as watch_run
 
-    cluster_options = ClusterOptions.of(**stated(options))
+    cluster_options = check(ClusterOptions, stated(options))
     if watch:
         require_watchable(epoch, options)
         end_with_trainer()

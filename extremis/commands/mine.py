@@ -6,6 +6,7 @@ import click
 
 from extremis.commands.options import NOT_NEGATIVE, POSITIVE, dump_options, require_watchable, stated
 from extremis.console import print_json, say
+from schemas.options import check
 
 
 @click.command()
@@ -51,7 +52,7 @@ def mine(
     from pipelines.mine import mine as mine_dump
     from pipelines.mine import watch as watch_run
 
-    mine_options = MineOptions.of(**stated(options))
+    mine_options = check(MineOptions, stated(options))
     tables: Any
     if watch:
         require_watchable(epoch, options)

@@ -14,6 +14,7 @@ from extremis.commands.options import (
     text_option,
 )
 from extremis.console import print_json, say
+from schemas.options import check
 
 FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir")  # docs/formats.md
 
@@ -90,7 +91,7 @@ def shard(
     from pipelines.shard import shard as shard_data
 
     a, b = propensity or (None, None)
-    shard_options = ShardOptions(**options, propensity_a=a, propensity_b=b)
+    shard_options = check(ShardOptions, {**options, "propensity_a": a, "propensity_b": b})
     manifest = shard_data(source, data, shard_options, beam_options, say, overwrite=overwrite)
     if as_json:
         print_json({"data": data, "digest": manifest.digest, "tables": manifest.parents, **manifest.parameters})

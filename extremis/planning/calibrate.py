@@ -88,8 +88,8 @@ def _work(factory: Factory, rows: int, blocks: int, queries: int, width: int) ->
     """Estimate the cost of building and searching as the choice of an index does; of a graph, queries × labels."""
     if not factory.exact and not factory.lists:
         return float(blocks * rows) * queries
-    fixed = index.cost(factory, rows, 0, queries, width, None)  # a penalty of an index that takes no time
-    return index.cost(factory, rows, blocks, queries, width, None) - fixed
+    fixed = factory.cost(rows, 0, queries, width, None)  # what speaks against an index, and takes no time
+    return factory.cost(rows, blocks, queries, width, None) - fixed
 
 
 def train_rate(data: str, run: str, recipe: Recipe) -> float:
@@ -128,7 +128,7 @@ def _shard(workload: Workload, folder: Path, rows: int) -> float:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (raw / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), 1))
     start = time.perf_counter()
-    shard(str(raw), str(folder / f"data-{rows}"), ShardOptions("train:4000", text="title"), _ONE_PROCESS)
+    shard(str(raw), str(folder / f"data-{rows}"), ShardOptions(tokenizer="train:4000", text="title"), _ONE_PROCESS)
     return (time.perf_counter() - start) * rows / (rows + labels)
 
 

@@ -84,7 +84,7 @@ class Texts:
     def _read_records(self, url: str, rows: int, features: bool) -> Iterator[pa.RecordBatch]:
         keyed = Keyed(self.fields)
         if url.endswith(f".{PARQUET}"):
-            keyed_parquet.check_columns(url, (self.fields.key,))
+            keyed_parquet.check_columns(url, [self.fields.key])
         if features and not features_in([url], self.fields):
             raise InputError(
                 f"{url}: no {self.fields.feature_ids}, which this encoder reads. Add them, or see --fields."

@@ -14,21 +14,21 @@ _ROUNDS = 8  # of 2-means a level; most parts settle in fewer
 
 
 def balanced_clusters(vectors: np.ndarray, size: int, seed: int = 0, rounds: int = _ROUNDS) -> np.ndarray:
-    """The cluster of each of `vectors` [N, D]: numbers [0, K), int64 [N], with K = ceil(N / size).
+    """Return the cluster of each of `vectors` [N, D]: numbers [0, K), int64 [N], with K = ceil(N / size).
 
     Clusters have floor(N / K) or ceil(N / K) points. Their numbers follow the tree: 2 i and its neighbours are near.
     A function of (vectors, size, seed) alone. Raises ValueError for a size below 1.
     """
     order, starts = balanced_order(vectors, size, size, seed, rounds)
-    found = np.empty(len(vectors), np.int64)
-    found[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return found
+    clusters = np.empty(len(vectors), np.int64)
+    clusters[order] = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    return clusters
 
 
 def balanced_order(
     vectors: np.ndarray, size: int, smallest: int, seed: int = 0, rounds: int = _ROUNDS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Points cluster after cluster, int64 [N], and where each cluster starts, [K + 1]: as `balanced_clusters` has them.
+    """Return points cluster after cluster, int64 [N], and the start of each cluster, [K + 1]: see `balanced_clusters`.
 
     Clusters of ceil(N / K) points come before those of one less. Within each, halves are laid out as the tree would
     divide it further, down to `smallest` points: part i of m equal ones is [i n // m, (i + 1) n // m) of its n points.
@@ -61,7 +61,7 @@ def balanced_order(
 
 
 def _left_sizes(points: np.ndarray, clusters: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Points of each left half that is to become `left` clusters, so that all leaves of a part are equal within one."""
+    """Count the points of left halves that become `left` clusters: all leaves of a part are equal within one."""
     base, larger = points // clusters, points % clusters
     return base * left + np.minimum(larger, left)
 
@@ -69,11 +69,11 @@ def _left_sizes(points: np.ndarray, clusters: np.ndarray, left: np.ndarray) -> n
 def halved(
     vectors: np.ndarray, starts: np.ndarray, left: np.ndarray, divided: np.ndarray, seed: int, rounds: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The order [N] that lays each part's left half before its right one: balanced 2-means within every part.
+    """Return the order [N] that lays each part's left half before its right one: balanced 2-means within every part.
 
     `vectors` [N, D] part after part. A point's rank along the line through both centroids decides, which is the best
     assignment with these sizes: the sum of squared distances to c1 or c2 is least where x.(c1 - c2) is largest.
-    Also these lines [P, D].
+    Returns these lines [P, D], too.
     """
     sizes = np.diff(starts)
     part = np.repeat(np.arange(len(sizes)), sizes)
@@ -86,8 +86,8 @@ def halved(
     lines = vectors[two[:, 0]] - vectors[two[:, 1]]
     order, scores = np.arange(len(part)), np.empty(len(part), np.float32)
     for last in range(rounds - 1, -1, -1):
-        for one, (low, high) in enumerate(itertools.pairwise(starts.tolist())):
-            np.einsum("nd,d->n", vectors[low:high], lines[one], out=scores[low:high])
+        for number, (low, high) in enumerate(itertools.pairwise(starts.tolist())):
+            np.einsum("nd,d->n", vectors[low:high], lines[number], out=scores[low:high])
         # Ties stay in their order, and so does all of a part that is not divided.
         scores[~divided[part]] = 0
         new = np.lexsort((-scores, part))
@@ -103,7 +103,7 @@ def halved(
 
 
 def _means(vectors: np.ndarray, order: np.ndarray, starts: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """c1 - c2 of each part's halves in `order`, float32 [P, D]."""
+    """Return c1 - c2 of each part's halves in `order`, float32 [P, D]."""
     edges = np.append(np.stack([starts[:-1], starts[:-1] + left], axis=1).reshape(-1), starts[-1])
     means = np.zeros((len(edges) - 1, vectors.shape[1]))
     for half, (low, high) in enumerate(itertools.pairwise(edges.tolist())):

@@ -1,4 +1,4 @@
-"""What one clustering reads: query embeddings, and the queries that they embed, in whatever order these are."""
+"""Inputs of one clustering: query embeddings, and the queries that they embed, in whatever order these are."""
 
 from dataclasses import dataclass
 
@@ -25,25 +25,26 @@ class Inputs:
 
     @property
     def name(self) -> str:
+        """Name of the dump in messages."""
         return f"epoch {self.epoch}" if self.epoch is not None else "embeddings"
 
     @property
-    def wishes(self) -> dict[str, int]:
-        """What the trainer asked for: `size` and `smallest`."""
-        found: dict[str, int] = self.source.embeddings.parameters.get(CLUSTERS, {})
-        return found
+    def requested(self) -> dict[str, int]:
+        """The sizes that the trainer requests: `size` and `smallest`."""
+        sizes: dict[str, int] = self.source.embeddings.parameters.get(CLUSTERS, {})
+        return sizes
 
     @property
     def parents(self) -> dict[str, str]:
-        """By digest; `order` is the table in another cluster order whose rows these are, where there is one."""
-        own, embeddings = self.source.queries.digest, self.source.embeddings.digest
-        return {SOURCE: self.origin, "embeddings": embeddings, **({} if own == self.origin else {"order": own})}
+        """Parents by digest; `order` is the table in another cluster order whose rows these are, where there is one."""
+        rows, embeddings = self.source.queries.digest, self.source.embeddings.digest
+        return {SOURCE: self.origin, "embeddings": embeddings, **({} if rows == self.origin else {"order": rows})}
 
 
 def open_clustering(
     data: str, run: str, epoch: int | None, queries: str | None, for_epoch: int | None, out: str | None
 ) -> Inputs:
-    """The dump of `epoch` (the newest by default), or the embeddings at `queries`, with the rows that they embed.
+    """Open the dump of `epoch` (the newest by default), or the embeddings at `queries`, with the rows that they embed.
 
     Raises InputError: no dump where one is needed, or nowhere to publish; TableError: unfinished, damaged, made from
     other data, or not aligned with its queries.
@@ -51,30 +52,29 @@ def open_clustering(
     layout = RunLayout(run)
     if queries is not None and epoch is not None:
         raise InputError(f"--epoch {epoch}: with --queries nothing is read from a dump. Leave one out.")
-    at = None
     if queries is None:
-        at = _newest(run) if epoch is None else epoch
-        queries = layout.embeddings(at, SOURCE)
+        epoch = _newest(run) if epoch is None else epoch
+        queries = layout.embeddings(epoch, SOURCE)
     embeddings = open_manifest(queries, "embeddings")
     url, origin = _rows_of(data, layout, embeddings, queries)
     use_from = for_epoch
-    if use_from is None and at is not None:
-        use_from = int(embeddings.parameters.get("use_from", at + 2))
+    if use_from is None and epoch is not None:
+        use_from = int(embeddings.parameters.get("use_from", epoch + 2))
     if out is None and use_from is None:
         raise InputError("--queries: say where the table goes, with --for-epoch E or --out URL.")
     out = out or layout.clusters(use_from or 0, SOURCE)
-    return Inputs(open_source(SOURCE, url, "queries", queries, embeddings), origin, at, use_from, out)
+    return Inputs(open_source(SOURCE, url, "queries", queries, embeddings), origin, epoch, use_from, out)
 
 
 def dumps_for_clusters(run: str) -> dict[int, str]:
-    """Epoch to digest of the embeddings, for every dump of `run` that clusters were asked of, oldest first."""
+    """Map epoch to digest of the embeddings, for every dump of `run` that is to be clustered, oldest first."""
     layout = RunLayout(run)
-    found: dict[int, str] = {}
+    digests: dict[int, str] = {}
     for epoch in numbered(layout.dumps):
         embeddings = open_if_published(layout.embeddings(epoch, SOURCE), "embeddings")
         if embeddings is not None and CLUSTERS in embeddings.parameters:
-            found[epoch] = embeddings.digest
-    return found
+            digests[epoch] = embeddings.digest
+    return digests
 
 
 def _newest(run: str) -> int:
@@ -90,23 +90,23 @@ def _newest(run: str) -> int:
 
 
 def _rows_of(data: str, layout: RunLayout, embeddings: Manifest, url: str) -> tuple[str, str]:
-    """Where the rows are that `embeddings` embed, DATA's or the run's in cluster order; the digest of DATA's.
+    """Return the URL of the rows of `embeddings`, DATA's or the run's in cluster order; and the digest of DATA's.
 
     Raises TableError where they are neither.
     """
     place = DataLayout(data).queries(str(embeddings.parameters.get("split", "train")))
-    own = open_manifest(place, "queries")
-    wanted = embeddings.parents.get("queries")
-    if wanted == own.digest:
-        return place, own.digest
+    origin = open_manifest(place, "queries").digest
+    embedded = embeddings.parents.get("queries")
+    if embedded == origin:
+        return place, origin
     for number in reversed(numbered(layout.clusters_root)):
         table = layout.clusters(number, SOURCE)
-        found = open_if_published(table, "queries")
-        if found is not None and found.digest == wanted:
-            if found.parents.get("queries") != own.digest:
+        clustered = open_if_published(table, "queries")
+        if clustered is not None and clustered.digest == embedded:
+            if clustered.parents.get("queries") != origin:
                 break
-            return table, own.digest
+            return table, origin
     raise TableError(
-        f"{url}: embeddings of other queries (digest {str(wanted)[:12]}…) than {place} (digest {own.digest[:12]}…) or "
+        f"{url}: embeddings of other queries (digest {str(embedded)[:12]}…) than {place} (digest {origin[:12]}…) or "
         f"any table under {layout.clusters_root}. Point at the data and the run that they were made from."
     )

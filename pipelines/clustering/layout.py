@@ -1,4 +1,4 @@
-"""Where clusters go in a table: pure arithmetic, so that every worker knows the place of every row.
+"""Layout of clusters in a table: pure arithmetic, so that every worker knows the place of every row.
 
 Clusters are shuffled, because a row group of near ones would be a large cluster itself. Every row group holds whole
 clusters of one size: those of C rows fill row groups of a multiple of C; the few of C - 1, fewer than C to each part,
@@ -19,7 +19,7 @@ _GROUP_CLUSTERS = 16  # in a row group, at least
 
 @dataclass(frozen=True)
 class Layout:
-    """`rows` C of a full cluster; how many clusters of C and of C - 1 rows each part has, [parts] each.
+    """Layout of a table: `rows` C of a full cluster; the clusters of C and of C - 1 rows of each part, [parts] both.
 
     Row groups have `row_group_rows` rows, shards of full clusters `shard_rows`, both multiples of C.
     """
@@ -33,6 +33,7 @@ class Layout:
 
     @property
     def clusters(self) -> int:
+        """Number of all clusters."""
         return sum(self.full) + sum(self.short)
 
     @property
@@ -42,28 +43,30 @@ class Layout:
 
     @property
     def shards(self) -> int:
+        """Number of all shards."""
         return self.full_shards + -(-sum(self.short) // self.short_a_shard)
 
     @property
     def short_a_shard(self) -> int:
+        """Clusters of C - 1 rows in a shard."""
         return max(1, min(self.row_group_rows // max(1, self.rows - 1), self.rows - 1))
 
     def rows_of(self, shard: int) -> int:
-        """Rows of shard `shard`."""
+        """Return the rows of shard `shard`."""
         if shard < self.full_shards:
             return min(self.shard_rows, sum(self.full) * self.rows - shard * self.shard_rows)
         before = (shard - self.full_shards) * self.short_a_shard
         return min(self.short_a_shard, sum(self.short) - before) * (self.rows - 1)
 
     def first_row(self, shard: int) -> int:
-        """Id of the first row of shard `shard`."""
+        """Return the id of the first row of shard `shard`."""
         if shard < self.full_shards:
             return shard * self.shard_rows
         before = (shard - self.full_shards) * self.short_a_shard
         return sum(self.full) * self.rows + before * (self.rows - 1)
 
     def places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """(shard, row within it) of the rows of part `part`, cluster after cluster, those of C first; int64 [n]."""
+        """Return (shard, row within it) int64 [n] of the rows of a part, cluster after cluster, those of C first."""
         full = self._slots[0][sum(self.full[:part]) : sum(self.full[: part + 1])]
         short = self._slots[1][sum(self.short[:part]) : sum(self.short[: part + 1])]
         starts = full * self.rows
@@ -77,13 +80,13 @@ class Layout:
 
     @cached_property
     def _slots(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which place among its like each cluster takes, part after part: of those of C rows, and of the others."""
+        """Places of clusters among their like, part after part: of those of C rows, and of the others."""
         draw = generator(self.seed, Purpose.SAMPLE)
         return draw.permutation(sum(self.full)), draw.permutation(sum(self.short))
 
 
 def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: int, seed: int) -> Layout:
-    """The layout of parts with so many `points` each, in clusters of at most `size`, equal within one over all parts.
+    """Lay out parts with so many `points` each, in clusters of at most `size`, equal within one over all parts.
 
     `row_group_rows` and `shard_rows` of the table that is reordered: the new one is cut about alike. Raises InputError
     where a part has too few points for clusters that are as equal as those of the others.
@@ -103,5 +106,5 @@ def make_layout(points: list[int], size: int, row_group_rows: int, shard_rows: i
 
 
 def _runs(starts: np.ndarray, length: int) -> np.ndarray:
-    """[start, start + length) of every start, laid end to end."""
+    """Return [start, start + length) of every start, laid end to end."""
     return (starts[:, None] + np.arange(length)).reshape(-1)

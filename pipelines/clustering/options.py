@@ -1,4 +1,4 @@
-"""What a user may set about clustering; everything else follows from the dump."""
+"""Options of clustering; everything else follows from the dump."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from pipelines.common.options import DumpOptions
 
 
 class ClusterOptions(DumpOptions):
-    """How queries are clustered. None: as the trainer asked in the dump, or from the sizes."""
+    """Options of `extremis cluster`. None: as the trainer requests in the dump, or from the sizes."""
 
     size: int | None = Field(default=None, ge=2, description="C, queries of a cluster, at most")
     smallest: int | None = Field(default=None, ge=1, description="clusters can be dealt in halves down to so many")

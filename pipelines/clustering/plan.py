@@ -1,5 +1,6 @@
-"""Every choice of one clustering, made once in the launching process, so that all workers agree."""
+"""Plan of one clustering: every choice, made once in the launching process, so that all workers agree."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,12 @@ from pipelines.clustering.inputs import Inputs
 from pipelines.clustering.layout import Layout
 from pipelines.clustering.options import ClusterOptions
 from pipelines.clustering.top import TopTree, grow
-from pipelines.mining.inputs import dimension_of
+from pipelines.common.vector_blocks import dimension_of
+from pipelines.common.watch import require_unused
 from schemas.errors import InputError
 from schemas.layout import CLUSTERS, staging
 from schemas.manifest import Manifest
+from schemas.reuse import Request, find_reusable
 from schemas.sizes import say_bytes
 from schemas.storage import join
 
@@ -27,7 +30,7 @@ _FEW = 8  # queries: smaller clusters are worth no halving, unless they are aske
 
 @dataclass(frozen=True)
 class Plan:
-    """What to cluster, in how many parts, and where to put it."""
+    """The clustering of one table: its inputs, sizes and parts."""
 
     inputs: Inputs
     size: int
@@ -38,37 +41,53 @@ class Plan:
 
     @property
     def dimension(self) -> int:
+        """D."""
         return dimension_of(self.inputs.source.embeddings)
 
     @property
     def queries(self) -> Manifest:
+        """Manifest of the rows to be reordered."""
         return self.inputs.source.queries
 
     @property
     def summary(self) -> str:
+        """URL of what the workers report."""
         return join(staging(self.inputs.out), "summary.json")
 
     def first_row(self, shard: int) -> int:
-        """Number of the first row of source shard `shard`."""
+        """Return the number of the first row of source shard `shard`."""
         return sum(entry.rows for entry in self.queries.shards[:shard])
 
     def parameters(self) -> dict[str, Any]:
-        """Of the table, but for what is known when it is made."""
+        """Return the table's parameters, without those that follow from the counts of its parts."""
         embeddings = self.inputs.source.embeddings.parameters
         kept = {name: value for name, value in self.queries.parameters.items() if name != CLUSTERS}
-        made = {
+        clusters = {
             "size": self.size,
             "smallest": self.smallest,
             "parts": self.tree.parts,
             "seed": self.seed,
             "epoch": self.inputs.epoch,
         }
-        return {**kept, CLUSTERS: made, "step": embeddings.get("step")}
+        return {**kept, CLUSTERS: clusters, "step": embeddings.get("step")}
+
+    def finished_table(self, options: ClusterOptions, run: str) -> Manifest | None:
+        """Return the table if it is made; None where it is to be made. Raises InputError where another is there."""
+        epoch = self.inputs.epoch
+        return find_reusable(
+            self.inputs.out,
+            Request("queries", self.inputs.parents, self.parameters()[CLUSTERS], section=CLUSTERS),
+            "Give the same options, another place with --out, or --overwrite to replace it.",
+            overwrite=options.overwrite,
+            # The trainer has written the dump anew since.
+            is_stale=lambda old: epoch is not None and old["epoch"] == epoch and options.queries is None,
+            check_replaceable=functools.partial(require_unused, run),
+        )
 
 
 @dataclass(frozen=True)
-class Laid:
-    """A plan whose parts have been counted: where every cluster goes, and the columns of its rows."""
+class Settled:
+    """A plan whose parts have been counted: the place of every cluster, and the columns of its rows."""
 
     plan: Plan
     layout: Layout
@@ -76,13 +95,13 @@ class Laid:
 
 
 def make_plan(inputs: Inputs, options: ClusterOptions) -> Plan:
-    """Raises InputError: no size, sizes that cannot be, or a memory that is too small; TableError."""
-    size = options.size or inputs.wishes.get("size")
+    """Plan a clustering. Raises InputError: no size, a wrong size, or a memory that is too small; TableError."""
+    size = options.size or inputs.requested.get("size")
     if size is None:
         raise InputError(
             f"{inputs.source.embeddings_url}: no trainer asked for clusters of a size here. Give --size C."
         )
-    smallest = options.smallest or (inputs.wishes.get("smallest") if options.size is None else None) or _halved(size)
+    smallest = options.smallest or (inputs.requested.get("smallest") if options.size is None else None) or _halved(size)
     if smallest > size or size % smallest or (size // smallest) & (size // smallest - 1):
         raise InputError(
             f"--smallest {smallest}: clusters of {size} are halved, so expected {size} divided by a power of two."
@@ -101,12 +120,12 @@ def make_plan(inputs: Inputs, options: ClusterOptions) -> Plan:
 
 
 def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:
-    """What a worker takes of `memory` for so many queries of `stored` bytes each on storage, in parts if need be."""
+    """Estimate what a worker takes of `memory` for `queries` of `stored` bytes each on storage, in parts if need be."""
     return min(memory, _PROCESS + int(_SPARE * _bytes_a_query(dimension, stored) * queries))
 
 
 def _bytes_a_query(dimension: int, stored: float) -> float:
-    """The vectors as they are read, in the order of the tree, and in float64 for their means; the rows themselves."""
+    """Estimate a query's bytes: its vector as it is read, ordered, and in float64 for means; the row itself."""
     return 20 * dimension + _UNPACKED * stored + 64
 
 
@@ -117,14 +136,14 @@ def _halved(size: int) -> int:
 
 
 def _fit(inputs: Inputs, memory: int) -> int:
-    """Queries of a part that fit into `memory`."""
+    """Return the queries of a part that fit into `memory`."""
     queries = inputs.source.queries
     stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
     each = _bytes_a_query(dimension_of(inputs.source.embeddings), stored)
-    found = int((memory - _PROCESS) / each / _SPARE)
-    if found < 1 << 10:
+    rows = int((memory - _PROCESS) / each / _SPARE)
+    if rows < 1 << 10:
         raise InputError(
             f"--memory {say_bytes(memory)}: a worker takes {say_bytes(_PROCESS)} and {each:,.0f} bytes a query. "
             f"Give --memory {say_bytes(_PROCESS + int(each * (1 << 20))).replace(' ', '')}."
         )
-    return found
+    return rows

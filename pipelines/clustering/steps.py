@@ -1,4 +1,4 @@
-"""What workers do, without Beam: count a shard's rows by part, deal them, cluster a part, write a shard."""
+"""Steps of a worker, without Beam: count a shard's rows by part, deal them, cluster a part, write a shard."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -7,60 +7,66 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.clustering.balanced import balanced_order
-from pipelines.clustering.plan import ROW, VECTOR, Laid, Plan
+from pipelines.clustering.plan import ROW, VECTOR, Plan, Settled
 from pipelines.clustering.top import parts_of
 from pipelines.common.aligned import rechunk
 from pipelines.common.assign import split_by
-from pipelines.common.exchange import Exchange, Packet, receive
+from pipelines.common.exchange import Exchange, Packet, gather, one_batch, receive
+from pipelines.common.summary import Summary
 from pipelines.common.vector_blocks import require_finite
-from pipelines.sharding.steps import gather, one_batch
-from schemas.manifest import Shard
-from schemas.shard_files.parquet import matrix_column, write_shard
+from schemas.shard_files import parquet
+from schemas.shard_files.parquet import matrix_column
 
+PARTS, TABLE = "parts", "queries"  # names in a Summary
 _ROWS = 1 << 13  # dealt at a time
 
 
-def count_parts(plan: Plan, shard: int) -> Counter[str]:
-    """Rows of source shard `shard` by the part that they fall into."""
+def count_parts(shard: int, plan: Plan) -> Summary:
+    """Count the rows of source shard `shard` by their part."""
     counts = np.zeros(plan.tree.parts, np.int64)
     for _, part in _parted(plan, shard, [plan.inputs.source.id_column]):
         counts += np.bincount(part, minlength=len(counts))
-    return Counter({str(part): int(count) for part, count in enumerate(counts) if count})
+    return Summary(counters={PARTS: Counter({str(part): int(count) for part, count in enumerate(counts) if count})})
 
 
-def deal_shard(laid: Laid, shard: int, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
-    """(part, packet) of the rows of source shard `shard`, with their numbers and vectors."""
-    wanted = [name for name in laid.schema.names if name != "query_id"] + ["query_id"]
-    for rows, part in _parted(laid.plan, shard, wanted):
+def deal_shard(shard: int, settled: Settled, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
+    """Send the rows of source shard `shard`, with their numbers and vectors: (part, packet)."""
+    columns = [name for name in settled.schema.names if name != "query_id"] + ["query_id"]
+    for rows, part in _parted(settled.plan, shard, columns):
         yield from exchange.send(split_by(one_batch(rows.drop_columns(["query_id"])), part))
 
 
-def lay_part(laid: Laid, part: int, packets: Iterable[Packet], exchange: Exchange) -> Iterator[tuple[int, Packet]]:
-    """(shard of the new table, packet) of the rows of part `part`, each with its place there in column `row`."""
-    plan = laid.plan
+def cluster_part(
+    element: tuple[int, Iterable[Packet]], settled: Settled, exchange: Exchange
+) -> Iterator[tuple[int, Packet]]:
+    """Cluster the rows of (part, packets) and send them: (shard of the new table, packet), places in column `row`."""
+    part, packets = element
+    plan = settled.plan
     rows = pa.Table.from_batches(receive(packets))
     # Whatever the order of arrival.
     rows = rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable"))).combine_chunks()
     order, _ = balanced_order(matrix_column(rows, VECTOR), plan.size, plan.smallest, plan.seed)
     rows = rows.drop_columns([ROW, VECTOR]).take(pa.array(order))
-    shard, place = laid.layout.places(part)
+    shard, place = settled.layout.places(part)
     yield from exchange.send(split_by(one_batch(rows.append_column(ROW, pa.array(place))), shard))
 
 
-def write_laid(laid: Laid, shard: int, packets: Iterable[Packet]) -> Shard:
-    """Write shard `shard` of the new table, its rows numbered on from those of the shards before."""
-    layout = laid.layout
-    placed = laid.schema.remove(laid.schema.get_field_index("query_id")).append(pa.field(ROW, pa.int64()))
+def write_shard(element: tuple[int, Iterable[Packet]], settled: Settled) -> Summary:
+    """Write (shard, packets) of the new table, its rows numbered on from those of the shards before."""
+    shard, packets = element
+    layout, schema = settled.layout, settled.schema
+    placed = schema.remove(schema.get_field_index("query_id")).append(pa.field(ROW, pa.int64()))
     rows = gather(packets, placed)
     rows = rows.take(pa.array(np.argsort(rows[ROW].to_numpy(), kind="stable")))
     first = layout.first_row(shard)
     ids = pa.array(np.arange(first, first + layout.rows_of(shard)))
-    rows = rows.append_column("query_id", ids).select(laid.schema.names).cast(laid.schema)
-    return write_shard(laid.plan.inputs.out, shard, layout.shards, rows, layout.row_group_rows)
+    rows = rows.append_column("query_id", ids).select(schema.names).cast(schema)
+    entry = parquet.write_shard(settled.plan.inputs.out, shard, layout.shards, rows, layout.row_group_rows)
+    return Summary(shards={TABLE: (entry,)})
 
 
 def _parted(plan: Plan, shard: int, columns: list[str]) -> Iterator[tuple[pa.Table, np.ndarray]]:
-    """Rows of source shard `shard`, some at a time, with their numbers and vectors, and the part of each."""
+    """Yield rows of source shard `shard`, some at a time, with their numbers and vectors, and the part of each."""
     first, source = plan.first_row(shard), plan.inputs.source
     for rows in rechunk(source.aligned(shard, columns), _ROWS):
         vectors = matrix_column(rows, VECTOR)

@@ -1,6 +1,6 @@
-"""The top levels of the tree, for more points than fit into memory: grown on a sample, then any point finds its part.
+"""Top levels of the tree, for more points than fit into memory: grown on a sample, they give any point its part.
 
-Which part a point falls into depends on nothing but the point, so shards are divided in any order and anywhere. Parts
+The part of a point depends on nothing but the point, so shards are divided in any order and anywhere. Parts
 are equal in the sample and about equal beyond; the clusters within are equal all the same, because any number of points
 n >= C (C - 1) is a sum of C and C - 1.
 """
@@ -28,11 +28,12 @@ class TopTree:
 
     @property
     def parts(self) -> int:
+        """Number of leaves."""
         return len(self.thresholds) + 1
 
 
 def grow(sample: np.ndarray, parts: int, seed: int) -> TopTree:
-    """The tree with `parts` leaves, a power of two, whose parts of `sample` [S, D] are equal within one.
+    """Grow the tree with `parts` leaves, a power of two, whose parts of `sample` [S, D] are equal within one.
 
     Each node is balanced 2-means, as the levels below are. Raises ValueError where `parts` is no power of two.
     """
@@ -49,7 +50,7 @@ def grow(sample: np.ndarray, parts: int, seed: int) -> TopTree:
         vectors = vectors[order]
         scores = _along(vectors, across, np.repeat(np.arange(len(sizes)), sizes))
         middle = starts[:-1] + left
-        last, first = (np.clip(at, 0, max(0, len(scores) - 1)) for at in (middle - 1, middle))
+        last, first = (np.clip(place, 0, max(0, len(scores) - 1)) for place in (middle - 1, middle))
         between = (scores[last] + scores[first]) / 2 if len(scores) else np.zeros(len(sizes))
         lines.append(across)
         thresholds.append(between.astype(np.float32))
@@ -58,7 +59,7 @@ def grow(sample: np.ndarray, parts: int, seed: int) -> TopTree:
 
 
 def parts_of(tree: TopTree, vectors: np.ndarray, first: int) -> np.ndarray:
-    """The part of each of `vectors` [n, D], which are points [first, first + n) of all: [0, parts), int64 [n].
+    """Find the part of each of `vectors` [n, D], which are points [first, first + n) of all: [0, parts), int64 [n].
 
     Where a point lies on the border, a bit of its number decides: points that are all the same spread over the parts.
     """
@@ -75,7 +76,7 @@ def parts_of(tree: TopTree, vectors: np.ndarray, first: int) -> np.ndarray:
 
 
 def _along(vectors: np.ndarray, lines: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """x . lines[part of x] for every point, float32 [N]."""
+    """Return x . lines[part of x] for every point, float32 [N]."""
     scores = np.empty(len(vectors), np.float32)
     for start in range(0, len(vectors), _ROWS):
         rows = slice(start, start + _ROWS)

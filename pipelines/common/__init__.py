@@ -1,1 +1,1 @@
-"""What several pipelines share: claims, exchange of bulk data, aligned tables, progress."""
+"""Parts that several pipelines share: claims, exchange of bulk data, aligned tables, progress."""

@@ -1,4 +1,4 @@
-"""Points that get negatives, and their embeddings, read side by side in batches of a fixed number of rows."""
+"""Points and their embeddings, read side by side in batches of a fixed number of rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from search.sample import sample_rows
 
 
 class Batch(NamedTuple):
-    """Rows [first, first + B) of a shard: `queries` float32 [B, D] and what to drop for each."""
+    """Rows [first, first + B) of a shard: `queries` float32 [B, D] and the labels to drop for each."""
 
     first: int
     queries: np.ndarray
@@ -38,30 +38,31 @@ class Source:
 
     @property
     def id_column(self) -> str:
+        """Name of the column of ids."""
         return "label_id" if self.queries.kind == "labels" else "query_id"
 
     def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
-        """Shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.
+        """Read shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.
 
         Raises TableError: damaged, embeddings that are not those of these rows, or that are not finite.
         """
         first = sum(entry.rows for entry in self.queries.shards[:shard])
         within = 0
-        wanted = [self.id_column, "label_ids", "filter_label_ids"]
-        for table in rechunk(self.aligned(shard, wanted), rows):
+        columns = [self.id_column, "label_ids", "filter_label_ids"]
+        for table in rechunk(self.aligned(shard, columns), rows):
             queries = matrix_column(table, "vector")
             require_finite(queries, first + within, self.embeddings_url)
             yield Batch(within, padded(queries, dimension), Exclusions.of(table))
             within += table.num_rows
 
     def id_batches(self, shard: int, rows: int) -> Iterator[pa.Array]:
-        """The `query_id` column of shard `shard`, int64, in batches of `rows` rows."""
+        """Read the `query_id` column of shard `shard`, int64, in batches of `rows` rows."""
         tables = iterate_shard(self.queries_url, self.queries.shards[shard], [self.id_column])
         for table in rechunk(tables, rows):
             yield table.column(self.id_column).combine_chunks()
 
     def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
-        """About `rows` embeddings float32 [S, D] from a few row groups: the same for the same seed."""
+        """Read about `rows` embeddings float32 [S, D] of a few row groups: the same for the same seed."""
         shard, group, first = row_groups_of(self.embeddings)
         picked = sample_rows(len(shard), groups, seed)
         each = -(-rows // len(picked)) if len(picked) else 0
@@ -76,13 +77,13 @@ class Source:
             parts.append(padded(queries, dimension))
         return np.concatenate(parts)
 
-    def aligned(self, shard: int, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """Row groups of shard `shard` with a column `vector`, and those that are `wanted` of the points', or all.
+    def aligned(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Read row groups of shard `shard` with a column `vector`, and `columns` of the points, or all.
 
         Raises TableError: damaged, or embeddings that are not those of these rows.
         """
         names = [column.name for column in self.queries.columns]
-        columns = names if wanted is None else [name for name in names if name in wanted]
+        columns = names if columns is None else [name for name in names if name in columns]
         entry = self.embeddings.shards[shard]
         points = iterate_shard(self.queries_url, self.queries.shards[shard], columns)
         for point, embedding in zip(points, iterate_shard(self.embeddings_url, entry), strict=True):
@@ -95,7 +96,7 @@ class Source:
 
 
 def open_source(name: str, queries_url: str, kind: str, url: str, embeddings: Manifest) -> Source:
-    """`embeddings` at `url` beside the table that they embed. Raises TableError: of other data, or not aligned."""
+    """Open `embeddings` at `url` beside their table. Raises TableError: of other data, or not aligned."""
     queries = open_manifest(queries_url, kind)
     require_parent(url, embeddings, "queries", queries.digest, queries_url)
     shape, expected = (
@@ -110,7 +111,7 @@ def open_source(name: str, queries_url: str, kind: str, url: str, embeddings: Ma
 
 
 def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly `rows` rows, each in one piece; the last may be shorter."""
+    """Yield the same rows in tables of exactly `rows` rows, each in one piece; the last may be shorter."""
     pending: list[pa.Table] = []
     held = 0
     for table in tables:

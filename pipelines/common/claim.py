@@ -1,4 +1,4 @@
-"""Who mines a dump: one process at a time, told to all others by a file beside the tables that changes while it works.
+"""Claim on the tables of a dump: one process at a time holds it, by a file beside them that it renews while it works.
 
 Nothing rests on it but work done once: two miners of one dump would publish the same bytes, but remove each other's
 candidates on the way. A claim whose owner was killed is taken over: at once where the process is known to be gone,
@@ -25,7 +25,7 @@ SETTLE_SECONDS = 0.2
 
 
 class ClaimedError(InputError):
-    """Another process is mining this dump."""
+    """Error: another process is mining this dump."""
 
 
 @contextlib.contextmanager
@@ -35,14 +35,14 @@ def claimed(root: str) -> Iterator[None]:
     before = _read(place)
     if before is not None and _alive(place, before):
         raise _claimed_by(root, before)
-    mine = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
+    owner = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
     ended = threading.Event()
-    storage.write_bytes(place, _body(mine, 0), durable=False)
+    storage.write_bytes(place, _body(owner, 0), durable=False)
     time.sleep(SETTLE_SECONDS)  # of several that found it free at the same time the last to write has it
     after = _read(place)
-    if after is not None and json.loads(after)["id"] != mine["id"]:
+    if after is not None and json.loads(after)["id"] != owner["id"]:
         raise _claimed_by(root, after)
-    beating = threading.Thread(target=_beat, args=(place, mine, ended), name="extremis-claim", daemon=True)
+    beating = threading.Thread(target=_beat, args=(place, owner, ended), name="extremis-claim", daemon=True)
     beating.start()
     try:
         yield
@@ -60,25 +60,25 @@ def _claimed_by(root: str, claim: bytes) -> ClaimedError:
     )
 
 
-def _beat(place: str, mine: dict[str, object], ended: threading.Event) -> None:
+def _beat(place: str, owner: dict[str, object], ended: threading.Event) -> None:
     count = 0
     while not ended.wait(BEAT_SECONDS):
         count += 1
         with contextlib.suppress(StorageError):  # the next one may pass
-            storage.write_bytes(place, _body(mine, count), durable=False)
+            storage.write_bytes(place, _body(owner, count), durable=False)
 
 
 def _alive(place: str, before: bytes) -> bool:
-    """Whether whoever wrote `before` still works; waits for up to LEASE_SECONDS to see."""
+    """Tell whether the process that wrote `before` still works; waits for up to LEASE_SECONDS to see."""
     owner = json.loads(before)
     if owner["host"] == socket.gethostname() and not _runs(owner["pid"]):
         return False
     deadline = time.monotonic() + LEASE_SECONDS
     while time.monotonic() < deadline:
         time.sleep(min(0.2, LEASE_SECONDS / 10))
-        now = _read(place)
-        if now != before:
-            return now is not None  # gone: it is done, and the claim is free
+        claim = _read(place)
+        if claim != before:
+            return claim is not None  # gone: it is done, and the claim is free
     return False
 
 
@@ -88,18 +88,18 @@ def _runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True
 
 
 def _read(place: str) -> bytes | None:
     try:
-        found = storage.read_bytes(place)
-        json.loads(found)["id"]
+        claim = storage.read_bytes(place)
+        json.loads(claim)["id"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    return found
+    return claim
 
 
-def _body(mine: dict[str, object], count: int) -> bytes:
-    return json.dumps({**mine, "beat": count}).encode()
+def _body(owner: dict[str, object], count: int) -> bytes:
+    return json.dumps({**owner, "beat": count}).encode()

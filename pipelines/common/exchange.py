@@ -1,4 +1,4 @@
-"""Bulk data on its way between two stages, so that what a runner groups are small references, not rows.
+"""Exchange of bulk data between two stages, so that a runner groups small references, not rows.
 
 Beam's in-process runner keeps everything it groups in the launching process. There a worker writes what it has for all
 destinations as one file in staging, and sends where each destination's message lies. Runners with a shuffle service of
@@ -8,35 +8,34 @@ their own get the messages themselves. A message is an Arrow IPC stream of one r
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 from apache_beam.runners.runner import PipelineRunner
 
 from schemas import storage
-from schemas.errors import InputError
 from schemas.storage import join
 
-FILES, SHUFFLE = "files", "shuffle"
 _SHUFFLING = ("DataflowRunner", "FlinkRunner", "SparkRunner", "PortableRunner")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
-# A message, or where it lies: (URL, offset, bytes).
+# A message, or its place: (URL, offset, bytes).
 Packet = bytes | tuple[str, int, int]
 K = TypeVar("K")
 
 
+@runtime_checkable  # Beam compares the arguments of a step with its annotations
 class Exchange(Protocol):
-    """How record batches travel; instances are picklable."""
+    """Way of record batches between workers; instances are picklable."""
 
     def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-        """(destination, batch) to (destination, packet), which `receive` opens anywhere. Raises StorageError."""
+        """Turn (destination, batch) into (destination, packet), which `receive` opens anywhere. Raises StorageError."""
         ...
 
 
 @dataclass(frozen=True)
 class Files:
-    """Through files under a prefix that every worker reaches. A retried bundle writes another file."""
+    """Exchange through files under a prefix that every worker reaches. A retried bundle writes another file."""
 
     prefix: str
 
@@ -57,7 +56,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Through the runner's own shuffle."""
+    """Exchange through the runner's own shuffle."""
 
     def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
         for destination, batch in parts:
@@ -66,20 +65,29 @@ class Shuffle:
             yield destination, out.getvalue().to_pybytes()
 
 
-def choose(runner: PipelineRunner | None, prefix: str, name: str | None = None) -> Exchange:
-    """The exchange called `name` (FILES or SHUFFLE), or else the one that suits `runner`. Raises InputError."""
-    if name not in (None, FILES, SHUFFLE):
-        raise InputError(f"exchange is {FILES} or {SHUFFLE}; got {name!r}.")
-    shuffles = name == SHUFFLE if name else type(runner).__name__ in _SHUFFLING
+def choose(runner: PipelineRunner | None, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:
+    """Return the exchange called `name`, or else the one that suits `runner`."""
+    shuffles = name == "shuffle" if name else type(runner).__name__ in _SHUFFLING
     return Shuffle() if shuffles else Files(prefix)
 
 
 def receive(packets: Iterable[Packet]) -> Iterator[pa.RecordBatch]:
-    """The batches behind `packets`, one each, in their order. Raises StorageError."""
+    """Yield the batches behind `packets`, one each, in their order. Raises StorageError."""
     for packet in packets:
         data: Any = packet if isinstance(packet, bytes) else storage.read_range(packet[0], packet[1], sum(packet[1:]))
         with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
             yield stream.read_next_batch()
+
+
+def gather(packets: Iterable[Packet], schema: pa.Schema) -> pa.Table:
+    """Return the rows of all packets in the order of their arrival; none where there are no packets."""
+    return pa.Table.from_batches(receive(packets), schema)
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """Return all rows of a table as one batch, to be sent."""
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
 
 
 def _write(out: pa.BufferOutputStream, batch: pa.RecordBatch) -> None:

@@ -1,17 +1,15 @@
-"""What a user may set about any pipeline that works on a dump."""
+"""Options of every pipeline that works on a dump."""
 
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
-from schemas.errors import InputError
+from schemas.options import Options
 from schemas.sizes import parse_bytes
 
 
-class DumpOptions(BaseModel):
-    """Options by name, checked; each pipeline adds its own."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class DumpOptions(Options):
+    """Options that mining and clustering share."""
 
     queries: str | None = Field(
         default=None, description="a table of `extremis embed` instead of the dump's embeddings"
@@ -26,13 +24,3 @@ class DumpOptions(BaseModel):
     @classmethod
     def _bytes(cls, value: Any) -> Any:
         return parse_bytes(value) if isinstance(value, str) else value
-
-    @classmethod
-    def of(cls, **chosen: Any) -> Self:
-        """Options by name. Raises InputError that names the first that is wrong."""
-        try:
-            return cls(**chosen)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = "--" + ".".join(str(part) for part in first["loc"]).replace("_", "-")
-            raise InputError(f"{name}: {first['msg']}; got {first['input']!r}.") from None

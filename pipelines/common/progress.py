@@ -1,4 +1,4 @@
-"""Who is told how far a pipeline is, and in what words."""
+"""Lines about the progress of a pipeline."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,9 @@ Progress = Callable[[str], None]
 
 
 def silent(line: str) -> None:
-    """Tell nobody."""
+    """Ignore the line."""
 
 
 def say_use(use_from: int | None) -> str:
-    """For the end of a line: the first epoch that trains on a table."""
+    """Return the end of a line that names the first epoch to train on a table."""
     return "" if use_from is None else f", for use from epoch {use_from}"

@@ -1,4 +1,4 @@
-"""Row blocks: the vectors of labels [start, stop) of [0, L), the unit that is indexed, searched and discarded."""
+"""Blocks of vectors: labels [start, stop) of [0, L), the unit that is indexed, searched and discarded."""
 
 import itertools
 
@@ -12,13 +12,13 @@ from schemas.storage import join
 
 
 def equal_ranges(start: int, stop: int, count: int) -> list[tuple[int, int]]:
-    """[start, stop) cut into `count` half-open ranges in order, sizes equal to within one: range g of G for rank g."""
+    """Cut [start, stop) into `count` half-open ranges in order, sizes equal to within one: range g of G for rank g."""
     edges = [start + (stop - start) * part // count for part in range(count + 1)]
     return list(itertools.pairwise(edges))
 
 
 def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[int, int]]]:
-    """The blocks of each of `ranges` equal label ranges: as few as `block_rows` allows, equal to within one."""
+    """Cut each of `ranges` equal label ranges into as few blocks as `block_rows` allows, equal to within one."""
     return [
         equal_ranges(start, stop, -(-(stop - start) // block_rows)) for start, stop in equal_ranges(0, labels, ranges)
     ]
@@ -27,7 +27,7 @@ def block_bounds(labels: int, ranges: int, block_rows: int) -> list[list[tuple[i
 def read_block(
     url: str, manifest: Manifest, start: int, stop: int, dimension: int, drop_bias: bool = False
 ) -> np.ndarray:
-    """Vectors of labels [start, stop) as float32 [stop - start, dimension], read one row group at a time.
+    """Read the vectors of labels [start, stop) as float32 [stop - start, dimension], one row group at a time.
 
     Columns beyond the table's D are zeros; with `drop_bias` its last one, which meets a constant 1, is, too. Raises
     TableError: damaged, or vectors that are not finite.
@@ -51,8 +51,14 @@ def read_block(
     return block
 
 
+def dimension_of(table: Manifest) -> int:
+    """Return D, from the type of the `vector` column: `fixed_size_list<element: float>[64]`."""
+    types = {column.name: column.type for column in table.columns}
+    return int(types["vector"].rsplit("[", 1)[-1].rstrip("]"))
+
+
 def require_finite(vectors: np.ndarray, first_row: int, url: str) -> None:
-    """Raises TableError that names `url` and the first row of `vectors` [n, D] with an infinity or a NaN."""
+    """Raise TableError that names `url` and the first row of `vectors` [n, D] with an infinity or a NaN."""
     if np.isfinite(vectors).all():
         return
     row = first_row + int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])

@@ -1,5 +1,6 @@
-"""Beside a trainer: each dump is worked on as it is completed, until the run is finished."""
+"""Work beside a trainer: on each dump as it is completed, until the run is finished."""
 
+import json
 import time
 from collections.abc import Callable
 
@@ -7,6 +8,8 @@ from pipelines.common.claim import ClaimedError
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
+from schemas.manifest import Manifest
+from schemas.storage import join
 
 RETRIES = 5  # of a dump whose work fails; what is wrong with the input is not tried again
 _POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between looks for a dump
@@ -22,23 +25,23 @@ def watch_dumps(
 ) -> int:
     """Call `make(epoch)` for every dump of `complete()` (epoch to digest), oldest first, until the run is finished.
 
-    Or until `until()` is true. `make` says whether there was anything to make; the number of times there was is
-    returned. A dump that the trainer takes back meanwhile (it resumed from an earlier checkpoint) is left and taken up
-    again when it is complete; one that another process works on is left to it. Storage that fails is waited for, and a
-    dump whose work fails is tried again, RETRIES times in a row. Raises what `make` raises.
+    Or until `until()` is true. `make` tells whether there was anything to make; returns how many times there was. A
+    dump that the trainer takes back meanwhile (it resumed from an earlier checkpoint) is left and taken up again when
+    it is complete; one that another process works on is left to it. Storage that fails is waited for, and a dump whose
+    work fails is tried again, RETRIES times in a row. Raises what `make` raises.
     """
     pause = poll_seconds if poll_seconds is not None else _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
     seen: dict[int, str] = {}
-    made = failures = 0
+    count = failures = 0
     while True:
         epoch, digest = None, ""
         try:
             if storage.exists(RunLayout(run).finished) or (until is not None and until()):
-                return made
+                return count
             new = [(epoch, digest) for epoch, digest in complete().items() if seen.get(epoch) != digest]
             if new:
                 epoch, digest = new[0]
-                made += make(epoch)
+                count += make(epoch)
                 seen[epoch] = digest
                 failures = 0
                 continue
@@ -54,3 +57,17 @@ def watch_dumps(
             say(f"{error} Trying again ({failures} of {RETRIES}).")
             time.sleep(pause * 2**failures)
         time.sleep(pause)
+
+
+def require_unused(run: str, url: str, manifest: Manifest) -> None:
+    """Raise InputError where a trainer reads this table: until it adopts the next, and again when it is resumed."""
+    layout = RunLayout(run)
+    if storage.exists(layout.finished):
+        return
+    for name in storage.list_names(layout.adoptions):
+        record = json.loads(storage.read_bytes(join(layout.adoptions, name)))
+        if manifest.digest in record["digests"].values():
+            raise InputError(
+                f"{url}: epoch {record['epoch']} of this run trains on this table, and the run is not finished, so it "
+                "is not replaced. Publish the new one elsewhere with --out, or take a newer dump."
+            )

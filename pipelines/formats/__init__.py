@@ -1,4 +1,4 @@
-"""The input forms of `extremis shard`, and which one is at a source."""
+"""Input forms of `extremis shard`, and which one is at a source."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ FORMATS: tuple[Format, ...] = (XcRaw(), XcSparse(), XcSingle(), XcText(), Jsonl(
 
 
 def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:
-    """The form called `name`, or else the one that the names at `source` look like.
+    """Return the form called `name`, or else the one that the names at `source` look like.
 
     fields: what its fields are called in the data, as in `key=id,text=query`; None: as usual.
     Raises InputError. Two forms at one source are refused, not guessed at.
@@ -37,18 +37,18 @@ def choose(source: str, name: str | None = None, fields: str | None = None) -> F
 
 def _recognise(source: str) -> Format:
     names = listing(source)[1]
-    found = [form for form in FORMATS if form.recognises(source, names)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        several = " and ".join(form.name for form in found)
+    similar = [form for form in FORMATS if form.recognises(source, names)]
+    if len(similar) == 1:
+        return similar[0]
+    if similar:
+        several = " and ".join(form.name for form in similar)
         raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Say which with --format.")
     forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
     raise InputError(f"{source}: no known input form here; found: {listed(names)}. Expected one of:{forms}")
 
 
 def by_name(name: str) -> Format:
-    """The form called `name`. Raises InputError."""
+    """Return the form called `name`. Raises InputError."""
     for form in FORMATS:
         if form.name == name:
             return form

@@ -1,4 +1,4 @@
-"""Files that stand beside each other, row by row: matrices whose header states their rows (text or npz), and lines."""
+"""Aligned files, row by row: matrices whose header states their rows (text or npz), and lines."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,7 +15,7 @@ _MISSING = 1000  # rows at the end that a matrix in text need not write, if it h
 
 
 def read_size(url: str) -> tuple[int, int]:
-    """(rows, columns) of the matrix at `url`, as its header states. Raises InputError, StorageError."""
+    """Return (rows, columns) of the matrix at `url`, from its header. Raises InputError, StorageError."""
     if url.endswith(".npz"):
         return npz.read_shape(url)
     header = lines.first_line(url)
@@ -28,12 +28,12 @@ def read_size(url: str) -> tuple[int, int]:
 
 
 def first_line_of_rows(role: str, url: str) -> int:
-    """The line, from 1, of row 0: a header stands before those of a matrix in text."""
+    """Return the line, from 1, of row 0: a header stands before those of a matrix in text."""
     return 2 if role in _MATRICES and not url.endswith(".npz") else 1
 
 
 def read_part(part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
+    """Yield blocks of exactly `block_rows` rows (the last may be shorter) with the columns of every file of `part`.
 
     A file of lines gives a column `<role>`; an npz matrix the columns `<role>.indices` and `<role>.values`. The
     columns that each matrix states are in the schema's metadata, by role. Raises InputError, StorageError.
@@ -48,13 +48,13 @@ def read_part(part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def read_nothing(rows: int, block_rows: int) -> Iterator[pa.RecordBatch]:
-    """Blocks of rows of which nothing is known but their number."""
+    """Yield blocks of rows that have nothing but their number."""
     for first in range(0, rows, block_rows):
         yield pa.record_batch({"nothing": pa.nulls(min(block_rows, rows - first))})
 
 
 def _agreed_rows(part: Part, rows: Mapping[str, int]) -> int | None:
-    """The number of rows that the headers state; None without headers. Raises InputError: they differ."""
+    """Return the number of rows that the headers state; None without headers. Raises InputError: they differ."""
     if len(set(rows.values())) > 1:
         stated = " and ".join(f"{part.files[role]} states {count:,}" for role, count in rows.items())
         raise InputError(f"{stated} rows, but row n of one belongs to row n of the other. Are they of one data set?")
@@ -62,13 +62,13 @@ def _agreed_rows(part: Part, rows: Mapping[str, int]) -> int | None:
 
 
 def read_file(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[dict[str, pa.Array]]:
-    """Blocks of the file of `role`: its columns as in `read_part`. Raises InputError: it has not `rows` rows."""
+    """Yield blocks of the file of `role`: its columns as in `read_part`. Raises InputError: it has not `rows` rows."""
     if url.endswith(".npz"):
-        for found in npz.read_rows(url, block_rows):
-            offsets = pa.array(found.offsets)
+        for block in npz.read_rows(url, block_rows):
+            offsets = pa.array(block.offsets)
             yield {
-                f"{role}.indices": pa.LargeListArray.from_arrays(offsets, pa.array(found.ids)),
-                f"{role}.values": pa.LargeListArray.from_arrays(offsets, pa.array(found.values)),
+                f"{role}.indices": pa.LargeListArray.from_arrays(offsets, pa.array(block.ids)),
+                f"{role}.values": pa.LargeListArray.from_arrays(offsets, pa.array(block.values)),
             }
         return
     for column in _lines(role, url, rows, block_rows):
@@ -76,7 +76,7 @@ def read_file(role: str, url: str, rows: int | None, block_rows: int) -> Iterato
 
 
 def _lines(role: str, url: str, rows: int | None, block_rows: int) -> Iterator[pa.LargeBinaryArray]:
-    """Blocks of exactly `block_rows` lines up to `rows`.
+    """Yield blocks of exactly `block_rows` lines up to `rows`.
 
     A header may state more rows than a matrix has lines: they are empty. But a file that stops within a line, or far
     from its end, is cut off.
@@ -111,6 +111,6 @@ def _check_blank(url: str, beyond: Sequence[bytes], rows: int, line: int) -> Non
     for number, content in enumerate(beyond, start=line):
         if content.strip():
             raise InputError(
-                f"{url}, line {number}: beyond the {rows:,} rows that the header states: {sparse.shown(content)}. Mend "
+                f"{url}, line {number}: beyond the {rows:,} rows that the header states: {sparse.shown(content)}. Fix "
                 "the header; is the file that of another split?"
             )

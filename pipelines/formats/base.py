@@ -1,16 +1,16 @@
-"""What every input form offers: where its files are, raw blocks of them, and normalised columns with their rejects.
+"""Interface of every input form: its files, raw blocks of them, and normalised columns with their rejects.
 
 Parsers never raise over a bad row: it becomes a Reject. They raise InputError only for what makes a file unusable.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats.rejects import Reject
+from pipelines.formats.rejects import Reason, Reject
 from schemas.shard_files import parquet
 
 SPLITS = ("train", "val", "test")
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Inputs:
-    """One data set as found at a source.
+    """Files of one data set at a source.
 
     keyed: labels are named by string keys and the pipeline makes the ids; else a label is its 0-based line, as in XC.
     shared_points: the splits share their files of points, and a point without a pair belongs to another split.
@@ -51,76 +51,107 @@ class Inputs:
     shared_points: bool = False
 
     def of(self, table: str) -> tuple[Part, ...]:
-        """The parts of `table`, in the order in which their rows are numbered."""
+        """Return the parts of `table`, in the order in which their rows are numbered."""
         return tuple(part for part in self.parts if part.table == table)
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that have parts."""
+        """Splits that have parts."""
         return tuple(split for split in SPLITS if self.of(split))
+
+
+Text = Literal["title+content", "title"]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a parser may need beside the raw block: options, and the sizes that `Inputs` states."""
+    """Options of a parser, and the sizes that `Inputs` states."""
 
-    text: str  # one of TEXTS
+    text: Text
     labels: int | None = None
     features: int | None = None
 
 
-TEXTS = ("title+content", "title")
-
-
 @dataclass(frozen=True)
 class Parsed:
-    """Normalised columns of the good rows, and the others. `batch` has the columns of `*_schema` below."""
+    """Normalised columns of the good rows, and the rejects. `batch` has the columns of `*_schema` below."""
 
     batch: pa.RecordBatch
     rejects: list[Reject]
 
 
-class Format(Protocol):
-    """One input form; instances are importable, picklable and frozen. `name` is that of `--format`."""
+class RawRows:
+    """Rows of a raw block on their way to columns; those that are left out are noted with their first reason."""
+
+    def __init__(self, raw: pa.RecordBatch, first_row: int) -> None:
+        self.raw, self.first_row = raw, first_row
+        self.numbers = pa.array(np.arange(first_row, first_row + raw.num_rows))
+        self._rejects: dict[int, Reject] = {}
 
     @property
-    def name(self) -> str: ...
+    def rejects(self) -> list[Reject]:
+        """Rejects in the order of their rows."""
+        return [self._rejects[row] for row in sorted(self._rejects)]
+
+    def reject(self, row: int, file: str, line: int, reason: Reason, detail: str) -> None:
+        """Leave out the 0-based `row` of the block; `line` counts from 1."""
+        self._rejects.setdefault(row, Reject(file, line, reason, detail))
+
+    def good(self, rows: np.ndarray) -> pa.BooleanArray:
+        """Mark those of `rows` that are not rejected."""
+        return pa.array(~np.isin(rows, list(self._rejects)))
+
+    def parsed(self, columns: Sequence[pa.Array], schema: pa.Schema) -> Parsed:
+        """Return the columns of all rows without those that are rejected, and the rejects."""
+        batch = pa.record_batch(list(columns), schema=schema)
+        if self._rejects:
+            batch = batch.filter(self.good(np.arange(self.raw.num_rows)))
+        return Parsed(batch, self.rejects)
+
+
+class Format(Protocol):
+    """One input form; instances are importable, picklable and frozen."""
+
+    @property
+    def name(self) -> str:
+        """Name of the form, as in `--format`."""
+        ...
 
     @property
     def expects(self) -> str:
-        """One line for messages: the files that make this form."""
+        """Line for messages: the files that make this form."""
         ...
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        """Whether the `names` under `source` look like this form; opens no file unless its name decides nothing."""
+        """Tell whether the `names` under `source` look like this form; opens a file only if names decide nothing."""
         ...
 
     def find(self, source: str) -> Inputs:
-        """The data set at `source`, a prefix or a glob. Raises InputError: files are missing or given twice."""
+        """Find the data set at `source`, a prefix or a glob. Raises InputError: files are missing or given twice."""
         ...
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Raw blocks of exactly `block_rows` rows (the last may be shorter): cheap, in the one reader of a part.
+        """Yield raw blocks of exactly `block_rows` rows (the last may be shorter): cheap, in the one reader of a part.
 
         Raises InputError (unusable file), StorageError.
         """
         ...
 
     def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        """Points of a raw block that starts at 0-based row `first_row` of its part."""
+        """Parse points of a raw block that starts at 0-based row `first_row` of its part."""
         ...
 
     def parse_labels(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        """Labels of a raw block. In a form without keys every row has to come out, or the data set is refused."""
+        """Parse labels of a raw block. In a form without keys every row has to come out, or the data set is refused."""
         ...
 
     def parse_pairs(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        """Pairs of a raw block; forms without a pairs file never get one."""
+        """Parse pairs of a raw block; forms without a pairs file never get one."""
         ...
 
 
 def points_schema(labels: str | None, features: bool) -> pa.Schema:
-    """Columns of normalised points.
+    """Return the columns of normalised points.
 
     row: 0-based row in the part. key: unique within the data set where rows are not duplicates. text: empty where the
     form has none. labels is `label_ids` (>= 0; the upper end is checked later, when the labels are counted) or
@@ -129,31 +160,25 @@ def points_schema(labels: str | None, features: bool) -> pa.Schema:
     """
     named = {"label_ids": pa.list_(pa.int64()), "label_keys": pa.list_(pa.string()), None: None}[labels]
     of_labels = [] if labels is None else [pa.field(labels, named)]
-    own = [pa.field("row", pa.int64()), pa.field("key", pa.string()), pa.field("text", pa.string())]
-    return pa.schema([*own, *_features(features), *of_labels, pa.field("merged", pa.int32())])
+    return pa.schema([*labels_schema(features), *of_labels, pa.field("merged", pa.int32())])
 
 
 def labels_schema(features: bool) -> pa.Schema:
-    """Columns of normalised labels, as those of points."""
-    own = [pa.field("row", pa.int64()), pa.field("key", pa.string()), pa.field("text", pa.string())]
-    return pa.schema([*own, *_features(features)])
+    """Return the columns of normalised labels, as those of points."""
+    kinds = {"row": pa.int64(), "key": pa.string(), "text": pa.string()}
+    if features:
+        kinds |= {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}
+    return pa.schema(list(kinds.items()))
 
 
 def pairs_schema() -> pa.Schema:
-    """Columns of normalised pairs; pairs of weight <= 0 are left out (that is no reject)."""
-    return pa.schema(
-        [pa.field("row", pa.int64()), pa.field("query_key", pa.string()), pa.field("label_key", pa.string())]
-    )
+    """Return the columns of normalised pairs; pairs of weight <= 0 are left out (that is no reject)."""
+    return pa.schema([("row", pa.int64()), ("query_key", pa.string()), ("label_key", pa.string())])
 
 
 def list_column(rows: Sequence[Sequence[int]], kind: pa.DataType) -> pa.ListArray:
-    """A list column of `kind` from Python rows of integers."""
+    """Return a list column of `kind` from Python rows of integers."""
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     values = np.fromiter((value for row in rows for value in row), np.int64, int(offsets[-1]))
     return parquet.list_array(values, offsets, kind)
-
-
-def _features(present: bool) -> list[pa.Field]:
-    kinds = {"feature_ids": pa.list_(pa.int32()), "feature_values": pa.list_(pa.float32())}
-    return [pa.field(name, kind) for name, kind in kinds.items()] if present else []

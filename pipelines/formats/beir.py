@@ -1,15 +1,14 @@
-"""The BEIR form: a corpus whose documents are the labels, queries, and their relevance by split."""
+"""BEIR form: a corpus whose documents are the labels, queries, and their relevance by split."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipelines.formats import keyed
+from pipelines.formats import keyed, lines
 from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, Part
 from pipelines.formats.fields import Fields
 from pipelines.formats.names import listing, one_of
 from schemas.storage import join
 
-_CODECS = ("", ".gz", ".bz2", ".xz", ".zst")
 _QRELS = {"train": ("train",), "val": ("dev", "val"), "test": ("test",)}
 
 
@@ -26,20 +25,19 @@ class Beir(keyed.Keyed):
     fields: Fields = field(default_factory=lambda: Fields(key="_id"))
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return any(f"corpus.jsonl{codec}" in names for codec in _CODECS)
+        return any(f"corpus.jsonl{codec}" in names for codec in lines.SUFFIXES)
 
     def find(self, source: str) -> Inputs:
         root, names = listing(source)
 
-        def one(*usual: str, required: bool = True) -> str | None:
-            return one_of(
-                source, names, [name + codec for name in usual for codec in _CODECS], self.expects, required=required
-            )
+        def find_file(*plain: str, required: bool = True) -> str | None:
+            usual = [name + suffix for name in plain for suffix in lines.SUFFIXES]
+            return one_of(source, names, usual, self.expects, required=required)
 
-        corpus, queries = one("corpus.jsonl"), one("queries.jsonl")
+        corpus, queries = find_file("corpus.jsonl"), find_file("queries.jsonl")
         parts = []
         for split in SPLITS:
-            qrels = one(*(f"qrels/{name}.tsv" for name in _QRELS[split]), required=split == "train")
+            qrels = find_file(*(f"qrels/{name}.tsv" for name in _QRELS[split]), required=split == "train")
             if qrels:
                 parts.append(Part(split, str(queries), {keyed.PLAIN + keyed.PAIRED: join(root, str(queries))}))
                 parts.append(Part(PAIRS + split, qrels, {keyed.PLAIN: join(root, qrels)}))

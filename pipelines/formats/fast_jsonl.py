@@ -1,7 +1,7 @@
 """JSON lines of points in their plainest shape, read by Arrow: several times as fast as record by record.
 
 Whatever is not of that shape (another type, a missing field, two objects in a line, bytes that are no text) is left to
-`keyed_lines`, which knows what to say about it.
+`keyed_lines`, which explains it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _ROW = "\x01row"  # put into each object: Arrow itself would not mind an object 
 
 
 def read_points(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.RecordBatch | None:
-    """Points of raw lines [B] with key, text and labels; None unless every line is a valid one of these alone."""
+    """Read raw lines [B] to points with key, text and labels; None unless every line is a valid one of these alone."""
     marked = [b'{"\\u0001row":%d,%b' % (row, line[1:]) for row, line in enumerate(lines) if line[:1] == b"{"]
     if not lines or len(marked) < len(lines):
         return None
@@ -56,7 +56,7 @@ def _all_named(column: pa.Array) -> bool:
 
 
 def _once(named: pa.Array, lengths: np.ndarray) -> tuple[pa.ListArray, np.ndarray]:
-    """(the keys of each row, sorted and each once; how many were there again)."""
+    """Return (the keys of each row, sorted and each once; how many were there again)."""
     coded = named.dictionary_encode()
     order = pc.sort_indices(coded.dictionary)
     rank = np.empty(len(order), np.int64)

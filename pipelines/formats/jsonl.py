@@ -1,4 +1,4 @@
-"""The form with string keys in JSON lines."""
+"""Form with string keys in JSON lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,69 +1,61 @@
-"""The forms with string keys: which files at a source hold which table, and how each kind of file is read."""
+"""Forms with string keys: which files at a source hold which table, and how each kind of file is read."""
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 import pyarrow as pa
 
-from pipelines.formats import keyed_lines, keyed_pairs, lines
-from pipelines.formats import keyed_parquet as keyed_columns
-from pipelines.formats.base import LABELS, PAIRS, SPLITS, Context, Inputs, Parsed, Part
-from pipelines.formats.fields import Fields
+from pipelines.formats import keyed_lines, keyed_pairs, keyed_parquet, lines
+from pipelines.formats.base import LABELS, PAIRS, SPLITS, Context, Inputs, Parsed, Part, labels_schema
+from pipelines.formats.fields import Fields, Shape
 from pipelines.formats.names import listed, listing
 from schemas.errors import InputError
 from schemas.storage import join
 
 PLAIN, FEATURES = "rows", "rows with features"  # the role of a part's only file
 PAIRED = " and pairs"  # at its end: the split has a pairs file, and its points name no labels themselves
-_CODEC = r"(?:\.gz|\.bz2|\.xz|\.zst)?"
-JSONL, PARQUET, TSV = rf"(?:jsonl|ndjson){_CODEC}", "parquet", rf"tsv{_CODEC}"
+JSONL, PARQUET, TSV = rf"(?:jsonl|ndjson){lines.CODEC}", "parquet", rf"tsv{lines.CODEC}"
 _STEMS = {"train": "train", "val": "(?:val|valid|validation|dev)", "test": "test", LABELS: "labels"}
 
 
 @dataclass(frozen=True)
 class Keyed:
-    """Parts of one file each, read by what its name ends in; `fields` are the names of the fields in it."""
+    """Reader of parts of one file each, by the end of its name; `fields` are the names of the fields in it."""
 
     fields: Fields = field(default_factory=Fields)
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Blocks with a column `line`, or of Parquet the columns as they are."""
+        """Yield blocks with a column `line`, or of Parquet the columns as they are."""
         (url,) = part.files.values()
         if url.endswith(f".{PARQUET}"):
-            return keyed_columns.read_blocks(url, block_rows, [*vars(self.fields).values()])
+            return keyed_parquet.read_blocks(url, block_rows, [*vars(self.fields).values()])
         return lines.read_blocks(url, block_rows)
 
     def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
         ((role, url),) = part.files.items()
-        wanted = role.removesuffix(PAIRED) == FEATURES, not role.endswith(PAIRED)
-        if url.endswith(f".{PARQUET}"):
-            return keyed_columns.parse_points(raw, first_row, part.name, self.fields, context.text, *wanted)
-        return keyed_lines.parse_points(
-            raw["line"].to_pylist(), first_row, part.name, self.fields, context.text, *wanted
-        )
+        features, labels = role.removesuffix(PAIRED) == FEATURES, not role.endswith(PAIRED)
+        parser = keyed_parquet if url.endswith(f".{PARQUET}") else keyed_lines
+        return parser.parse_points(raw, first_row, part.name, Shape(self.fields, context.text, features, labels))
 
     def parse_labels(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
+        """Parse labels: they are points that name none."""
         ((role, url),) = part.files.items()
-        wanted = role == FEATURES
-        if url.endswith(f".{PARQUET}"):
-            return keyed_columns.parse_labels(raw, first_row, part.name, self.fields, context.text, wanted)
-        return keyed_lines.parse_labels(
-            raw["line"].to_pylist(), first_row, part.name, self.fields, context.text, wanted
-        )
+        parsed = self.parse_points(raw, first_row, replace(part, files={role + PAIRED: url}), context)
+        return Parsed(parsed.batch.select(labels_schema(role == FEATURES).names), parsed.rejects)
 
     def parse_pairs(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
         (url,) = part.files.values()
         if url.endswith(f".{PARQUET}"):
-            return keyed_columns.parse_pairs(raw, first_row, part.name, self.fields)
+            return keyed_parquet.parse_pairs(raw, first_row, part.name, self.fields)
         if re.search(rf"\.{TSV}$", url):
-            return keyed_pairs.parse_pairs(raw["line"], first_row, part.name)
-        return keyed_lines.parse_pairs(raw["line"].to_pylist(), first_row, part.name, self.fields)
+            return keyed_pairs.parse_pairs(raw, first_row, part.name)
+        return keyed_lines.parse_pairs(raw, first_row, part.name, self.fields)
 
 
 def find_tables(form: str, source: str, kind: str, expects: str, fields: Fields) -> Inputs:
-    """The data set at `source` whose points are in files that end in `kind`; labels and pairs may be of another kind.
+    """Find the data set at `source` whose points are in files of `kind`; labels and pairs may be of another kind.
 
     Raises InputError: no points or labels, one file in two dresses, or columns that are missing.
     """
@@ -72,16 +64,15 @@ def find_tables(form: str, source: str, kind: str, expects: str, fields: Fields)
     shared = _table(names, "queries", kind)
     paired = [split for split in SPLITS if _pairs(names, split)]
     for split in SPLITS:
-        own = _table(names, _STEMS[split], kind)
-        if own and shared and split in paired:
-            raise InputError(f"{source}: both {own[0]} and {shared[0]} hold points of {split}. Remove one.")
-        of_split = own or (shared if split in paired else [])
+        files = _table(names, _STEMS[split], kind)
+        if files and shared and split in paired:
+            raise InputError(f"{source}: both {files[0]} and {shared[0]} hold points of {split}. Remove one.")
+        of_split = files or (shared if split in paired else [])
         if split in paired and not of_split:
             raise InputError(f"{source}: {_pairs(names, split)[0]} has no points beside it. Expected {expects}.")
         suffix = PAIRED if split in paired else ""
         parts += _parts(root, split, of_split, fields, (fields.key,) if suffix else (fields.key, fields.labels), suffix)
-        wanted = (fields.query_key, fields.label_key)
-        parts += _parts(root, PAIRS + split, _pairs(names, split), fields, wanted)
+        parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
     of_labels = _table(names, _STEMS[LABELS], kind) or _table(names, _STEMS[LABELS], rf"(?:{JSONL}|{PARQUET})")
     parts += _parts(root, LABELS, of_labels, fields, (fields.key,))
     for table in ("train", LABELS):
@@ -91,18 +82,18 @@ def find_tables(form: str, source: str, kind: str, expects: str, fields: Fields)
 
 
 def has_points(names: Sequence[str], kind: str) -> bool:
-    """Whether `names` hold train points in files that end in `kind`."""
+    """Tell whether `names` hold train points in files that end in `kind`."""
     return bool(_table(names, _STEMS["train"], kind) or (_table(names, "queries", kind) and _pairs(names, "train")))
 
 
 def features_in(urls: Sequence[str], fields: Fields) -> bool:
-    """Whether the rows of any file have features, as its first row or its columns show. Raises InputError."""
+    """Tell whether the rows of any file have features, as its first row or its columns show. Raises InputError."""
     return any(fields.feature_ids in _field_names(url) for url in urls)
 
 
 def _field_names(url: str) -> Sequence[str]:
     if url.endswith(f".{PARQUET}"):
-        return list(keyed_columns.read_schema(url).names)
+        return list(keyed_parquet.read_schema(url).names)
     try:
         record = orjson.loads(lines.first_line(url))
     except orjson.JSONDecodeError:
@@ -111,7 +102,7 @@ def _field_names(url: str) -> Sequence[str]:
 
 
 def _table(names: Sequence[str], stem: str, kind: str) -> list[str]:
-    """The files of a table: `stem.kind`, `stem-00000.kind`, or all that end in `kind` in the folder `stem`."""
+    """List the files of a table: `stem.kind`, `stem-00000.kind`, or all that end in `kind` in the folder `stem`."""
     return [name for name in names if re.fullmatch(rf"{stem}(?:[-_.0-9][^/]*|/[^/]+)?\.{kind}", name)]
 
 
@@ -122,7 +113,7 @@ def _pairs(names: Sequence[str], split: str) -> list[str]:
 def _parts(
     root: str, table: str, names: Sequence[str], fields: Fields, required: Sequence[str], suffix: str = ""
 ) -> list[Part]:
-    """One part a file, in the order of their names."""
+    """Make one part a file, in the order of their names."""
     plain: dict[str, str] = {}
     for name in names:
         same = plain.setdefault(re.sub(rf"\.({JSONL}|{PARQUET}|{TSV})$", "", name), name)
@@ -131,10 +122,10 @@ def _parts(
     urls = [join(root, name) for name in names]
     for url in urls:
         if url.endswith(f".{PARQUET}"):
-            keyed_columns.check_columns(url, required)
+            keyed_parquet.check_columns(url, *([name] for name in required))
     pairs = table.startswith(PAIRS)
     role = FEATURES if not pairs and features_in(urls, fields) else PLAIN
     for url in urls:
         if url.endswith(f".{PARQUET}") and role == PLAIN and not pairs:
-            keyed_columns.check_any_column(url, fields.texts)
+            keyed_parquet.check_columns(url, fields.texts)
     return [Part(table, name, {role + suffix: url}) for name, url in zip(names, urls, strict=True)]

@@ -1,66 +1,55 @@
-"""JSON lines with string keys: points, labels and pairs, one JSON object a line."""
+"""JSON lines with string keys: points, labels and pairs, one JSON object a line; blank lines are nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats import fast_jsonl as clean_lines
-from pipelines.formats import records
-from pipelines.formats.base import Parsed, labels_schema, list_column, pairs_schema, points_schema
-from pipelines.formats.fields import Fields
+from pipelines.formats import fast_jsonl, records
+from pipelines.formats.base import Parsed, list_column, pairs_schema, points_schema
+from pipelines.formats.fields import Fields, Shape
 from pipelines.formats.records import Bad, Record
-from pipelines.formats.rejects import Reason, Reject
-from pipelines.formats.sparse import merge_features
+from pipelines.formats.rejects import Reason
+from pipelines.formats.sparse import feature_columns
 from schemas.ragged import SparseRows
-from schemas.shard_files import parquet
 
-T = TypeVar("T")
+_LARGEST = float(np.finfo(np.float32).max)
 
 
-def parse_points(
-    lines: Sequence[bytes], first_row: int, file: str, fields: Fields, text: str, features: bool, labels: bool
-) -> Parsed:
-    """Points of raw lines [B]; columns by `features` and `labels` (False: labels come from pairs)."""
-    if labels and not features and (clean := clean_lines.read_points(lines, first_row, fields)) is not None:
-        return Parsed(clean, [])
+def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
+    """Parse raw lines to points with the columns of `shape`."""
+    lines, fields = raw["line"].to_pylist(), shape.fields
+    if shape.labels and not shape.features and (plain := fast_jsonl.read_points(lines, first_row, fields)) is not None:
+        return Parsed(plain, [])
 
     def read(record: Record, row: int) -> tuple[str, str, Any, list[str], int]:
-        point = _named(record, fields, text, features)
-        if not labels:
+        features = _feature_pair(record, fields) if shape.features else None
+        key = _key(records.required(record, fields.key), fields.key)
+        point = key, _text(record, shape), features
+        if not shape.labels:
             return (*point, [], 0)
         named = records.required(record, fields.labels)
         if not isinstance(named, list):
             raise Bad(Reason.WRONG_TYPE, f"{fields.labels} must be a list of label keys, got {records.shown(named)}")
         if not named:
-            raise Bad(Reason.NO_LABELS, f"the point {records.shown(point[0])} has no labels ({fields.labels} is empty)")
-        keys = [_key(key, fields.labels) for key in named]
+            raise Bad(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels ({fields.labels} is empty)")
+        keys = [_key(name, fields.labels) for name in named]
         once = sorted(set(keys))
         return (*point, once, len(keys) - len(once))
 
-    rows, good, rejects = _each(lines, first_row, file, read)
-    keys, texts, of_features, named, merged = zip(*good, strict=True) if good else ((), (), (), (), ())
-    columns = [rows, keys, texts, *(_features(of_features) if features else [])]
-    if labels:
+    rows, good, rejects = records.each(lines, first_row, file, read, skip_blank=True)
+    keys, texts, features, named, merged = zip(*good, strict=True) if good else ((), (), (), (), ())
+    columns = [rows, keys, texts, *(_features(features) if shape.features else [])]
+    if shape.labels:
         columns.append(_strings(named))
-    schema = points_schema("label_keys" if labels else None, features)
+    schema = points_schema("label_keys" if shape.labels else None, shape.features)
     return Parsed(pa.record_batch([*columns, merged], schema=schema), rejects)
 
 
-def parse_labels(
-    lines: Sequence[bytes], first_row: int, file: str, fields: Fields, text: str, features: bool
-) -> Parsed:
-    """Labels of raw lines [B]."""
-    rows, good, rejects = _each(lines, first_row, file, lambda record, row: _named(record, fields, text, features))
-    keys, texts, of_features = zip(*good, strict=True) if good else ((), (), ())
-    columns = [rows, keys, texts, *(_features(of_features) if features else [])]
-    return Parsed(pa.record_batch(columns, schema=labels_schema(features)), rejects)
-
-
-def parse_pairs(lines: Sequence[bytes], first_row: int, file: str, fields: Fields) -> Parsed:
-    """Pairs of raw lines [B]; those of a weight that is not above 0 are left out."""
+def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
+    """Parse raw lines to pairs; those of a weight that is not above 0 are left out."""
 
     def read(record: Record, row: int) -> tuple[str, str, bool]:
         weight = record.get(fields.weight, 1)
@@ -69,28 +58,10 @@ def parse_pairs(lines: Sequence[bytes], first_row: int, file: str, fields: Field
         query, label = (_key(records.required(record, name), name) for name in (fields.query_key, fields.label_key))
         return query, label, weight > 0
 
-    rows, good, rejects = _each(lines, first_row, file, read)
+    rows, good, rejects = records.each(raw["line"].to_pylist(), first_row, file, read, skip_blank=True)
     kept = [(row, query, label) for row, (query, label, relevant) in zip(rows, good, strict=True) if relevant]
     columns = list(zip(*kept, strict=True)) if kept else [(), (), ()]
     return Parsed(pa.record_batch(columns, schema=pairs_schema()), rejects)
-
-
-def _each(
-    lines: Sequence[bytes], first_row: int, file: str, read: Callable[[Record, int], T]
-) -> tuple[list[int], list[T], list[Reject]]:
-    """As `records.each`; blank lines are nothing."""
-    blank = [i for i, line in enumerate(lines) if not line or line.isspace()]
-    if not blank:
-        return records.each(lines, first_row, file, read)
-    found = records.each(lines, first_row, file, read)
-    gone = {first_row + i + 1 for i in blank}
-    return found[0], found[1], [reject for reject in found[2] if reject.line not in gone]
-
-
-def _named(record: Record, fields: Fields, text: str, features: bool) -> tuple[str, str, Any]:
-    """(key, text, features) of a point or label."""
-    found = _feature_pair(record, fields) if features else None
-    return _key(records.required(record, fields.key), fields.key), _text(record, fields, text, features), found
 
 
 def _key(value: Any, name: str) -> str:
@@ -100,16 +71,17 @@ def _key(value: Any, name: str) -> str:
     return key
 
 
-def _text(record: Record, fields: Fields, text: str, features: bool) -> str:
+def _text(record: Record, shape: Shape) -> str:
+    fields = shape.fields
     title = record.get(fields.title)
     name = fields.text if record.get(fields.text) is not None else fields.content
     body = record.get(name)
     if title is None:
         if body is None:
-            return "" if features else records.string(records.required(record, fields.text), fields.text)
+            return "" if shape.features else records.string(records.required(record, fields.text), fields.text)
         return records.string(body, name)
     title = records.string(title, fields.title)
-    if body is None or text == "title":
+    if body is None or shape.text == "title":
         return title
     body = records.string(body, name)
     return f"{title} {body}" if title and body else title or body
@@ -130,22 +102,10 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
     return ids, values
 
 
-_LARGEST = float(np.finfo(np.float32).max)
-
-
 def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
     ids = list_column([ids for ids, _ in rows], pa.int64())
     values = np.fromiter(chain.from_iterable(values for _, values in rows), np.float32, len(ids.values))
     return feature_columns(SparseRows(ids.values.to_numpy(), values, ids.offsets.to_numpy().astype(np.int64)))
-
-
-def feature_columns(found: SparseRows) -> list[pa.Array]:
-    """The columns feature_ids and feature_values of rows of features."""
-    kept = merge_features(found)
-    return [
-        parquet.list_array(kept.ids.astype(np.int32), kept.offsets, pa.int32()),
-        parquet.list_array(kept.values, kept.offsets, pa.float32()),
-    ]
 
 
 def _strings(rows: Sequence[list[str]]) -> pa.ListArray:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -9,24 +10,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.formats import records
-from pipelines.formats.base import Parsed, labels_schema, pairs_schema, points_schema
-from pipelines.formats.fields import Fields
-from pipelines.formats.keyed_lines import feature_columns
-from pipelines.formats.rejects import Reason, Reject
-from pipelines.formats.sparse import merge_labels
+from pipelines.formats.base import Parsed, RawRows, pairs_schema, points_schema
+from pipelines.formats.fields import Fields, Shape
+from pipelines.formats.rejects import Reason
+from pipelines.formats.sparse import feature_columns, merge_labels
 from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 
 
 def read_schema(url: str) -> pa.Schema:
-    """The columns of the file at `url`, from its footer. Raises InputError, StorageError."""
+    """Read the columns of the file at `url` from its footer. Raises InputError, StorageError."""
     with _open(url) as file:
         return file.schema_arrow
 
 
 def read_blocks(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Blocks of exactly `block_rows` rows (the last may be shorter) of those of `columns` that are there.
+    """Yield blocks of exactly `block_rows` rows (the last may be shorter) of those of `columns` that are there.
 
     Raises InputError: not Parquet, or damaged; StorageError.
     """
@@ -58,116 +58,83 @@ def _batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordB
                 yield batch
 
 
-def parse_points(
-    raw: pa.RecordBatch, first_row: int, file: str, fields: Fields, text: str, features: bool, labels: bool
-) -> Parsed:
-    """Points of a raw block; columns by `features` and `labels` (False: labels come from pairs)."""
+def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
+    """Parse a raw block to points with the columns of `shape`."""
     rows = _Rows(raw, first_row, file)
-    columns = [
-        rows.numbers,
-        rows.key(fields.key),
-        rows.text(fields, text, features),
-        *(rows.features(fields) if features else []),
-    ]
-    if labels:
-        columns += rows.labels(fields.labels)
+    columns = [rows.numbers, rows.key(shape.fields.key), rows.text(shape)]
+    if shape.features:
+        columns += rows.features(shape.fields)
+    if shape.labels:
+        columns += rows.labels(shape.fields.labels)
     else:
         columns.append(pa.array(np.zeros(raw.num_rows, np.int32)))
-    return rows.parsed(columns, points_schema("label_keys" if labels else None, features))
-
-
-def parse_labels(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields, text: str, features: bool) -> Parsed:
-    """Labels of a raw block."""
-    rows = _Rows(raw, first_row, file)
-    columns = [
-        rows.numbers,
-        rows.key(fields.key),
-        rows.text(fields, text, features),
-        *(rows.features(fields) if features else []),
-    ]
-    return rows.parsed(columns, labels_schema(features))
+    return rows.parsed(columns, points_schema("label_keys" if shape.labels else None, shape.features))
 
 
 def parse_pairs(raw: pa.RecordBatch, first_row: int, file: str, fields: Fields) -> Parsed:
-    """Pairs of a raw block; those of a weight that is not above 0 are left out."""
+    """Parse a raw block to pairs; those of a weight that is not above 0 are left out."""
     rows = _Rows(raw, first_row, file)
     columns = [rows.numbers, rows.key(fields.query_key), rows.key(fields.label_key)]
-    relevant = rows.positive(fields.weight) if fields.weight in raw.schema.names else None
-    return rows.parsed(columns, pairs_schema(), relevant)
+    if fields.weight not in raw.schema.names:
+        return rows.parsed(columns, pairs_schema())
+    relevant = rows.is_positive(fields.weight)
+    parsed = rows.parsed(columns, pairs_schema())
+    return replace(parsed, batch=parsed.batch.filter(pa.array(relevant).filter(rows.good(np.arange(raw.num_rows)))))
 
 
-def check_columns(url: str, required: Sequence[str]) -> None:
-    """Raises InputError where the file at `url` misses a column; types are looked at block by block."""
+def check_columns(url: str, *required: Sequence[str]) -> None:
+    """Raise InputError where the file at `url` has no column of one of the groups `required`; types are for later."""
     names = read_schema(url).names
-    for name in required:
-        if name not in names:
-            raise _missing(url, repr(name), names)
+    for group in required:
+        if not set(group) & set(names):
+            present = ", ".join(records.shown(name) for name in names[:20])
+            raise InputError(
+                f"{url}: no column {' or '.join(map(repr, group))}; found: {present}. If it is called otherwise, say "
+                "so with --fields, as in --fields key=id,text=query."
+            )
 
 
-def check_any_column(url: str, usual: Sequence[str]) -> None:
-    """Raises InputError where the file at `url` has none of the columns."""
-    names = read_schema(url).names
-    if not set(usual) & set(names):
-        raise _missing(url, " or ".join(map(repr, usual)), names)
-
-
-def _missing(url: str, what: str, names: Sequence[str]) -> InputError:
-    found = ", ".join(records.shown(name) for name in names[:20])
-    return InputError(
-        f"{url}: no column {what}; found: {found}. If it is called otherwise, say so with --fields, as in "
-        "--fields key=id,text=query."
-    )
-
-
-class _Rows:
-    """A raw block on its way to columns; rows that are left out are noted with their first reason."""
+class _Rows(RawRows):
+    """Rows of one file."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, file: str) -> None:
-        self._raw, self._first, self._file = raw, first_row, file
-        self._rejects: dict[int, Reject] = {}
-        self.numbers = pa.array(np.arange(first_row, first_row + raw.num_rows))
-
-    def parsed(self, columns: Sequence[pa.Array], schema: pa.Schema, keep: np.ndarray | None = None) -> Parsed:
-        batch = pa.record_batch(list(columns), schema=schema)
-        good = np.ones(batch.num_rows, bool) if keep is None else keep.copy()
-        good[list(self._rejects)] = False
-        if not good.all():
-            batch = batch.filter(pa.array(good))
-        return Parsed(batch, [self._rejects[row] for row in sorted(self._rejects)])
+        super().__init__(raw, first_row)
+        self._file = file
 
     def key(self, name: str) -> pa.Array:
-        """A column of keys: strings that are not empty, or whole numbers as their digits."""
+        """Return a column of keys: strings that are not empty, or whole numbers as their digits."""
         column = self._strings(name, "a string or a whole number", numbers=True)
         self._reject(pc.equal(column, ""), Reason.MALFORMED, f"{name} holds an empty key")
         return column
 
-    def text(self, fields: Fields, text: str, features: bool) -> pa.Array:
-        """The title, and then text or else content, as far as there are any."""
-        nothing = pa.array([""] * self._raw.num_rows, pa.string())
+    def text(self, shape: Shape) -> pa.Array:
+        """Return the title, and then text or else content, as far as there are any."""
+        fields = shape.fields
+        nothing = pa.array([""] * self.raw.num_rows, pa.string())
         title, body, content = (
-            (self._raw[name].is_valid(), self._strings(name, "a string", nulls=True))
-            if name in self._raw.schema.names
+            (self.raw[name].is_valid(), self._strings(name, "a string", nulls=True))
+            if name in self.raw.schema.names
             else (None, nothing)
             for name in fields.texts
         )
-        has_title, has_body, has_content = (_present(one[0], nothing) for one in (title, body, content))
-        if not features:
+        has_title, has_body, has_content = (_present(column[0], nothing) for column in (title, body, content))
+        if not shape.features:
             missing = pc.invert(pc.or_(has_title, pc.or_(has_body, has_content)))
             self._reject(missing, Reason.MISSING_FIELD, f"{fields.text} is null")
         rest = pc.if_else(has_body, body[1], content[1])
-        if text == "title":
+        if shape.text == "title":
             return pc.if_else(has_title, title[1], rest)
         gap = pc.if_else(pc.and_(pc.not_equal(title[1], ""), pc.not_equal(rest, "")), " ", "")
         return pc.binary_join_element_wise(title[1], gap, rest, "")
 
     def labels(self, name: str) -> list[pa.Array]:
-        """The columns label_keys and merged."""
+        """Return the columns label_keys and merged."""
         offsets, flat = self._list(name, "a list of label keys")
         inner = _Rows(pa.record_batch({name: flat}), 0, self._file)
         keys = inner.key(name)
         owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        for entry, reject in inner._rejects.items():
-            self._note(int(owner[entry]), reject.reason, reject.detail)
+        for reject in inner.rejects:
+            self._note(int(owner[reject.line - 1]), reject.reason, reject.detail)
         sorted_keys = keys.unique().sort()
         index = pc.index_in(keys, value_set=sorted_keys).to_numpy().astype(np.int64)
         once, merged = merge_labels(SparseRows(index, np.ones(len(index), np.float32), offsets))
@@ -178,26 +145,26 @@ class _Rows:
         return [named, pa.array(merged)]
 
     def features(self, fields: Fields) -> list[pa.Array]:
-        """The columns feature_ids and feature_values; a row without any is empty."""
-        if fields.feature_ids not in self._raw.schema.names:
-            none = pa.array([[]] * self._raw.num_rows)
+        """Return the columns feature_ids and feature_values; a row without any is empty."""
+        if fields.feature_ids not in self.raw.schema.names:
+            none = pa.array([[]] * self.raw.num_rows)
             return [none.cast(pa.list_(pa.int32())), none.cast(pa.list_(pa.float32()))]
         offsets, ids = self._list(fields.feature_ids, "a list of whole numbers", nulls=True)
         counts = np.diff(offsets)
         owner = np.repeat(np.arange(len(counts)), counts)
         number = self._numbers(ids, fields.feature_ids, whole=True)
         values = np.ones(len(number), np.float64)
-        if fields.feature_values in self._raw.schema.names:
+        if fields.feature_values in self.raw.schema.names:
             beside, flat = self._list(fields.feature_values, "a list of numbers", nulls=True)
-            given = self._numbers(flat, fields.feature_values, whole=False)
+            entries = self._numbers(flat, fields.feature_values, whole=False)
             same = np.diff(beside) == counts
             if not same.all():
                 detail = f"{fields.feature_ids} and {fields.feature_values} have different lengths"
                 self._reject(pa.array(~same), Reason.MALFORMED, detail)
-                at = np.repeat(beside[:-1] - offsets[:-1], counts) + np.arange(len(number))
-                values = np.where(same[owner], np.append(given, 0.0)[np.minimum(at, len(given))], 0.0)
+                places = np.repeat(beside[:-1] - offsets[:-1], counts) + np.arange(len(number))
+                values = np.where(same[owner], np.append(entries, 0.0)[np.minimum(places, len(entries))], 0.0)
             else:
-                values = given
+                values = entries
         limit = np.finfo(np.float32).max
         wrong = ~(np.abs(values) <= limit)
         self._reject_owners(owner[wrong], Reason.MALFORMED, f"{fields.feature_values} holds no 32-bit float")
@@ -207,14 +174,14 @@ class _Rows:
         safe = np.where(good, number, 0).astype(np.int64), np.where(good, values, 0).astype(np.float32)
         return feature_columns(SparseRows(*safe, offsets))
 
-    def positive(self, name: str) -> np.ndarray:
-        """Whether each number of a column is above 0: bool [B]."""
-        values = self._numbers(self._raw[name], name, whole=False)
+    def is_positive(self, name: str) -> np.ndarray:
+        """Tell which numbers of a column are above 0: bool [B]."""
+        values = self._numbers(self.raw[name], name, whole=False)
         self._reject(pa.array(np.isnan(values)), Reason.WRONG_TYPE, f"{name} must be a number")
         return values > 0
 
     def _strings(self, name: str, expected: str, numbers: bool = False, nulls: bool = False) -> pa.Array:
-        column = self._raw[name]
+        column = self.raw[name]
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         string = pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
         if pa.types.is_null(kind) or (not string and not (numbers and pa.types.is_integer(kind))):
@@ -227,11 +194,11 @@ class _Rows:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
-            column = self._mend(column, name)
+            column = self._replace_wrong(column, name)
         return column
 
-    def _mend(self, column: pa.StringArray, name: str) -> pa.StringArray:
-        """The strings with "" for those that are not UTF-8, which are rejected."""
+    def _replace_wrong(self, column: pa.StringArray, name: str) -> pa.StringArray:
+        """Replace strings that are not UTF-8, which are rejected, by ""."""
         strings = []
         for row, value in enumerate(column.cast(pa.binary()).to_pylist()):
             try:
@@ -242,8 +209,8 @@ class _Rows:
         return pa.array(strings, pa.string())
 
     def _list(self, name: str, expected: str, nulls: bool = False) -> tuple[np.ndarray, pa.Array]:
-        """(offsets int64 [B + 1], entries) of a column of lists; null is an empty list."""
-        column = self._raw[name]
+        """Return (offsets int64 [B + 1], entries) of a column of lists; null is an empty list."""
+        column = self.raw[name]
         kind = column.type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
             raise InputError(f"{self._file}: the column {name!r} is of type {kind}; expected {expected}.")
@@ -251,7 +218,7 @@ class _Rows:
         return np.concatenate([[0], np.cumsum(counts)]), column.flatten()
 
     def _numbers(self, column: pa.Array, name: str, whole: bool) -> np.ndarray:
-        """Numbers as they are (int64) or as float64; null is -1 or NaN."""
+        """Return whole numbers as int64, others as float64; null is -1 or NaN."""
         integer = pa.types.is_integer(column.type)
         if not (integer or (not whole and pa.types.is_floating(column.type))):
             kind = "whole numbers" if whole else "numbers"
@@ -269,7 +236,7 @@ class _Rows:
             self._note(row, reason, detail)
 
     def _note(self, row: int, reason: Reason, detail: str) -> None:
-        self._rejects.setdefault(row, Reject(self._file, self._first + row + 1, reason, detail))
+        self.reject(row, self._file, self.first_row + row + 1, reason, detail)
 
 
 @contextlib.contextmanager

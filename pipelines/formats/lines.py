@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import hashlib
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -24,11 +25,13 @@ _CODECS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ".xz": ("xz", lzma.LZMAFile),
     ".zst": ("zstd", lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")),
 }
+SUFFIXES = ("", *_CODECS)
+CODEC = rf"(?:{'|'.join(map(re.escape, _CODECS))})?"  # pattern of a suffix
 SCHEMA = pa.schema([pa.field("line", pa.large_binary(), nullable=False)])
 
 
 class Blocks:
-    """The lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) and byte order mark.
+    """Lines of a file in batches: column `line` [B] binary, without line ends (LF or CRLF) and byte order mark.
 
     Batches have `block_lines` lines (the last may be shorter); the first `skip` lines are left out.
     `ended`, once they are read: whether the last line had its end, which that of a file that was cut off seldom has.
@@ -55,18 +58,18 @@ class Blocks:
 
 
 def read_blocks(url: str, block_lines: int, skip: int = 0) -> Iterator[pa.RecordBatch]:
-    """The batches of `Blocks`."""
+    """Return the batches of `Blocks`."""
     return iter(Blocks(url, block_lines, skip))
 
 
 def first_line(url: str) -> bytes:
-    """The first line of the file, of which no more is read than that takes. Raises as `Blocks`."""
+    """Read the first line of the file, and little more. Raises as `Blocks`."""
     with _open(url) as file:
         return next((lines[0] for lines, _ in _split(url, _Counted(file)) if lines), b"")
 
 
 def identify(url: str) -> tuple[int, str]:
-    """(bytes, SHA-256) of the file as it lies there. Raises InputError, StorageError."""
+    """Return (bytes, SHA-256) of the file as it is stored. Raises InputError, StorageError."""
     with _open(url) as file:
         digest, size = hashlib.sha256(), 0
         try:
@@ -90,7 +93,7 @@ def _open(url: str) -> IO[bytes]:
 
 
 def _split(url: str, file: "_Counted") -> Iterator[tuple[list[bytes], bool]]:
-    """(whole lines, as many as each chunk completes; whether they have line ends)."""
+    """Yield (whole lines, as many as each chunk completes; whether they have line ends)."""
     pending = b""
     empty = True
     for chunk in decompressed(url, file):
@@ -110,14 +113,14 @@ def _split(url: str, file: "_Counted") -> Iterator[tuple[list[bytes], bool]]:
 
 
 def _without_mark(url: str, line: bytes) -> bytes:
-    """A file's first line without UTF-8's byte order mark."""
+    """Return a file's first line without UTF-8's byte order mark."""
     if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{url}: text in UTF-16. Expected UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`.")
     return line.removeprefix(codecs.BOM_UTF8)
 
 
 def decompressed(url: str, file: "_Counted") -> Iterator[bytes]:
-    """Chunks of the content of `file`, decompressed as the end of `url` says. Raises InputError, StorageError."""
+    """Yield chunks of the content of `file`, decompressed as the end of `url` says. Raises InputError, StorageError."""
     suffix = next((suffix for suffix in _CODECS if url.endswith(suffix)), None)
     name, open_codec = _CODECS[suffix] if suffix else ("plain", None)
     try:
@@ -154,7 +157,7 @@ def _damaged(url: str, name: str, error: Exception) -> InputError:
 
 
 class _Counted:
-    """A file that counts what is read from it, for decompressors that read it once from its start."""
+    """File that counts the bytes read from it, for decompressors that read it once from its start."""
 
     closed = False
 

@@ -1,4 +1,4 @@
-"""Finding files: what is at a source, and which of the usual names."""
+"""Names of files: those at a source, and which of the usual ones are among them."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _FILTERS = {
 def one_of(
     source: str, names: Sequence[str], usual: Sequence[str], expected: str, *, required: bool = False
 ) -> str | None:
-    """Which of the `usual` names is among those at `source`; None: none. Raises InputError: two are, or it must be."""
+    """Find the one of the `usual` names that is at `source`; None: none. Raises InputError: two, or none `required`."""
     present = [name for name in usual if name in names]
     if len(present) > 1:
         raise InputError(f"{source}: both {present[0]} and {present[1]} are here, for the same thing. Remove one.")
@@ -27,18 +27,18 @@ def one_of(
 
 
 def filters_at(source: str, names: Sequence[str]) -> Mapping[str, str]:
-    """URLs of the XC filter files among `names`, by split."""
-    found = {split: one_of(source, names, usual, "") for split, usual in _FILTERS.items()}
-    return {split: join(source, name) for split, name in found.items() if name}
+    """Return the URLs of the XC filter files among `names`, by split."""
+    files = {split: one_of(source, names, usual, "") for split, usual in _FILTERS.items()}
+    return {split: join(source, name) for split, name in files.items() if name}
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, for a message."""
+    """List the first names, for a message."""
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "nothing"
 
 
 def listing(source: str) -> tuple[str, list[str]]:
-    """(prefix, sorted names below it) of `source`, a prefix or a pattern with `*` and `?`.
+    """Return (prefix, sorted names below it) of `source`, a prefix or a pattern with `*` and `?`.
 
     Of a prefix: the names directly under it and those in its folders, as `folder/name`. Of a pattern: the names that
     match it, below the folders that it spells out.
@@ -49,7 +49,7 @@ def listing(source: str) -> tuple[str, list[str]]:
         root = "/".join(parts[:wild]) or ("/" if source.startswith("/") else ".")
         return root, _matching(root, parts[wild:])
     names = storage.list_names(source)
-    inside = [f"{name}/{one}" for name in names if "." not in name for one in storage.list_names(join(source, name))]
+    inside = [f"{name}/{file}" for name in names if "." not in name for file in storage.list_names(join(source, name))]
     return source, sorted(names + inside)
 
 

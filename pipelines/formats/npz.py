@@ -20,18 +20,18 @@ from schemas.ragged import SparseRows
 
 _MEMBERS = ("format", "shape", "indptr", "indices", "data")
 _SMALL = 1 << 10  # entries of `format` and `shape`; more is no such array
-_HOW = "Write it with scipy.sparse.save_npz(path, matrix.tocsr())."
+_REMEDY = "Write it with scipy.sparse.save_npz(path, matrix.tocsr())."
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError)
 
 
 def read_shape(url: str) -> tuple[int, int]:
-    """(rows, columns) of the matrix at `url`. Raises InputError (no such file, no CSR matrix), StorageError."""
+    """Return (rows, columns) of the matrix at `url`. Raises InputError (no such file, no CSR matrix), StorageError."""
     with _open(url) as arrays:
         return _shape(url, arrays)
 
 
 def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
-    """Rows of the matrix at `url`, `block_rows` at a time (the last may be fewer), entries in the file's order.
+    """Yield rows of the matrix at `url`, `block_rows` at a time (the last may be fewer), entries in the file's order.
 
     Values that a 32-bit float does not hold come out as infinities or NaN. Raises InputError, StorageError.
     """
@@ -70,7 +70,7 @@ def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
 
 @dataclass
 class _Array:
-    """A one-dimensional array in a stream: `length` entries of `dtype`, read in order."""
+    """One-dimensional array in a stream: `length` entries of `dtype`, read in order."""
 
     url: str
     name: str
@@ -80,10 +80,11 @@ class _Array:
 
     @property
     def length(self) -> int:
+        """Number of entries."""
         return self.shape[0] if self.shape else 1
 
     def take(self, count: int) -> np.ndarray:
-        """The next `count` entries."""
+        """Read the next `count` entries."""
         parts = []
         missing = count * self.dtype.itemsize
         while missing:
@@ -96,7 +97,7 @@ class _Array:
         return np.frombuffer(b"".join(parts), self.dtype)
 
     def end(self) -> None:
-        """Read up to the stream's end, where its checksum is compared."""
+        """Read to the stream's end, where its checksum is compared."""
         with _naming_damage(self.url):
             if self.stream.read(1):
                 raise _damaged(self.url, f"the array {self.name} goes on beyond its end")
@@ -114,7 +115,7 @@ def _open(url: str) -> Iterator[dict[str, _Array]]:
             with _naming_damage(url):
                 zipped = stack.enter_context(zipfile.ZipFile(file))
                 if f"{name}.npy" not in zipped.namelist():
-                    raise InputError(f"{url}: no array {name} in it: not a CSR matrix of SciPy. {_HOW}")
+                    raise InputError(f"{url}: no array {name} in it: not a CSR matrix of SciPy. {_REMEDY}")
                 stream = stack.enter_context(zipped.open(f"{name}.npy"))
                 arrays[name] = _Array(url, name, stream, *_header(url, name, stream))
         yield arrays
@@ -123,37 +124,37 @@ def _open(url: str) -> Iterator[dict[str, _Array]]:
 def _shape(url: str, arrays: dict[str, _Array]) -> tuple[int, int]:
     kind, shape = arrays["format"], arrays["shape"]
     if kind.dtype.kind not in "SU" or kind.length != 1 or kind.dtype.itemsize > _SMALL:
-        raise InputError(f"{url}: the array format is no name: not a CSR matrix of SciPy. {_HOW}")
+        raise InputError(f"{url}: the array format is no name: not a CSR matrix of SciPy. {_REMEDY}")
     name = kind.take(1)[0]
     name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
     if name != "csr":
-        raise InputError(f"{url}: a matrix in {name[:20]!r} order; expected 'csr'. {_HOW}")
+        raise InputError(f"{url}: a matrix in {name[:20]!r} order; expected 'csr'. {_REMEDY}")
     for array, kinds in (("shape", "iu"), ("indptr", "iu"), ("indices", "iu"), ("data", "biuf")):
         if arrays[array].dtype.kind not in kinds or len(arrays[array].shape) != 1:
-            raise InputError(f"{url}: the array {array} has the type {arrays[array].dtype}: no CSR matrix. {_HOW}")
+            raise InputError(f"{url}: the array {array} has the type {arrays[array].dtype}: no CSR matrix. {_REMEDY}")
     if shape.length != 2:
-        raise InputError(f"{url}: a shape of {shape.length} numbers; expected rows and columns. {_HOW}")
+        raise InputError(f"{url}: a shape of {shape.length} numbers; expected rows and columns. {_REMEDY}")
     rows, columns = (int(size) for size in shape.take(2))
     if rows < 0 or columns < 0:
-        raise InputError(f"{url}: a shape of {rows} × {columns}. {_HOW}")
+        raise InputError(f"{url}: a shape of {rows} × {columns}. {_REMEDY}")
     return rows, columns
 
 
 def _header(url: str, name: str, stream: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """(dtype, shape) from the start of a `.npy` stream; what would need unpickling is refused."""
+    """Read (dtype, shape) from the start of a `.npy` stream; what would need unpickling is refused."""
     magic = stream.read(8)
     width = {b"\x93NUMPY\x01": 2, b"\x93NUMPY\x02": 4, b"\x93NUMPY\x03": 4}.get(magic[:7], 0)
     size = int.from_bytes(stream.read(width), "little")
     if not width or size > _SMALL:
         raise _damaged(url, f"the array {name} has no header")
     try:
-        found = ast.literal_eval(stream.read(size).decode("utf-8"))
-        dtype, shape, fortran = np.dtype(found["descr"]), found["shape"], found["fortran_order"]
+        header = ast.literal_eval(stream.read(size).decode("utf-8"))
+        dtype, shape, fortran = np.dtype(header["descr"]), header["shape"], header["fortran_order"]
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         raise _damaged(url, f"the array {name} has a header that cannot be read") from None
     whole = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
     if dtype.kind not in "SUbiuf" or not dtype.itemsize or not whole or (fortran and len(shape) > 1):
-        raise InputError(f"{url}: the array {name} is not of plain numbers (pickled?). {_HOW}")
+        raise InputError(f"{url}: the array {name} is not of plain numbers (pickled?). {_REMEDY}")
     return dtype, shape
 
 
@@ -169,5 +170,5 @@ def _naming_damage(url: str) -> Iterator[None]:
         raise StorageError(f"could not read {url}: {error}; run the same command again.") from error
 
 
-def _damaged(url: str, what: str) -> InputError:
-    return InputError(f"{url}: not a NumPy .npz file, or a damaged one: {what}. Copy it again. {_HOW}")
+def _damaged(url: str, fault: str) -> InputError:
+    return InputError(f"{url}: not a NumPy .npz file, or a damaged one: {fault}. Copy it again. {_REMEDY}")

@@ -1,4 +1,4 @@
-"""The form with string keys in Parquet."""
+"""Form with string keys in Parquet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""JSON records one a line: each is read into a tuple of columns, or rejected with its reason; never an exception."""
+"""JSON records, one a line: each is read into a tuple of columns, or rejected with its reason; never an exception."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 
 class Bad(Exception):
-    """A row that is none: `reason`, and the detail as message."""
+    """Error: a row that cannot be used, with its `reason`, and the detail as message."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -24,11 +24,11 @@ class Bad(Exception):
 
 
 def each(
-    lines: Sequence[bytes], first_row: int, file: str, read: Callable[[Record, int], T]
+    lines: Sequence[bytes], first_row: int, file: str, read: Callable[[Record, int], T], skip_blank: bool = False
 ) -> tuple[list[int], list[T], list[Reject]]:
-    """(rows, what `read` made of their records, rejects) of raw lines [B] from 0-based row `first_row` on.
+    """Read raw lines [B] from 0-based row `first_row` on: (rows, results of `read`, rejects).
 
-    `read` gets the record and its row, and raises Bad.
+    `read` gets the record and its row, and raises Bad. With `skip_blank` blank lines are nothing, else rejects.
     """
     rows: list[int] = []
     good: list[T] = []
@@ -39,6 +39,8 @@ def each(
             try:
                 record = loads(line)
             except orjson.JSONDecodeError:
+                if skip_blank and not line.strip():
+                    continue
                 record = _explain(line)  # the standard library takes a little more, and says what is wrong
             if type(record) is not dict:
                 raise Bad(Reason.NOT_OBJECT, f"expected a JSON object, got {shown(record)}")
@@ -50,14 +52,14 @@ def each(
 
 
 def required(record: Record, name: str) -> Any:
-    """The field `name`. Raises Bad."""
+    """Return the field `name`. Raises Bad."""
     if name not in record:
         raise Bad(Reason.MISSING_FIELD, f"the field {name!r} is missing; found {shown(sorted(record))}")
     return record[name]
 
 
 def string(value: Any, name: str) -> str:
-    """`value` if it is text that UTF-8 can hold. Raises Bad."""
+    """Return `value` if it is text that UTF-8 can hold. Raises Bad."""
     if not isinstance(value, str):
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a string, got {shown(value)}")
     if not value.isascii():
@@ -69,19 +71,19 @@ def string(value: Any, name: str) -> str:
 
 
 def key(value: Any, name: str) -> str:
-    """A key: a string, or a whole number as its digits. Raises Bad."""
+    """Return a key: a string, or a whole number as its digits. Raises Bad."""
     return str(value) if type(value) is int else string(value, name)
 
 
 def whole_numbers(value: Any, name: str) -> list[int]:
-    """`value` if it is a list of whole numbers. Raises Bad."""
+    """Return `value` if it is a list of whole numbers. Raises Bad."""
     if not isinstance(value, list) or not {*map(type, value)} <= _WHOLE:
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a list of whole numbers, got {shown(value)}")
     return value
 
 
 def shown(value: Any) -> str:
-    """`value` as JSON would show it, cut to a line's length and safe to print."""
+    """Show `value` as JSON does, cut to a line's length and safe to print."""
     try:
         text = ascii(value[: _SHOWN + 1] if isinstance(value, str) else value)
     except RecursionError:
@@ -95,5 +97,5 @@ def _explain(line: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise Bad(Reason.NOT_JSON, f"not JSON: byte {error.start} is not UTF-8") from None
     except (ValueError, RecursionError) as error:
-        found = shown(line[:_SHOWN].decode("utf-8", "replace"))
-        raise Bad(Reason.NOT_JSON, f"not JSON ({str(error)[:_SHOWN]}): {found}") from None
+        text = shown(line[:_SHOWN].decode("utf-8", "replace"))
+        raise Bad(Reason.NOT_JSON, f"not JSON ({str(error)[:_SHOWN]}): {text}") from None

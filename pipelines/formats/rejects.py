@@ -1,8 +1,8 @@
-"""Rows that are left out: where, why, and how many, in an order that does not depend on the workers."""
+"""Rejected rows: their places, reasons and numbers, in an order that does not depend on the workers."""
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -14,7 +14,7 @@ SHOWN = 5
 
 
 class Reason(str, Enum):
-    """Why a row was rejected; the value is its name in the rejects table and in a manifest's counters."""
+    """Reason of a reject; the value is its name in the rejects table and in a manifest's counters."""
 
     NOT_JSON = "not_json"
     NOT_OBJECT = "not_an_object"
@@ -32,7 +32,7 @@ class Reason(str, Enum):
 
 @dataclass(frozen=True, order=True)
 class Reject:
-    """One rejected row: file, line (from 1), reason, and what was found there."""
+    """One rejected row: file, line (from 1), reason, and its content."""
 
     file: str
     line: int
@@ -45,7 +45,7 @@ class Reject:
 
 
 def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
-    """Rows of the rejects table."""
+    """Return rows of the rejects table."""
     columns = [[r.file for r in rejects], [r.line for r in rejects], [r.reason.value for r in rejects]]
     return pa.record_batch([*columns, [r.detail for r in rejects]], schema=tables.rejects())
 
@@ -58,17 +58,14 @@ class Rejects:
     first: tuple[Reject, ...] = ()
 
     @classmethod
-    def of(cls, table: str, rejects: Iterable[Reject]) -> "Rejects":
-        some = list(rejects)
-        counts = Counter((table, reject.reason) for reject in some)
-        return cls(counts, tuple(heapq.nsmallest(SHOWN, some)))
+    def of(cls, table: str, rejects: Sequence[Reject]) -> "Rejects":
+        """Count the rejects of one input table."""
+        return cls(Counter((table, reject.reason) for reject in rejects), tuple(heapq.nsmallest(SHOWN, rejects)))
 
     def merge(self, other: "Rejects") -> "Rejects":
+        """Return both as one."""
         return Rejects(self.counts + other.counts, tuple(heapq.nsmallest(SHOWN, [*self.first, *other.first])))
 
     def by_reason(self, table: str) -> dict[str, int]:
-        """Rejects of `table` by reason."""
+        """Count the rejects of `table` by reason."""
         return {reason.value: n for (name, reason), n in sorted(self.counts.items()) if name == table}
-
-    def total(self, table: str) -> int:
-        return sum(self.by_reason(table).values())

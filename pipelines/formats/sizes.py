@@ -1,4 +1,4 @@
-"""Numbers of labels and features that headers state: what is refused before anything is made of them."""
+"""Sizes that headers state: numbers of labels and features that are too large to believe are refused."""
 
 from pipelines.formats.base import LABELS, Part
 from schemas.errors import InputError
@@ -9,13 +9,13 @@ _LABELS_A_POINT = 1000
 
 
 def check_features(features: int, url: str) -> None:
-    """Raises InputError where the header of `url` states more features than there can be."""
+    """Raise InputError where the header of `url` states more features than there can be."""
     if features > MAX_FEATURES:
-        raise InputError(f"{url}: the header states {features:,} features; there can be {MAX_FEATURES:,}. Mend it.")
+        raise InputError(f"{url}: the header states {features:,} features; there can be {MAX_FEATURES:,}. Fix it.")
 
 
 def labels_by_number(labels: int, points: int, url: str) -> Part:
-    """The part of `labels` labels of which nothing is known but how many the header of `url` states.
+    """Make the part of `labels` labels of which the header of `url` states nothing but their number.
 
     Raises InputError where there cannot be so many: they would all be written.
     """
@@ -23,6 +23,6 @@ def labels_by_number(labels: int, points: int, url: str) -> Part:
     if labels > limit:
         raise InputError(
             f"{url}: the header states {labels:,} labels for {points:,} points; at most {limit:,} are believed without "
-            "a file of the labels. Mend the header."
+            "a file of the labels. Fix the header."
         )
     return Part(LABELS, "labels", {}, rows=labels)

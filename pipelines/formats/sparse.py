@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from pipelines.formats import records
 from schemas.ragged import SparseRows
+from schemas.shard_files import parquet
 
 MAX_DIGITS = 18  # of an index: what int64 holds for certain
 _SHOWN = 200
@@ -22,33 +23,33 @@ _INDEX = re.compile(rb"[0-9]{1,18}")
 
 
 def parse_pairs(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
-    """Lines [B] of fields `index:value` that spaces or tabs separate, to (rows [B], what is wrong by line).
+    """Read lines [B] of fields `index:value` that spaces or tabs separate: (rows [B], the fault of each bad line).
 
     A line that is wrong gives an empty row. Order and repetitions inside a row stay as they are.
     """
-    found, wrong = _parse(lines, _pairs, _wrong_pair)
-    finite, beyond = only_finite(found)
+    ragged, wrong = _parse(lines, _pairs, _wrong_pair)
+    finite, beyond = only_finite(ragged)
     return finite, wrong | beyond
 
 
 def parse_indices(lines: pa.LargeBinaryArray) -> tuple[SparseRows, dict[int, str]]:
-    """Lines [B] of indices that commas separate, to (rows [B] with every value 1, what is wrong by line)."""
+    """Read lines [B] of indices that commas separate: (rows [B] with every value 1, the fault of each bad line)."""
     return _parse(lines, _indices, _wrong_index)
 
 
-def only_finite(found: SparseRows) -> tuple[SparseRows, dict[int, str]]:
-    """(the rows, those with a value that is not finite emptied; what is wrong with these)."""
-    finite = np.isfinite(found.values)
+def only_finite(ragged: SparseRows) -> tuple[SparseRows, dict[int, str]]:
+    """Empty rows with a value that is not finite: (the rows, the fault of each bad one)."""
+    finite = np.isfinite(ragged.values)
     if finite.all():
-        return found, {}
-    rows = found.row_of()
+        return ragged, {}
+    rows = ragged.row_of()
     wrong = np.unique(rows[~finite])
-    kept = found.keep(~np.isin(rows, wrong))
+    kept = ragged.keep(~np.isin(rows, wrong))
     return kept, dict.fromkeys(wrong.tolist(), "a value is beyond what a 32-bit float holds")
 
 
 def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
-    """Each line [B] before its first space, and from it on (nothing where there is none)."""
+    """Cut each line [B] into what stands before its first space and the rest, which is empty without a space."""
     data, offsets = as_numpy(lines)
     spaces = np.flatnonzero(data == ord(" "))
     if not len(spaces):
@@ -69,38 +70,47 @@ def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.La
     return as_lines(data[head], heads), as_lines(data[~head], offsets - heads)
 
 
-def sort_rows(found: SparseRows) -> SparseRows:
-    """The same rows with ascending indices; entries of one index keep their order."""
-    rows = found.row_of()
-    if not len(rows) or not ((np.diff(found.ids) <= 0) & (rows[1:] == rows[:-1])).any():
-        return found
-    order = np.lexsort((found.ids, rows))
-    return SparseRows(found.ids[order], found.values[order], found.offsets)
+def sort_rows(ragged: SparseRows) -> SparseRows:
+    """Return the same rows with ascending indices; entries of one index keep their order."""
+    rows = ragged.row_of()
+    if not len(rows) or not ((np.diff(ragged.ids) <= 0) & (rows[1:] == rows[:-1])).any():
+        return ragged
+    order = np.lexsort((ragged.ids, rows))
+    return SparseRows(ragged.ids[order], ragged.values[order], ragged.offsets)
 
 
-def merge_labels(found: SparseRows) -> tuple[SparseRows, np.ndarray]:
-    """(rows of labels, sorted, once each; how many each row named again: int32 [B]). A label has a positive value."""
-    found = sort_rows(found.keep(found.values > 0))
-    again = _again(found)
-    merged = np.bincount(found.row_of()[again], minlength=found.rows).astype(np.int32)
-    return found.keep(~again), merged
+def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
+    """Return rows of labels (values > 0), sorted, once each, and how many each row named again: int32 [B]."""
+    ragged = sort_rows(ragged.keep(ragged.values > 0))
+    again = _again(ragged)
+    merged = np.bincount(ragged.row_of()[again], minlength=ragged.rows).astype(np.int32)
+    return ragged.keep(~again), merged
 
 
-def merge_features(found: SparseRows) -> SparseRows:
-    """Rows of features, sorted, once each; the values of a feature that a row names again are added up, in order."""
-    found = sort_rows(found)
-    again = _again(found)
+def merge_features(ragged: SparseRows) -> SparseRows:
+    """Return rows of features, sorted, once each; values of a feature that a row names again are added in order."""
+    ragged = sort_rows(ragged)
+    again = _again(ragged)
     if not again.any():
-        return found
+        return ragged
     first = np.flatnonzero(~again)
-    sums = np.add.reduceat(found.values.astype(np.float64), first)
+    sums = np.add.reduceat(ragged.values.astype(np.float64), first)
     limit = np.finfo(np.float32).max
-    once = found.keep(~again)
+    once = ragged.keep(~again)
     return once._replace(values=np.clip(sums, -limit, limit).astype(np.float32))
 
 
+def feature_columns(ragged: SparseRows) -> list[pa.Array]:
+    """Return the columns feature_ids and feature_values of rows of features."""
+    merged = merge_features(ragged)
+    return [
+        parquet.list_array(merged.ids.astype(np.int32), merged.offsets, pa.int32()),
+        parquet.list_array(merged.values, merged.offsets, pa.float32()),
+    ]
+
+
 def as_numpy(lines: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes uint8 [V], offsets int64 [B + 1] starting at 0) of a binary array without nulls, not copied."""
+    """View a binary array without nulls as (bytes uint8 [V], offsets int64 [B + 1] starting at 0)."""
     _, offsets, data = lines.buffers()
     bounds = np.frombuffer(offsets, np.int64)[lines.offset : lines.offset + len(lines) + 1]
     content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
@@ -108,34 +118,34 @@ def as_numpy(lines: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def as_lines(data: np.ndarray, offsets: np.ndarray) -> pa.LargeBinaryArray:
-    """The binary array of bytes uint8 [V] and offsets [B + 1]."""
+    """Return the binary array of bytes uint8 [V] and offsets [B + 1]."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), pa.py_buffer(np.ascontiguousarray(data))]
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
-def _again(found: SparseRows) -> np.ndarray:
-    """Whether each entry of sorted rows [V] has the index of the one before it in its row."""
-    again = np.zeros(len(found.ids), bool)
-    rows = found.row_of()
-    again[1:] = (found.ids[1:] == found.ids[:-1]) & (rows[1:] == rows[:-1])
+def _again(ragged: SparseRows) -> np.ndarray:
+    """Mark entries of sorted rows [V] that have the index of the one before in their row."""
+    again = np.zeros(len(ragged.ids), bool)
+    rows = ragged.row_of()
+    again[1:] = (ragged.ids[1:] == ragged.ids[:-1]) & (rows[1:] == rows[:-1])
     return again
 
 
 def _parse(
     lines: pa.LargeBinaryArray,
     fast: Callable[[np.ndarray, np.ndarray], SparseRows | None],
-    what_is_wrong: Callable[[bytes], str | None],
+    find_fault: Callable[[bytes], str | None],
 ) -> tuple[SparseRows, dict[int, str]]:
-    found = fast(*as_numpy(lines))
-    if found is not None:
-        return found, {}
+    ragged = fast(*as_numpy(lines))
+    if ragged is not None:
+        return ragged, {}
     each = lines.to_pylist()
-    wrong = {row: detail for row, line in enumerate(each) if (detail := what_is_wrong(line)) is not None}
+    wrong = {row: detail for row, line in enumerate(each) if (detail := find_fault(line)) is not None}
     for row in wrong:
         each[row] = b""
-    found = fast(*as_numpy(pa.array(each, pa.large_binary())))
-    assert found is not None, "what the careful pass accepts, the fast one reads"
-    return found, wrong
+    ragged = fast(*as_numpy(pa.array(each, pa.large_binary())))
+    assert ragged is not None, "what the careful pass accepts, the fast one reads"
+    return ragged, wrong
 
 
 def _classes(fields: bytes, spaces: bytes, mark: bytes) -> np.ndarray:
@@ -152,7 +162,7 @@ _INDEX_BYTES = _classes(b"0123456789", b"", b",")
 @dataclass(frozen=True)
 class _Fields:
     """Runs of field bytes: `text` [F] strings, `start` [F] and `lengths` [F] in the data, `first` int64 [B + 1] where
-    each line's begin, `kind` [F] what stands before each (0 a line's start, else a class), `marks` how many of all."""
+    each line's begin, `kind` [F] the byte before each (0 a line's start, else its class), `marks` how many of all."""
 
     text: pa.StringArray
     start: np.ndarray
@@ -163,16 +173,16 @@ class _Fields:
 
 
 def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fields | None:
-    """The fields of lines; None where a byte belongs to no class."""
+    """Find the fields of lines; None where a byte belongs to no class."""
     kinds = classes[data]
     if kinds.max(initial=0) == _OTHER:
         return None
     breaks = np.flatnonzero(kinds)
     # Fields are what lies between breaks: those in the text, one byte wide, and the starts of lines, no byte wide.
-    at = np.searchsorted(breaks, offsets[:-1])
-    before = np.insert(breaks, at, offsets[:-1])
-    start = np.insert(breaks + 1, at, offsets[:-1])
-    kind = np.insert(kinds[breaks], at, 0)
+    places = np.searchsorted(breaks, offsets[:-1])
+    before = np.insert(breaks, places, offsets[:-1])
+    start = np.insert(breaks + 1, places, offsets[:-1])
+    kind = np.insert(kinds[breaks], places, 0)
     lengths = np.append(before[1:], len(data)) - start
     full = lengths > 0
     start, lengths, kind = start[full], lengths[full], kind[full]
@@ -233,11 +243,11 @@ def _wrong_index(line: bytes) -> str | None:
 
 
 def whole_numbers(line: bytes) -> list[int]:
-    """The whole numbers that spaces separate in `line`; none where anything else is in it."""
+    """Read the whole numbers that spaces separate in `line`; none where anything else is in it."""
     fields = line.split()
     return [int(field) for field in fields] if all(_INDEX.fullmatch(field) for field in fields) else []
 
 
 def shown(field: bytes) -> str:
-    """`field`, cut short and safe to print."""
+    """Show `field`, cut short and safe to print."""
     return records.shown(field[:_SHOWN].decode("utf-8", "replace"))

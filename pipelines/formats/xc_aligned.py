@@ -1,9 +1,9 @@
-"""The XC forms whose files stand beside each other, row by row: label matrix, feature matrix, texts.
+"""XC forms whose files stand beside each other, row by row: label matrix, feature matrix, texts.
 
 `xc_sparse` and `xc_text` say which names their files have; reading and parsing are the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from pipelines.formats import sparse
 from pipelines.formats.aligned_files import FEATURES, JSON, TEXT, first_line_of_rows, read_nothing, read_part
-from pipelines.formats.base import LABELS, Context, Parsed, Part, labels_schema, points_schema
-from pipelines.formats.rejects import Reason, Reject
+from pipelines.formats.base import LABELS, Context, Parsed, Part, RawRows, labels_schema, points_schema
+from pipelines.formats.rejects import Reason
 from pipelines.formats.xc_raw import XcRaw
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
@@ -23,10 +23,10 @@ _JSON = XcRaw()
 
 @dataclass(frozen=True)
 class Aligned:
-    """Reading and parsing of parts whose `files` are LABELS and FEATURES (matrices), and TEXT or JSON (lines)."""
+    """Reader and parser of parts whose `files` are LABELS and FEATURES (matrices), and TEXT or JSON (lines)."""
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        """Blocks with the columns of each file: lines, or of an npz matrix its rows; sizes are in the metadata."""
+        """Yield blocks with the columns of each file: lines, or rows of an npz matrix; sizes are in the metadata."""
         return read_nothing(part.rows, block_rows) if part.rows is not None else read_part(part, block_rows)
 
     def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
@@ -36,7 +36,7 @@ class Aligned:
         rows = Rows(raw, first_row, part)
         keys, texts = rows.names(context)
         labels, merged = rows.labels(LABELS, rows.matrix(LABELS))
-        features = rows.features(rows.matrix(FEATURES)) if FEATURES in part.files else []
+        features = sparse.feature_columns(rows.matrix(FEATURES)) if FEATURES in part.files else []
         return rows.parsed(
             [rows.numbers, keys, texts, *features, labels, merged], points_schema("label_ids", bool(features))
         )
@@ -44,54 +44,43 @@ class Aligned:
     def parse_labels(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
         rows = Rows(raw, first_row, part)
         keys, texts = rows.names(context)
-        features = rows.features(rows.matrix(FEATURES)) if FEATURES in part.files else []
+        features = sparse.feature_columns(rows.matrix(FEATURES)) if FEATURES in part.files else []
         return rows.parsed([rows.numbers, keys, texts, *features], labels_schema(bool(features)))
 
     def parse_pairs(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
         raise NotImplementedError("this form has no pairs file")
 
 
-class Rows:
-    """A raw block on its way to columns; `reject` notes the rows that are left out, each with its first reason."""
+class Rows(RawRows):
+    """Rows of the files of a part."""
 
     def __init__(self, raw: pa.RecordBatch, first_row: int, part: Part) -> None:
-        self._raw, self._first, self._part = raw, first_row, part
-        self._rejects: dict[int, Reject] = {}
-        self.numbers = pa.array(np.arange(first_row, first_row + raw.num_rows))
+        super().__init__(raw, first_row)
+        self._part = part
 
-    def reject(self, role: str, row: int, reason: Reason, detail: str) -> None:
+    def reject_in(self, role: str, row: int, reason: Reason, detail: str) -> None:
         """Leave out the 0-based `row` of the block, for what is in the file of `role`."""
         url = self._part.files[role]
-        self._rejects.setdefault(
-            row, Reject(_name(url), self._first + row + first_line_of_rows(role, url), reason, detail)
-        )
-
-    def parsed(self, columns: Sequence[pa.Array], schema: pa.Schema) -> Parsed:
-        batch = pa.record_batch(list(columns), schema=schema)
-        if self._rejects:
-            good = np.ones(self._raw.num_rows, bool)
-            good[list(self._rejects)] = False
-            batch = batch.filter(pa.array(good))
-        return Parsed(batch, [self._rejects[row] for row in sorted(self._rejects)])
+        self.reject(row, url.rsplit("/", 1)[-1], self.first_row + row + first_line_of_rows(role, url), reason, detail)
 
     def names(self, context: Context) -> tuple[pa.Array, pa.Array]:
-        """(keys, texts) [B]: those of the JSON records, or the lines known by their rows as `#17`."""
-        part, count = self._part, self._raw.num_rows
-        keys = [f"#{row}" for row in range(self._first, self._first + count)]
+        """Return (keys, texts) [B]: those of the JSON records, or the lines known by their rows as `#17`."""
+        part, count = self._part, self.raw.num_rows
+        keys = [f"#{row}" for row in range(self.first_row, self.first_row + count)]
         if JSON not in part.files:
             return pa.array(keys, pa.string()), self._texts()
-        found = _JSON.parse_labels(self._raw.select([JSON]).rename_columns(["line"]), self._first, part, context)
+        parsed = _JSON.parse_labels(self.raw.select([JSON]).rename_columns(["line"]), self.first_row, part, context)
         texts = [""] * count
-        for row, key, text in zip(*(found.batch[name].to_pylist() for name in ("row", "key", "text")), strict=True):
-            keys[row - self._first], texts[row - self._first] = key, text
-        for one in found.rejects:
-            self.reject(JSON, one.line - 1 - self._first, one.reason, one.detail)
+        for row, key, text in zip(*(parsed.batch[name].to_pylist() for name in ("row", "key", "text")), strict=True):
+            keys[row - self.first_row], texts[row - self.first_row] = key, text
+        for bad in parsed.rejects:
+            self.reject_in(JSON, bad.line - 1 - self.first_row, bad.reason, bad.detail)
         return pa.array(keys, pa.string()), pa.array(texts, pa.string())
 
     def _texts(self) -> pa.Array:
         if TEXT not in self._part.files:
-            return pa.array([""] * self._raw.num_rows, pa.string())
-        column = self._raw[TEXT]
+            return pa.array([""] * self.raw.num_rows, pa.string())
+        column = self.raw[TEXT]
         try:
             return column.cast(pa.string())
         except pa.ArrowInvalid:
@@ -101,74 +90,51 @@ class Rows:
                     texts.append(line.decode("utf-8"))
                 except UnicodeDecodeError as error:
                     texts.append("")
-                    self.reject(TEXT, row, Reason.NOT_UNICODE, f"byte {error.start} is not UTF-8")
+                    self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {error.start} is not UTF-8")
             return pa.array(texts, pa.string())
 
     def matrix(self, role: str) -> SparseRows:
-        """The rows of the matrix in the file of `role`. Raises InputError: an index is not below the columns."""
-        if f"{role}.indices" in self._raw.schema.names:
-            found, wrong = sparse.only_finite(_ragged(self._raw, role))
-        else:
-            found, wrong = sparse.parse_pairs(self._raw[role])
-        return self.checked(role, role, found, wrong)
+        """Read the rows of the matrix in the file of `role`. Raises InputError: an index is not below the columns."""
+        if f"{role}.indices" in self.raw.schema.names:
+            return self.checked(role, role, *sparse.only_finite(_ragged(self.raw, role)))
+        return self.checked(role, role, *sparse.parse_pairs(self.raw[role]))
 
-    def checked(self, what: str, role: str, found: SparseRows, wrong: Mapping[int, str]) -> SparseRows:
-        """`found`, of the file of `role`; its `wrong` rows are rejected, indices compared with the header's `what`."""
-        for row, detail in wrong.items():
-            self.reject(role, row, Reason.MALFORMED, detail)
-        columns = int((self._raw.schema.metadata or {})[what.encode()])
+    def checked(self, kind: str, role: str, ragged: SparseRows, faults: Mapping[int, str]) -> SparseRows:
+        """Reject faulty rows of `ragged`, of the file of `role`, and compare indices with the header's `kind`."""
+        for row, detail in faults.items():
+            self.reject_in(role, row, Reason.MALFORMED, detail)
+        columns = int((self.raw.schema.metadata or {})[kind.encode()])
         url = self._part.files[role]
-        beyond = np.flatnonzero(found.ids >= columns)
+        beyond = np.flatnonzero(ragged.ids >= columns)
         if len(beyond):
-            line = self._first + first_line_of_rows(role, url) + int(found.row_of()[beyond[0]])
+            line = self.first_row + first_line_of_rows(role, url) + int(ragged.row_of()[beyond[0]])
             raise InputError(
-                f"{url}, line {line}: index {found.ids[beyond[0]]} is beyond the {columns} {what} that the header "
-                "states (indices start at 0). Mend the line; or the header, which may state more than are used, but "
+                f"{url}, line {line}: index {ragged.ids[beyond[0]]} is beyond the {columns} {kind} that the header "
+                "states (indices start at 0). Fix the line; or the header, which may state more than are used, but "
                 "not fewer."
             )
-        return found
+        return ragged
 
-    def labels(self, role: str, found: SparseRows) -> tuple[pa.Array, pa.Array]:
-        """The columns label_ids and merged [B]; a point without labels is rejected."""
-        kept, merged = sparse.merge_labels(found)
+    def labels(self, role: str, ragged: SparseRows) -> tuple[pa.Array, pa.Array]:
+        """Return the columns label_ids and merged [B]; a point without labels is rejected."""
+        kept, merged = sparse.merge_labels(ragged)
         for row in np.flatnonzero(np.diff(kept.offsets) == 0).tolist():
-            self.reject(role, row, Reason.NO_LABELS, "the point has no labels")
+            self.reject_in(role, row, Reason.NO_LABELS, "the point has no labels")
         return parquet.list_array(kept.ids, kept.offsets, pa.int64()), pa.array(merged)
-
-    def features(self, found: SparseRows) -> list[pa.Array]:
-        """The columns feature_ids and feature_values [B]."""
-        kept = sparse.merge_features(found)
-        return [
-            parquet.list_array(kept.ids.astype(np.int32), kept.offsets, pa.int32()),
-            parquet.list_array(kept.values, kept.offsets, pa.float32()),
-        ]
-
-
-def _name(url: str) -> str:
-    return url.rsplit("/", 1)[-1]
 
 
 def _with_features(parsed: Parsed, raw: pa.RecordBatch, first_row: int, part: Part) -> Parsed:
-    """Points of JSON records with the features of their rows; a row whose features are malformed is rejected."""
+    """Return points of JSON records with the features of their rows; a row whose features are malformed is rejected."""
     rows = Rows(raw, first_row, part)
     for reject in parsed.rejects:
-        rows.reject(JSON, reject.line - 1 - first_row, reject.reason, reject.detail)
-    beside = rows.parsed(
-        [rows.numbers, *rows.features(rows.matrix(FEATURES))], pa.schema([("row", pa.int64()), *_feature_fields()])
-    )
-    good = beside.batch["row"]
-    mask = pa.array(np.isin(parsed.batch["row"].to_numpy(), good.to_numpy()))
-    batch = parsed.batch.filter(mask)
-    schema = points_schema("label_ids", features=True)
-    columns = {
-        **dict(zip(batch.schema.names, batch.columns, strict=True)),
-        **dict(zip(beside.batch.schema.names, beside.batch.columns, strict=True)),
-    }
-    return Parsed(pa.record_batch([columns[name] for name in schema.names], schema=schema), beside.rejects)
-
-
-def _feature_fields() -> list[pa.Field]:
-    return [field for field in labels_schema(features=True) if field.name.startswith("feature_")]
+        rows.reject_in(JSON, reject.line - 1 - first_row, reject.reason, reject.detail)
+    features = sparse.feature_columns(rows.matrix(FEATURES))
+    names, schema = ["feature_ids", "feature_values"], points_schema("label_ids", features=True)
+    beside = rows.parsed([rows.numbers, *features], pa.schema([schema.field(name) for name in ["row", *names]]))
+    batch = parsed.batch.filter(pa.array(np.isin(parsed.batch["row"].to_numpy(), beside.batch["row"].to_numpy())))
+    for name in names:
+        batch = batch.append_column(name, beside.batch[name])
+    return Parsed(batch.select(schema.names), beside.rejects)
 
 
 def _ragged(raw: pa.RecordBatch, role: str) -> SparseRows:

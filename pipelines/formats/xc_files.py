@@ -1,7 +1,8 @@
-"""The names under which XC data sets keep the files that stand beside each other; which of them are at a source."""
+"""Names of the aligned files of XC data sets, and which of them are at a source."""
 
 from collections.abc import Sequence
 
+from pipelines.formats import lines
 from pipelines.formats.aligned_files import FEATURES, JSON, TEXT, read_size
 from pipelines.formats.base import LABELS, SPLITS, Inputs, Part
 from pipelines.formats.names import filters_at, listing, one_of
@@ -9,15 +10,14 @@ from pipelines.formats.sizes import check_features, labels_by_number
 from schemas.errors import InputError
 from schemas.storage import join
 
-CODECS = ("", ".gz", ".bz2", ".xz", ".zst")
 _STEMS = {"train": "trn", "val": "val", "test": "tst", LABELS: "lbl"}
 
 
 def usual(table: str, role: str) -> tuple[str, ...]:
-    """The names that the file of `role` (LABELS, FEATURES, TEXT, JSON) of `table` may have."""
+    """List the names that the file of `role` (LABELS, FEATURES, TEXT, JSON) of `table` may have."""
     stem = _STEMS[table]
     plain, whole = _LABEL_NAMES[role] if table == LABELS else _split_names(stem, table, role)
-    return (*(name + codec for name in plain for codec in CODECS), *whole)
+    return (*(name + codec for name in plain for codec in lines.SUFFIXES), *whole)
 
 
 _LABEL_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -29,7 +29,7 @@ _LABEL_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def _split_names(stem: str, table: str, role: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(names that may end in a codec's suffix, names as they are)."""
+    """Return (names that may end in a codec's suffix, names as they are)."""
     return {
         LABELS: ((f"{stem}_X_Y.txt",), (f"{stem}_X_Y.npz", f"Y.{stem}.npz")),
         FEATURES: ((f"{stem}_X_Xf.txt",), (f"{stem}_X_Xf.npz", f"X.{stem}.npz")),
@@ -42,12 +42,12 @@ def _split_names(stem: str, table: str, role: str) -> tuple[tuple[str, ...], tup
 
 
 def is_any(names: Sequence[str], table: str, role: str) -> bool:
-    """Whether `names` hold the file of `role` of `table`."""
+    """Tell whether `names` hold the file of `role` of `table`."""
     return any(name in names for name in usual(table, role))
 
 
 def find_parts(source: str, name: str, expects: str, roles: Sequence[str], required: str) -> Inputs:
-    """The data set at `source` as parts whose files have the `roles`; every split has to have the `required` one.
+    """Find the data set at `source` as parts whose files have the `roles`; every split has to have the `required` one.
 
     Sizes are those of the headers. Raises InputError: a file is missing or given twice, or headers disagree.
     """
@@ -55,7 +55,7 @@ def find_parts(source: str, name: str, expects: str, roles: Sequence[str], requi
     parts = []
     for table in (*SPLITS, LABELS):
         files = {
-            role: join(source, one) for role in roles if (one := one_of(source, names, usual(table, role), expects))
+            role: join(source, file) for role in roles if (file := one_of(source, names, usual(table, role), expects))
         }
         if table != LABELS:
             if not files.keys() & {LABELS, required} and table != "train":
@@ -69,7 +69,7 @@ def find_parts(source: str, name: str, expects: str, roles: Sequence[str], requi
 
 
 def _sized(source: str, name: str, parts: list[Part], names: Sequence[str]) -> Inputs:
-    """The inputs with the numbers of labels and features, from the headers."""
+    """Return the inputs with the numbers of labels and features, from the headers."""
     of_labels = next((part for part in parts if part.table == LABELS), None)
     columns = {part.table: read_size(part.files[LABELS]) for part in parts if LABELS in part.files}
     widths = [(read_size(part.files[FEATURES])[1], part.files[FEATURES]) for part in parts if FEATURES in part.files]

@@ -1,4 +1,4 @@
-"""The XC raw form: gzip of one JSON object a line; a label's id is its line in the labels' file."""
+"""XC raw form: gzip of one JSON object a line; a label's id is its line in the labels' file."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pipelines.formats import lines, records
+from pipelines.formats.aligned_files import JSON
 from pipelines.formats.base import (
     LABELS,
     SPLITS,
@@ -20,10 +21,9 @@ from pipelines.formats.base import (
 from pipelines.formats.names import filters_at, one_of
 from pipelines.formats.records import Bad, Record
 from pipelines.formats.rejects import Reason
+from pipelines.formats.xc_files import is_any, usual
 from schemas import storage
 from schemas.storage import join
-
-_STEMS = {"train": "trn", "val": "val", "test": "tst", LABELS: "lbl"}
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class XcRaw:
     expects: str = "trn.json.gz, lbl.json.gz, and where there are any tst.json.gz, val.json.gz (older: trn.raw.json.gz)"
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
-        return any(name in names for stem in ("trn", "lbl") for name in _usual(stem))
+        return any(is_any(names, table, JSON) for table in ("train", LABELS))
 
     def find(self, source: str) -> Inputs:
         names = storage.list_names(source)
-        found = {
-            table: one_of(source, names, _usual(_STEMS[table]), self.expects, required=table in ("train", LABELS))
+        files = {
+            table: one_of(source, names, usual(table, JSON), self.expects, required=table in ("train", LABELS))
             for table in (*SPLITS, LABELS)
         }
-        parts = tuple(Part(table, name, {"json": join(source, name)}) for table, name in found.items() if name)
+        parts = tuple(Part(table, name, {JSON: join(source, name)}) for table, name in files.items() if name)
         return Inputs(self.name, parts, keyed=False, filters=filters_at(source, names))
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
-        return lines.read_blocks(part.files["json"], block_rows)
+        return lines.read_blocks(part.files[JSON], block_rows)
 
     def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
         def read(record: Record, row: int) -> tuple[str, str, list[int], int]:
@@ -83,12 +83,8 @@ class XcRaw:
         raise NotImplementedError("this form has no pairs file")
 
 
-def _usual(stem: str) -> tuple[str, ...]:
-    return f"{stem}.json.gz", f"{stem}.raw.json.gz"
-
-
 def _key(record: Record, row: int) -> str:
-    """The uid; a record without one is known by its row, as `#17`."""
+    """Return the uid; a record without one is known by its row, as `#17`."""
     uid = record.get("uid")
     return f"#{row}" if uid is None else records.key(uid, "uid")
 

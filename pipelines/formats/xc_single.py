@@ -1,4 +1,4 @@
-"""The old XC form: one file a split, header `points features labels`, lines `l1,l2 f1:v1 f2:v2`."""
+"""Old XC form: one file a split, header `points features labels`, lines `l1,l2 f1:v1 f2:v2`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -32,13 +32,13 @@ class XcSingle(Aligned):
 
     def find(self, source: str) -> Inputs:
         source, names = listing(source)
-        found = {
+        files = {
             split: one_of(
                 source, names, _matching(split, names) or [f"{split}.txt"], self.expects, required=split == "train"
             )
             for split in SPLITS
         }
-        parts = [Part(split, name, {BOTH: join(source, name)}) for split, name in found.items() if name]
+        parts = [Part(split, name, {BOTH: join(source, name)}) for split, name in files.items() if name]
         sizes = [_read_sizes(part.files[BOTH]) for part in parts]
         features, labels = max(size[1] for size in sizes), max(size[2] for size in sizes)
         check_features(features, source)
@@ -58,13 +58,13 @@ class XcSingle(Aligned):
         rows = Rows(raw, first_row, part)
         keys, texts = rows.names(context)
         of_labels, of_features = sparse.cut_at_space(raw[BOTH])
-        features = rows.features(rows.checked(FEATURES, BOTH, *sparse.parse_pairs(of_features)))
+        features = sparse.feature_columns(rows.checked(FEATURES, BOTH, *sparse.parse_pairs(of_features)))
         labels, merged = rows.labels(BOTH, rows.checked(LABELS, BOTH, *sparse.parse_indices(of_labels)))
         return rows.parsed([rows.numbers, keys, texts, *features, labels, merged], points_schema("label_ids", True))
 
 
 def _read_sizes(url: str) -> tuple[int, int, int]:
-    """(points, features, labels) as the header of the file at `url` states them. Raises InputError, StorageError."""
+    """Read (points, features, labels) from the header of the file at `url`. Raises InputError, StorageError."""
     header = lines.first_line(url)
     sizes = sparse.whole_numbers(header)
     if len(sizes) != 3:
@@ -76,7 +76,5 @@ def _read_sizes(url: str) -> tuple[int, int, int]:
 
 
 def _matching(split: str, names: Sequence[str]) -> list[str]:
-    """The names that the file of `split` may have: alone, or after the data set's name."""
-    return [
-        name for name in names if re.fullmatch(rf"(?!filter_labels)(.+_)?{split}\.txt(\.gz|\.bz2|\.xz|\.zst)?", name)
-    ]
+    """List the names that the file of `split` may have: alone, or after the data set's name."""
+    return [name for name in names if re.fullmatch(rf"(?!filter_labels)(.+_)?{split}\.txt{lines.CODEC}", name)]

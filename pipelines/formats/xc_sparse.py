@@ -1,4 +1,4 @@
-"""The XC form with sparse features: label matrix, feature matrix, and where there are any the texts beside them."""
+"""XC form with sparse features: label matrix, feature matrix, and where there are any the texts beside them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The XC form with plain text: one text a line, and a label matrix beside it."""
+"""XC form with plain text: one text a line, and a label matrix beside it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

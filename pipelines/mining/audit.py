@@ -1,4 +1,4 @@
-"""How good a table is: recall against exact search, and how hard its negatives are, on a sample of the rows."""
+"""Quality of a table on a sample of its rows: recall against exact search, and how hard its negatives are."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 
 
 class Audit(NamedTuple):
-    """S sampled rows, as exact search sees them.
+    """Results of exact search for S sampled rows.
 
-    `exact` [S, F] are the best keys without positives and struck labels; `positive_scores` float32 [V] belong to the
+    `exact` [S, F] are the best keys without positives and filtered labels; `positive_scores` float32 [V] belong to the
     sampled rows `positive_rows` int64 [V] in [0, S).
     """
 
@@ -26,14 +26,14 @@ class Audit(NamedTuple):
 
 
 def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width: int) -> Audit:
-    """Exact search of one block for sampled queries [S, D], and the scores of their positives in this block."""
+    """Search one block exactly for sampled queries [S, D], and score their positives in this block."""
     exact = search_negatives(Block(block.start, block.vectors), queries, exclusions, width)
     rows, scores = positive_scores(block, queries, exclusions)
     return Audit(exact, rows, scores)
 
 
 def stack(audits: Sequence[Audit], width: int) -> Audit:
-    """Audits of different rows as one."""
+    """Join audits of different rows."""
     firsts = np.cumsum([0, *(len(audit.exact) for audit in audits)])
     return Audit(
         np.concatenate([np.empty((0, width), np.uint64), *(audit.exact for audit in audits)]),
@@ -45,7 +45,7 @@ def stack(audits: Sequence[Audit], width: int) -> Audit:
 
 
 def merge_audits(blocks: Sequence[Audit], width: int) -> Audit:
-    """Audits of the same rows against different blocks as one against all labels."""
+    """Merge audits of the same rows against different blocks into one against all labels."""
     return Audit(
         merge([audit.exact for audit in blocks], width),
         np.concatenate([audit.positive_rows for audit in blocks]),
@@ -54,30 +54,30 @@ def merge_audits(blocks: Sequence[Audit], width: int) -> Audit:
 
 
 def weakest_positives(rows: int, audit: Audit) -> np.ndarray:
-    """The lowest score among the positives of each sampled row: float32 [rows], infinity without any."""
+    """Return the lowest score among the positives of each sampled row: float32 [rows], infinity without any."""
     weakest = np.full(rows, np.inf, np.float32)
     np.minimum.at(weakest, audit.positive_rows, audit.positive_scores)
     return weakest
 
 
 def measure(table: np.ndarray, audit: Audit) -> dict[str, Any]:
-    """Quality of the table's rows `table` (keys [S, K]) beside those that exact search gives, `audit.exact` [S, K].
+    """Return the quality of the rows `table` (keys [S, K]) beside those that exact search gives, `audit.exact` [S, K].
 
     recall_at_k: share of exact search's negatives that the table holds. top1_above_weakest_positive: share of the rows
     with positives whose hardest negative scores above the lowest of them.
     """
-    found, scores = unpack(table)
+    label_ids, scores = unpack(table)
     hardest = scores.max(axis=1, initial=-np.inf)
-    wanted, _ = unpack(audit.exact)
-    hits = Ragged.from_matrix(wanted).contains(found).sum()
+    exact, _ = unpack(audit.exact)
+    hits = Ragged.from_matrix(exact).contains(label_ids).sum()
     weakest = weakest_positives(len(table), audit)
     has_positive = np.isfinite(weakest)
     above = hardest[has_positive] > weakest[has_positive]
-    total = int((wanted >= 0).sum())
+    total = int((exact >= 0).sum())
     return {
         "audit_queries": len(table),
         "recall_at_k": float(hits / total) if total else None,
-        "score_quantiles": _quantiles(scores[found >= 0]),
+        "score_quantiles": _quantiles(scores[label_ids >= 0]),
         "positive_score_quantiles": _quantiles(audit.positive_scores),
         "top1_above_weakest_positive": float(above.mean()) if above.size else None,
     }

@@ -16,14 +16,14 @@ from schemas.errors import TableError
 
 @dataclass(frozen=True)
 class Chunks:
-    """What a file holds: its rows and the CRC-32 of each chunk."""
+    """Rows of a file, and the CRC-32 of each chunk."""
 
     rows: int
     checksums: tuple[int, ...]
 
 
 class ChunkWriter:
-    """Writes chunks to `url`, whole or not at all; a context manager. `chunks` is there once it has ended."""
+    """Writer of chunks to `url`, whole or not at all; a context manager. `chunks` is set when it has ended."""
 
     chunks: Chunks
 
@@ -53,7 +53,7 @@ class ChunkWriter:
 
 
 def read_chunk(url: str, chunks: Chunks, number: int, batch: int, fetch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Chunk `number` of a file with `batch` rows a chunk: keys uint64 [n, fetch], weakest float32 [n].
+    """Read chunk `number` of a file with `batch` rows a chunk: keys uint64 [n, fetch], weakest float32 [n].
 
     Raises TableError: gone or damaged.
     """

@@ -3,6 +3,7 @@
 NV-Retriever (arXiv:2407.15831) calls them Top-k shifted by N, TopK-MarginPos and TopK-PercPos.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from search.candidates import EMPTY, best, unpack
 
 @dataclass(frozen=True)
 class Filters:
-    """Ranks [skip_top, window) are counted over all labels that are no positives and not struck, best first.
+    """Ranks [skip_top, window) are counted over all labels that are neither positive nor filtered, best first.
 
     With a margin a negative is kept where its score < p - margin - relative_margin · |p|, p the lowest score among the
     row's positives. Rows without positives keep theirs.
@@ -26,14 +27,15 @@ class Filters:
 
     @property
     def has_margin(self) -> bool:
+        """Tell whether the scores of positives matter."""
         return self.margin is not None or self.relative_margin is not None
 
     def fetch(self, width: int) -> int:
-        """Candidates a row needs of each label range, so that `width` are left: at best, where there is a margin."""
+        """Return how many candidates of each label range let a row keep `width`, unless a margin drops more."""
         return self.window or self.skip_top + width * (2 if self.has_margin else 1)
 
     def limits(self, weakest: np.ndarray) -> np.ndarray:
-        """Scores have to be below: float32 [B] of the weakest positive's score [B], infinity where there is none."""
+        """Bound scores float32 [B] by the weakest positive's score [B], which is infinity where there is none."""
         if not self.has_margin:
             return np.full(len(weakest), np.inf, np.float32)
         some = np.isfinite(weakest)
@@ -42,51 +44,43 @@ class Filters:
         return np.where(some, limits, np.inf).astype(np.float32)
 
 
-@dataclass
-class Funnel:
-    """What became of the candidates that were merged, by rule."""
-
-    skipped_top: int = 0
-    beyond_window: int = 0
-    above_margin: int = 0
-    kept: int = 0
-
-    def add(self, other: "Funnel") -> None:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-
-
 def select(
-    ranges: Sequence[np.ndarray], weakest: np.ndarray, filters: Filters, width: int
-) -> tuple[np.ndarray, Funnel]:
-    """The best `width` keys of each label range that pass: G times [B, F] sorted, weakest [B] -> [B, G · width].
+    ranges: Sequence[np.ndarray],
+    weakest: np.ndarray,
+    filters: Filters,
+    width: int,
+    counts: Counter[str] | None = None,
+) -> np.ndarray:
+    """Return the best `width` keys of each label range that pass: G times [B, F] sorted, weakest [B] -> [B, G · width].
 
-    Each range's columns are best first, with EMPTY behind. A candidate counts under the first rule that drops it.
+    Each range's columns are best first, with EMPTY behind. `counts` gets each candidate under the first rule that drops
+    it, and those that are kept.
     """
-    found, funnel = list(ranges), Funnel()
-    ranked = found[0] if len(found) == 1 else np.sort(np.concatenate(found, axis=1), axis=1)
+    counts = Counter() if counts is None else counts
+    ranges = list(ranges)
+    ranked = ranges[0] if len(ranges) == 1 else np.sort(np.concatenate(ranges, axis=1), axis=1)
     if filters.skip_top:
         last = _key_at(ranked, filters.skip_top - 1)
-        found = [_drop(keys, keys <= last[:, None], funnel, "skipped_top") for keys in found]
+        ranges = [_drop(keys, keys <= last[:, None], counts, "skipped_top") for keys in ranges]
     if filters.window is not None:
         last = _key_at(ranked, filters.window - 1)
-        found = [_drop(keys, keys > last[:, None], funnel, "beyond_window") for keys in found]
+        ranges = [_drop(keys, keys > last[:, None], counts, "beyond_window") for keys in ranges]
     if filters.has_margin:
         limits = filters.limits(weakest)
-        found = [_drop(keys, unpack(keys)[1] >= limits[:, None], funnel, "above_margin") for keys in found]
-    kept = np.concatenate([best(keys, width) for keys in found], axis=1)
-    funnel.kept = int((kept != EMPTY).sum())
-    return kept, funnel
+        ranges = [_drop(keys, unpack(keys)[1] >= limits[:, None], counts, "above_margin") for keys in ranges]
+    kept = np.concatenate([best(keys, width) for keys in ranges], axis=1)
+    counts["kept"] += int((kept != EMPTY).sum())
+    return kept
 
 
 def _key_at(ranked: np.ndarray, rank: int) -> np.ndarray:
-    """[B]: the key of that rank, or the last one below EMPTY where a row has fewer."""
+    """Return the key of that rank [B], or the last one below EMPTY where a row has fewer."""
     if rank >= ranked.shape[1]:
         return np.full(len(ranked), EMPTY - np.uint64(1))
     return np.minimum(ranked[:, rank], EMPTY - np.uint64(1))
 
 
-def _drop(keys: np.ndarray, gone: np.ndarray, funnel: Funnel, rule: str) -> np.ndarray:
+def _drop(keys: np.ndarray, gone: np.ndarray, counts: Counter[str], rule: str) -> np.ndarray:
     gone &= keys != EMPTY
-    setattr(funnel, rule, getattr(funnel, rule) + int(gone.sum()))
+    counts[rule] += int(gone.sum())
     return np.where(gone, EMPTY, keys)

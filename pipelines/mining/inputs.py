@@ -1,8 +1,10 @@
-"""What one mining run reads, every lineage checked: a training run's dump, tables of `extremis embed`, or both."""
+"""Inputs of one mining run, every lineage checked: a training run's dump, tables of `extremis embed`, or both."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from pipelines.common.aligned import Source, open_source
+from pipelines.common.vector_blocks import dimension_of
 from pipelines.mining.options import MineOptions
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, numbered
@@ -15,7 +17,8 @@ class Inputs:
     """Points and vectors of one run. `epoch` is the dump's, None without one; `root` is where tables go, by source.
 
     `drop_bias`: the vectors are label embeddings whose last column is a constant 1, as that of the queries is; their
-    product adds 1 to every score and says nothing about the pair, so it is left out.
+    product adds 1 to every score and says nothing about the pair, so it is left out. `requested`: what the trainer asks
+    for in the dump.
     """
 
     by: str
@@ -26,30 +29,34 @@ class Inputs:
     epoch: int | None
     use_from: int | None
     root: str
-    wishes: dict
+    requested: dict[str, Any]
 
     @property
     def labels(self) -> int:
+        """L."""
         return self.vectors.rows
 
     @property
     def dimension(self) -> int:
+        """D."""
         return dimension_of(self.vectors)
 
     @property
     def name(self) -> str:
+        """Name of the dump in messages."""
         return f"epoch {self.epoch}" if self.epoch is not None else "embeddings"
 
     @property
     def scratch(self) -> str:
-        """Candidates of each block, kept only while the tables are being made."""
+        """Prefix of each block's candidates, kept only while the tables are being made."""
         return join(self.root, ".candidates")
 
     def table(self, source: Source) -> str:
+        """Return the URL of the table of `source`."""
         return join(self.root, source.name)
 
     def parents(self, source: Source) -> dict[str, str]:
-        """What the table of `source` is made from, by digest."""
+        """Return what the table of `source` is made from, by digest."""
         return {
             "queries": source.queries.digest,
             "embeddings": source.embeddings.digest,
@@ -58,7 +65,7 @@ class Inputs:
 
 
 def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) -> Inputs:
-    """The dump of `epoch` (the newest by default), with the tables that `options` name in place of its own.
+    """Open the dump of `epoch` (the newest by default), with the tables that `options` name in place of its own.
 
     Raises InputError: no dump where one is needed, or nowhere to publish; TableError: unfinished, damaged, made from
     other data or by another checkpoint, not aligned with its queries, or without some labels.
@@ -67,41 +74,41 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     whole = options.queries is not None and options.vectors is not None
     if whole and epoch is not None:
         raise InputError(f"--epoch {epoch}: with --queries and --vectors nothing is read from a dump. Leave one out.")
-    at = None if whole else (newest(run) if epoch is None else epoch)
-    dump = None if at is None else open_vectors(layout.vectors(at))
-    sources = _sources(data, layout, at, dump, options)
-    url, vectors, by = _vectors(data, layout, at, dump, options)
+    if not whole and epoch is None:
+        epoch = newest(run)
+    dump = None if epoch is None else open_vectors(layout.vectors(epoch))
+    sources = _sources(data, layout, epoch, dump, options)
+    url, vectors, by = _vectors(data, layout, epoch, dump, options)
     for source in sources:
         _require_one_training(source, url, vectors, dump)
     use_from = options.for_epoch
-    if use_from is None and dump is not None and at is not None:
-        use_from = int(dump.parameters.get("use_from", at + 2))
+    if use_from is None and dump is not None and epoch is not None:
+        use_from = int(dump.parameters.get("use_from", epoch + 2))
     if options.out is None and use_from is None:
         raise InputError("--queries and --vectors: say where the table goes, with --for-epoch E or --out URL.")
     root = options.out or join(layout.negatives_root, f"epoch-{use_from:04d}")
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
     )
-    wishes = dict((dump or vectors).parameters)
-    return Inputs(by, sources, url, vectors, drop_bias, at, use_from, root, wishes)
+    return Inputs(by, sources, url, vectors, drop_bias, epoch, use_from, root, dict((dump or vectors).parameters))
 
 
 def complete_dumps(run: str) -> dict[int, str]:
-    """Epoch to digest of the vectors, for every complete dump of `run`, oldest first.
+    """Map epoch to digest of the vectors, for every complete dump of `run`, oldest first.
 
     A dump is complete when its vectors, which are written last, and every source that they name are published.
     """
     layout = RunLayout(run)
-    found: dict[int, str] = {}
+    digests: dict[int, str] = {}
     for epoch in numbered(layout.dumps):
         vectors = open_if_published(layout.vectors(epoch), "vectors")
         if vectors and all(is_published(layout.embeddings(epoch, name)) for name in _source_names(vectors)):
-            found[epoch] = vectors.digest
-    return found
+            digests[epoch] = vectors.digest
+    return digests
 
 
 def newest(run: str) -> int:
-    """The epoch of the newest complete dump. Raises InputError where there is none."""
+    """Return the epoch of the newest complete dump. Raises InputError where there is none."""
     epochs = complete_dumps(run)
     if not epochs:
         raise InputError(
@@ -112,19 +119,13 @@ def newest(run: str) -> int:
 
 
 def open_vectors(url: str) -> Manifest:
-    """The vectors of all labels at `url`. Raises TableError."""
+    """Open the vectors of all labels at `url`. Raises TableError."""
     vectors = open_manifest(url)
     if vectors.kind not in ("vectors", "embeddings"):
         raise TableError(f"{url}: expected a vectors or embeddings table, got a {vectors.kind} table.")
     if vectors.id_range != (0, vectors.rows) or not vectors.rows:
         raise TableError(f"{url}: expected the vectors of all labels [0, {vectors.rows}), got {vectors.id_range}.")
     return vectors
-
-
-def dimension_of(table: Manifest) -> int:
-    """D, from the type of the `vector` column: `fixed_size_list<element: float>[64]`."""
-    types = {column.name: column.type for column in table.columns}
-    return int(types["vector"].rsplit("[", 1)[-1].rstrip("]"))
 
 
 def _sources(
@@ -141,7 +142,7 @@ def _sources(
 
 
 def _dumped_source(data: str, layout: RunLayout, epoch: int, name: str) -> Source:
-    """`name` as the trainer gives it: `queries`, `labels`, or where splits are mixed the split's own name."""
+    """Open source `name` as the trainer calls it: `queries`, `labels`, or a split where splits are mixed."""
     layouts = DataLayout(data)
     place = layouts.labels if name == "labels" else layouts.queries("train" if name == "queries" else name)
     url = layout.embeddings(epoch, name)
@@ -152,7 +153,7 @@ def _dumped_source(data: str, layout: RunLayout, epoch: int, name: str) -> Sourc
 def _vectors(
     data: str, layout: RunLayout, epoch: int | None, dump: Manifest | None, options: MineOptions
 ) -> tuple[str, Manifest, str]:
-    """(url, manifest, what they are) of the vectors to search."""
+    """Return (url, manifest, `classifier` or `labels`) of the vectors to search."""
     if options.vectors is not None:
         vectors = open_vectors(options.vectors)
         if vectors.parameters.get("what") != "labels" and options.by == "labels":
@@ -183,7 +184,7 @@ def _vectors(
 
 
 def _require_one_training(source: Source, url: str, vectors: Manifest, dump: Manifest | None) -> None:
-    """Embeddings and vectors of one space. Raises TableError."""
+    """Raise TableError where embeddings and vectors are not of one space."""
     got, expected = dimension_of(source.embeddings), dimension_of(vectors)
     if got != expected:
         raise TableError(
@@ -199,9 +200,10 @@ def _require_one_training(source: Source, url: str, vectors: Manifest, dump: Man
     }
     steps = {step for _, step in marks if step is not None}
     if len(checkpoints) > 1 or len(steps) > 1:
-        (one, step), (other, its) = marks
+        (first, first_step), (second, second_step) = marks
         raise TableError(
-            f"{one} is of step {step}, {other} of step {its} or of another run: vectors of two models do not compare. "
+            f"{first} is of step {first_step}, {second} of step {second_step} or of another run: vectors of two models "
+            "do not compare. "
             "Embed both with one checkpoint (extremis embed --step)."
         )
 

@@ -3,43 +3,30 @@
 A position p in the file of block b is label start_b + p; the manifest's parameter `blocks` holds [start_b, stop_b).
 """
 
-from dataclasses import dataclass
-from typing import Any
+import json
 
 import faiss
 import numpy as np
 
 from pipelines.common.vector_blocks import read_block
 from pipelines.mining.plan import Plan
+from schemas import storage
 from schemas.errors import InputError
-from schemas.layout import shard_name
-from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish
+from schemas.manifest import Manifest, Shard, open_manifest, publish
+from schemas.reuse import Request, find_reusable
 from search.block import Block, padded, search
 from search.candidates import best, merge, pack, unpack
-from search.effort import Effort, apply
 from search.factory import Factory
-from search.index_files import read_index, write_index
+from search.index_files import read_index
+from search.params import SearchParams, apply
 
 KIND = "index"
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What a worker reports about one block's file."""
-
-    entry: Shard
-    effort: dict[str, Any]
-
-
-def keep(url: str, number: int, count: int, block: Block) -> Shard:
-    """Write the block's index, or a flat one for `exact`. Raises StorageError."""
-    return write_index(url, shard_name(number, count, "faiss"), block)
-
-
-def index_parameters(plan: Plan) -> dict[str, Any]:
-    """What decides a kept index, besides the vectors."""
+def _request(plan: Plan) -> Request:
+    """Return what decides a kept index: the vectors, and these parameters."""
     inputs = plan.inputs
-    return {
+    parameters = {
         "factory": "Flat" if plan.factory.exact else plan.factory.spec,
         "metric": "inner product",
         "dimension": inputs.dimension,
@@ -54,36 +41,29 @@ def index_parameters(plan: Plan) -> dict[str, Any]:
         "target_recall": plan.options.target_recall,
         "width": plan.fetch,
     }
+    return Request(KIND, {"vectors": inputs.vectors.digest}, parameters)
 
 
-def existing_index(plan: Plan, url: str, overwrite: bool) -> Manifest | None:
-    """The index at `url` if it is this very one. Raises InputError where something else is there."""
-    if not is_published(url):
-        return None
-    found = open_manifest(url)
-    parameters = {name: value for name, value in found.parameters.items() if name != "efforts"}
-    same = found.kind == KIND and found.parents == _parents(plan) and parameters == index_parameters(plan)
-    if same:
-        return found
-    if not overwrite or found.kind != KIND:
-        raise InputError(
-            f"--keep-index {url}: holds a finished {found.kind} table made from something else, or with other options. "
-            "Give another place, or --overwrite."
-        )
-    return None
+def find_index(plan: Plan, url: str) -> Manifest | None:
+    """Return the index at `url` if it is the plan's. Raises InputError where another table is there."""
+    return find_reusable(
+        url, _request(plan), "Give another --keep-index, or --overwrite.", overwrite=plan.options.overwrite
+    )
 
 
-def publish_index(plan: Plan, url: str, kept: list[Kept]) -> Manifest:
-    """Make the files of all blocks, in order, visible as one index."""
+def publish_index(plan: Plan, url: str) -> Manifest:
+    """Make the files of all blocks visible as one index, by the notes that the workers left."""
+    request = _request(plan)
+    notes = [json.loads(storage.read_bytes(plan.kept(block))) for block in range(len(plan.bounds))]
     return publish(
         url,
         Manifest(
             kind=KIND,
-            shards=tuple(one.entry for one in kept),
+            shards=tuple(Shard(**note["entry"]) for note in notes),
             rows=plan.inputs.labels,
             id_range=(0, plan.inputs.labels),
-            parents=_parents(plan),
-            parameters={**index_parameters(plan), "efforts": [one.effort for one in kept]},
+            parents=dict(request.parents or {}),
+            parameters={**request.parameters, "efforts": [note["params"] for note in notes]},
         ),
     )
 
@@ -102,16 +82,13 @@ class KeptIndex:
             raise InputError(f"{vectors_url}: not the vectors that {url} was made of.")
 
     def load(self, number: int) -> faiss.Index:
-        """The Faiss index of one block, its checksum compared, set up to search as hard as it was tuned for.
-
-        Raises TableError.
-        """
+        """Read the Faiss index of one block, with its tuned search parameters. Raises TableError."""
         index = read_index(self._url, self.manifest.shards[number])
-        apply(index, Effort(**self.manifest.parameters["efforts"][number]))
+        apply(index, SearchParams(**self.manifest.parameters["efforts"][number]))
         return index
 
     def search(self, queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """(label ids int64 [B, width] best first, scores float32) for queries [B, D]; -1 and -inf beyond the labels."""
+        """Return (label ids int64 [B, width], scores float32) for queries [B, D]; -1 and -inf beyond the labels."""
         facts = self.manifest.parameters
         wide = padded(queries, facts["columns"])
         keys = [
@@ -129,8 +106,4 @@ class KeptIndex:
         vectors = read_block(url, manifest, start, stop, facts["columns"], facts["drop_bias"])
         flat = Factory(facts["factory"]).spec == "Flat"
         block = Block(start, vectors, None if flat else index)
-        return search(block, queries, width, Effort(**facts["efforts"][number]).factor)
-
-
-def _parents(plan: Plan) -> dict[str, str]:
-    return {"vectors": plan.inputs.vectors.digest}
+        return search(block, queries, width, SearchParams(**facts["efforts"][number]).factor)

@@ -1,4 +1,4 @@
-"""What one worker process holds at a time, added up before the run: one block, its index, one batch of queries.
+"""Memory of one worker process, estimated before the run: one block, its index, one batch of queries.
 
 Neither N nor L is in these sums. The constants are measured (docs/mining.md) and a little above what was seen.
 """
@@ -12,8 +12,8 @@ from search.factory import Factory
 
 _PROCESS = 280 << 20  # Python, Beam, Arrow and Faiss, loaded and at work
 _MATRIX_PRODUCTS = 64 << 20  # Faiss' buffers: blocks of distances, and of vectors being added
-_PAIR_BYTES = 96  # of a candidate while it is fetched, scored, struck and sorted
-_LABELS_A_ROW = 64  # positives and filtered labels of a row, for lack of their number in the manifest
+_PAIR_BYTES = 96  # of a candidate while it is fetched, scored, filtered and sorted
+LABELS_A_ROW = 64  # positives and filtered labels of a row, for lack of their number in the manifest
 LARGEST_BATCH = 4096
 SMALLEST_BATCH = 64
 SMALLEST_BLOCK = 4096
@@ -21,7 +21,7 @@ SMALLEST_BLOCK = 4096
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an estimate depends on. `fetch` candidates a row and block, `columns` in a finished row."""
+    """Sizes that an estimate depends on. `fetch` candidates a row and block, `columns` in a finished row."""
 
     dimension: int
     fetch: int
@@ -34,7 +34,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of one worker process at its peak, by what takes them."""
+    """Bytes of one worker process at its peak, by their use."""
 
     process: int
     vectors: int
@@ -45,6 +45,7 @@ class Estimate:
 
     @property
     def total(self) -> int:
+        """Sum of all bytes."""
         return sum(getattr(self, field.name) for field in fields(self))
 
     def __str__(self) -> str:
@@ -53,7 +54,7 @@ class Estimate:
 
 
 def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes) -> Estimate:
-    """Peak of a worker that searches a block of `rows` vectors with `batch` queries at a time."""
+    """Estimate the peak of a worker that searches a block of `rows` vectors with `batch` queries at a time."""
     dimension = factory.dimension(sizes.dimension)
     trained = 0 if factory.exact else min(rows, factory.training_rows())
     # A block that is trained on whole is not copied for it.
@@ -72,20 +73,20 @@ def estimate(factory: Factory, rows: int, batch: int, sizes: Sizes) -> Estimate:
 
 
 def batch_bytes(factory: Factory, batch: int, sizes: Sizes) -> int:
-    """Of one batch: queries, and what is fetched, ranked and merged for them."""
+    """Estimate the bytes of one batch: queries, and what is fetched, ranked and merged for them."""
     fetched = sizes.fetch * (sizes.refine if factory.lossy else 1) + 40
     pairs = max(fetched + 2 * sizes.fetch, 4 * sizes.columns)
-    return batch * (pairs * _PAIR_BYTES + 12 * factory.dimension(sizes.dimension) + 16 * _LABELS_A_ROW)
+    return batch * (pairs * _PAIR_BYTES + 12 * factory.dimension(sizes.dimension) + 16 * LABELS_A_ROW)
 
 
 def fit_batch(factory: Factory, memory: int, sizes: Sizes) -> int:
-    """Queries at a time: as many as an eighth of what `memory` leaves takes, between 64 and 4,096."""
-    one = batch_bytes(factory, 1, sizes)
-    return max(SMALLEST_BATCH, min(LARGEST_BATCH, max(0, memory - _PROCESS) // 8 // one))
+    """Fit the queries at a time into an eighth of what `memory` leaves: between 64 and 4,096."""
+    query_bytes = batch_bytes(factory, 1, sizes)
+    return max(SMALLEST_BATCH, min(LARGEST_BATCH, max(0, memory - _PROCESS) // 8 // query_bytes))
 
 
 def fit_rows(factory: Factory, most: int, batch: int, memory: int, sizes: Sizes) -> int:
-    """The most vectors of at most `most` in a block whose estimate stays within `memory`; 0 where none do."""
+    """Return how many vectors, at most `most`, a block may have within `memory`; 0 where it holds none."""
     if estimate(factory, most, batch, sizes).total <= memory:
         return most
     low, high = 0, most
@@ -96,7 +97,7 @@ def fit_rows(factory: Factory, most: int, batch: int, memory: int, sizes: Sizes)
 
 
 def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Sizes) -> Estimate:
-    """The estimate of a plan. Raises InputError, with what is needed and what to change, where it exceeds `memory`."""
+    """Return the estimate of a plan. Raises InputError, with the memory it needs, where it exceeds `memory`."""
     need = estimate(factory, rows, batch, sizes)
     if need.total > memory:
         raise InputError(
@@ -109,7 +110,7 @@ def require_fit(factory: Factory, rows: int, batch: int, memory: int, sizes: Siz
 
 
 def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
-    """Memory with which the plan fits, the larger batches that come with more memory included."""
+    """Return the memory with which the plan fits, the larger batches that come with more memory included."""
     memory = estimate(factory, rows, batch, sizes).total
     while (total := estimate(factory, rows, max(batch, fit_batch(factory, memory, sizes)), sizes).total) > memory:
         memory = total
@@ -117,10 +118,5 @@ def _enough(factory: Factory, rows: int, batch: int, sizes: Sizes) -> float:
 
 
 def group_bytes(table: Manifest, row_bytes: float) -> int:
-    """Of one row group of `table` in memory, held about twice while it is decoded."""
+    """Estimate the bytes of one row group of `table`, held about twice while it is decoded."""
     return int(2 * row_bytes * min(table.row_group_rows or 1, max((s.rows for s in table.shards), default=0)))
-
-
-def row_bytes_of_queries(dimension: int) -> float:
-    """Ids, labels and embedding of a row."""
-    return 8.0 + 8 * _LABELS_A_ROW + 4 * dimension

@@ -1,4 +1,4 @@
-"""How much of a new table the one before it held already: how fast hard negatives go stale."""
+"""Overlap of a new table with the one before it: how fast hard negatives go stale."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Previous:
 
 
 def find_previous(run: str, source: Source, use_from: int | None) -> Previous | None:
-    """The newest table of `source` in the run made for an epoch before `use_from`; None where there is none."""
+    """Return the newest table of `source` in the run made for an epoch before `use_from`; None where there is none."""
     layout = RunLayout(run)
     for epoch in reversed(numbered(layout.negatives_root)):
         if use_from is not None and epoch >= use_from:
@@ -38,23 +38,24 @@ def find_previous(run: str, source: Source, use_from: int | None) -> Previous | 
 
 
 def overlaps(previous: Previous, shard: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray | None:
-    """Share of each sampled row's negatives that `previous` holds: `rows` int64 [S] of the shard, keys [S, K] -> [S].
+    """Return the share [S] of each row's negatives (keys [S, K]) that `previous` holds: `rows` int64 [S] of the shard.
 
     Rows without negatives are left out. None where the table before is no longer whole: it may be replaced any time.
     """
-    found, _ = unpack(keys)
+    label_ids, _ = unpack(keys)
     shares = [np.empty(0)]
     size = previous.manifest.row_group_rows or 1
     entry = previous.manifest.shards[shard]
     try:
         with open_shard(previous.url, entry) as file:
             for group in np.unique(rows // size):
-                here = rows // size == group
+                inside = rows // size == group
                 table = read_group(file, int(group), ["label_ids"], join(previous.url, entry.path))
-                old = matrix_column(table, "label_ids")[rows[here] - group * size]
-                both = Ragged.from_matrix(np.sort(old, axis=1)).contains(found[here])
-                held = (found[here] >= 0).sum(axis=1)
-                shares.append(both.sum(axis=1)[held > 0] / held[held > 0])
+                old = matrix_column(table, "label_ids")[rows[inside] - group * size]
+                new = label_ids[inside]
+                hits = Ragged.from_matrix(np.sort(old, axis=1)).contains(new)
+                sizes = (new >= 0).sum(axis=1)
+                shares.append(hits.sum(axis=1)[sizes > 0] / sizes[sizes > 0])
     except (ExtremisError, IndexError):
         return None
     return np.concatenate(shares)

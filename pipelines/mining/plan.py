@@ -1,5 +1,7 @@
-"""Every choice of one mining run, made once in the launching process, so that all workers agree."""
+"""Plan of one mining run: every choice, made once in the launching process, so that all workers agree."""
 
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,6 +10,7 @@ import pyarrow as pa
 
 from pipelines.common.aligned import Source
 from pipelines.common.vector_blocks import block_bounds, equal_ranges
+from pipelines.common.watch import require_unused
 from pipelines.mining import memory
 from pipelines.mining.filters import Filters
 from pipelines.mining.inputs import Inputs
@@ -18,12 +21,13 @@ from schemas import tables
 from schemas.errors import InputError
 from schemas.layout import shard_name
 from schemas.manifest import Manifest
+from schemas.reuse import Request, find_reusable
 from schemas.sizes import say_bytes
 from schemas.storage import join
-from search import effort, index
+from search import index, params
 from search.candidates import MOST_LABELS
-from search.effort import Effort
-from search.factory import AUTO, Factory
+from search.factory import AUTO, EXACT, Factory, choose
+from search.params import SearchParams
 
 _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000
@@ -33,7 +37,7 @@ Task = tuple[int, bool, list[tuple[int, int]]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to search, how, and where to put it.
+    """The search of one run, and where its tables go.
 
     `bounds` are the P blocks [start, stop) of [0, L), of one label range after the other; `range_of` names the range of
     each. `width` is K of one range, `fetch` the candidates that a row needs of each block.
@@ -44,7 +48,7 @@ class Plan:
     width: int
     fetch: int
     factory: Factory
-    effort: Effort
+    params: SearchParams
     filters: Filters
     bounds: tuple[tuple[int, int], ...]
     range_of: tuple[int, ...]
@@ -66,33 +70,34 @@ class Plan:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the finished tables."""
+        """Schema of the finished tables."""
         return tables.negatives(self.columns, tables.label_type(self.inputs.labels))
 
     def only(self, sources: tuple[Source, ...]) -> "Plan":
-        """The same plan for these sources: a table is the same, whatever others are made with it."""
+        """Return the plan for these sources alone: a table is the same, whatever others are made with it."""
         return replace(self, sources=sources)
 
     def audited(self, source: Source) -> int:
-        """Rows searched exactly, too: one in 400 unless told, so that the audit costs little beside the search."""
-        asked = self.options.audit_queries
-        return max(_FEWEST_AUDITED, min(_MOST_AUDITED, source.queries.rows // 400)) if asked is None else asked
+        """Return how many rows are searched exactly, too: by default one in 400, so that the audit costs little."""
+        if self.options.audit_queries is not None:
+            return self.options.audit_queries
+        return max(_FEWEST_AUDITED, min(_MOST_AUDITED, source.queries.rows // 400))
 
     def candidates(self, source: Source, shard: int, block: int) -> str:
-        """Where the candidates of one block are kept until the merge."""
+        """Return the URL of the candidates of one block, which are kept until the merge."""
         folder = join(self.inputs.scratch, source.name, shard_name(block, len(self.bounds), "block"))
         return join(folder, shard_name(shard, len(source.queries.shards), "keys"))
 
     def summary(self, source: Source) -> str:
-        """What the workers report to the launching process."""
+        """Return the URL of what the workers report of a table to the launching process."""
         return join(self.inputs.scratch, f"{source.name}.json")
 
     def kept(self, block: int) -> str:
-        """What a worker reports about the index that it kept."""
+        """Return the URL of what a worker reports of the index that it kept."""
         return join(self.inputs.scratch, shard_name(block, len(self.bounds), "json"))
 
     def tasks(self, keep: bool = False) -> list[Task]:
-        """(block, whether to keep its index, [(source, shard), ...]): each block against every query shard.
+        """List (block, whether to keep its index, [(source, shard), ...]): each block against every query shard.
 
         A block makes `tasks_per_block` work items, or one where there are fewer shards.
         """
@@ -105,7 +110,7 @@ class Plan:
         ]
 
     def parameters(self) -> dict[str, Any]:
-        """As they stand in the table's manifest: everything that decides what is in it, besides its parents."""
+        """Return the parameters of a table's manifest: all that decides its content, besides its parents."""
         options, inputs = self.options, self.inputs
         return {
             "by": inputs.by,
@@ -126,13 +131,37 @@ class Plan:
             "audit_queries": options.audit_queries,
             "seed": options.seed,
             "epoch": inputs.epoch,
-            "step": inputs.wishes.get("step"),
+            "step": inputs.requested.get("step"),
             "use_from": inputs.use_from,
             "labels": inputs.labels,
         }
 
+    def finished_tables(self, run: str) -> dict[str, Manifest]:
+        """Return the tables that need not be made, by source.
+
+        A table is made again where the trainer has written its dump anew since. One that an epoch trains on is never
+        replaced while the run goes on: see docs/decisions/0003. Raises InputError for any other table.
+        """
+        options, inputs = self.options, self.inputs
+        from_dump = inputs.epoch is not None and options.queries is None and options.vectors is None
+        tables = {}
+        for source in self.sources:
+            table = find_reusable(
+                inputs.table(source),
+                Request("negatives", inputs.parents(source), self.parameters()),
+                "Give the same options, another place with --out, or --overwrite to replace it.",
+                overwrite=options.overwrite,
+                is_stale=lambda old: (
+                    from_dump and old.get("epoch") == inputs.epoch and old.get("by", inputs.by) == inputs.by
+                ),
+                check_replaceable=functools.partial(require_unused, run) if options.overwrite else None,
+            )
+            if table is not None:
+                tables[source.name] = table
+        return tables
+
     def describe(self) -> Iterator[str]:
-        """What is going to be done, and what it takes, one line each."""
+        """Say what is going to be done, and what it takes, one line each."""
         inputs, rows = self.inputs, sum(source.queries.rows for source in self.sources)
         width = f"K={self.width}" + (f" from each of {self.options.ranges} label ranges" * (self.options.ranges > 1))
         yield (
@@ -148,13 +177,12 @@ class Plan:
 
 
 def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous]) -> Plan:
-    """Options that are given win over the trainer's wishes in the dump; the rest follows from the sizes.
+    """Plan a run: the user's options win over those that the trainer requests in the dump; sizes decide the rest.
 
     Raises InputError: no width anywhere, options that contradict each other, more labels than a candidate can name, or
     a plan that does not fit into `memory`.
     """
-    wishes = inputs.wishes
-    width = options.width or wishes.get("table_width")
+    width = options.width or inputs.requested.get("table_width")
     if not width:
         raise InputError(
             f"{inputs.vectors_url}: neither the tables nor the options say how many negatives a query gets. "
@@ -171,14 +199,14 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous
             f"--window {options.window}: ranks [{options.skip_top}, {options.window}) are fewer than K={width}, so no "
             f"row could keep K. Give --window {options.skip_top + width} or more, or a smaller --width."
         )
-    wanted = Effort(options.nprobe, options.ef_search, options.refine)
+    fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
     fetch = filters.fetch(width)
     queries = [source.queries for source in inputs.sources]
     sizes = sizes_of(inputs.dimension, inputs.vectors, queries, options, fetch, width * options.ranges)
-    # Every source counts, made already or not: a table is the same whether its try was cut off before or not.
+    # Every source counts, made already or not: a table is the same after an attempt that was cut off.
     rows = sum(table.rows for table in queries)
-    blocks = settle(options.index or wishes.get("index") or AUTO, inputs.labels, rows, options, sizes)
-    effort.require_sense(blocks.factory, wanted)
+    blocks = settle(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)
+    params.require_sense(blocks.factory, fixed)
     if not blocks.factory.exact:
         index.empty(blocks.factory, blocks.factory.dimension(inputs.dimension))  # refused here rather than on a worker
     return Plan(
@@ -187,7 +215,7 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous
         width=width,
         fetch=fetch,
         factory=blocks.factory,
-        effort=wanted,
+        params=fixed,
         filters=filters,
         bounds=tuple(block for part in blocks.bounds for block in part),
         range_of=tuple(number for number, part in enumerate(blocks.bounds) for _ in part),
@@ -201,9 +229,9 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous
 
 @dataclass(frozen=True)
 class Blocks:
-    """How [0, L) is cut for a memory: blocks [start, stop) of each label range, of at most `rows` vectors.
+    """Cut of [0, L) for a memory: blocks [start, stop) of each label range, of at most `rows` vectors.
 
-    `estimate` is of the largest.
+    `estimate` is of the largest block.
     """
 
     factory: Factory
@@ -214,53 +242,46 @@ class Blocks:
 
 
 def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
-    """Index, query batch and blocks for `queries` rows against `labels` vectors within `options.memory`.
+    """Choose index, query batch and blocks for `queries` rows against `labels` vectors within `options.memory`.
 
     Raises InputError: it is too little, or `spec` is no index.
     """
     most = min(options.block_rows or labels, -(-labels // options.ranges))
-    factory = _choose(labels, queries, options, sizes, most) if spec == AUTO else Factory.parse(spec)
+    largest = max(1, memory.fit_rows(Factory(EXACT), most, memory.SMALLEST_BATCH, options.memory, sizes))
+
+    def price(factory: Factory) -> float | None:
+        """Cost of an index whose blocks are as large as the memory allows; None where it does not fit."""
+        if (options.nprobe or options.refine) and not factory.lists:
+            return math.inf  # these options are for inverted lists
+        batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
+        fits = options.block_rows or memory.fit_rows(factory, most, batch, options.memory, sizes)
+        if fits < min(most, memory.SMALLEST_BLOCK) and not factory.exact:
+            return None
+        blocks = -(-labels // max(1, min(fits, most)))
+        return factory.cost(-(-labels // blocks), blocks, queries, sizes.fetch, options.nprobe)
+
+    factory = choose(spec, largest, price=price, dimension=sizes.dimension)
     batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
     rows = options.block_rows and most
     if not rows:
         least = min(most, memory.SMALLEST_BLOCK)
         rows = max(least, memory.fit_rows(factory, most, batch, options.memory, sizes))
     bounds = block_bounds(labels, options.ranges, rows)
-    largest = max(stop - start for blocks in bounds for start, stop in blocks)
-    return Blocks(factory, batch, rows, bounds, memory.require_fit(factory, largest, batch, options.memory, sizes))
-
-
-def _choose(labels: int, queries: int, options: MineOptions, sizes: Sizes, most: int) -> Factory:
-    """The cheapest index among those that the memory allows; its blocks are as large as it allows."""
-    found: list[tuple[float, Factory]] = []
-    exact = Factory("exact")
-    rows = max(1, memory.fit_rows(exact, most, memory.SMALLEST_BATCH, options.memory, sizes))
-    for factory in index.candidates(sizes.dimension, rows):
-        batch = options.query_batch or memory.fit_batch(factory, options.memory, sizes)
-        fits = options.block_rows or memory.fit_rows(factory, most, batch, options.memory, sizes)
-        if options.nprobe and not factory.exact and not factory.lists:
-            continue
-        if fits < min(most, memory.SMALLEST_BLOCK) and not factory.exact:
-            continue
-        blocks = -(-labels // max(1, min(fits, most)))
-        share = -(-labels // blocks)
-        found.append((index.cost(factory, share, blocks, queries, sizes.fetch, options.nprobe), factory))
-    if options.nprobe or options.refine:
-        inverted = [(price, factory) for price, factory in found if factory.lists]
-        found = inverted or found
-    return min(found, key=lambda pair: (pair[0], pair[1].spec))[1]
+    longest = max(stop - start for blocks in bounds for start, stop in blocks)
+    return Blocks(factory, batch, rows, bounds, memory.require_fit(factory, longest, batch, options.memory, sizes))
 
 
 def sizes_of(
     dimension: int, vectors: Manifest, queries: Sequence[Manifest], options: MineOptions, fetch: int, columns: int
 ) -> Sizes:
-    """What an estimate depends on, of tables of these manifests."""
+    """Return the sizes of an estimate from the manifests of the tables."""
+    query_bytes = 8.0 + 8 * memory.LABELS_A_ROW + 4 * dimension  # id, labels and embedding
     return Sizes(
         dimension=dimension,
         fetch=fetch,
-        refine=options.refine or effort.MOST_REFINE,
+        refine=options.refine or params.MOST_REFINE,
         columns=columns,
         vector_group=memory.group_bytes(vectors, 4 * dimension + 8),
-        query_group=max(memory.group_bytes(table, memory.row_bytes_of_queries(dimension)) for table in queries),
+        query_group=max(memory.group_bytes(table, query_bytes) for table in queries),
         table_group=max(memory.group_bytes(table, 6 * columns + 8) for table in queries),
     )

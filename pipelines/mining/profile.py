@@ -1,4 +1,4 @@
-"""What mining took: seconds by stage and peak memory. Kept beside the tables, whose bytes are the same each time."""
+"""Profile of a mining run: seconds by stage and peak memory, kept beside the tables."""
 
 import contextlib
 import ctypes
@@ -12,15 +12,15 @@ import pyarrow as pa
 
 
 @dataclass
-class Spent:
-    """Of one or several work items: seconds add up over workers, the peak is of the largest process."""
+class Profile:
+    """Profile of one or several work items: seconds add up over workers, the peak is of the largest process."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time what is done within."""
+        """Time the body of the `with` statement."""
         started = time.perf_counter()
         try:
             yield
@@ -28,12 +28,15 @@ class Spent:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
             self.peak_bytes = max(self.peak_bytes, peak_bytes())
 
-    def add(self, other: "Spent") -> None:
+    def add(self, other: "Profile") -> "Profile":
+        """Count another one in."""
         for name, seconds in other.seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        return self
 
     def facts(self) -> dict[str, Any]:
+        """Return it as JSON values."""
         return {
             "seconds": {name: round(value, 3) for name, value in sorted(self.seconds.items())},
             "peak_bytes": self.peak_bytes,
@@ -41,7 +44,7 @@ class Spent:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held since it started."""
+    """Return the most memory that this process has held since it started."""
     try:
         # Not `ru_maxrss`: a process inherits it from the one that started it.
         with open("/proc/self/status") as status:

@@ -1,1 +1,1 @@
-"""Where pipelines run: in process, in several processes, on Dask, on clusters."""
+"""Runners of pipelines: in process, in several processes, on Dask, on clusters."""

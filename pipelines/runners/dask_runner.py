@@ -46,7 +46,7 @@ Elements = list[Any]
 
 
 class DaskRunner(PipelineRunner):
-    """`--runner=DaskRunner`: on the scheduler that `--dask_client_address` names, or on workers of its own.
+    """Runner of `--runner=DaskRunner`: on the scheduler that `--dask_client_address` names, or on workers of its own.
 
     Raises what a worker raised; ExtremisError where there are no workers, or they die. When it raises, no task of the
     pipeline is at work any more.
@@ -57,13 +57,13 @@ class DaskRunner(PipelineRunner):
         return True  # the pipeline is walked as it was built, without a translation to and fro
 
     def run_pipeline(self, pipeline: beam.Pipeline, options: PipelineOptions) -> PipelineResult:
-        chosen = options.view_as(DaskOptions)
-        if chosen.partition_size:
+        dask_options = options.view_as(DaskOptions)
+        if dask_options.partition_size:
             raise InputError("--dask_partition_size means nothing here; give --dask_npartitions, or neither.")
         pipeline.replace_all([_Deal()])
-        with _connect(chosen) as client:
+        with _connect(dask_options) as client:
             threads = sum(client.nthreads().values())
-            graph = _Graph(uuid.uuid4().hex, chosen.npartitions or PARTITIONS_A_THREAD * threads)
+            graph = _Graph(uuid.uuid4().hex, dask_options.npartitions or PARTITIONS_A_THREAD * threads)
             pipeline.visit(graph)
             _compute(client, graph)
         return PipelineResult(PipelineState.DONE)
@@ -86,7 +86,7 @@ class _Deal(PTransformOverride):
 
 @dataclass(frozen=True)
 class Step:
-    """One ParDo, as a worker gets it: the run it belongs to, its pickled DoFn and arguments, its outputs' tags."""
+    """One ParDo, as a worker gets it: its run, its pickled DoFn and arguments, its outputs' tags."""
 
     run: str
     fn: bytes
@@ -99,7 +99,7 @@ class _Graph(PipelineVisitor):
 
     run: str
     partitions: int
-    made: dict[PCollection, list[Delayed]] = field(default_factory=dict)
+    parts: dict[PCollection, list[Delayed]] = field(default_factory=dict)
     unread: dict[PCollection, list[Delayed]] = field(default_factory=dict)
 
     def visit_transform(self, applied: AppliedPTransform) -> None:
@@ -111,7 +111,7 @@ class _Graph(PipelineVisitor):
             self._add_bundles(applied, inputs[0])
         elif isinstance(transform, beam.GroupByKey):
             split = [_task(split_by_key)(part, self.partitions) for part in inputs[0]]
-            groups = [_task(group)([one[number] for one in split]) for number in range(self.partitions)]
+            groups = [_task(group)([part[number] for part in split]) for number in range(self.partitions)]
             self._write(applied, None, groups)
         elif isinstance(transform, beam.Flatten):
             self._write(applied, None, [part for parts in inputs for part in parts])
@@ -134,15 +134,15 @@ class _Graph(PipelineVisitor):
 
     def _read(self, pcoll: PCollection) -> list[Delayed]:
         self.unread.pop(pcoll, None)
-        return self.made[pcoll]
+        return self.parts[pcoll]
 
     def _write(self, applied: AppliedPTransform, tag: str | None, parts: list[Delayed]) -> None:
         pcoll: Any = applied.outputs[tag]
-        self.made[pcoll] = self.unread[pcoll] = parts
+        self.parts[pcoll] = self.unread[pcoll] = parts
 
 
 def run_bundle(step: Step, elements: Elements, sides: Sequence[Sequence[Elements]]) -> list[Elements]:
-    """Elements of one partition through the DoFn of `step`, beside all partitions of each side input.
+    """Pass elements of one partition through the DoFn of `step`, beside all partitions of each side input.
 
     One list for each of the step's tags. Raises what the DoFn raises.
     """
@@ -172,7 +172,7 @@ def run_bundle(step: Step, elements: Elements, sides: Sequence[Sequence[Elements
 
 
 def split_by_key(pairs: Elements, partitions: int) -> list[Elements]:
-    """Pairs (key, value) as (encoded key, pair), by the partition that its key belongs to: the same on every worker."""
+    """Split pairs (key, value) by the partitions of their keys, as (encoded key, pair): the same on every worker."""
     split: list[Elements] = [[] for _ in range(partitions)]
     for pair in pairs:
         encoded = _KEYS.encode(pair[0])
@@ -181,7 +181,7 @@ def split_by_key(pairs: Elements, partitions: int) -> list[Elements]:
 
 
 def group(parts: Sequence[Elements]) -> Elements:
-    """(key, values) of the pairs of `split_by_key`, in the order of arrival."""
+    """Group pairs of `split_by_key` to (key, values), in the order of arrival."""
     groups: dict[bytes, tuple[Any, Elements]] = {}
     for part in parts:
         for encoded, (key, value) in part:
@@ -190,7 +190,7 @@ def group(parts: Sequence[Elements]) -> Elements:
 
 
 def deal(parts: Sequence[Elements], number: int, partitions: int) -> Elements:
-    """Every `partitions`-th element of all `parts`, from `number` on."""
+    """Take every `partitions`-th element of all `parts`, from `number` on."""
     return [element for part in parts for element in part][number::partitions]
 
 
@@ -203,7 +203,7 @@ class _Collected(Receiver):
 
 
 class _Outputs(dict[str | None, _Collected]):
-    """What a DoFn yields, by tag."""
+    """Outputs of a DoFn, by tag."""
 
     def __missing__(self, tag: str | None) -> _Collected:
         return self.setdefault(tag, _Collected())
@@ -223,7 +223,7 @@ def _task(function: Any) -> Any:
 
 
 def _compute(client: Client, graph: _Graph) -> None:
-    """Carry out everything, the sinks too; what they yield stays where it is."""
+    """Run all tasks, the sinks too; their results stay on the workers."""
     futures = client.compute([_task(len)(part) for parts in graph.unread.values() for part in parts])
     try:
         for _ in as_completed(futures, with_results=True):
@@ -247,26 +247,27 @@ def _drain(client: Client, run: str) -> None:
 
 
 def stop(run: str) -> int:
-    """On a worker: ask bundles of `run` to end after their element; how many are at work."""
+    """Ask the bundles of `run` on this worker to end after their element; return how many are at work."""
     _STOPPED.add(run)
     return _AT_WORK[run]
 
 
 @contextmanager
 def _connect(options: DaskOptions) -> Iterator[Client]:
-    """A client with workers that run this very code. Raises ExtremisError: no scheduler, no worker, other code."""
-    given = options.get_all_options(drop_default=True, current_only=True)
-    given = {name: value for name, value in given.items() if name in ("address", "timeout", "scheduler_file", "name")}
-    if not {"address", "scheduler_file"} & given.keys():
+    """Connect to workers that run this very code. Raises ExtremisError: no scheduler, no worker, other code."""
+    names = ("address", "timeout", "scheduler_file", "name")
+    settings = options.get_all_options(drop_default=True, current_only=True)
+    settings = {name: value for name, value in settings.items() if name in names}
+    if not {"address", "scheduler_file"} & settings.keys():
         with (
             LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL) as cluster,
             Client(cluster) as client,
         ):
             yield client
         return
-    where = given.get("address") or given.get("scheduler_file")
+    where = settings.get("address") or settings.get("scheduler_file")
     try:
-        client = Client(**{"timeout": _CONNECT_SECONDS, **given})
+        client = Client(**{"timeout": _CONNECT_SECONDS, **settings})
         client.wait_for_workers(1, timeout=_CONNECT_SECONDS)
         versions = client.run(code_version)
     except (OSError, ValueError) as error:

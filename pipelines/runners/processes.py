@@ -1,4 +1,4 @@
-"""`--direct_running_mode=multi_processing`: Beam's worker processes, started quietly, and missed when they die."""
+"""`--direct_running_mode=multi_processing`: Beam's worker processes, started quietly, whose death ends the run."""
 
 import shlex
 import sys
@@ -18,7 +18,7 @@ _STOP_SECONDS = 20.0  # for a worker to end by itself
 
 
 def make_runner() -> FnApiRunner:
-    """The runner of this process, its work done by processes of `pipelines.runners.worker`."""
+    """Make the runner of this process, its work done by processes of `pipelines.runners.worker`."""
     # A shell starts it: with `exec`, the worker's parent is this process.
     command = f"exec {shlex.quote(sys.executable)} -m pipelines.runners.worker"
     return FnApiRunner(SubprocessSDKEnvironment.from_command_string(command))
@@ -26,7 +26,7 @@ def make_runner() -> FnApiRunner:
 
 @WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)
 class WatchedWorker(SubprocessSdkWorkerHandler):
-    """A worker process whose death ends the run; Beam's own handler waits for its answers for ever."""
+    """Worker process whose death ends the run; Beam's own handler waits for its answers for ever."""
 
     _closed = False
 
@@ -54,5 +54,5 @@ class WatchedWorker(SubprocessSdkWorkerHandler):
         super().close()
 
     def stop_worker(self) -> None:
-        """One that had not connected yet when another died is never told to stop: it ends with this process."""
+        """Wait for its end. One that had not connected when another died is never told to stop: it ends with us."""
         self.worker_thread.join(_STOP_SECONDS)

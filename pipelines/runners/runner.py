@@ -1,4 +1,4 @@
-"""The one place that chooses a Beam runner, and that turns a worker's failure back into the error it was."""
+"""Choice of a Beam runner; and a worker's failure turned back into the error it was."""
 
 import contextlib
 import difflib
@@ -28,7 +28,7 @@ _STEP = re.compile(r" \[while running '[^']*'\]")
 
 
 def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
-    """An empty pipeline on the runner that `beam_options` name (`--runner=...`); in this process by default.
+    """Make an empty pipeline on the runner that `beam_options` name (`--runner=...`); in this process by default.
 
     `--direct_num_workers` and `--direct_running_mode` hold for the in-process runner as well; the rest goes to Beam
     unchanged. Run it with `run`. Raises InputError for an unknown runner or option.
@@ -36,15 +36,15 @@ def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
     flags = list(beam_options)
     runner = _runner(flags)
     _refuse_unknown(flags)
-    chosen = options.PipelineOptions(flags)
+    pipeline_options = options.PipelineOptions(flags)
     # Nothing of ours is defined in a main module, so no worker needs a copy of one.
-    chosen.view_as(options.SetupOptions).save_main_session = False
-    direct = chosen.view_as(options.DirectOptions)
+    pipeline_options.view_as(options.SetupOptions).save_main_session = False
+    direct = pipeline_options.view_as(options.DirectOptions)
     if isinstance(runner, FnApiRunner) and direct.direct_running_mode == "multi_processing":
         direct.direct_running_mode = "in_memory"  # else Beam starts workers of its own
         runner = processes.make_runner()
     try:
-        pipeline = beam.Pipeline(runner=runner, options=chosen)
+        pipeline = beam.Pipeline(runner=runner, options=pipeline_options)
     except ValueError as error:  # a runner's own checks: a bucket or project that is none
         raise InputError(f"Beam options {flags}: {str(error).strip()}") from None
     # For transforms in other languages, of which there are none; Beam would leave it behind.
@@ -53,14 +53,14 @@ def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
 
 
 def local_workers(beam_options: Sequence[str], urls: Sequence[str]) -> list[str]:
-    """`beam_options`, with a worker process a core where they leave the choice and the files at `urls` are worth it.
+    """Add a worker process a core to `beam_options` that leave the choice, where the files at `urls` are worth it.
 
     Starting processes takes seconds, and they do not share memory:// files.
     """
     flags = list(beam_options)
-    given = any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in flags)
+    decided = any(flag.startswith(("--direct_num_workers", "--direct_running_mode")) for flag in flags)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if given or cores < 2 or not isinstance(_runner(flags), FnApiRunner):
+    if decided or cores < 2 or not isinstance(_runner(flags), FnApiRunner):
         return flags
     if any(url.startswith("memory://") for url in urls):
         return flags
@@ -74,19 +74,19 @@ def run(pipeline: beam.Pipeline) -> None:
 
     Raises ExtremisError, too, where workers of this machine or of Dask died.
     """
-    ours = type(pipeline.runner).__name__ in ("FnApiRunner", "DaskRunner")
-    with _quiet() if ours else contextlib.nullcontext():
+    local = type(pipeline.runner).__name__ in ("FnApiRunner", "DaskRunner")
+    with _quiet() if local else contextlib.nullcontext():
         try:
             pipeline.run().wait_until_finish()
         except Exception as error:
-            own = unwrap(error)
-            if own is None:
+            cause = unwrap(error)
+            if cause is None:
                 raise
-            raise own from None
+            raise cause from None
 
 
 def unwrap(error: BaseException) -> ExtremisError | None:
-    """The ExtremisError that a runner wrapped into `error`, or None.
+    """Return the ExtremisError that a runner wrapped into `error`, or None.
 
     Runners in this process chain or re-raise the exception; the others pass its traceback on as text.
     """
@@ -99,10 +99,10 @@ def unwrap(error: BaseException) -> ExtremisError | None:
     names = "|".join(re.escape(name) for name in classes)
     # A chain of tracebacks repeats the message; its last copy ends the text, with the step behind it.
     ends = r" \[while running '|^\n(?:During handling|The above)|\Z"
-    found = re.findall(rf"^({names}): (.*?)(?={ends})", str(error), re.DOTALL | re.MULTILINE)
-    if not found:
+    matches = re.findall(rf"^({names}): (.*?)(?={ends})", str(error), re.DOTALL | re.MULTILINE)
+    if not matches:
         return None
-    name, message = found[-1]
+    name, message = matches[-1]
     return classes[name](message.strip())
 
 
@@ -129,7 +129,7 @@ def _dask_runner() -> PipelineRunner:
 
 
 def _refuse_unknown(flags: Sequence[str]) -> None:
-    """Beam drops what it does not know with a warning; a misspelt option is better refused."""
+    """Refuse options that Beam does not know; it drops them with a warning."""
     parser = options._BeamArgumentParser(allow_abbrev=False, exit_on_error=False)
     for kind in _subclasses(options.PipelineOptions):
         with contextlib.suppress(Exception):  # two classes may declare the same option
@@ -140,8 +140,8 @@ def _refuse_unknown(flags: Sequence[str]) -> None:
         raise InputError(f"Beam options {list(flags)}: {error}.") from None
     if not unknown:
         return
-    known = [name for action in parser._actions for name in action.option_strings]
-    near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
+    names = [name for action in parser._actions for name in action.option_strings]
+    near = difflib.get_close_matches(unknown[0].split("=")[0], names, n=1)
     hint = f" Did you mean {near[0]}?" if near else " Everything after `--` goes to Beam; see its runner's page."
     raise InputError(f"unknown Beam option {unknown[0]!r}.{hint}")
 
@@ -153,7 +153,7 @@ def _subclasses(kind: type) -> list[type]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Runners log each worker's traceback, and print those of their own threads, which `run` raises anyway."""
+    """Silence tracebacks that runners log or print: `run` raises them anyway."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     hook = threading.excepthook

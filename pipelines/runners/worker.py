@@ -1,4 +1,4 @@
-"""A worker process of `processes.py`: Beam's own, but it says nothing, and ends with its launching process."""
+"""Worker process of `processes.py`: Beam's own, but silent, and it ends with its launching process."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A worker that outlived a killed run would write beside the one that is started after it."""
+    """End with the launching process: a worker that outlived a killed run would write beside the next one."""
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     os._exit(1)

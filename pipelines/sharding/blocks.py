@@ -1,14 +1,11 @@
-"""A raw block's normalised rows in staging: what the first pipeline leaves to the second, and how it is made."""
+"""Normalised rows of a raw block on their way to staging, where the second pipeline reads them."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Packet, receive
 from pipelines.sharding.hashing import combine, hash_strings
 from schemas.shard_files import parquet
 
@@ -17,36 +14,8 @@ SAMPLED_SHARE = 1 / 16
 _FEATURES = ("feature_ids", "feature_values")
 
 
-@dataclass(frozen=True, order=True)
-class Block:
-    """Rows of one raw block: `sampled` holds those whose `sample_position` is below SAMPLED_SHARE, `rest` the others.
-
-    mentions: the label keys that the block's points name, each once, with their hashes (forms with keys only).
-    """
-
-    table: str
-    part: int
-    number: int
-    sampled: Packet
-    rest: Packet
-    mentions: Packet | None = None
-
-    def read(self) -> pa.RecordBatch:
-        """All rows, with the column `part`."""
-        rows = pa.concat_batches(list(receive([self.sampled, self.rest])))
-        return rows.append_column("part", pa.array(np.full(rows.num_rows, self.part, np.int32)))
-
-    def to_json(self) -> list[Any]:
-        return [self.table, self.part, self.number, self.sampled, self.rest, self.mentions]
-
-    @classmethod
-    def from_json(cls, body: Sequence[Any]) -> "Block":
-        table, part, number, sampled, rest, mentions = body
-        return cls(table, part, number, tuple(sampled), tuple(rest), tuple(mentions) if mentions else None)
-
-
 def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
-    """Points or labels with `hash` (of the key: it chooses the shard) and `content` (of text and features), uint64."""
+    """Add `hash` (of the key: it chooses the shard) and `content` (hash of text and features), both uint64."""
     content = hash_strings(batch["text"], seed)
     for name in _FEATURES:
         if name in batch.schema.names:
@@ -56,7 +25,7 @@ def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
 
 
 def split_mentions(batch: pa.RecordBatch, seed: int) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Points with `label_index` for `label_keys`: positions in the second batch, whose columns are key and hash.
+    """Return points with `label_index` for `label_keys`: positions in the second batch, whose columns are key and hash.
 
     Points that name no keys are returned as they are, with None.
     """
@@ -67,17 +36,17 @@ def split_mentions(batch: pa.RecordBatch, seed: int) -> tuple[pa.RecordBatch, pa
     offsets = column.offsets.to_numpy().astype(np.int64)
     index = parquet.list_array(named.indices.to_numpy(zero_copy_only=False), offsets - offsets[0], pa.int32())
     mentions = pa.record_batch({"key": named.dictionary, "hash": pa.array(hash_strings(named.dictionary, seed))})
-    at = batch.schema.get_field_index("label_keys")
-    return batch.set_column(at, "label_index", index), mentions
+    number = batch.schema.get_field_index("label_keys")
+    return batch.set_column(number, "label_index", index), mentions
 
 
 def sample_position(hashes: np.ndarray) -> np.ndarray:
-    """Where each hash [B] lies in [0, 1) for sampling: independent of its shard and of a validation split."""
+    """Return the place [B] of each hash in [0, 1) for sampling: independent of its shard and of a validation split."""
     return (combine(hashes, hashes) >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 def split_sample(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """("sampled", rows) and ("rest", rows) of points or labels."""
+    """Yield ("sampled", rows) and ("rest", rows) of points or labels."""
     sampled = pa.array(sample_position(batch["hash"].to_numpy()) < SAMPLED_SHARE)
     yield "sampled", batch.filter(sampled)
     yield "rest", batch.filter(pc.invert(sampled))

@@ -1,57 +1,44 @@
-"""The data set as a whole: what is at DATA already, and the manifests that make a new one visible, DATA's own last."""
+"""Data set as a whole: what is at DATA already, and the manifests that make a new one visible, DATA's own last."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
-from pipelines.common.exchange import Packet, receive
+from pipelines.common.exchange import Packet, gather
+from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, Inputs
 from pipelines.formats.rejects import Reason
 from pipelines.sharding.make_plan import name_of
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan
-from pipelines.sharding.summary import Summary
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import manifest as manifests
 from schemas import storage, tables
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, columns_of
+from schemas.reuse import Request, find_reusable
 from schemas.shard_files import parquet
 from schemas.storage import join
 
 _OURS = ("queries", "labels", "tokenizer", "rejects")
 _REJECTS_GROUP = 8192
-_HOW = "Give another DATA, or --overwrite to replace it."
-
-
-def is_finished(data: str) -> bool:
-    """Whether a data set is at `data`."""
-    return manifests.is_published(data)
+_REMEDY = "Give another DATA, or --overwrite to replace it."
 
 
 def open_finished(data: str, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Manifest:
-    """The data set at `data`, which has to be made from `inputs` with `options`.
+    """Open the data set at `data`, which has to be made from `inputs` with `options`.
 
     Raises InputError: made otherwise; TableError: damaged.
     """
-    found = manifests.open_manifest(data, "data")
-    for what, now in (("input", inputs), ("options", options)):
-        then = found.parameters.get(what, {})
-        for name in sorted({*then, *now}):
-            if then.get(name) != now.get(name):
-                raise InputError(
-                    f"{data}: holds a data set made with other {what}: {name} was {_brief(then.get(name))}, "
-                    f"now it is {_brief(now.get(name))}. {_HOW}"
-                )
-    for table, digest in found.parents.items():
+    manifest = find_reusable(data, Request("data", None, {"input": inputs, "options": options}), _REMEDY)
+    assert manifest is not None
+    for table, digest in manifest.parents.items():
         if manifests.open_manifest(join(data, table)).digest != digest:
-            raise TableError(f"{join(data, table)}: not the table that {data} was published with. {_HOW}")
-    return found
+            raise TableError(f"{join(data, table)}: not the table that {data} was published with. {_REMEDY}")
+    return manifest
 
 
 def begin(data: str) -> None:
-    """Clear what an earlier attempt left at `data`, and mark this one. Raises InputError: files there are not ours."""
+    """Clear what an earlier attempt left at `data`, and mark this one. Raises InputError: other files are there."""
     layout = DataLayout(data)
     present = [name for name in storage.list_names(data) if name in _OURS]
     if present and not manifests.is_published(data) and not storage.list_names(layout.staging):
@@ -76,53 +63,53 @@ def end(data: str) -> None:
     storage.remove(DataLayout(data).staging, recursive=True)
 
 
-def write_tokenizer(data: str, tokenizer: FrozenTokenizer) -> tuple[Shard, ...]:
-    """Write the tokenizer's files, which the workers load; they are published with the rest."""
+def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
+    """Write the tokenizer's files, which the workers load; their manifest, to be published with the rest."""
     entries = []
     for name, content in sorted(tokenizer.files.items()):
         storage.write_bytes(join(DataLayout(data).tokenizer, name), content)
         entries.append(Shard(path=name, rows=0, bytes=len(content), sha256=storage.sha256(content)))
-    return tuple(entries)
+    facts = {"vocabulary": tokenizer.vocabulary, **parameters}
+    return Manifest(kind="tokenizer", shards=tuple(entries), parameters=facts)
 
 
-def check_rejects(inputs: Inputs, found: Summary, summary: Summary, max_share: float) -> None:
+def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: float) -> None:
     """Raise one InputError when too much is rejected: rows of a table, or label mentions of its rows.
 
-    found: what the first pipeline counted; summary: rejects up to now. In a form without keys any rejected label is.
+    raw: the counts of the first pipeline; summary: rejects up to now. In a form without keys any rejected label is.
     """
     over = []
     for table in dict.fromkeys(part.table for part in inputs.parts):
         reasons = summary.rejects.by_reason(table)
         unknown = reasons.pop(Reason.UNKNOWN_LABEL.value, 0)
         share = 0.0 if table == LABELS and not inputs.keyed else max_share
-        for what, n, of in (
-            ("rows", sum(reasons.values()), found.count_input(table, "rows_in")),
-            ("label mentions", unknown, found.count_input(table, "mentions")),
+        for unit, n, of in (
+            ("rows", sum(reasons.values()), raw.count_input(table, "rows_in")),
+            ("label mentions", unknown, raw.count_input(table, "mentions")),
         ):
             if n > share * of:
-                why = f" ({', '.join(f'{n:,} {reason}' for reason, n in reasons.items())})" if what == "rows" else ""
-                over.append(f"{n:,} of {of:,} {what} of {name_of(inputs, table)}{why}")
+                why = f" ({', '.join(f'{n:,} {reason}' for reason, n in reasons.items())})" if unit == "rows" else ""
+                over.append(f"{n:,} of {of:,} {unit} of {name_of(inputs, table)}{why}")
     if not over:
         return
     first = "".join(f"\n  {reject}" for reject in summary.rejects.first)
     ids = "" if inputs.keyed else " (a label's line is its id, so no label may be rejected)"
     raise InputError(
         f"rejected {'; '.join(over)}. The first are:{first}\n"
-        f"Mend these; or raise --max-reject-share, which is {max_share:g}{ids}."
+        f"Fix these; or raise --max-reject-share, which is {max_share:g}{ids}."
     )
 
 
 def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]]) -> Manifest:
-    """Write what was rejected, a shard an input table, in the order of file and line; its manifest, unpublished."""
+    """Write the rejects, a shard an input table, in the order of file and line; their manifest, unpublished."""
     by_table: dict[str, list[Packet]] = {}
     for table, packet in rejected:
         by_table.setdefault(table, []).append(packet)
     url, schema = DataLayout(data).rejects, tables.rejects()
     shards = []
     for number, table in enumerate(sorted(by_table)):
-        some = pa.Table.from_batches(receive(by_table[table]), schema)
-        some = some.sort_by([(name, "ascending") for name in schema.names])
-        shards.append(parquet.write_shard(url, number, len(by_table), some, _REJECTS_GROUP))
+        rows = gather(by_table[table], schema).sort_by([(name, "ascending") for name in schema.names])
+        shards.append(parquet.write_shard(url, number, len(by_table), rows, _REJECTS_GROUP))
     return Manifest(
         kind="rejects",
         columns=columns_of(schema),
@@ -146,7 +133,7 @@ def publish(
 
     Raises StorageError.
     """
-    layout = DataLayout(data)
+    layout, options = DataLayout(data), parameters["options"]
     parents: dict[str, str] = {}
     text: dict[str, Any] = {}
     if tokenizer is not None:
@@ -154,56 +141,38 @@ def publish(
         text = tokenizer.parameters
     labels = sum(shard.rows for shard in summary.shards_of(of_labels.name))
     for plan in splits:
-        made = _queries(plan, summary, parents, {**text, "labels": labels, "options": parameters["options"]})
-        parents[plan.name] = manifests.publish(plan.table, made).digest
-    made = _labels(of_labels, labels, summary, parents, {**text, "options": parameters["options"]})
-    parents[of_labels.name] = manifests.publish(layout.labels, made).digest
+        facts = {**text, "labels": labels, "split": plan.split, "seed": options["seed"], "text": options["text"]}
+        origins = {name: parents[name] for name in ("tokenizer",) if name in parents}
+        queries = _table("queries", plan, plan.source, summary, origins, facts)
+        parents[plan.name] = manifests.publish(plan.table, queries).digest
+    facts = {**text, "training_points": summary.counters["queries/train"]["rows_out"], "text": options["text"]}
+    origins = {name: parents[name] for name in ("tokenizer", "queries/train") if name in parents}
+    labels_manifest = _table("labels", of_labels, LABELS, summary, origins, facts)
+    parents[of_labels.name] = manifests.publish(layout.labels, labels_manifest).digest
     parents["rejects"] = manifests.publish(layout.rejects, rejects).digest
     return manifests.publish(data, Manifest(kind="data", parents=parents, parameters=dict(parameters)))
 
 
-def _queries(plan: QueriesPlan, summary: Summary, parents: Mapping[str, str], given: Mapping[str, Any]) -> Manifest:
+def _table(
+    kind: str,
+    plan: QueriesPlan | LabelsPlan,
+    source: str,
+    summary: Summary,
+    parents: dict[str, str],
+    parameters: dict[str, Any],
+) -> Manifest:
+    """Return the manifest of a table that was made from the input table `source`."""
     shards = summary.shards_of(plan.name)
     rows = sum(shard.rows for shard in shards)
-    parameters = {name: value for name, value in given.items() if name != "options"}
-    parameters |= {"split": plan.split, "seed": given["options"]["seed"], "text": given["options"]["text"]}
+    counters = dict(sorted(summary.counters[plan.name].items()))
     return Manifest(
-        kind="queries",
+        kind=kind,
         columns=columns_of(plan.schema),
         shards=shards,
         rows=rows,
         row_group_rows=plan.row_group_rows,
         id_range=(0, rows),
-        parents={name: parents[name] for name in ("tokenizer",) if name in parents},
+        parents=parents,
         parameters=parameters,
-        counters=_counters(plan.name, plan.source, summary),
+        counters={**counters, "rejected": summary.rejects.by_reason(source)},
     )
-
-
-def _labels(
-    plan: LabelsPlan, labels: int, summary: Summary, parents: Mapping[str, str], given: Mapping[str, Any]
-) -> Manifest:
-    training_points = summary.counters["queries/train"]["rows_out"]
-    parameters = {name: value for name, value in given.items() if name != "options"}
-    parameters |= {"training_points": training_points, "text": given["options"]["text"]}
-    return Manifest(
-        kind="labels",
-        columns=columns_of(plan.schema),
-        shards=summary.shards_of(plan.name),
-        rows=labels,
-        row_group_rows=plan.row_group_rows,
-        id_range=(0, labels),
-        parents={name: parents[name] for name in ("tokenizer", "queries/train") if name in parents},
-        parameters=parameters,
-        counters=_counters(plan.name, LABELS, summary),
-    )
-
-
-def _counters(table: str, source: str, summary: Summary) -> dict[str, Any]:
-    return {**dict(sorted(summary.counters[table].items())), "rejected": summary.rejects.by_reason(source)}
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{value.get('file')} ({value.get('bytes')} bytes, SHA-256 {str(value.get('sha256'))[:12]}…)"
-    return "not there" if value is None else repr(value)

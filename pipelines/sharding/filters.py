@@ -1,4 +1,4 @@
-"""Filter pairs: predictions to strike out before top-k, given as lines `row label`, 0-based."""
+"""Filter pairs: predictions to leave out before top-k, given as lines `row label`, 0-based."""
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +9,7 @@ from schemas.shard_files import parquet
 
 
 def parse_pairs(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
-    """The pairs (row, label) of a filter file, sorted and without duplicates: int64 [F, 2] in [0, rows) × [0, labels).
+    """Read pairs (row, label), sorted and without duplicates: int64 [F, 2] in [0, rows) × [0, labels).
 
     `url` is for messages. Raises InputError with the line: malformed, or pointing beyond the points or labels.
     """
@@ -21,7 +21,7 @@ def parse_pairs(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
         if len(fields) != 2 or not all(field.isdigit() and len(field) < 19 for field in fields):
             raise InputError(
                 f"{url}, line {number}: expected two whole numbers `row label`, got {_shown(line)}. "
-                "Mend or remove the line."
+                "Fix or remove the line."
             )
         row, label = int(fields[0]), int(fields[1])
         if row >= rows:
@@ -44,12 +44,12 @@ def save(pairs: np.ndarray, url: str) -> None:
 
 
 def load(url: str) -> np.ndarray:
-    """What `save` left at `url`: int64 [F, 2]. Raises StorageError."""
+    """Read the pairs int64 [F, 2] that `save` left at `url`. Raises StorageError."""
     return np.frombuffer(storage.read_bytes(url), "<i8").reshape(-1, 2)
 
 
 def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.ListArray:
-    """For each of `rows` [B] the labels that `pairs` (int64 [F, 2], sorted) strike out: a list column of `type` [B]."""
+    """Return the labels that `pairs` (int64 [F, 2], sorted) name for each of `rows` [B]: a list column of `type`."""
     first = np.searchsorted(pairs[:, 0], rows, "left")
     counts = np.searchsorted(pairs[:, 0], rows, "right") - first
     offsets = np.concatenate([[0], np.cumsum(counts)])

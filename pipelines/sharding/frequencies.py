@@ -9,7 +9,7 @@ from pipelines.common.assign import split_by
 
 
 def count_labels(label_ids: np.ndarray, first: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(shard, columns `label_id` and `count`) of the labels in `label_ids` [V]; shard s has [first[s], first[s + 1]).
+    """Count `label_ids` [V]: (shard, columns `label_id` and `count`); shard s has [first[s], first[s + 1]).
 
     first: int64 [shards + 1].
     """
@@ -19,7 +19,7 @@ def count_labels(label_ids: np.ndarray, first: np.ndarray) -> Iterator[tuple[int
 
 
 def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.ndarray:
-    """Training points of the labels [first, first + labels): int64 [labels]."""
+    """Sum the training points of the labels [first, first + labels): int64 [labels]."""
     total = np.zeros(labels, np.int64)
     for part in parts:
         np.add.at(total, part["label_id"].to_numpy() - first, part["count"].to_numpy())

@@ -14,7 +14,7 @@ _LONG = 512
 
 
 def hash_strings(column: pa.Array, seed: int) -> np.ndarray:
-    """Hash of each value of a string, binary or list column of fixed-width numbers [B], salted: uint64 [B]."""
+    """Hash each value of a string, binary or list column of fixed-width numbers [B], salted: uint64 [B]."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     kind = column.type
@@ -33,7 +33,7 @@ def hash_strings(column: pa.Array, seed: int) -> np.ndarray:
 
 
 def hash_bytes(content: np.ndarray, offsets: np.ndarray, seed: int) -> np.ndarray:
-    """Hash of content[offsets[i] : offsets[i + 1]] for each i, salted with `seed` in [0, 2^64): uint64 [B]."""
+    """Hash content[offsets[i] : offsets[i + 1]] for each i, salted with `seed` in [0, 2^64): uint64 [B]."""
     if len(offsets) < 2:
         return np.zeros(0, np.uint64)
     starts, lengths = offsets[:-1], np.diff(offsets)
@@ -58,9 +58,9 @@ def hash_bytes(content: np.ndarray, offsets: np.ndarray, seed: int) -> np.ndarra
     return hashes
 
 
-def combine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Hash of two hashes in this order: uint64 [B]."""
-    return _mix(_mix(one) ^ other)
+def combine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Hash two hashes in this order: uint64 [B]."""
+    return _mix(_mix(first) ^ second)
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

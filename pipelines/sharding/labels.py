@@ -1,7 +1,7 @@
-"""The labels: parsed blocks to ordered shards, whose ranks are the ids; joined with training counts and written."""
+"""Labels: parsed blocks to ordered shards, whose ranks are the ids; joined with training counts and written."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -10,16 +10,14 @@ import pyarrow as pa
 from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
 
 from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Files, Packet
+from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch
+from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.base import LABELS
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import rows
-from pipelines.sharding.blocks import Block
-from pipelines.sharding.encode import encode, open_tokens
 from pipelines.sharding.frequencies import sum_counts
 from pipelines.sharding.plan import LabelsPlan
-from pipelines.sharding.steps import ROWS, SIZES, EveryShard, first_ids, gather, one_batch, reported, send_to_shards
-from pipelines.sharding.summary import SUMMARY, Summary
+from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
 from schemas.shard_files import parquet, shards
 
 KEYS = "keys"
@@ -27,7 +25,7 @@ COUNTS = pa.schema([("label_id", pa.int64()), ("count", pa.int64())])
 
 
 class OrderedLabels(NamedTuple):
-    """Of each shard: rows and keys (shard, packet), sizes (shard, number of labels), all in the order of their ids."""
+    """Labels by shard: rows and keys (shard, packet), sizes (shard, number of labels), in the order of their ids."""
 
     rows: PCollection
     keys: PCollection
@@ -35,46 +33,30 @@ class OrderedLabels(NamedTuple):
     summary: PCollection
 
 
-class OrderLabels(beam.PTransform):
-    """Parsed blocks to labels in the order of their ids: by (hash, key), or by row in a form without keys."""
-
-    def __init__(self, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files) -> None:
-        super().__init__()
-        self._plan, self._blocks, self._exchange, self._staged = plan, blocks, exchange, staged
-
-    def expand(self, pipeline: beam.Pipeline) -> Any:
-        plan = self._plan
-        encoded = (
-            pipeline
-            | "Blocks" >> beam.Create(self._blocks)
-            | "Encode" >> beam.ParDo(EncodeLabels(plan, self._exchange))
-        )
-        every = pipeline | "Shards" >> beam.Create(range(plan.shards)) | "Every" >> beam.ParDo(EveryShard())
-        done = (
-            {"rows": encoded, "every": every}
-            | "By shard" >> beam.CoGroupByKey()
-            | "Order"
-            >> beam.ParDo(OrderLabelShard(plan, self._exchange, self._staged)).with_outputs(
-                ROWS, KEYS, SIZES, SUMMARY, main="main"
-            )
-        )
-        return OrderedLabels(done[ROWS], done[KEYS], done[SIZES], done[SUMMARY])
+@beam.ptransform_fn
+def order_labels(
+    pipeline: Any, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files
+) -> OrderedLabels:
+    """Order labels by their ids: by (hash, key), or by row in a form without keys."""
+    encoded = pipeline | "Blocks" >> beam.Create(blocks) | "Encode" >> beam.ParDo(EncodeLabels(plan, exchange))
+    ordered = (
+        {"rows": encoded, "every": pipeline | "Shards" >> every_shard(plan.shards)}
+        | "By shard" >> beam.CoGroupByKey()
+        | "Order"
+        >> beam.FlatMap(order_shard, plan, exchange, staged).with_outputs(ROWS, KEYS, SIZES, SUMMARY, main="main")
+    )
+    return OrderedLabels(ordered[ROWS], ordered[KEYS], ordered[SIZES], ordered[SUMMARY])
 
 
-class WriteLabels(beam.PTransform):
-    """Ordered labels and training counts (shard, packet) to the table's shards; yields Summary."""
-
-    def __init__(self, plan: LabelsPlan, ordered: OrderedLabels) -> None:
-        super().__init__()
-        self._plan, self._ordered = plan, ordered
-
-    def expand(self, counts: PCollection) -> PCollection:
-        joined = {"rows": self._ordered.rows, "counts": counts} | "Join counts" >> beam.CoGroupByKey()
-        return joined | "Write" >> beam.ParDo(WriteLabelShard(self._plan), sizes=AsDict(self._ordered.sizes))
+@beam.ptransform_fn
+def write_labels(counts: PCollection, plan: LabelsPlan, ordered: OrderedLabels) -> PCollection:
+    """Write ordered labels, joined with training counts (shard, packet); yields Summary."""
+    joined = {"rows": ordered.rows, "counts": counts} | "Join counts" >> beam.CoGroupByKey()
+    return joined | "Write" >> beam.Map(write_shard, plan, AsDict(ordered.sizes))
 
 
 class EncodeLabels(beam.DoFn):
-    """Block to (shard, packet)."""
+    """Encoder of blocks: Block to (shard, packet)."""
 
     def __init__(self, plan: LabelsPlan, exchange: Exchange) -> None:
         self._plan, self._exchange = plan, exchange
@@ -92,60 +74,50 @@ class EncodeLabels(beam.DoFn):
             yield from self._exchange.send(assign.split_by(batch, shard))
 
 
-class OrderLabelShard(beam.DoFn):
-    """(shard, its labels in any order) to its labels in order, its keys, and its size."""
-
-    def __init__(self, plan: LabelsPlan, exchange: Exchange, staged: Files) -> None:
-        self._plan, self._exchange, self._staged = plan, exchange, staged
-
-    def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
-        shard, parts = element
-        plan = self._plan
-        table = gather(parts["rows"], plan.row_schema)
-        rejects: list[Reject] = []
-        counters: Counter[str] = Counter(rows_in=table.num_rows)
-        if plan.keyed:
-            ordered = rows.order(table)
-            table = ordered.rows
-            counters["rows_merged"] = ordered.merged
-            rejects = duplicates(ordered, plan.sources)
-        else:
-            table = table.sort_by("row")
-        counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
-        yield TaggedOutput(SUMMARY, reported(LABELS, rejects, self._staged, counters={plan.name: counters}))
-        yield TaggedOutput(SIZES, (shard, table.num_rows))
-        for tag, some in ((ROWS, table), (KEYS, table.select(["key"]))):
-            for place in self._exchange.send([(shard, one_batch(some))]):
-                yield TaggedOutput(tag, place)
+def order_shard(
+    element: tuple[int, dict[str, Any]], plan: LabelsPlan, exchange: Exchange, staged: Files
+) -> Iterator[Any]:
+    """Order the labels of (shard, parts): its rows, its keys, its size, and a summary."""
+    shard, parts = element
+    table = gather(parts["rows"], plan.row_schema)
+    rejects: list[Reject] = []
+    counters: Counter[str] = Counter(rows_in=table.num_rows)
+    if plan.keyed:
+        ordered = rows.order(table)
+        table = ordered.rows
+        counters["rows_merged"] = ordered.merged
+        rejects = duplicates(ordered, plan.sources)
+    else:
+        table = table.sort_by("row")
+    counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
+    yield TaggedOutput(SUMMARY, reported(LABELS, rejects, staged, counters={plan.name: counters}))
+    yield TaggedOutput(SIZES, (shard, table.num_rows))
+    for tag, columns in ((ROWS, table), (KEYS, table.select(["key"]))):
+        for place in exchange.send([(shard, one_batch(columns))]):
+            yield TaggedOutput(tag, place)
 
 
-class WriteLabelShard(beam.DoFn):
-    """(shard, its ordered labels and counts in any order) to its file."""
-
-    def __init__(self, plan: LabelsPlan) -> None:
-        self._plan = plan
-
-    def process(self, element: tuple[int, dict[str, Any]], sizes: dict[int, int]) -> Iterator[Summary]:
-        plan = self._plan
-        shard, parts = element
-        table = gather(parts["rows"], plan.row_schema)
-        first = int(first_ids(sizes, plan.shards)[shard])
-        counts = gather(parts["counts"], COUNTS).to_batches()
-        table = table.append_column("label_id", pa.array(np.arange(first, first + table.num_rows)))
-        table = table.append_column("frequency", pa.array(sum_counts(counts, first, table.num_rows)))
-        done = table.select(plan.schema.names).cast(plan.schema)
-        entry = shards.write_shard(plan.table, shard, plan.shards, done, plan.row_group_rows, plan.sink)
-        yield Summary(shards={plan.name: (entry,)}, counters={plan.name: _count(done)})
+def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]) -> Summary:
+    """Write the file of (shard, parts): ordered labels, and their counts in any order."""
+    shard, parts = element
+    table = gather(parts["rows"], plan.row_schema)
+    first = int(first_ids(sizes)[shard])
+    counts = gather(parts["counts"], COUNTS).to_batches()
+    table = table.append_column("label_id", pa.array(np.arange(first, first + table.num_rows)))
+    table = table.append_column("frequency", pa.array(sum_counts(counts, first, table.num_rows)))
+    table = table.select(plan.schema.names).cast(plan.schema)
+    entry = shards.write_shard(plan.table, shard, plan.shards, table, plan.row_group_rows, plan.sink)
+    return Summary(shards={plan.name: (entry,)}, counters={plan.name: _count(table)})
 
 
-def duplicates(ordered: rows.Ordered, sources: dict[int, str] | Any) -> list[Reject]:
-    """The rejects among ordered rows: those whose key is that of another row with another content."""
-    found = []
+def duplicates(ordered: rows.Ordered, sources: Mapping[int, str]) -> list[Reject]:
+    """Return the rejects among ordered rows: those whose key is that of another row with another content."""
+    rejects = []
     for row, kept in zip(ordered.rejected.to_pylist(), ordered.kept.to_pylist(), strict=True):
-        there = f"{sources[kept['part']]}, line {kept['row'] + 1}"
-        detail = f"the key {ascii(row['key'])[:80]} is that of {there}, with another content"
-        found.append(Reject(sources[row["part"]], row["row"] + 1, Reason.DUPLICATE_KEY, detail))
-    return found
+        place = f"{sources[kept['part']]}, line {kept['row'] + 1}"
+        detail = f"the key {ascii(row['key'])[:80]} is that of {place}, with another content"
+        rejects.append(Reject(sources[row["part"]], row["row"] + 1, Reason.DUPLICATE_KEY, detail))
+    return rejects
 
 
 def _count(labels: pa.Table) -> Counter[str]:
@@ -156,7 +128,7 @@ def _count(labels: pa.Table) -> Counter[str]:
 
 
 def count_tokens(table: pa.Table) -> Counter[str]:
-    """Tokens and features of finished rows, and rows without either."""
+    """Count tokens and features of finished rows, and rows without either."""
     counts: Counter[str] = Counter()
     empty = np.ones(table.num_rows, bool)
     for name, counted in (("input_ids", "tokens"), ("feature_ids", "features")):

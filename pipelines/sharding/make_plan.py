@@ -1,14 +1,15 @@
-"""Every choice of one sharding run that depends on what the first pipeline found, made once, in one place."""
+"""Making of the plans: every choice of a sharding run that depends on what the first pipeline counted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pipelines.common import assign
+from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Inputs
 from pipelines.sharding import filters
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan
-from pipelines.sharding.summary import Summary
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -21,7 +22,7 @@ _BYTES_A_TOKEN = 4.5  # of text
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the first pipeline counted of one input table."""
+    """Sizes of one input table, as the first pipeline counted them."""
 
     rows: int
     text_bytes: int
@@ -31,38 +32,45 @@ class Sizes:
     with_features: int
 
     @classmethod
-    def of(cls, table: str, found: Summary) -> "Sizes":
+    def of(cls, table: str, raw: Summary) -> "Sizes":
+        """Read them from the first pipeline's summary."""
         names = ("rows", "text_bytes", "key_bytes", "mentions", "features", "with_features")
-        return cls(*(found.count_input(table, name) for name in names))
+        return cls(*(raw.count_input(table, name) for name in names))
 
     def estimated_bytes(self, max_tokens: int, text: bool) -> float:
-        """About what the table takes on storage."""
+        """Estimate what the table takes on storage."""
         tokens = min(self.text_bytes / _BYTES_A_TOKEN, self.rows * max_tokens)
         units = {"tokens": tokens, "key": self.key_bytes, "mentions": self.mentions, "features": self.features}
         return sum(_BYTES[name] * n for name, n in units.items()) + text * _BYTES["text"] * self.text_bytes
 
 
-def plan_queries(
-    inputs: Inputs,
-    found: Summary,
-    data: str,
-    options: ShardOptions,
-    vocabulary: int | None,
-    filter_pairs: Mapping[str, int],
-) -> list[QueriesPlan]:
-    """One plan a split; with a share for validation, `val` is cut out of `train`. `filter_pairs`: how many by split."""
-    plans = [_plan_split(split, inputs, found, data, options, vocabulary, filter_pairs) for split in inputs.splits]
-    cut = options.validation_share
+class Basis(NamedTuple):
+    """Basis of the plans: inputs, the first pipeline's summary, DATA, options, and the tokenizer's vocabulary."""
+
+    inputs: Inputs
+    raw: Summary
+    data: str
+    options: ShardOptions
+    vocabulary: int | None
+
+
+def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
+    """Plan each split; with a share for validation, `val` is cut out of `train`. `filter_pairs`: how many by split."""
+    plans = [_plan_split(split, basis, bool(filter_pairs.get(split))) for split in basis.inputs.splits]
+    cut = basis.options.validation_share
     if not cut:
         return plans
     train = next(plan for plan in plans if plan.split == "train")
-    shards = options.shards or max(1, round(train.shards * cut), min(assign.MIN_SHARDS, train.shards))
-    validation = replace(train, split="val", table=DataLayout(data).queries("val"), shards=shards, share=(0.0, cut))
+    shards = basis.options.shards or max(1, round(train.shards * cut), min(assign.MIN_SHARDS, train.shards))
+    table = DataLayout(basis.data).queries("val")
+    validation = replace(train, split="val", table=table, shards=shards, share=(0.0, cut))
     return [validation, *(replace(plan, share=(cut, 1.0)) if plan is train else plan for plan in plans)]
 
 
-def plan_labels(inputs: Inputs, found: Summary, data: str, options: ShardOptions, vocabulary: int | None) -> LabelsPlan:
-    sizes = Sizes.of(LABELS, found)
+def plan_labels(basis: Basis) -> LabelsPlan:
+    """Plan the table of labels."""
+    inputs, raw, data, options, vocabulary = basis
+    sizes = Sizes.of(LABELS, raw)
     estimate = sizes.estimated_bytes(options.max_tokens, text=True) + 2 * sizes.rows
     shards = max(1, -(-int(estimate) // options.shard_bytes))
     if not inputs.keyed:  # contiguous ranges of ids, none of them empty
@@ -94,11 +102,11 @@ def check(inputs: Inputs, options: ShardOptions) -> None:
             raise InputError(f"{url}: a filter names lines of one file of {split}, and there are several, or none.")
 
 
-def stage_filters(inputs: Inputs, found: Summary, data: str) -> dict[str, int]:
+def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
     """Check the filter files and leave their pairs in staging; pairs by split. Raises InputError."""
     counts = {}
     for split, url in inputs.filters.items():
-        rows, labels = found.count_input(split, "rows_in"), found.count_input(LABELS, "rows_in")
+        rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
         pairs = filters.parse_pairs(storage.read_bytes(url), url, rows, labels)
         filters.save(pairs, _filter_url(data, split))
         counts[split] = len(pairs)
@@ -106,29 +114,22 @@ def stage_filters(inputs: Inputs, found: Summary, data: str) -> dict[str, int]:
 
 
 def name_of(inputs: Inputs, table: str) -> str:
-    """What messages call an input table: its file, or how many it has."""
+    """Name an input table in messages: its file, or how many it has."""
     parts = inputs.of(table)
     return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
 
 
 def sources_of(inputs: Inputs, *tables: str) -> Mapping[int, str]:
-    """Names of the tables' parts by their numbers."""
+    """Map the numbers of the tables' parts to their names."""
     return {number: part.name for number, part in enumerate(inputs.parts) if part.table in tables}
 
 
-def _plan_split(
-    split: str,
-    inputs: Inputs,
-    found: Summary,
-    data: str,
-    options: ShardOptions,
-    vocabulary: int | None,
-    filter_pairs: Mapping[str, int],
-) -> QueriesPlan:
-    sizes = Sizes.of(split, found)
+def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
+    inputs, raw, data, options, vocabulary = basis
+    sizes = Sizes.of(split, raw)
     pairs = PAIRS + split
     if inputs.of(pairs):
-        sizes = replace(sizes, mentions=sizes.mentions + found.count_input(pairs, "rows"))
+        sizes = replace(sizes, mentions=sizes.mentions + raw.count_input(pairs, "rows"))
     estimate = sizes.estimated_bytes(options.max_tokens, options.keep_text)
     return QueriesPlan(
         table=DataLayout(data).queries(split),
@@ -141,11 +142,11 @@ def _plan_split(
         sink=options.sink,
         split=split,
         source=split,
-        labels=found.count_input(LABELS, "rows_in"),
+        labels=raw.count_input(LABELS, "rows_in"),
         keyed=inputs.keyed,
         pairs=bool(inputs.of(pairs)),
         shared=inputs.shared_points,
-        filters=_filter_url(data, split) if filter_pairs.get(split) else None,
+        filters=_filter_url(data, split) if filtered else None,
         keep_text=options.keep_text,
     )
 

@@ -1,65 +1,57 @@
-"""What a user may choose about sharding; checked when made, so that nothing starts with a wrong value."""
+"""Options of sharding."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Any, Literal, Self
 
-from pipelines.formats.base import TEXTS
+from pydantic import Field, field_validator, model_validator
+
+from pipelines.formats.base import Text
 from pipelines.sharding import tokenizer
-from schemas.errors import InputError
+from schemas.options import Options
 from schemas.shard_files.shards import Sink
 
-_NOT_RECORDED = ("exchange",)  # what cannot change the data set
+_NOT_RECORDED = {"exchange"}  # has no effect on the data set
 
 
-@dataclass(frozen=True)
-class ShardOptions:
-    """Options of `extremis shard`. Raises InputError for a value that cannot be."""
+class ShardOptions(Options):
+    """Options of `extremis shard`."""
 
-    tokenizer: str = "train:30000"  # train:SIZE, a local directory, or a hub name
-    max_tokens: int = 128
-    text: str = "title+content"
-    shards: int | None = None  # of each split; None: from `shard_bytes`
-    shard_bytes: int = 128 << 20  # about so many bytes a shard, by an estimate from rows, keys, texts and labels
-    row_group_rows: int | None = None  # None: from the number of rows
-    seed: int = 0  # salts the hash that shuffles keys over shards
+    tokenizer: str = Field(default="train:30000", description="train:SIZE, a local directory, or a hub name")
+    max_tokens: int = Field(default=128, ge=1, description="tokens of a text, at most")
+    text: Text = Field(default="title+content", description="parts of a record that make its text")
+    shards: int | None = Field(default=None, ge=1, description="shards of each split; None: from `shard_bytes`")
+    shard_bytes: int = Field(default=128 << 20, ge=1, description="about so many bytes a shard, by an estimate")
+    row_group_rows: int | None = Field(default=None, ge=1, description="None: from the number of rows")
+    seed: int = Field(default=0, ge=0, lt=1 << 64, description="salts the hash that shuffles keys over shards")
     propensity_a: float | None = None
     propensity_b: float | None = None
-    keep_text: bool = False
-    validation_share: float = 0.0  # of the train points, cut out as split `val` by the hash of their keys
-    max_reject_share: float = 0.001  # of a table's rows, and of its label mentions; of XC's labels always none
-    tokenizer_texts: int = 1_000_000  # texts that train:SIZE learns from, chosen by the hash of their keys
-    format: str | None = None  # None: found out
-    fields: str | None = None  # what fields are called in data with string keys: key=id,text=query
-    sink: Sink = "parquet"  # of the queries
-    exchange: str | None = None  # how bulk data goes between stages; None: as suits the runner
+    keep_text: bool = Field(default=False, description="store the queries' text, too")
+    validation_share: float = Field(default=0.0, ge=0, lt=1, description="of train, cut out as split `val` by key")
+    max_reject_share: float = Field(
+        default=0.001, ge=0, le=1, description="of a table's rows, and of its label mentions; none of XC's labels"
+    )
+    tokenizer_texts: int = Field(default=1_000_000, ge=1, description="texts that train:SIZE learns from, by key")
+    format: str | None = Field(default=None, description="the input form; None: recognised")
+    fields: str | None = Field(default=None, description="names of fields in data with string keys: key=id,text=query")
+    sink: Sink = Field(default="parquet", description="files of the queries")
+    exchange: Literal["files", "shuffle"] | None = Field(
+        default=None, description="way of bulk data between stages; None: as suits the runner"
+    )
 
-    def __post_init__(self) -> None:
-        tokenizer.parse_name(self.tokenizer)
-        for name, value, known in (("text", self.text, TEXTS), ("sink", self.sink, get_args(Sink))):
-            if value not in known:
-                raise InputError(f"{name} is one of {', '.join(known)}; got {value!r}.")
-        for name, number in (
-            ("max_tokens", self.max_tokens),
-            ("shards", self.shards),
-            ("shard_bytes", self.shard_bytes),
-            ("row_group_rows", self.row_group_rows),
-            ("tokenizer_texts", self.tokenizer_texts),
-        ):
-            if number is not None and number < 1:
-                raise InputError(f"{name} must be at least 1; got {number}.")
-        if not 0 <= self.seed < 1 << 64:
-            raise InputError(f"seed must be in [0, 2^64); got {self.seed}.")
-        if not 0 <= self.max_reject_share <= 1:
-            raise InputError(f"max_reject_share is a share in [0, 1]; got {self.max_reject_share}.")
-        if not 0 <= self.validation_share < 1:
-            raise InputError(f"validation_share is a share in [0, 1); got {self.validation_share}.")
+    @field_validator("tokenizer")
+    @classmethod
+    def _names_a_tokenizer(cls, name: str) -> str:
+        tokenizer.parse_name(name)
+        return name
+
+    @model_validator(mode="after")
+    def _both_propensities(self) -> Self:
         if (self.propensity_a is None) != (self.propensity_b is None):
-            raise InputError(
+            raise ValueError(
                 f"propensities need both A and B; got A={self.propensity_a}, B={self.propensity_b}. "
-                "Give both (0.55 and 1.5 for most data sets), or neither to store them as unknown."
+                "Give both (0.55 and 1.5 for most data sets), or neither to store them as unknown"
             )
+        return self
 
     def recorded(self, tokenizer_identity: str) -> dict[str, Any]:
-        """The options as the manifest keeps them: no path, so that the same input gives the same manifest anywhere."""
-        kept = {name: value for name, value in asdict(self).items() if name not in _NOT_RECORDED}
-        return {**kept, "tokenizer": tokenizer_identity}
+        """Return the options as the manifest keeps them, without paths: the same input gives the same manifest."""
+        return {**self.model_dump(exclude=_NOT_RECORDED), "tokenizer": tokenizer_identity}

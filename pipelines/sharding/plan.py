@@ -1,4 +1,4 @@
-"""What is settled before a worker starts: where each table comes from, where it goes, and how it is cut."""
+"""Plans of a sharding run, settled before a worker starts: source, place and cut of each table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from schemas.shard_files.shards import Sink
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The first pipeline: input files to parsed blocks below `staging`."""
+    """Plan of the first pipeline: input files to parsed blocks below `staging`."""
 
     form: Format
     parts: tuple[Part, ...]
@@ -25,7 +25,7 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What queries and labels have alike."""
+    """Plan of a table: what queries and labels share."""
 
     table: str  # where to, a URL
     shards: int
@@ -44,7 +44,7 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class QueriesPlan(TablePlan):
-    """One split: parsed blocks to `queries/<split>`."""
+    """Plan of one split: parsed blocks to `queries/<split>`."""
 
     split: str
     source: str  # the input table: a validation split may be cut out of `train`
@@ -58,11 +58,12 @@ class QueriesPlan(TablePlan):
 
     @property
     def name(self) -> str:
+        """Path of the table in the data set."""
         return f"queries/{self.split}"
 
     @property
     def schema(self) -> pa.Schema:
-        """The table's columns."""
+        """Columns of the table."""
         return tables.queries(
             self.tokens,
             tables.label_type(self.labels),
@@ -75,19 +76,20 @@ class QueriesPlan(TablePlan):
     def row_schema(self) -> pa.Schema:
         """Columns on the way: those of the table without `query_id`, and what ordering and counting need."""
         extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
-        own = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
-        return pa.schema([*_place(), *extra, *own])
+        fields = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
+        return pa.schema([*_place(), *extra, *fields])
 
 
 @dataclass(frozen=True)
 class LabelsPlan(TablePlan):
-    """The labels: parsed blocks to `labels`."""
+    """Plan of the labels: parsed blocks to `labels`."""
 
     rows: int  # of the input
     keyed: bool
 
     @property
     def name(self) -> str:
+        """Path of the table in the data set."""
         return "labels"
 
     @property
@@ -97,14 +99,15 @@ class LabelsPlan(TablePlan):
 
     @property
     def schema(self) -> pa.Schema:
+        """Columns of the table."""
         return tables.labels(self.tokens, features=self.features)
 
     @property
     def row_schema(self) -> pa.Schema:
-        """As that of queries."""
-        made = ("label_id", "frequency")
-        own = [field.with_nullable(True) for field in self.schema if field.name not in made]
-        return pa.schema([*_place(), ("truncated", pa.bool_()), *own])
+        """Columns on the way: those of the table without what is counted later, and what ordering needs."""
+        later = ("label_id", "frequency")
+        fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
+        return pa.schema([*_place(), ("truncated", pa.bool_()), *fields])
 
 
 def _place() -> list[pa.Field]:

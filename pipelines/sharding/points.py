@@ -1,11 +1,10 @@
-"""Points of one block, once their labels' ids are known: rows for the shards, and rejects. No Beam here."""
+"""Points of one block with their labels' ids: rows for the shards, and rejects. No Beam here."""
 
 from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common import assign
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import filters
 from pipelines.sharding.plan import QueriesPlan
@@ -13,19 +12,12 @@ from pipelines.sharding.rows import unite
 from schemas.shard_files import parquet
 
 
-def take_share(batch: pa.RecordBatch, share: tuple[float, float]) -> pa.RecordBatch:
-    """The rows whose hashes fall into `share`."""
-    if share == (0.0, 1.0):
-        return batch
-    return batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), share)))
-
-
 def attach_labels(
     batch: pa.RecordBatch, plan: QueriesPlan, ids: np.ndarray, keys: pa.Array | None
 ) -> tuple[pa.RecordBatch, list[Reject]]:
-    """Points with `label_ids` of the table's type, and the rejects; points left without a label are left out.
+    """Return points with `label_ids` of the table's type, and rejects; points without a label are left out.
 
-    ids int64 [mentions]: what `label_index` stands for, -1 where there is no such label; `keys` are their names.
+    ids int64 [mentions]: the ids behind `label_index`, -1 where there is no such label; `keys` are their names.
     A form without keys has `label_ids` already, which must be below `plan.labels`.
     """
     kind = plan.schema.field("label_ids").type.value_type
@@ -36,19 +28,19 @@ def attach_labels(
         return batch.append_column("label_ids", none), []
     index, offsets = parquet.list_column(pa.table(batch), "label_index")
     owner = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
-    found = ids[index]
-    known = found >= 0
-    batch = batch.append_column("label_ids", unite(owner[known], found[known], batch.num_rows, kind))
-    if known.all():
+    label_ids = ids[index]
+    exists = label_ids >= 0
+    batch = batch.append_column("label_ids", unite(owner[exists], label_ids[exists], batch.num_rows, kind))
+    if exists.all():
         return batch, []
-    rejects = _unknown(batch, plan.sources, owner[~known], index[~known], keys)
+    rejects = _unknown(batch, plan.sources, owner[~exists], index[~exists], keys)
     if plan.pairs:
         return batch, rejects
-    return _drop(batch, plan.sources, np.bincount(owner[known], minlength=batch.num_rows) == 0, rejects)
+    return _drop(batch, plan.sources, np.bincount(owner[exists], minlength=batch.num_rows) == 0, rejects)
 
 
 def attach_filters(batch: pa.RecordBatch, pairs: np.ndarray | None, plan: QueriesPlan) -> pa.RecordBatch:
-    """Points with `filter_label_ids` where the table has them; `pairs` int64 [F, 2] are sorted (row, label)."""
+    """Return points with `filter_label_ids` where the table has them; `pairs` int64 [F, 2] are sorted (row, label)."""
     if pairs is None:
         return batch
     kind = plan.schema.field("filter_label_ids").type.value_type
@@ -56,7 +48,7 @@ def attach_filters(batch: pa.RecordBatch, pairs: np.ndarray | None, plan: Querie
 
 
 def without_labels(table: pa.Table, sources: Mapping[int, str]) -> tuple[pa.Table, list[Reject]]:
-    """Ordered rows that have a label, and rejects for the others."""
+    """Return ordered rows that have a label, and rejects for the others."""
     empty = parquet.list_column(table, "label_ids").counts == 0
     if not empty.any():
         return table, []
@@ -68,7 +60,7 @@ def without_labels(table: pa.Table, sources: Mapping[int, str]) -> tuple[pa.Tabl
 
 def _check_range(batch: pa.RecordBatch, plan: QueriesPlan, kind: pa.DataType) -> tuple[pa.RecordBatch, list[Reject]]:
     values, offsets = parquet.list_column(pa.table(batch), "label_ids")
-    at = batch.schema.get_field_index("label_ids")
+    column = batch.schema.get_field_index("label_ids")
     beyond = values >= plan.labels
     rejects: list[Reject] = []
     if beyond.any():
@@ -80,7 +72,7 @@ def _check_range(batch: pa.RecordBatch, plan: QueriesPlan, kind: pa.DataType) ->
             detail = f"label {label} does not exist: there are labels 0 to {plan.labels - 1}"
             rejects.append(Reject(*place, Reason.LABEL_OUT_OF_RANGE, detail))
         batch = batch.filter(pa.array(~np.isin(np.arange(batch.num_rows), list(worst))))
-    return batch.set_column(at, "label_ids", batch["label_ids"].cast(pa.list_(kind))), rejects
+    return batch.set_column(column, "label_ids", batch["label_ids"].cast(pa.list_(kind))), rejects
 
 
 def _unknown(

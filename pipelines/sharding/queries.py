@@ -1,4 +1,4 @@
-"""One split's pipeline: attach label ids, tokenize, spread over the shards, order, number, write."""
+"""Queries of one split: attach label ids, tokenize, spread over the shards, order, number, write."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,17 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
 
-from pipelines.common.exchange import Exchange, Files, Packet, receive
+from pipelines.common import assign
+from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive
+from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import filters, points, rows
-from pipelines.sharding.blocks import Block
-from pipelines.sharding.encode import encode, open_tokens
 from pipelines.sharding.frequencies import count_labels
 from pipelines.sharding.labels import count_tokens, duplicates
 from pipelines.sharding.plan import QueriesPlan
 from pipelines.sharding.resolve import known_ids
-from pipelines.sharding.steps import ROWS, SIZES, EveryShard, first_ids, gather, one_batch, reported, send_to_shards
-from pipelines.sharding.summary import SUMMARY, Summary
+from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
 from schemas.shard_files import parquet, shards
 
 FREQUENCIES = "frequencies"
@@ -29,67 +28,55 @@ PAIRS = pa.schema(
 )
 
 
-class Named(NamedTuple):
+class NamedBlocks(NamedTuple):
     """Blocks of an input table (number, Block), and the ids of the labels that they name (number, packet)."""
 
     blocks: PCollection
     ids: PCollection
 
 
-class ShardQueries(beam.PTransform):
-    """The split's shards, written; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
+@beam.ptransform_fn
+def shard_queries(
+    pipeline: Any,
+    plan: QueriesPlan,
+    named: NamedBlocks,
+    pairs: NamedBlocks | None,
+    label_sizes: PCollection,
+    exchange: Exchange,
+    staged: Files,
+) -> dict[str, PCollection]:
+    """Shard one split; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
     named: the split's blocks; pairs: blocks of its pairs, or None. label_sizes: (label shard, number of labels).
     """
-
-    def __init__(
-        self,
-        plan: QueriesPlan,
-        named: Named,
-        pairs: Named | None,
-        label_sizes: PCollection,
-        label_shards: int,
-        exchange: Exchange,
-        staged: Files,
-    ) -> None:
-        super().__init__()
-        self._plan, self._named, self._pairs = plan, named, pairs
-        self._label_sizes, self._label_shards = label_sizes, label_shards
-        self._exchange, self._staged = exchange, staged
-
-    def expand(self, pipeline: beam.Pipeline) -> Any:
-        plan, exchange = self._plan, self._exchange
-        every = pipeline | "Shards" >> beam.Create(range(plan.shards)) | "Every" >> beam.ParDo(EveryShard())
-        assembled = (
-            self._named._asdict()
-            | "Join ids" >> beam.CoGroupByKey()
-            | "Assemble" >> beam.ParDo(AssemblePoints(plan, exchange, self._staged)).with_outputs(SUMMARY, main=ROWS)
+    assembled = (
+        named._asdict()
+        | "Join ids" >> beam.CoGroupByKey()
+        | "Assemble" >> beam.ParDo(AssemblePoints(plan, exchange, staged)).with_outputs(SUMMARY, main=ROWS)
+    )
+    summaries = [assembled[SUMMARY]]
+    parts = {"rows": assembled[ROWS], "every": pipeline | "Shards" >> every_shard(plan.shards)}
+    if pairs is not None:
+        joined = (
+            pairs._asdict()
+            | "Join ids of pairs" >> beam.CoGroupByKey()
+            | "Pairs" >> beam.FlatMap(assemble_pairs, plan, exchange, staged).with_outputs(SUMMARY, main=ROWS)
         )
-        summaries = [assembled[SUMMARY]]
-        parts = {"rows": assembled[ROWS], "every": every}
-        if self._pairs is not None:
-            joined = (
-                self._pairs._asdict()
-                | "Join ids of pairs" >> beam.CoGroupByKey()
-                | "Pairs" >> beam.ParDo(AssemblePairs(plan, exchange, self._staged)).with_outputs(SUMMARY, main=ROWS)
-            )
-            summaries.append(joined[SUMMARY])
-            parts["pairs"] = joined[ROWS]
-        ordered = (
-            parts
-            | "By shard" >> beam.CoGroupByKey()
-            | "Order"
-            >> beam.ParDo(
-                OrderShard(plan, self._label_shards, exchange, self._staged), label_sizes=AsDict(self._label_sizes)
-            ).with_outputs(ROWS, SIZES, SUMMARY, FREQUENCIES, main="main")
-        )
-        written = ordered[ROWS] | "Write" >> beam.ParDo(WriteQueries(plan), sizes=AsDict(ordered[SIZES]))
-        summary = (*summaries, ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
-        return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES]}
+        summaries.append(joined[SUMMARY])
+        parts["pairs"] = joined[ROWS]
+    order = beam.FlatMap(order_shard, plan, exchange, staged, AsDict(label_sizes))
+    ordered = (
+        parts
+        | "By shard" >> beam.CoGroupByKey()
+        | "Order" >> order.with_outputs(ROWS, SIZES, SUMMARY, FREQUENCIES, main="main")
+    )
+    written = ordered[ROWS] | "Write" >> beam.Map(write_shard, plan, AsDict(ordered[SIZES]))
+    summary = (*summaries, ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
+    return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES]}
 
 
 class AssemblePoints(beam.DoFn):
-    """(block number, block and ids) to (shard, packet) of tokenized rows."""
+    """Assembler of points: (block number, block and ids) to (shard, packet) of tokenized rows."""
 
     def __init__(self, plan: QueriesPlan, exchange: Exchange, staged: Files) -> None:
         self._plan, self._exchange, self._staged = plan, exchange, staged
@@ -107,94 +94,86 @@ class AssemblePoints(beam.DoFn):
             yield from send_to_shards(self._exchange, batch.select(plan.row_schema.names), plan.shards)
 
 
-class AssemblePairs(beam.DoFn):
-    """(block number, block of pairs and ids) to (shard, packet) of columns PAIRS."""
-
-    def __init__(self, plan: QueriesPlan, exchange: Exchange, staged: Files) -> None:
-        self._plan, self._exchange, self._staged = plan, exchange, staged
-
-    def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
-        plan = self._plan
-        for block, batch, rejects in _with_labels(element[1], plan):
-            yield TaggedOutput(SUMMARY, reported(block.table, rejects, self._staged))
-            batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
-            labels = batch["label_ids"].flatten().cast(pa.int64())
-            done = batch.append_column("label_id", labels).select(PAIRS.names)
-            yield from send_to_shards(self._exchange, done, plan.shards)
+def assemble_pairs(
+    element: tuple[int, dict[str, Any]], plan: QueriesPlan, exchange: Exchange, staged: Files
+) -> Iterator[Any]:
+    """Send the pairs of a block with their labels' ids: (shard, packet) of columns PAIRS."""
+    for block, batch, rejects in _with_labels(element[1], plan):
+        yield TaggedOutput(SUMMARY, reported(block.table, rejects, staged))
+        batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
+        labels = batch["label_ids"].flatten().cast(pa.int64())
+        yield from send_to_shards(exchange, batch.append_column("label_id", labels).select(PAIRS.names), plan.shards)
 
 
-class OrderShard(beam.DoFn):
-    """(shard, its rows and pairs in any order) to its rows in order; also its size and its label counts."""
-
-    def __init__(self, plan: QueriesPlan, label_shards: int, exchange: Exchange, staged: Files) -> None:
-        self._plan, self._label_shards, self._exchange, self._staged = plan, label_shards, exchange, staged
-
-    def process(self, element: tuple[int, dict[str, Any]], label_sizes: dict[int, int]) -> Iterator[Any]:
-        shard, parts = element
-        plan = self._plan
-        # Ordering copies: what was gathered is handed over, so that it can go as soon as it has been copied.
-        ordered = rows.order(gather(parts["rows"], plan.row_schema))
-        rows_in, others = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
-        table, rejects = ordered.rows, duplicates(ordered, plan.sources)
-        if plan.pairs:
-            pairs = gather(parts["pairs"], PAIRS)
-            table, unknown = rows.add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
-            yield TaggedOutput(SUMMARY, reported(f"pairs/{plan.source}", self._lost(pairs, unknown), self._staged))
-            table, lost = points.without_labels(table, plan.sources)
-            if plan.shared:
-                others = len(lost)
-            else:
-                rejects += lost
-        counters = Counter(rows_in=rows_in - others, rows_merged=ordered.merged)
-        counters.update(_count(table))
-        yield TaggedOutput(SUMMARY, reported(plan.source, rejects, self._staged, counters={plan.name: counters}))
-        yield TaggedOutput(SIZES, (shard, table.num_rows))
-        first = first_ids(label_sizes, self._label_shards)
-        counts = count_labels(parquet.list_column(table, "label_ids").values, first)
-        for place in self._exchange.send(counts):
-            yield TaggedOutput(FREQUENCIES, place)
-        for place in self._exchange.send([(shard, one_batch(table))]):
-            yield TaggedOutput(ROWS, place)
-
-    def _lost(self, pairs: pa.Table, unknown: np.ndarray) -> list[Reject]:
-        sources = self._plan.sources
-        return [
-            Reject(
-                sources[row["part"]],
-                row["row"] + 1,
-                Reason.UNKNOWN_QUERY,
-                f"the query {ascii(row['key'])[:80]} is not among the points",
-            )
-            for row in pairs.filter(pa.array(unknown)).to_pylist()
-        ]
+def order_shard(
+    element: tuple[int, dict[str, Any]],
+    plan: QueriesPlan,
+    exchange: Exchange,
+    staged: Files,
+    label_sizes: dict[int, int],
+) -> Iterator[Any]:
+    """Order the rows of (shard, parts), with the labels of its pairs: its rows, size, label counts, and summaries."""
+    shard, parts = element
+    # Ordering copies: the gathered rows are handed over, so that they can go as soon as they have been copied.
+    ordered = rows.order(gather(parts["rows"], plan.row_schema))
+    rows_in, others = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
+    table, rejects = ordered.rows, duplicates(ordered, plan.sources)
+    if plan.pairs:
+        pairs = gather(parts["pairs"], PAIRS)
+        table, unknown = rows.add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
+        lost_pairs = _lost(pairs.filter(pa.array(unknown)), plan)
+        yield TaggedOutput(SUMMARY, reported(f"pairs/{plan.source}", lost_pairs, staged))
+        table, lost = points.without_labels(table, plan.sources)
+        if plan.shared:
+            others = len(lost)
+        else:
+            rejects += lost
+    counters = Counter(rows_in=rows_in - others, rows_merged=ordered.merged)
+    counters.update(_count(table))
+    yield TaggedOutput(SUMMARY, reported(plan.source, rejects, staged, counters={plan.name: counters}))
+    yield TaggedOutput(SIZES, (shard, table.num_rows))
+    counts = count_labels(parquet.list_column(table, "label_ids").values, first_ids(label_sizes))
+    for place in exchange.send(counts):
+        yield TaggedOutput(FREQUENCIES, place)
+    for place in exchange.send([(shard, one_batch(table))]):
+        yield TaggedOutput(ROWS, place)
 
 
-class WriteQueries(beam.DoFn):
-    """(shard, packet of its rows in order) to its file; `sizes` (rows of each shard) tell where the ids start."""
+def write_shard(element: tuple[int, Packet], plan: QueriesPlan, sizes: dict[int, int]) -> Summary:
+    """Write the file of (shard, its rows in order); `sizes` (rows of each shard) tell its first id."""
+    shard, packet = element
+    table = gather([packet], plan.row_schema)
+    first = int(first_ids(sizes)[shard])
+    ids = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
+    table = table.append_column("query_id", ids).select(plan.schema.names).cast(plan.schema)
+    entry = shards.write_shard(plan.table, shard, plan.shards, table, plan.row_group_rows, plan.sink)
+    return Summary(shards={plan.name: (entry,)})
 
-    def __init__(self, plan: QueriesPlan) -> None:
-        self._plan = plan
 
-    def process(self, element: tuple[int, Packet], sizes: dict[int, int]) -> Iterator[Summary]:
-        plan = self._plan
-        shard, packet = element
-        table = gather([packet], plan.row_schema)
-        first = int(first_ids(sizes, plan.shards)[shard])
-        ids = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
-        done = table.append_column("query_id", ids).select(plan.schema.names).cast(plan.schema)
-        entry = shards.write_shard(plan.table, shard, plan.shards, done, plan.row_group_rows, plan.sink)
-        yield Summary(shards={plan.name: (entry,)})
+def _lost(pairs: pa.Table, plan: QueriesPlan) -> list[Reject]:
+    return [
+        Reject(
+            plan.sources[row["part"]],
+            row["row"] + 1,
+            Reason.UNKNOWN_QUERY,
+            f"the query {ascii(row['key'])[:80]} is not among the points",
+        )
+        for row in pairs.to_pylist()
+    ]
 
 
 def _with_labels(parts: dict[str, Any], plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
-    """Each block, its rows of the plan's share with their labels' ids, and what was rejected."""
+    """Yield each block, its rows of the plan's share with their labels' ids, and its rejects."""
     for block in parts["blocks"]:
         ids, keys = _mentioned(block, parts["ids"])
-        yield block, *points.attach_labels(points.take_share(block.read(), plan.share), plan, ids, keys)
+        batch = block.read()
+        if plan.share != (0.0, 1.0):
+            batch = batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), plan.share)))
+        yield block, *points.attach_labels(batch, plan, ids, keys)
 
 
 def _mentioned(block: Block, ids: Iterable[Packet]) -> tuple[np.ndarray, pa.Array | None]:
-    """(id of each label key that the block names, the keys)."""
+    """Return (id of each label key that the block names, the keys)."""
     if block.mentions is None:
         return np.zeros(0, np.int64), None
     (named,) = receive([block.mentions])
@@ -202,7 +181,7 @@ def _mentioned(block: Block, ids: Iterable[Packet]) -> tuple[np.ndarray, pa.Arra
 
 
 def _count(table: pa.Table) -> Counter[str]:
-    """The manifest's counters of finished rows."""
+    """Return the manifest's counters of finished rows."""
     counts = count_tokens(table)
     counts.update(
         rows_out=table.num_rows,

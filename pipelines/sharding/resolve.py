@@ -15,64 +15,53 @@ from apache_beam.pvalue import AsDict, PCollection
 
 from pipelines.common import assign
 from pipelines.common.exchange import Exchange, Packet, receive
-from pipelines.sharding.blocks import Block
+from pipelines.common.summary import Block
 from pipelines.sharding.labels import OrderedLabels
 from pipelines.sharding.steps import first_ids
 
 _LOOKED_UP = 1 << 20  # keys at a time: Arrow builds its hash table of the shard's keys anew for each call
 
 
-class ResolveLabels(beam.PTransform):
-    """(block number, Block) to (block number, packet of `index` and `label_id`) of the keys that are known."""
-
-    def __init__(self, ordered: OrderedLabels, shards: int, exchange: Exchange) -> None:
-        super().__init__()
-        self._ordered, self._shards, self._exchange = ordered, shards, exchange
-
-    def expand(self, blocks: PCollection) -> PCollection:
-        mentions = blocks | "Route" >> beam.ParDo(RouteMentions(self._shards, self._exchange))
-        return (
-            {"mentions": mentions, "keys": self._ordered.keys}
-            | "By label shard" >> beam.CoGroupByKey()
-            | "Look up" >> beam.ParDo(LookUp(self._shards, self._exchange), sizes=AsDict(self._ordered.sizes))
-        )
+@beam.ptransform_fn
+def resolve_labels(blocks: PCollection, ordered: OrderedLabels, shards: int, exchange: Exchange) -> PCollection:
+    """Join (block number, Block) with the labels: (block number, packet of `index` and `label_id`)."""
+    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, shards, exchange)
+    return (
+        {"mentions": mentions, "keys": ordered.keys}
+        | "By label shard" >> beam.CoGroupByKey()
+        | "Look up" >> beam.FlatMap(resolve_shard, exchange, AsDict(ordered.sizes))
+    )
 
 
-class RouteMentions(beam.DoFn):
-    """(block number, Block) to (label shard, (block number, packet))."""
-
-    def __init__(self, shards: int, exchange: Exchange) -> None:
-        self._shards, self._exchange = shards, exchange
-
-    def process(self, element: tuple[int, Block]) -> Iterator[tuple[int, tuple[int, Packet]]]:
-        number, block = element
-        if block.mentions is None:
-            return
-        (named,) = receive([block.mentions])
-        batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows, dtype=np.int32)), "key": named["key"]})
-        shard = (named["hash"].to_numpy() % np.uint64(self._shards)).astype(np.int64)
-        for to, packet in self._exchange.send(assign.split_by(batch, shard)):
-            yield to, (number, packet)
+def route_mentions(
+    element: tuple[int, Block], shards: int, exchange: Exchange
+) -> Iterator[tuple[int, tuple[int, Packet]]]:
+    """Send the label keys that (block number, Block) names: (label shard, (block number, packet))."""
+    number, block = element
+    if block.mentions is None:
+        return
+    (named,) = receive([block.mentions])
+    batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows, dtype=np.int32)), "key": named["key"]})
+    shard = (named["hash"].to_numpy() % np.uint64(shards)).astype(np.int64)
+    for label_shard, packet in exchange.send(assign.split_by(batch, shard)):
+        yield label_shard, (number, packet)
 
 
-class LookUp(beam.DoFn):
-    """(label shard, its keys and what blocks name there) to (block number, packet)."""
-
-    def __init__(self, shards: int, exchange: Exchange) -> None:
-        self._shards, self._exchange = shards, exchange
-
-    def process(self, element: tuple[int, dict[str, Any]], sizes: dict[int, int]) -> Iterator[tuple[int, Packet]]:
-        shard, parts = element
-        (labels,) = receive(parts["keys"])
-        first = int(first_ids(sizes, self._shards)[shard])
-        for some in _chunks(parts["mentions"]):
-            yield from self._exchange.send(look_up(labels["key"], first, some))
+def resolve_shard(
+    element: tuple[int, dict[str, Any]], exchange: Exchange, sizes: dict[int, int]
+) -> Iterator[tuple[int, Packet]]:
+    """Look up what blocks name in (label shard, parts), and send the ids back: (block number, packet)."""
+    shard, parts = element
+    (labels,) = receive(parts["keys"])
+    first = int(first_ids(sizes)[shard])
+    for mentions in _chunks(parts["mentions"]):
+        yield from exchange.send(look_up(labels["key"], first, mentions))
 
 
 def look_up(
     labels: pa.Array, first: int, mentions: list[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(block number, `index` and `label_id` of the known keys) for each (block number, `index` and `key`).
+    """Yield (block number, `index` and `label_id` of the labels that exist) for each (block number, `index`, `key`).
 
     labels: the keys of a shard in the order of their ids, the first of which is `first`.
     """
@@ -80,16 +69,16 @@ def look_up(
     rank = pc.index_in(keys, value_set=labels)
     start = 0
     for number, batch in mentions:
-        found = rank.slice(start, batch.num_rows)
+        ranks = rank.slice(start, batch.num_rows)
         start += batch.num_rows
-        known = pa.record_batch({"index": batch["index"], "label_id": pc.add(found.cast(pa.int64()), first)})
-        yield number, known.filter(pc.is_valid(found))
+        ids = pa.record_batch({"index": batch["index"], "label_id": pc.add(ranks.cast(pa.int64()), first)})
+        yield number, ids.filter(pc.is_valid(ranks))
 
 
-def known_ids(mentions: int, found: Iterable[pa.RecordBatch]) -> np.ndarray:
-    """The id of each of a block's mentions, -1 where the label is not there: int64 [mentions]."""
+def known_ids(mentions: int, batches: Iterable[pa.RecordBatch]) -> np.ndarray:
+    """Return the id of each of a block's mentions, -1 where there is no such label: int64 [mentions]."""
     ids = np.full(mentions, -1, np.int64)
-    for batch in found:
+    for batch in batches:
         ids[batch["index"].to_numpy()] = batch["label_id"].to_numpy()
     return ids
 

@@ -28,7 +28,7 @@ class Ordered(NamedTuple):
 
 
 def order(rows: pa.Table) -> Ordered:
-    """Rows [N] with hash, key, content, part, row in any order to their final order; lists of LISTS are united."""
+    """Put rows [N] with hash, key, content, part, row into their final order; lists of LISTS are united."""
     rows = _sort(rows)
     place = rows.select(["part", "row", "key"])
     count = rows.num_rows
@@ -53,7 +53,7 @@ def order(rows: pa.Table) -> Ordered:
 
 
 def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> pa.ListArray:
-    """The ids of each of `rows` rows, sorted and each once: pairs (owner[i], ids[i]) in any order to a list column."""
+    """Turn pairs (owner[i], ids[i]) in any order into a list column: the ids of each row, sorted, once each."""
     by = np.lexsort((ids, owner))
     owner, ids = owner[by], ids[by]
     new = np.ones(len(ids), bool)
@@ -64,19 +64,19 @@ def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> p
 
 
 def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table, np.ndarray]:
-    """Ordered rows with the labels `ids` [P] of the query `keys` [P] added; and which keys are no row's, bool [P]."""
+    """Add the labels `ids` [P] of the query `keys` [P] to ordered rows; and tell which keys are no row's, bool [P]."""
     column = rows["key"].combine_chunks()
-    found = pc.index_in(keys, value_set=column).fill_null(-1).to_numpy()
+    places = pc.index_in(keys, value_set=column).fill_null(-1).to_numpy()
     values, offsets = parquet.list_column(rows, "label_ids")
-    owner = np.concatenate([np.repeat(np.arange(rows.num_rows), np.diff(offsets)), found[found >= 0]])
+    owner = np.concatenate([np.repeat(np.arange(rows.num_rows), np.diff(offsets)), places[places >= 0]])
     kind = rows.schema.field("label_ids").type.value_type
-    united = unite(owner, np.concatenate([values, ids[found >= 0]]).astype(np.int64), rows.num_rows, kind)
-    at = rows.schema.get_field_index("label_ids")
-    return rows.set_column(at, rows.schema.field("label_ids"), united), found < 0
+    united = unite(owner, np.concatenate([values, ids[places >= 0]]).astype(np.int64), rows.num_rows, kind)
+    number = rows.schema.get_field_index("label_ids")
+    return rows.set_column(number, rows.schema.field("label_ids"), united), places < 0
 
 
 def _sort(rows: pa.Table) -> pa.Table:
-    """By (hash, key, content, part, row)."""
+    """Sort by (hash, key, content, part, row)."""
     rows = rows.combine_chunks()
     by = [rows[name].to_numpy() for name in ("row", "part", "content", "hash")]
     done = rows.take(pa.array(np.lexsort(by))).combine_chunks()
@@ -90,7 +90,7 @@ def _sort(rows: pa.Table) -> pa.Table:
 
 
 def _starts(rows: pa.Table) -> np.ndarray:
-    """Whether each ordered row is the first of its key: bool [N]."""
+    """Mark each ordered row that is the first of its key: bool [N]."""
     starts = np.ones(rows.num_rows, bool)
     hashes = rows["hash"].to_numpy()
     tied = np.flatnonzero(hashes[1:] == hashes[:-1])

@@ -1,4 +1,4 @@
-"""A bounded sample of the texts for training a tokenizer: the same texts whatever the order of files and lines."""
+"""Bounded sample of the texts for training a tokenizer: the same texts whatever the order of files and lines."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,13 +7,14 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.common.exchange import receive
-from pipelines.sharding.blocks import SAMPLED_SHARE, Block, sample_position
+from pipelines.common.summary import Block
+from pipelines.sharding.blocks import SAMPLED_SHARE, sample_position
 
 _THREADS = 8  # readers wait for storage more than they work
 
 
 def sample_texts(blocks: Sequence[Block], rows: int, size: int) -> pa.ChunkedArray:
-    """About `size` texts of the `rows` rows in `blocks` (all, where there are no more), chosen by the keys' hashes.
+    """Draw about `size` texts of the `rows` rows in `blocks` (all of fewer), chosen by the keys' hashes.
 
     Raises StorageError.
     """
@@ -29,7 +30,7 @@ def sample_texts(blocks: Sequence[Block], rows: int, size: int) -> pa.ChunkedArr
 
 
 def iterate(texts: pa.ChunkedArray) -> Iterator[str]:
-    """The texts one by one, a block at a time in Python."""
+    """Yield the texts one by one, a block at a time in Python."""
     for chunk in texts.chunks:
         yield from chunk.to_pylist()
 

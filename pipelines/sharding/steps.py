@@ -1,50 +1,59 @@
-"""What several stages do alike: spread rows over shards, gather them, say where a shard's ids start."""
+"""Steps that queries and labels share: texts to tokens, rows to their shards, ids of shards, reports of rejects."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+from tokenizers import Tokenizer
 
 from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Packet, receive
+from pipelines.common.exchange import Exchange, Packet
+from pipelines.common.summary import Summary
 from pipelines.formats.rejects import Reject, Rejects, to_batch
-from pipelines.sharding.summary import Summary
+from pipelines.sharding import tokenizer
+from pipelines.sharding.plan import TablePlan
+from schemas.shard_files import parquet
 
 ROWS, SIZES = "rows", "sizes"
 
 
+def open_tokens(plan: TablePlan) -> Tokenizer | None:
+    """Open the tokenizer of `plan`, None where no row has a text. Raises StorageError."""
+    return None if plan.vocabulary is None else tokenizer.open_tokenizer(plan.tokenizer)
+
+
+def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Tokenizer | None) -> pa.RecordBatch:
+    """Return parsed rows with `input_ids` (unless they have features alone) and `truncated`."""
+    rows = batch.num_rows
+    if tokens is None:
+        values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
+    else:
+        values, offsets, truncated = tokenizer.encode(tokens, batch["text"].to_pylist())
+    batch = batch.append_column("truncated", pa.array(truncated))
+    if plan.tokens is not None:
+        batch = batch.append_column("input_ids", parquet.list_array(values, offsets, plan.tokens))
+    return batch
+
+
 def send_to_shards(exchange: Exchange, batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, Packet]]:
-    """(shard, packet) of rows with `hash`."""
+    """Send rows with `hash` to their shards: (shard, packet)."""
     shard = (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64)
     yield from exchange.send(assign.split_by(batch, shard))
 
 
-def gather(packets: Iterable[Packet], schema: pa.Schema) -> pa.Table:
-    """The rows of all packets in the order of their arrival; none where there are no packets."""
-    return pa.Table.from_batches(receive(packets), schema)
-
-
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows as one batch."""
-    batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
-
-
-def first_ids(sizes: Mapping[int, int], shards: int) -> np.ndarray:
-    """Ids [first[s], first[s + 1]) are those of shard s, given the rows of each: int64 [shards + 1]."""
-    return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(shards)], dtype=np.int64)])
+def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
+    """Return first, int64 [shards + 1], from the rows of each shard: ids [first[s], first[s + 1]) are those of s."""
+    return np.concatenate([[0], np.cumsum([sizes[shard] for shard in range(len(sizes))], dtype=np.int64)])
 
 
 def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: Any) -> Summary:
-    """A Summary with `rejects` of the input table, which are left in staging through `exchange`."""
+    """Return a Summary with `rejects` of the input table, which are left in staging through `exchange`."""
     packets = exchange.send([(table, to_batch(rejects))]) if rejects else ()
     return Summary(rejects=Rejects.of(table, rejects), rejected=tuple(packets), **fields)
 
 
-class EveryShard(beam.DoFn):
-    """Shard number to (shard, nothing): a shard that no row falls into is written too."""
-
-    def process(self, element: int) -> Iterator[tuple[int, None]]:
-        yield element, None
+def every_shard(shards: int) -> beam.Create:
+    """Create (shard, None) for every shard: one that no row falls into is written, too."""
+    return beam.Create([(shard, None) for shard in range(shards)])

@@ -1,4 +1,4 @@
-"""The tokenizer that travels with the data: from a directory, the hub or the trainer, frozen to files, and at work."""
+"""Tokenizer of a data set: from a directory, the hub or the data's own texts, frozen to files, and at work."""
 
 import json
 import os
@@ -34,12 +34,12 @@ class FrozenTokenizer:
 
     @property
     def sha256(self) -> str:
-        """Of the file that decides the tokens."""
+        """Digest of the file that decides the tokens."""
         return storage.sha256(self.files[FILE])
 
 
 def parse_name(name: str) -> int | None:
-    """The vocabulary size of `train:SIZE`; None for a directory or hub name. Raises InputError for an odd size."""
+    """Return the vocabulary size of `train:SIZE`; None for a directory or hub name. Raises InputError."""
     if not name.startswith("train:"):
         return None
     size = name.removeprefix("train:")
@@ -51,7 +51,7 @@ def parse_name(name: str) -> int | None:
 
 
 def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
-    """The tokenizer of a local directory; None where `name` is none. Raises InputError: nothing loadable in it."""
+    """Load the tokenizer of a local directory; None where `name` is none. Raises InputError: nothing loadable in it."""
     if not os.path.isdir(name):
         return None
     place = os.path.join(name, FILE)
@@ -73,7 +73,7 @@ def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
 
 
 def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
-    """The tokenizer that the hub (or its local cache) knows as `name`. Raises InputError."""
+    """Load the tokenizer `name` from the hub or its local cache. Raises InputError."""
     try:
         return freeze(Tokenizer.from_pretrained(name), {}, max_tokens)
     except Exception as error:
@@ -85,13 +85,13 @@ def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
 
 
 def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -> FrozenTokenizer:
-    """The files that `tokenizers` and `transformers` load, truncating to `max_tokens` and never padding."""
+    """Make the files that `tokenizers` and `transformers` load, truncating to `max_tokens` and never padding."""
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    known = {role: next((t for t in names if t in vocabulary), None) for role, names in SPECIAL.items()}
+    special = {role: next((t for t in names if t in vocabulary), None) for role, names in SPECIAL.items()}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_tokens}
-    config |= {role: token for role, token in known.items() if token}
+    config |= {role: token for role, token in special.items() if token}
     files = {
         FILE: json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1).encode(),
         CONFIG: (json.dumps(config, indent=1) + "\n").encode(),
@@ -100,12 +100,12 @@ def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -
 
 
 def open_tokenizer(url: str) -> Tokenizer:
-    """The tokenizer published at the prefix `url`."""
+    """Open the tokenizer published at the prefix `url`."""
     return Tokenizer.from_str(storage.read_bytes(join(url, FILE)).decode())
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(token ids uint32 [T], offsets int64 [B + 1], whether a text was cut bool [B]) of `texts` [B]."""
+    """Encode `texts` [B]: (token ids uint32 [T], offsets int64 [B + 1], whether a text was cut bool [B])."""
     values: list[np.ndarray] = []
     lengths: list[int] = []
     truncated: list[bool] = []

@@ -1,4 +1,4 @@
-"""A WordPiece vocabulary learned from the data's own texts, to the same bytes every time."""
+"""WordPiece vocabulary learned from the data's own texts, to the same bytes every time."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ _CHUNK_TEXTS = 1024
 
 
 def train(texts: Callable[[], Iterable[str]], size: int) -> Tokenizer:
-    """A WordPiece tokenizer of at most `size` tokens; `texts` is read twice. The same texts give the same bytes.
+    """Train a WordPiece tokenizer of at most `size` tokens; `texts` is read twice. The same texts give the same bytes.
 
     The library meets words in the random order of a hash map, numbers continuing characters (`##e`) as they come, and
     merges equally frequent pairs in the order of those numbers. Given all of them beforehand, it has no choice left.
@@ -49,7 +49,7 @@ def train(texts: Callable[[], Iterable[str]], size: int) -> Tokenizer:
 
 
 def _alphabet(normalizer: BertNormalizer, texts: Iterable[str]) -> list[str]:
-    """The most frequent characters of the normalized texts, in code point order; ties go to the lower code point."""
+    """Return the most frequent characters of the texts in code point order; ties go to the lower code point."""
     counts: Counter[int] = Counter()
     for some in _chunks(texts):
         normal = normalizer.normalize_str(" ".join(some))

@@ -74,15 +74,15 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "cut off": (cut, ("raw/trn.json.gz: cut off", "bytes", "Copy it again")),
     "not JSON": (
         lambda folder: change(folder, "trn.json.gz", 3, b'{"title": '),
-        ("trn.json.gz, line 4: not JSON", '{"title": ', "1 of 30 rows", "Mend these", "--max-reject-share"),
+        ("trn.json.gz, line 4: not JSON", '{"title": ', "1 of 30 rows", "Fix these", "--max-reject-share"),
     ),
-    "a field missing": (without("title"), ("trn.json.gz, line 5: the field 'title' is missing", "'uid'", "Mend")),
-    "no target_ind": (without("target_ind"), ("trn.json.gz, line 5: the field 'target_ind' is missing", "Mend")),
+    "a field missing": (without("title"), ("trn.json.gz, line 5: the field 'title' is missing", "'uid'", "Fix")),
+    "no target_ind": (without("target_ind"), ("trn.json.gz, line 5: the field 'target_ind' is missing", "Fix")),
     "target_ind beyond the labels": (
         with_labels(1, 7),
-        ("tst.json.gz, line 3: label 7 does not exist", "labels 0 to 6", "Mend"),
+        ("tst.json.gz, line 3: label 7 does not exist", "labels 0 to 6", "Fix"),
     ),
-    "a point without labels": (with_labels(), ("tst.json.gz, line 3: the point 'p2' has no labels", "Mend")),
+    "a point without labels": (with_labels(), ("tst.json.gz, line 3: the point 'p2' has no labels", "Fix")),
     "an empty file": (spoil("tst.json.gz", b""), ("raw/tst.json.gz", "empty: it holds no line", "Copy it again")),
     "no lines": (spoil("trn.json.gz", gzip.compress(b"")), ("raw/trn.json.gz: empty", "Copy it again")),
     "a filter row that is not there": (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.embed import embed
-from pipelines.mine import SPENT, MineOptions, mine
+from pipelines.embed import EmbedOptions, embed
+from pipelines.mine import PROFILE, MineOptions, mine
 from pipelines.shard import ShardOptions, shard
 from tests.command import PROCESSES, ROOT, call, command, environment, sets
 from tests.pipelines.mining.world import World, random_world
@@ -23,8 +23,8 @@ Flags = tuple[str, ...]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return every file below `folder` by its path, except those with times."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SPENT]
+    """Every file below `folder` by its path, but for what a clock measured."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != PROFILE]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -53,7 +53,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-SHARD = ShardOptions("train:800", shards=5, row_group_rows=64, keep_text=True, validation_share=0.1)
+SHARD = ShardOptions(tokenizer="train:800", shards=5, row_group_rows=64, keep_text=True, validation_share=0.1)
 
 
 def make_shards(source: Path, out: Path, flags: Flags) -> None:
@@ -67,7 +67,7 @@ def make_tables(world: World, out: Path, flags: Flags) -> None:
 
 
 def make_embeddings(data: Path, run: Path, out: Path, flags: Flags) -> None:
-    embed(str(data), str(run), str(out), split="train", beam_options=flags)
+    embed(str(data), str(run), str(out), EmbedOptions(split="train"), flags)
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +84,13 @@ def make(source: Path, world: World, data: Path, trained: Path) -> dict[str, Cal
 def reference(
     make: dict[str, Callable[[Path, Flags], None]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, bytes]]:
-    """Return the files of one run in this process."""
-    files = {}
+    """Files that one run in this process makes."""
+    contents_of = {}
     for number, (name, step) in enumerate(make.items()):
         out = tmp_path_factory.mktemp("reference") / str(number)
         step(out, ())
-        files[name] = contents(out)
-    return files
+        contents_of[name] = contents(out)
+    return contents_of
 
 
 @pytest.mark.parametrize(

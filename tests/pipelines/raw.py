@@ -46,9 +46,9 @@ def write_tate(folder: Path, rows: int, test_rows: int) -> Path:
     for name, some in (("trn", rows), ("tst", test_rows)):
         with gzip.open(TATE / f"{name}.json.gz", "rt", encoding="utf-8") as file:
             points = [json.loads(line) for line in islice(file, some)]
-        for one in points:
-            one["target_ind"] = [label for label in one["target_ind"] if label < 2000] or [0]
-            largest = max(largest, *one["target_ind"])
+        for record in points:
+            record["target_ind"] = [label for label in record["target_ind"] if label < 2000] or [0]
+            largest = max(largest, *record["target_ind"])
         write_lines(folder / f"{name}.json.gz", points)
     write_lines(folder / "lbl.json.gz", read_lines(TATE / "lbl.json.gz")[: largest + 1])
     return folder

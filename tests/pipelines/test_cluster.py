@@ -21,6 +21,7 @@ from schemas import storage, tables
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, open_manifest, verify
+from schemas.options import check
 from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import iterate, write_table
 from tests.builders import SmallData, build_data
@@ -47,8 +48,8 @@ def write_embeddings(queries_url: str, url: str, seed: int = 0, **fields: object
         vectors = matrix_array(x[first : first + shard.rows].astype(np.float16), pa.float16())
         shards.append(pa.Table.from_arrays([ids, vectors], schema=schema))
         first += shard.rows
-    given = {"parents": {"queries": queries.digest}, "id_range": (0, queries.rows), **fields}
-    return write_table(url, "embeddings", shards, queries.row_group_rows or 1, **given)
+    arguments = {"parents": {"queries": queries.digest}, "id_range": (0, queries.rows), **fields}
+    return write_table(url, "embeddings", shards, queries.row_group_rows or 1, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +63,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
 def run(data: SmallData) -> str:
     """With a dump as a trainer leaves it."""
     run = RunLayout(str(Path(data.layout.root).parent / "run"))
-    asked = {"epoch": 3, "use_from": 5, "step": 9, "clusters": {"size": SIZE, "smallest": 4}}
-    embed_queries(data, run.embeddings(3, "queries"), parameters=asked)
+    requested = {"epoch": 3, "use_from": 5, "step": 9, "clusters": {"size": SIZE, "smallest": 4}}
+    embed_queries(data, run.embeddings(3, "queries"), parameters=requested)
     return run.root
 
 
@@ -76,14 +77,14 @@ def read(url: str) -> pa.Table:
 def cluster_ids(manifest: Manifest) -> np.ndarray:
     """The cluster of each row, by what the manifest says alone."""
     rows = manifest.parameters["clusters"]["rows"]
-    found, number = [], 0
+    members, number = [], 0
     for shard in manifest.shards:
         for start in range(0, shard.rows, manifest.row_group_rows or 1):
             length = min(manifest.row_group_rows or 1, shard.rows - start)
             count = int(clusters_of(np.array([length]), rows, 0)[0])
-            found.append(number + np.arange(length) * count // length)
+            members.append(number + np.arange(length) * count // length)
             number += count
-    return np.concatenate(found)
+    return np.concatenate(members)
 
 
 def vectors_of(url: str) -> np.ndarray:
@@ -107,20 +108,20 @@ def test_the_table_is_the_queries_in_clusters_equal_within_one(
     assert sorted(order) == list(range(ROWS))
     kept = [name for name in before.column_names if name != "query_id"]
     assert after.select(kept).equals(before.take(pa.array(order)).select(kept))
-    found = cluster_ids(manifest)
-    sizes = np.bincount(found)
+    members = cluster_ids(manifest)
+    sizes = np.bincount(members)
     assert sizes.max() == SIZE
     assert sizes.min() >= SIZE - 1
     assert len(sizes) == manifest.parameters["clusters"]["count"] == manifest.counters["clusters"]
     assert manifest.rows == ROWS
     assert manifest.parents["queries"] == source.digest
     # Row groups hold whole clusters.
-    edges = np.flatnonzero(np.diff(found)) + 1
+    edges = np.flatnonzero(np.diff(members)) + 1
     starts = np.cumsum([0] + [shard.rows for shard in manifest.shards])[1:-1]
     assert set(starts) <= set(edges)
     # And clusters are of points near each other.
     x = vectors_of(RunLayout(run).embeddings(3, "queries"))[order]
-    within = np.mean([x[found == one].var(0).sum() for one in np.unique(found)])
+    within = np.mean([x[members == index].var(0).sum() for index in np.unique(members)])
     assert within < 0.35 * x.var(0).sum()
 
 
@@ -136,13 +137,13 @@ def test_split_by_the_top_of_the_tree_it_is_what_it_is_in_memory(
     inputs = open_clustering(data.layout.root, run, None, None, None, options.out)
     sample = inputs.source.some_queries(_SAMPLE_ROWS, 2, D, _SAMPLE_GROUPS)
     part = parts_of(grow(sample, parts, 2), x, 0)
-    rows = [np.flatnonzero(part == one) for one in range(parts)]
+    rows = [np.flatnonzero(part == index) for index in range(parts)]
     source = open_manifest(data.layout.queries("train"))
     layout = make_layout([len(some) for some in rows], SIZE, source.row_group_rows or 1, ROWS // len(source.shards), 2)
     expected = np.empty(ROWS, np.int64)
-    for one, some in enumerate(rows):
+    for index, some in enumerate(rows):
         order, _ = balanced_order(x[some], SIZE, 4, 2)
-        shard, place = layout.places(one)
+        shard, place = layout.places(index)
         expected[np.array([layout.first_row(s) for s in shard]) + place] = some[order]
     assert keys == [f"query {row}" for row in expected]
 
@@ -173,7 +174,7 @@ def test_a_table_made_before_is_left_and_another_is_not_replaced(data: SmallData
     said: list[str] = []
     assert cluster(data.layout.root, run, progress=said.append) == first
     assert said == ["epoch 3: already clustered, for use from epoch 5"]
-    with pytest.raises(InputError, match=r"size 16, now 32.*--overwrite"):
+    with pytest.raises(InputError, match=r"size was 16, now it is 32.*--overwrite"):
         cluster(data.layout.root, run, options=ClusterOptions(size=32))
     record = b'{"epoch": 5, "digests": {"queries": "%s"}}' % first.digest.encode()
     storage.write_bytes(RunLayout(run).adoption(5), record)
@@ -187,8 +188,8 @@ def test_a_table_made_before_is_left_and_another_is_not_replaced(data: SmallData
 def test_embeddings_of_a_table_in_cluster_order_are_clustered_again(data: SmallData, run: str) -> None:
     layout = RunLayout(run)
     first = cluster(data.layout.root, run)
-    asked = {"epoch": 8, "use_from": 10, "step": 30, "clusters": {"size": 32, "smallest": 4}}
-    write_embeddings(layout.clusters(5, "queries"), layout.embeddings(8, "queries"), seed=1, parameters=asked)
+    requested = {"epoch": 8, "use_from": 10, "step": 30, "clusters": {"size": 32, "smallest": 4}}
+    write_embeddings(layout.clusters(5, "queries"), layout.embeddings(8, "queries"), seed=1, parameters=requested)
     second = cluster(data.layout.root, run)
     assert second.parents["queries"] == first.parents["queries"] == open_manifest(data.layout.queries("train")).digest
     assert second.parents["order"] == first.digest
@@ -202,17 +203,17 @@ def test_embeddings_of_a_table_in_cluster_order_are_clustered_again(data: SmallD
 def test_what_was_cut_off_is_invisible_and_made_again(
     data: SmallData, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, write = str(tmp_path / "out"), steps.write_laid
+    out, write = str(tmp_path / "out"), steps.write_shard
     whole = cluster(data.layout.root, run, options=ClusterOptions(out=out))
     storage.remove(out, recursive=True)
     for step in (0, len(whole.shards) - 1):
 
-        def failing(laid: steps.Laid, shard: int, packets: object, fail: int = step) -> object:
-            if shard == fail:
+        def failing(element: tuple, settled: steps.Settled, fail: int = step) -> object:
+            if element[0] == fail:
                 raise StorageError("the disk is full")
-            return write(laid, shard, packets)  # type: ignore[arg-type]
+            return write(element, settled)
 
-        monkeypatch.setattr(steps, "write_laid", failing)
+        monkeypatch.setattr(steps, "write_shard", failing)
         with pytest.raises(StorageError, match="the disk is full"):
             cluster(data.layout.root, run, options=ClusterOptions(out=out))
         with pytest.raises(TableError, match=r"no table here|unfinished"):
@@ -253,7 +254,7 @@ def test_what_cannot_be_is_refused(
         makers[str(options["queries"])](url)
         options = {**options, "queries": url}
     with pytest.raises(InputError, match=message):
-        cluster(data.layout.root, run, options=ClusterOptions.of(**options))
+        cluster(data.layout.root, run, options=check(ClusterOptions, options))
 
 
 def spoilt(data: SmallData, url: str) -> None:
@@ -295,8 +296,8 @@ def test_every_part_of_the_tree_takes_its_share_of_the_sample(
     if levels == 1:
         assert sizes.max() - sizes.min() <= 1
     # A point finds its part alone.
-    for at in range(0, count, 50):
-        assert parts_of(grow(sample, 1 << levels, seed), sample[at : at + 1], at) == part[at]
+    for start in range(0, count, 50):
+        assert parts_of(grow(sample, 1 << levels, seed), sample[start : start + 1], start) == part[start]
 
 
 def test_points_that_are_all_the_same_spread_over_the_parts() -> None:
@@ -311,24 +312,26 @@ def test_a_layout_has_a_place_for_every_row_and_tells_where_clusters_are(
 ) -> None:
     layout = make_layout([count], size, group, shard, 0)
     shards, places = layout.places(0)
-    rows = np.array([layout.first_row(one) for one in range(layout.shards)])[shards] + places
+    rows = np.array([layout.first_row(index) for index in range(layout.shards)])[shards] + places
     assert sorted(rows) == list(range(count))
-    assert [layout.rows_of(one) for one in range(layout.shards)] == np.bincount(shards).tolist()
+    assert [layout.rows_of(index) for index in range(layout.shards)] == np.bincount(shards).tolist()
     assert layout.clusters == -(-count // size)
     starts = np.concatenate([np.arange(n) * layout.rows for n in [layout.full[0]]])
     tail = layout.full[0] * layout.rows + np.arange(layout.short[0]) * (layout.rows - 1)
     expected = {
-        frozenset(rows[a : a + n].tolist()) for at, n in ((starts, layout.rows), (tail, layout.rows - 1)) for a in at
+        frozenset(rows[a : a + n].tolist())
+        for edges, n in ((starts, layout.rows), (tail, layout.rows - 1))
+        for a in edges
     }
-    found, first = set(), 0
-    for one in range(layout.shards):
-        for low in range(0, layout.rows_of(one), layout.row_group_rows):
-            length = min(layout.row_group_rows, layout.rows_of(one) - low)
+    members, first = set(), 0
+    for index in range(layout.shards):
+        for low in range(0, layout.rows_of(index), layout.row_group_rows):
+            length = min(layout.row_group_rows, layout.rows_of(index) - low)
             number = int(clusters_of(np.array([length]), layout.rows, 0)[0])
             edges = first + low + np.arange(number + 1) * length // number
-            found |= {frozenset(range(a, b)) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)}
-        first += layout.rows_of(one)
-    assert found == expected
+            members |= {frozenset(range(a, b)) for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)}
+        first += layout.rows_of(index)
+    assert members == expected
 
 
 @given(st.integers(0, 150), st.integers(1, 16), st.integers(0, 4), st.integers(0, 2))
@@ -357,7 +360,7 @@ def test_halves_of_a_cluster_are_nearer_than_its_rows_at_random() -> None:
 
 def test_row_groups_of_short_clusters_tell_how_many_they_hold() -> None:
     layout = make_layout([10 * 16 * 16 + 1] * 6, 16, 64, 4096, 0)  # 15 short ones of each part
-    for one in range(layout.full_shards, layout.shards):
-        rows = layout.rows_of(one)
+    for index in range(layout.full_shards, layout.shards):
+        rows = layout.rows_of(index)
         assert rows <= layout.row_group_rows
         assert clusters_of(np.array([rows]), 16, 0)[0] * 15 == rows

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.embed import embed
+from pipelines.embed import EmbedOptions, embed
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
@@ -53,7 +53,7 @@ def test_rows_are_what_the_model_gives_in_the_order_of_the_table(
     small: SmallData, run: str, tmp_path: Path, what: str, dtype: str
 ) -> None:
     out = str(tmp_path / "out")
-    manifest = embed(small.layout.root, run, out, what=what, dtype=dtype)
+    manifest = embed(small.layout.root, run, out, EmbedOptions(what=what, dtype=dtype))
     url = table_of(small.layout, what)
     source = open_manifest(url, what)
     _, model, _ = load_model(small.layout, RunLayout(run))
@@ -82,16 +82,16 @@ def test_it_is_aligned_and_knows_its_parents(small: SmallData, run: str, tmp_pat
 
 def test_two_runs_give_the_same_bytes(small: SmallData, run: str, tmp_path: Path) -> None:
     flags = ["--direct_num_workers=2", "--direct_running_mode=multi_threading"]
-    one = embed(small.layout.root, run, str(tmp_path / "one"))
-    two = embed(small.layout.root, run, str(tmp_path / "two"), beam_options=flags)
-    assert one.digest == two.digest
+    first_run = embed(small.layout.root, run, str(tmp_path / "one"))
+    second_run = embed(small.layout.root, run, str(tmp_path / "two"), beam_options=flags)
+    assert first_run.digest == second_run.digest
     for name in storage.list_names(str(tmp_path / "one")):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
 def test_an_earlier_step_gives_other_vectors(small: SmallData, run: str, tmp_path: Path) -> None:
     steps = [int(name.removeprefix("step-")) for name in storage.list_names(RunLayout(run).checkpoints)]
-    first = embed(small.layout.root, run, str(tmp_path / "first"), step=min(steps))
+    first = embed(small.layout.root, run, str(tmp_path / "first"), EmbedOptions(step=min(steps)))
     last = embed(small.layout.root, run, str(tmp_path / "last"))
     assert (first.parameters["step"], last.parameters["step"]) == (min(steps), max(steps))
     assert [shard.sha256 for shard in first.shards] != [shard.sha256 for shard in last.shards]
@@ -106,8 +106,8 @@ def test_what_is_there_already_is_kept_and_nothing_else_is_overwritten(
     written = place.stat().st_mtime_ns
     assert embed(small.layout.root, run, out) == made
     assert place.stat().st_mtime_ns == written
-    with pytest.raises(InputError, match="out: holds a finished embeddings table made from something else"):
-        embed(small.layout.root, run, out, what="labels")
+    with pytest.raises(InputError, match="out: holds a finished embeddings table, not one of kind vectors"):
+        embed(small.layout.root, run, out, EmbedOptions(what="labels"))
     with pytest.raises(InputError, match="data: holds a finished data table"):
         embed(small.layout.root, run, small.layout.root)
     unpublish(out)
@@ -117,9 +117,9 @@ def test_what_is_there_already_is_kept_and_nothing_else_is_overwritten(
 def test_refusals_leave_nothing(small: SmallData, run: str, tmp_path: Path) -> None:
     out, data = str(tmp_path / "out"), small.layout.root
     with pytest.raises(InputError, match="no split 'dev'; this data set has test, train"):
-        embed(data, run, out, split="dev")
+        embed(data, run, out, EmbedOptions(split="dev"))
     with pytest.raises(TableError, match="step-00000099: no table here"):
-        embed(data, run, out, step=99)
+        embed(data, run, out, EmbedOptions(step=99))
     with pytest.raises(InputError, match=r"nowhere/config.toml: no run here"):
         embed(data, str(tmp_path / "nowhere"), out)
     other = build_data(str(tmp_path / "other"), seed=1)
@@ -138,7 +138,7 @@ def test_a_value_beyond_the_dtype_is_named(run: str, small: SmallData, tmp_path:
     with pytest.raises(InputError, match=r"step 0: .*float16 does not hold\. Embed with --dtype float32"):
         embed(small.layout.root, other, out)
     assert not storage.exists(str(tmp_path / "out" / "manifest.json"))
-    assert embed(small.layout.root, other, out, dtype="float32").rows == 20
+    assert embed(small.layout.root, other, out, EmbedOptions(dtype="float32")).rows == 20
 
 
 def test_a_damaged_shard_is_named(run: str, tmp_path: Path) -> None:

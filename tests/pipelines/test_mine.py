@@ -81,10 +81,10 @@ def test_a_row_holds_its_best_negatives_and_nothing_else(
         url = world.layout.negatives(world.epoch + 2, source)
         assert open_manifest(url, "negatives") == manifest
         verify(url, manifest)
-        ids, found, scores = read_negatives(url, manifest)
+        ids, label_ids, scores = read_negatives(url, manifest)
         expected = brute_force(world.scores(source), world.excluded(source), width)
         assert ids.tolist() == list(range(len(expected)))
-        assert found.tolist() == expected.tolist()
+        assert label_ids.tolist() == expected.tolist()
         held = np.take_along_axis(world.scores(source), np.maximum(expected, 0), axis=1)
         assert (scores == np.where(expected < 0, -np.inf, held)).all()
         assert manifest.counters["rows"] == len(expected)
@@ -103,11 +103,11 @@ def test_a_table_is_aligned_with_its_queries(world):
         assert [shard.rows for shard in manifest.shards] == [shard.rows for shard in queries.shards]
         url = world.layout.negatives(world.epoch + 2, source)
         id_column = "label_id" if source == "labels" else "query_id"
-        for shard, theirs in zip(manifest.shards, queries.shards, strict=True):
-            with open_shard(url, shard) as ours, open_shard(queries_url, theirs) as points:
-                assert ours.num_row_groups == points.num_row_groups > 1
-                for group in range(ours.num_row_groups):
-                    mined = ours.read_row_group(group).column("query_id")
+        for shard, other_keys in zip(manifest.shards, queries.shards, strict=True):
+            with open_shard(url, shard) as same_keys, open_shard(queries_url, other_keys) as points:
+                assert same_keys.num_row_groups == points.num_row_groups > 1
+                for group in range(same_keys.num_row_groups):
+                    mined = same_keys.read_row_group(group).column("query_id")
                     assert mined.equals(points.read_row_group(group).column(id_column))
 
 
@@ -152,15 +152,15 @@ def test_recall_and_scores_are_measured_truthfully(tmp_path):
     world = random_world(str(tmp_path), rows=200, labels=300, dimension=8, width=10)
     world.write_dump()
     manifest = mine(world.data, world.run, options=MineOptions(index="IVF20,Flat", nprobe=2, block_rows=150))["queries"]
-    _, found, _ = read_negatives(world.layout.negatives(5, "queries"), manifest)
+    _, label_ids, _ = read_negatives(world.layout.negatives(5, "queries"), manifest)
     scores = world.scores("queries")
     expected = brute_force(scores, world.excluded("queries"), 10)
-    recall = np.mean([len({*a} & {*b}) / 10 for a, b in zip(found.tolist(), expected.tolist(), strict=True)])
+    recall = np.mean([len({*a} & {*b}) / 10 for a, b in zip(label_ids.tolist(), expected.tolist(), strict=True)])
     quality = manifest.quality
     assert quality["audit_queries"] == 200
     assert quality["recall_at_k"] == pytest.approx(recall)
     assert 0.2 < recall < 0.9
-    hard = np.take_along_axis(scores, found, axis=1)
+    hard = np.take_along_axis(scores, label_ids, axis=1)
     assert list(quality["score_quantiles"].values()) == pytest.approx(
         np.quantile(hard, [0.01, 0.1, 0.5, 0.9, 0.99]).tolist(), rel=1e-4
     )
@@ -170,8 +170,8 @@ def test_recall_and_scores_are_measured_truthfully(tmp_path):
     )
     above = [hard[row, 0] > line.min() for row, line in enumerate(own) if line.size]
     assert quality["top1_above_weakest_positive"] == pytest.approx(np.mean(above))
-    assert all((row >= 0).all() and len({*row}) == 10 for row in found)
-    gone = zip(found.tolist(), world.excluded("queries"), strict=True)
+    assert all((row >= 0).all() and len({*row}) == 10 for row in label_ids)
+    gone = zip(label_ids.tolist(), world.excluded("queries"), strict=True)
     assert not any(positives & {*row} for row, positives in gone)
 
 
@@ -203,8 +203,8 @@ def test_what_is_mined_already_is_not_mined_again(world):
     world.write_vectors(["queries", "labels"])
     second = mine(world.data, world.run)["queries"]
     assert second.parents["vectors"] != first["queries"].parents["vectors"]
-    _, found, _ = read_negatives(world.layout.negatives(5, "queries"), second)
-    assert (found == brute_force(world.scores("queries"), world.excluded("queries"), 5)).all()
+    _, label_ids, _ = read_negatives(world.layout.negatives(5, "queries"), second)
+    assert (label_ids == brute_force(world.scores("queries"), world.excluded("queries"), 5)).all()
 
 
 def test_the_newest_complete_dump_is_the_default(world):
@@ -219,8 +219,8 @@ def test_the_loop_runs_on_an_object_store():
     world = random_world("memory://mine", rows=30, labels=20, dimension=4)
     world.write_dump()
     manifest = mine(world.data, world.run, options=MineOptions(block_rows=7))["queries"]
-    _, found, _ = read_negatives(world.layout.negatives(5, "queries"), manifest)
-    assert (found == brute_force(world.scores("queries"), world.excluded("queries"), 5)).all()
+    _, label_ids, _ = read_negatives(world.layout.negatives(5, "queries"), manifest)
+    assert (label_ids == brute_force(world.scores("queries"), world.excluded("queries"), 5)).all()
 
 
 class TestRefusals:
@@ -335,27 +335,27 @@ class TestWatch:
 
     def test_it_stops_when_told(self, world):
         assert watch(world.data, world.run, until=lambda: True) == 0
-        asked = iter([False, False, True])
-        assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(asked)) == 1
+        checks = iter([False, False, True])
+        assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 1
 
     def test_what_is_mined_is_not_mined_again_but_a_new_dump_of_that_epoch_is(self, world):
         mine(world.data, world.run)
-        asked = iter([False, False, True])
-        assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(asked)) == 0
+        checks = iter([False, False, True])
+        assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 0
         world.vectors = -world.vectors
         world.write_vectors(["queries", "labels"])
-        asked = iter([False, False, True])
-        assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(asked)) == 1
+        checks = iter([False, False, True])
+        assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 1
 
     @pytest.mark.parametrize("failures", [2, 6])
     def test_what_may_pass_is_tried_again_some_times(self, world, monkeypatch, failures):
-        """As when a worker was killed, or the store did not answer for longer than a request is retried."""
+        """A worker was killed, or the store did not answer for longer than a request is retried."""
         left = iter(range(failures))
 
-        def failing(*given):
+        def failing(*arguments):
             if next(left, None) is not None:
                 raise StorageError("could not read s3://gone: no answer; fix the cause and run again.")
-            return mine(*given)
+            return mine(*arguments)
 
         monkeypatch.setattr("pipelines.mine.mine", failing)
         lines: list[str] = []
@@ -374,11 +374,11 @@ class TestWatch:
         """And its tables are taken for its own when they are there."""
         monkeypatch.setattr(claim, "BEAT_SECONDS", 0.1)
         root = str(Path(world.layout.negatives(5, "queries")).parent)
-        asked = iter([False, False, True])
+        checks = iter([False, False, True])
         with claimed(root):
             with pytest.raises(ClaimedError, match="being mined by process"):
                 mine(world.data, world.run)
-            assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(asked)) == 0
+            assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 0
         assert mine(world.data, world.run).keys() == {"queries", "labels"}
 
     def test_a_dump_that_is_wrong_ends_it(self, world):

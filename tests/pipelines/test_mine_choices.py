@@ -1,4 +1,4 @@
-"""What a table holds under each option, against brute force; and what becomes of a table that is there already."""
+"""Tables under each option, against brute force; and the fate of a table that is there already."""
 
 import json
 import subprocess
@@ -14,6 +14,7 @@ from pipelines.mining.kept_index import KeptIndex
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import open_manifest, verify
+from schemas.options import check
 from schemas.storage import join
 from tests.command import call, refused
 from tests.pipelines.mining.world import World, brute_force, random_world, read_negatives
@@ -32,9 +33,9 @@ def table(world: World, source: str = "queries", **options) -> tuple[np.ndarray,
     """Label ids [N, K] and the manifest of a table mined into a place of its own."""
     out = join(world.run, "out")
     storage.remove(out, recursive=True)
-    manifest = mine(world.data, world.run, options=MineOptions.of(out=out, **options))[source]
-    _, found, _ = read_negatives(join(out, source), manifest)
-    return found, manifest
+    manifest = mine(world.data, world.run, options=check(MineOptions, {"out": out, **options}))[source]
+    _, label_ids, _ = read_negatives(join(out, source), manifest)
+    return label_ids, manifest
 
 
 def ranking(world: World, width: int = 50) -> np.ndarray:
@@ -48,8 +49,8 @@ def funnel_adds_up(counters: dict) -> bool:
 
 @pytest.mark.parametrize("block_rows", [50, 13])
 def test_a_rank_window_is_counted_over_all_labels(world, block_rows):
-    found, manifest = table(world, skip_top=3, window=12, width=4, block_rows=block_rows)
-    assert (found == ranking(world)[:, 3:7]).all()
+    label_ids, manifest = table(world, skip_top=3, window=12, width=4, block_rows=block_rows)
+    assert (label_ids == ranking(world)[:, 3:7]).all()
     assert manifest.counters["skipped_top"] == 3 * 60
     assert funnel_adds_up(manifest.counters)
     assert manifest.quality["recall_at_k"] == 1.0
@@ -69,21 +70,21 @@ def expected_with_margin(world: World, margin: float, relative: float, width: in
 @pytest.mark.parametrize("block_rows", [50, 17])
 def test_a_margin_is_taken_from_the_weakest_positive_of_all_blocks(world, margin, relative, block_rows):
     options = {name: value for name, value in (("margin", margin), ("relative_margin", relative)) if value is not None}
-    found, manifest = table(world, width=4, window=20, block_rows=block_rows, **options)
-    assert (found == expected_with_margin(world, margin or 0, relative or 0, 4, 20)).all()
+    label_ids, manifest = table(world, width=4, window=20, block_rows=block_rows, **options)
+    assert (label_ids == expected_with_margin(world, margin or 0, relative or 0, 4, 20)).all()
     assert manifest.counters["above_margin"] > 0
-    assert manifest.counters["padded_rows"] == (found < 0).any(axis=1).sum()
+    assert manifest.counters["padded_rows"] == (label_ids < 0).any(axis=1).sum()
     assert funnel_adds_up(manifest.counters)
     assert manifest.quality["recall_at_k"] == 1.0
 
 
 @pytest.mark.parametrize("block_rows", [50, 9])
 def test_each_label_range_keeps_its_own_columns(world, block_rows):
-    found, manifest = table(world, ranges=3, width=2, block_rows=block_rows)
+    label_ids, manifest = table(world, ranges=3, width=2, block_rows=block_rows)
     assert manifest.parameters["ranges"] == [list(bounds) for bounds in equal_ranges(0, 50, 3)]
     for number, (start, stop) in enumerate(equal_ranges(0, 50, 3)):
         gone = [own | {*range(start)} | {*range(stop, 50)} for own in world.excluded("queries")]
-        assert (found[:, 2 * number : 2 * number + 2] == brute_force(world.scores("queries"), gone, 2)).all()
+        assert (label_ids[:, 2 * number : 2 * number + 2] == brute_force(world.scores("queries"), gone, 2)).all()
     assert manifest.quality["recall_at_k"] == 1.0
 
 
@@ -100,19 +101,19 @@ def test_every_index_reaches_the_recall_that_it_is_tuned_to(tmp_path, spec):
 def test_more_recall_is_more_work(tmp_path):
     world = random_world(str(tmp_path), rows=400, labels=2000, dimension=8, width=10)
     world.write_dump()
-    found = [table(world, index="IVF64,Flat", target_recall=target)[1].quality for target in (0.5, 0.9, 0.99)]
-    assert found[0]["nprobe"]["most"] < found[1]["nprobe"]["most"] < found[2]["nprobe"]["most"]
-    for quality, target in zip(found, (0.5, 0.9, 0.99), strict=True):
+    label_ids = [table(world, index="IVF64,Flat", target_recall=target)[1].quality for target in (0.5, 0.9, 0.99)]
+    assert label_ids[0]["nprobe"]["most"] < label_ids[1]["nprobe"]["most"] < label_ids[2]["nprobe"]["most"]
+    for quality, target in zip(label_ids, (0.5, 0.9, 0.99), strict=True):
         assert quality["recall_at_k"] >= target - 0.02
 
 
 class TestByLabels:
     def test_label_embeddings_of_the_dump_are_searched_without_their_bias(self, world):
-        found, manifest = table(world, by="labels", width=5)
+        label_ids, manifest = table(world, by="labels", width=5)
         embeddings = world.label_embeddings.astype(np.float16).astype(np.float64)
         embeddings[:, -1] = 0
         scores = world.queries.astype(np.float16).astype(np.float64) @ embeddings.T
-        assert (found == brute_force(scores, world.excluded("queries"), 5)).all()
+        assert (label_ids == brute_force(scores, world.excluded("queries"), 5)).all()
         assert manifest.parameters["by"] == "labels"
         assert manifest.parents["vectors"] == open_manifest(world.layout.embeddings(3, "labels")).digest
 
@@ -133,17 +134,19 @@ class TestOtherTables:
         tables = [
             read_negatives(world.layout.negatives(epoch, "queries"), m)[1] for epoch, m in ((5, first), (8, second))
         ]
-        both = [len({*a} & {*b}) / 5 for a, b in zip(*(found.tolist() for found in tables), strict=True)]
+        shares = [len({*a} & {*b}) / 5 for a, b in zip(*(label_ids.tolist() for label_ids in tables), strict=True)]
         assert second.quality["previous"] == first.digest
-        assert second.quality["overlap_with_previous"] == pytest.approx(np.mean(both))
-        assert 0.1 < np.mean(both) < 0.95
+        assert second.quality["overlap_with_previous"] == pytest.approx(np.mean(shares))
+        assert 0.1 < np.mean(shares) < 0.95
 
     def test_other_options_are_refused_and_replace_on_request(self, world):
         mine(world.data, world.run)
         url = world.layout.negatives(5, "queries")
-        with pytest.raises(InputError, match=r"queries: holds a table made with other options \(width 5, now 3\)"):
+        with pytest.raises(
+            InputError, match=r"queries: holds a finished negatives table made otherwise \(width was 5, now it is 3\)"
+        ):
             mine(world.data, world.run, options=MineOptions(width=3))
-        with pytest.raises(InputError, match=r"other vectors; by 'classifier', now 'labels'"):
+        with pytest.raises(InputError, match=r"other vectors; by was 'classifier', now it is 'labels'"):
             mine(world.data, world.run, options=MineOptions(by="labels"))
         assert open_manifest(url).parameters["width"] == 5
         mine(world.data, world.run, options=MineOptions(width=3, overwrite=True))
@@ -174,17 +177,17 @@ class TestKeptIndex:
         assert manifest.parameters["blocks"] == [[0, 16], [16, 33], [33, 50]]
         assert manifest.parents == {"vectors": open_manifest(world.layout.vectors(3)).digest}
         queries = world.queries.astype(np.float16).astype(np.float32)
-        found, scores = KeptIndex(url, world.layout.vectors(3)).search(queries, 50)
+        label_ids, scores = KeptIndex(url, world.layout.vectors(3)).search(queries, 50)
         own = world.excluded("queries")
         mined = [
             [label for label in row if label not in gone and label >= 0][:5]
-            for row, gone in zip(found.tolist(), own, strict=True)
+            for row, gone in zip(label_ids.tolist(), own, strict=True)
         ]
         assert mined == first.tolist()
         assert np.allclose(scores[:, 0], world.scores("queries").max(axis=1), atol=1e-3)
         if spec != "IVF4,PQ3x4fs":  # codes alone score roughly
             bare, _ = KeptIndex(url).search(queries, 5)
-            assert (bare == found[:, :5]).mean() > 0.95
+            assert (bare == label_ids[:, :5]).mean() > 0.95
 
     def test_it_is_made_for_a_table_that_is_there_and_kept_with_the_same_bytes(self, world):
         url = join(world.run, "index")
@@ -196,7 +199,7 @@ class TestKeptIndex:
         storage.remove(url, recursive=True)
         mine(world.data, world.run, options=MineOptions(keep_index=url))
         assert open_manifest(url, "index") == made
-        with pytest.raises(InputError, match=r"--keep-index .*index: holds a finished index table"):
+        with pytest.raises(InputError, match=r"index: holds a finished index table .*--keep-index"):
             mine(world.data, world.run, options=MineOptions(keep_index=url, width=3, out=join(world.run, "other")))
 
     def test_damage_is_named(self, world):
@@ -219,8 +222,8 @@ def test_the_command_line_takes_every_option(world):
     assert "of 1.0 GiB a worker process" in done.err
     refused(call("mine", world.data, world.run, "--memory", "100MiB"), "--memory 100.0 MiB", "Give --memory")
     refused(call("mine", world.data, world.run, "--memory", "much"), "'much' is no size", "8GiB")
-    refused(call("mine", world.data, world.run, "--width", 7), "made with other options", "--overwrite")
-    refused(call("mine", world.data, world.run, "--target-recall", 2), "--target-recall", "got 2.0")
+    refused(call("mine", world.data, world.run, "--width", 7), "made otherwise", "--overwrite")
+    refused(call("mine", world.data, world.run, "--target-recall", 2), "target_recall", "got 2.0")
     refused(call("mine", world.data, world.run, "--watch", "--out", "x"), "--out")
 
 
@@ -228,7 +231,7 @@ PEAK = """
 import sys
 from pipelines.mine import mine, MineOptions
 from pipelines.mining.profile import peak_bytes
-mine(sys.argv[1], sys.argv[2], options=MineOptions.of(index=sys.argv[3], memory=sys.argv[4], threads=1))
+mine(sys.argv[1], sys.argv[2], options=MineOptions(index=sys.argv[3], memory=sys.argv[4], threads=1))
 print(peak_bytes())
 """
 
@@ -243,7 +246,7 @@ def test_a_run_stays_within_its_memory(tmp_path, spec):
     command = [sys.executable, "-c", PEAK, world.data, world.run, spec, str(budget)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert int(done.stdout) <= budget
-    spent = json.loads(storage.read_bytes(join(world.layout.negatives_root, "epoch-0005", "spent.json")))
-    assert 50 << 20 < spent["tables"]["queries"]["peak_bytes"] <= budget
-    assert spent["estimated_bytes"] <= budget
-    assert set(spent["tables"]["queries"]["seconds"]) >= {"read vectors", "build index", "search", "audit", "merge"}
+    profile = json.loads(storage.read_bytes(join(world.layout.negatives_root, "epoch-0005", "spent.json")))
+    assert 50 << 20 < profile["tables"]["queries"]["peak_bytes"] <= budget
+    assert profile["estimated_bytes"] <= budget
+    assert set(profile["tables"]["queries"]["seconds"]) >= {"read vectors", "build index", "search", "audit", "merge"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.embed import embed
+from pipelines.embed import EmbedOptions, embed
 from pipelines.mine import MineOptions, mine
 from schemas import storage
 from schemas.errors import InputError, TableError
@@ -31,7 +31,7 @@ def run(small: SmallData) -> str:
     for _ in Trainer.start(small.layout.root, run, RECIPE, lambda line: None).train():
         pass
     for what in ("queries", "labels"):
-        embed(small.layout.root, run, join(run, what), what=what, split="train", dtype="float32")
+        embed(small.layout.root, run, join(run, what), EmbedOptions(what=what, split="train", dtype="float32"))
     return run
 
 
@@ -44,12 +44,12 @@ def test_embedded_queries_meet_embedded_labels(small: SmallData, run: str, tmp_p
         queries=join(run, "queries"), vectors=join(run, "labels"), out=str(tmp_path), width=4, block_rows=11
     )
     manifest = mine(small.layout.root, run, options=options)["queries"]
-    _, found, _ = read_negatives(join(str(tmp_path), "queries"), manifest)
+    _, label_ids, _ = read_negatives(join(str(tmp_path), "queries"), manifest)
     x, z = (matrix(join(run, what)).astype(np.float64) for what in ("queries", "labels"))
     assert (x[:, -1] == 1).all()
     assert (z[:, -1] == 1).all()  # meets the bias column of classifier vectors, and says nothing here
     scores = x[:, :-1] @ z[:, :-1].T
-    assert (found == brute_force(scores, [{*row} for row in small.points["train"].positives], 4)).all()
+    assert (label_ids == brute_force(scores, [{*row} for row in small.points["train"].positives], 4)).all()
     assert manifest.parameters["by"] == "labels"
     assert manifest.parents["vectors"] == open_manifest(join(run, "labels"), "vectors").digest
 
@@ -66,7 +66,7 @@ def test_where_it_goes_has_to_be_said(small: SmallData, run: str) -> None:
 def test_tables_of_two_checkpoints_or_of_other_data_are_refused(small: SmallData, run: str, tmp_path: Path) -> None:
     steps = [int(name.removeprefix("step-")) for name in storage.list_names(RunLayout(run).checkpoints)]
     early = join(run, "early")
-    embed(small.layout.root, run, early, what="labels", step=min(steps))
+    embed(small.layout.root, run, early, EmbedOptions(what="labels", step=min(steps)))
     options = MineOptions(queries=join(run, "queries"), vectors=early, out=str(tmp_path), width=4)
     with pytest.raises(TableError, match=r"is of step \d+, .* of step \d+ .*extremis embed --step"):
         mine(small.layout.root, run, options=options)

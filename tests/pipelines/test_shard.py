@@ -3,7 +3,6 @@ import random
 import resource
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pipelines.sharding import queries, read
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.manifest import open_manifest, verify
+from schemas.options import check
 from schemas.shard_files import shards
 from tests.pipelines.raw import point, read_lines, write_lines, write_tate, write_tiny
 
@@ -40,7 +40,13 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     (raw / "tst_filter_labels.txt").write_text("3 17\n3 5\n99 0\n3 17\n")
     data = str(tmp_path / "data")
     options = ShardOptions(
-        "train:2000", 24, shards=3, shard_bytes=20_000, row_group_rows=16, propensity_a=0.55, propensity_b=1.5
+        tokenizer="train:2000",
+        max_tokens=24,
+        shards=3,
+        shard_bytes=20_000,
+        row_group_rows=16,
+        propensity_a=0.55,
+        propensity_b=1.5,
     )
     manifest = shard(str(raw), data, options)
     tokenizer = Tokenizer.from_file(f"{data}/tokenizer/tokenizer.json")
@@ -58,14 +64,14 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
         assert min(entry.rows for entry in table.shards) > 0
         by_key = {row["key"]: row for row in rows}
         assert len(by_key) == len(points)
-        assert [row["key"] for row in rows] != [one["uid"] for one in points]
-        for number, one in enumerate(points):
-            row = by_key[one["uid"]]
-            assert row["input_ids"] == tokenizer.encode(f"{one['title']} {one['content']}".rstrip(" ")).ids
-            assert row["label_ids"] == sorted(set(one["target_ind"]))
+        assert [row["key"] for row in rows] != [record["uid"] for record in points]
+        for number, record in enumerate(points):
+            row = by_key[record["uid"]]
+            assert row["input_ids"] == tokenizer.encode(f"{record['title']} {record['content']}".rstrip(" ")).ids
+            assert row["label_ids"] == sorted(set(record["target_ind"]))
             assert row.get("filter_label_ids") == (filters.get(number, []) if split == "test" else None)
             if split == "train":
-                train_counts.update(set(one["target_ind"]))
+                train_counts.update(set(record["target_ind"]))
         assert table.counters["rows_out"] == table.counters["rows_in"] == len(points)
         assert table.counters["tokens"] == sum(len(row["input_ids"]) for row in rows)
         assert table.counters["rejected"] == {}
@@ -75,8 +81,8 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     assert len(open_manifest(f"{data}/labels", "labels").shards) == 3
     assert rows_of(f"{data}/rejects") == []
     assert [row["label_id"] for row in out] == list(range(len(labels)))
-    assert [(row["key"], row["text"]) for row in out] == [(one["uid"], one["title"]) for one in labels]
-    assert [row["input_ids"] for row in out] == [tokenizer.encode(one["title"]).ids for one in labels]
+    assert [(row["key"], row["text"]) for row in out] == [(record["uid"], record["title"]) for record in labels]
+    assert [row["input_ids"] for row in out] == [tokenizer.encode(record["title"]).ids for record in labels]
     assert [row["frequency"] for row in out] == [train_counts[label] for label in range(len(labels))]
     assert open_manifest(f"{data}/labels").parameters["training_points"] == 400
     assert manifest.kind == "data"
@@ -88,22 +94,23 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     }
 
 
-class Shuffled(queries.OrderShard):
-    """The same stage, given what arrives in another order."""
+_order_shard = queries.order_shard
 
-    def process(self, element: tuple[int, Any], label_sizes: dict[int, int]) -> Iterator[Any]:
-        shard, parts = element
-        packets = list(parts["rows"])
-        parts = {**parts, "rows": random.Random(1).sample(packets, len(packets))}
-        return super().process((shard, parts), label_sizes)
+
+def order_shuffled(element: tuple[int, Any], *arguments: Any) -> Iterator[Any]:
+    """The same stage, with packets that arrive in another order."""
+    shard, parts = element
+    packets = list(parts["rows"])
+    parts = {**parts, "rows": random.Random(1).sample(packets, len(packets))}
+    return _order_shard((shard, parts), *arguments)
 
 
 @pytest.mark.slow
 def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_path: Path) -> None:
-    options = ShardOptions("train:300", shards=3, row_group_rows=4, keep_text=True)
+    options = ShardOptions(tokenizer="train:300", shards=3, row_group_rows=4, keep_text=True)
     shard(str(tiny), str(tmp_path / "a"), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "OrderShard", Shuffled)
+        patch.setattr(queries, "order_shard", order_shuffled)
         patch.setattr(read, "BLOCK_ROWS", 4)
         shard(str(tiny), str(tmp_path / "b"), options)
     workers = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
@@ -114,7 +121,7 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     # 2 splits of 3 shards, 1 shard of labels, 2 files of the tokenizer, 6 manifests
     assert len(made) == 15
     assert str(tmp_path).encode() not in b"".join(made.values())
-    shard(str(tiny), str(tmp_path / "d"), replace(options, seed=1))
+    shard(str(tiny), str(tmp_path / "d"), options.model_copy(update={"seed": 1}))
     first, second = ([{**row, "query_id": 0} for row in rows_of(f"{tmp_path}/{name}/queries/train")] for name in "ad")
     assert first != second
     assert sorted(first, key=str) == sorted(second, key=str)
@@ -143,7 +150,7 @@ def test_in_memory_and_with_every_older_name(tiny: Path) -> None:
 
 def test_a_pretrained_directory_is_known_by_its_content(tiny: Path, tmp_path: Path) -> None:
     shard(str(tiny), str(tmp_path / "a"), OPTIONS)
-    manifest = shard(str(tiny), str(tmp_path / "b"), ShardOptions(str(tmp_path / "a" / "tokenizer")))
+    manifest = shard(str(tiny), str(tmp_path / "b"), ShardOptions(tokenizer=str(tmp_path / "a" / "tokenizer")))
     assert manifest.parameters["options"]["tokenizer"].startswith("directory:")
     assert str(tmp_path) not in json.dumps(manifest.parameters)
     tokens = [[row["input_ids"] for row in rows_of(f"{tmp_path}/{name}/labels")] for name in "ab"]
@@ -158,12 +165,10 @@ def test_a_finished_data_set_is_kept_and_another_is_refused(tiny: Path, tmp_path
     assert shard(str(tiny), data, OPTIONS, progress=said.append) == made
     assert "nothing to do" in said[-1]
     assert before == {path: path.stat().st_mtime_ns for path in Path(data).rglob("*")}
-    with pytest.raises(InputError, match=r"other options: max_tokens was 128, now it is 9\. .*--overwrite"):
-        shard(str(tiny), data, ShardOptions("train:300", max_tokens=9))
+    with pytest.raises(InputError, match=r"options\.max_tokens was 128, now it is 9\)\. .*--overwrite"):
+        shard(str(tiny), data, ShardOptions(tokenizer="train:300", max_tokens=9))
     write_tiny(tiny, rows=31)
-    with pytest.raises(
-        InputError, match=r"other input: test was tst.json.gz|other input: train was trn\.json\.gz \(\d+ bytes"
-    ):
+    with pytest.raises(InputError, match=r"input\.test was tst.json.gz|input\.train was trn\.json\.gz \(\d+ bytes"):
         shard(str(tiny), data, OPTIONS)
     assert open_manifest(data, "data") == made
     again = shard(str(tiny), data, OPTIONS, overwrite=True)
@@ -214,14 +219,14 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
         "(Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): '{oops'",
         "  trn.json.gz, line 10: the point 'x' has no labels (target_ind is empty)",
         "  trn.json.gz, line 26: the field 'title' is missing; found ['target_ind', 'uid']",
-        "Mend these; or raise --max-reject-share, which is 0.001 "
+        "Fix these; or raise --max-reject-share, which is 0.001 "
         "(a label's line is its id, so no label may be rejected).",
     ]
-    message = fails(tiny, options=ShardOptions("train:300", max_reject_share=0.1))
+    message = fails(tiny, options=ShardOptions(tokenizer="train:300", max_reject_share=0.1))
     assert "rejected 5 of 30 rows of trn.json.gz (1 duplicate_key, 1 label_out_of_range, 1 missing_field" in message
     assert "trn.json.gz, line 12: label 7 does not exist: there are labels 0 to 6" in message
     data = str(tiny.parent / "data")
-    shard(str(tiny), data, ShardOptions("train:300", max_reject_share=0.2))
+    shard(str(tiny), data, ShardOptions(tokenizer="train:300", max_reject_share=0.2))
     table = open_manifest(f"{data}/queries/train")
     assert table.rows == table.counters["rows_out"] == 25
     assert table.counters["rejected"] == {
@@ -238,12 +243,12 @@ def test_bad_lines_fail_with_one_message_and_leave_nothing(tiny: Path) -> None:
     assert sorted(row["key"] for row in rows) == sorted(f"p{i}" for i in range(30) if i not in (4, 9, 11, 20, 25))
     kept = [point(i, 7) for i in range(30) if i not in (4, 9, 11, 20, 25)]
     frequency = [row["frequency"] for row in rows_of(f"{data}/labels")]
-    assert frequency == [sum(label in one["target_ind"] for one in kept) for label in range(7)]
+    assert frequency == [sum(label in record["target_ind"] for record in kept) for label in range(7)]
 
 
 def test_a_bad_label_fails_at_any_share(tiny: Path) -> None:
     write_lines(tiny / "lbl.json.gz", [{"title": "a"}] * 6 + [{"uid": "b"}])
-    message = fails(tiny, options=ShardOptions("train:300", max_reject_share=1.0))
+    message = fails(tiny, options=ShardOptions(tokenizer="train:300", max_reject_share=1.0))
     assert "rejected 1 of 7 rows of lbl.json.gz (1 missing_field)" in message
     assert "lbl.json.gz, line 7: the field 'title' is missing" in message
 
@@ -282,7 +287,7 @@ def test_a_full_disk_surfaces_as_itself_and_leaves_nothing(tiny: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, hard))
     try:
-        message = fails(tiny, StorageError, ShardOptions("train:150", shards=1, keep_text=True))
+        message = fails(tiny, StorageError, ShardOptions(tokenizer="train:150", shards=1, keep_text=True))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert message.startswith(f"could not write {tiny.parent}/data/")
@@ -292,23 +297,23 @@ def test_a_full_disk_surfaces_as_itself_and_leaves_nothing(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": "body"}, "text is one of title"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1; got 0"),
-        ({"shards": 0}, "shards must be at least 1"),
-        ({"seed": -1}, "seed must be in"),
-        ({"max_reject_share": 1.5}, "max_reject_share is a share"),
+        ({"text": "body"}, "text: input should be 'title\\+content' or 'title', got 'body'"),
+        ({"max_tokens": 0}, "max_tokens: input should be greater than or equal to 1, got 0"),
+        ({"shards": 0}, "shards: input should be greater than or equal to 1"),
+        ({"seed": -1}, "seed: input should be greater than or equal to 0"),
+        ({"max_reject_share": 1.5}, "max_reject_share: input should be less than or equal to 1"),
         ({"propensity_a": 0.5}, "propensities need both A and B"),
         ({"tokenizer": "train:no"}, "expected train:SIZE"),
     ],
 )
 def test_odd_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ShardOptions(**options)
+        check(ShardOptions, options)
 
 
 def test_validation_is_cut_out_of_train_by_key(tmp_path: Path) -> None:
     raw = write_tate(tmp_path / "raw", 400, 50)
-    cut = replace(OPTIONS, validation_share=0.25)
+    cut = OPTIONS.model_copy(update={"validation_share": 0.25})
     shard(str(raw), str(tmp_path / "whole"), OPTIONS)
     manifest = shard(str(raw), str(tmp_path / "cut"), cut)
     whole = {row["key"]: row for row in rows_of(f"{tmp_path}/whole/queries/train")}
@@ -330,5 +335,5 @@ def test_validation_share_beside_a_validation_file_is_refused(tmp_path: Path) ->
     raw = write_tate(tmp_path / "raw", 40, 10)
     (raw / "val.json.gz").write_bytes((raw / "tst.json.gz").read_bytes())
     with pytest.raises(InputError, match="validation split already"):
-        shard(str(raw), str(tmp_path / "data"), replace(OPTIONS, validation_share=0.1))
+        shard(str(raw), str(tmp_path / "data"), OPTIONS.model_copy(update={"validation_share": 0.1}))
     assert not (tmp_path / "data" / "manifest.json").exists()

@@ -17,7 +17,9 @@ from schemas.errors import InputError
 from schemas.manifest import open_manifest
 from schemas.shard_files import shards
 
-OPTIONS = ShardOptions("train:300", shards=3, shard_bytes=400, row_group_rows=8, keep_text=True, max_reject_share=0.5)
+OPTIONS = ShardOptions(
+    tokenizer="train:300", shards=3, shard_bytes=400, row_group_rows=8, keep_text=True, max_reject_share=0.5
+)
 Line = dict[str, Any]
 
 
@@ -79,7 +81,7 @@ def test_the_join_is_a_dictionary(raw: Raw, data: Path) -> None:
     ids = {row["key"]: row["label_id"] for row in labels}
     assert set(ids) == {f"L{i}" for i in range(40)}
     for row in labels:
-        texts = {one["text"] for one in raw.labels if one["key"] == row["key"]}
+        texts = {record["text"] for record in raw.labels if record["key"] == row["key"]}
         assert row["text"] in texts
         assert row["input_ids"] == tokenizer.encode(row["text"]).ids
     counts: Counter[int] = Counter()
@@ -103,24 +105,24 @@ def test_the_join_is_a_dictionary(raw: Raw, data: Path) -> None:
 
 def nameless(lines: Sequence[Line], ids: dict[str, int]) -> set[str]:
     """Keys of points none of whose labels is there."""
-    known = {line["key"] for line in lines if any(key in ids for key in line["labels"])}
-    return {line["key"] for line in lines} - known
+    keys = {line["key"] for line in lines if any(key in ids for key in line["labels"])}
+    return {line["key"] for line in lines} - keys
 
 
 def test_every_dropped_row_and_label_is_in_the_rejects(raw: Raw, data: Path) -> None:
-    found = Counter((row["source"], row["line"], row["reason"]) for row in rows_of(f"{data}/rejects"))
-    known = {row["key"] for row in raw.labels}
+    counted = Counter((row["source"], row["line"], row["reason"]) for row in rows_of(f"{data}/rejects"))
+    keys = {row["key"] for row in raw.labels}
     expected: Counter[tuple[str, int, str]] = Counter()
     for split in ("train", "test"):
         lines: list[Line] = getattr(raw, split)
         for number, line in enumerate(lines, start=1):
-            gone = [key for key in dict.fromkeys(line["labels"]) if key not in known]
+            gone = [key for key in dict.fromkeys(line["labels"]) if key not in keys]
             expected[f"{split}.jsonl", number, "unknown_label"] += len(gone)
-            expected[f"{split}.jsonl", number, "no_labels"] += not set(line["labels"]) & known
-    twice = {key: n for key, n in found.items() if key[2] == "duplicate_key"}
+            expected[f"{split}.jsonl", number, "no_labels"] += not set(line["labels"]) & keys
+    twice = {key: n for key, n in counted.items() if key[2] == "duplicate_key"}
     assert {source for source, _, _ in twice} == {"train.jsonl", "test.jsonl", "labels.jsonl"}
     assert sum(twice.values()) == 3
-    assert found - Counter(twice) == +expected
+    assert counted - Counter(twice) == +expected
     details = [row["detail"] for row in rows_of(f"{data}/rejects") if row["reason"] == "unknown_label"]
     assert "'train/lost' names the label 'nowhere', which is not among the labels" in details
 

@@ -16,15 +16,15 @@ def write_tfidf(raw: Path, out: Path, *, ngrams: int = 2, least: int = 2) -> Pat
     """`raw` (JSON lines) as feature and label matrices: unit rows of TF-IDF, of n-grams that `least` texts hold."""
     out.mkdir(parents=True, exist_ok=True)
     records = {name: read_lines(raw / f"{name}.json.gz") for name in ("trn", "tst", "lbl")}
-    bags = {name: [_bag(record, ngrams) for record in found] for name, found in records.items()}
+    bags = {name: [_bag(record, ngrams) for record in split_bags] for name, split_bags in records.items()}
     learnt = [*bags["trn"], *bags["lbl"]]
     frequency = Counter(gram for bag in learnt for gram in bag)
-    known = sorted(gram for gram, n in frequency.items() if n >= least)
-    number = {gram: i for i, gram in enumerate(known)}
-    idf = {gram: math.log((1 + len(learnt)) / (1 + frequency[gram])) + 1 for gram in known}
-    for name, found in bags.items():
-        rows = [_row(bag, number, idf) for bag in found]
-        (out / f"{name}_X_Xf.txt").write_text(_matrix(rows, len(known)))
+    grams = sorted(gram for gram, n in frequency.items() if n >= least)
+    number = {gram: i for i, gram in enumerate(grams)}
+    idf = {gram: math.log((1 + len(learnt)) / (1 + frequency[gram])) + 1 for gram in grams}
+    for name, split_bags in bags.items():
+        rows = [_row(bag, number, idf) for bag in split_bags]
+        (out / f"{name}_X_Xf.txt").write_text(_matrix(rows, len(grams)))
     for name in ("trn", "tst"):
         labels = [dict.fromkeys(record["target_ind"], 1.0) for record in records[name]]
         (out / f"{name}_X_Y.txt").write_text(_matrix(labels, len(records["lbl"])))
@@ -36,7 +36,9 @@ def write_tfidf(raw: Path, out: Path, *, ngrams: int = 2, least: int = 2) -> Pat
 def _bag(record: dict[str, Any], ngrams: int) -> Counter[str]:
     words = _WORD.findall(f"{record.get('title', '')} {record.get('content', '')}".lower())
     return Counter(
-        " ".join(words[at : at + length]) for length in range(1, ngrams + 1) for at in range(len(words) - length + 1)
+        " ".join(words[first : first + length])
+        for length in range(1, ngrams + 1)
+        for first in range(len(words) - length + 1)
     )
 
 

@@ -1,4 +1,5 @@
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ from hypothesis import strategies as st
 from schemas.ragged import Ragged
 from search.block import Block, score, search, search_exactly
 from search.candidates import best, merge, unpack
-from search.effort import Effort, apply
-from search.exclusions import Dropped, Exclusions, search_negatives
+from search.exclusions import Exclusions, search_negatives
 from search.factory import Factory
 from search.index import build
+from search.params import SearchParams, apply
 from tests.pipelines.mining.world import brute_force, random_rows
 
 
@@ -21,7 +22,7 @@ def ragged(rows):
 
 def built(spec, vectors, nprobe):
     index = build(Factory(spec), vectors, seed=0)
-    apply(index, Effort(nprobe=nprobe))
+    apply(index, SearchParams(nprobe=nprobe))
     return index
 
 
@@ -51,10 +52,10 @@ def test_exact_search_is_brute_force_with_any_number_of_ties(seed, labels, rows,
         for low, high in itertools.pairwise(edges)
         if high > low
     ]
-    found, scores = unpack(merge(parts, width))
+    label_ids, scores = unpack(merge(parts, width))
     gone = [{*a, *b} for a, b in zip(positives, filters, strict=True)]
     expected = brute_force(queries @ vectors.T, gone, width)
-    assert found.tolist() == expected.tolist()
+    assert label_ids.tolist() == expected.tolist()
     held = np.take_along_axis(queries @ vectors.T, np.maximum(expected, 0), axis=1)
     assert (scores == np.where(expected < 0, -np.inf, held)).all()
 
@@ -63,8 +64,8 @@ def test_rows_that_all_tie_take_the_smallest_labels():
     """Classifier vectors that were never touched are all zero, and tie in every row."""
     vectors = np.zeros((500, 8), np.float32)
     vectors[250] = 1
-    found, _ = unpack(search_exactly(Block(10, vectors), np.ones((20, 8), np.float32), 4))
-    assert (found == [260, 10, 11, 12]).all()
+    label_ids, _ = unpack(search_exactly(Block(10, vectors), np.ones((20, 8), np.float32), 4))
+    assert (label_ids == [260, 10, 11, 12]).all()
 
 
 def test_a_score_depends_on_its_pair_alone():
@@ -85,9 +86,9 @@ def test_rows_that_their_lists_leave_short_are_searched_exactly(nprobe):
     queries = generator.standard_normal((30, 8)).astype(np.float32)
     block = Block(0, vectors, built("IVF20,Flat", vectors, nprobe))
     keys = search(block, queries, 90)
-    found, _ = unpack(keys)
-    assert (found >= 0).all()
-    assert all(len(set(row)) == 90 for row in found.tolist())
+    label_ids, _ = unpack(keys)
+    assert (label_ids >= 0).all()
+    assert all(len(set(row)) == 90 for row in label_ids.tolist())
     assert (np.sort(keys, axis=1) == keys).all()
     _, positions = block.index.search(queries, 98)
     short = (positions >= 0).sum(axis=1) < 90
@@ -103,14 +104,14 @@ def test_one_row_with_many_positives_keeps_its_width_and_is_counted():
     top = np.argsort(-scores, axis=1)
     positives = [top[i, :200].tolist() if i == 4 else top[i, :1].tolist() for i in range(9)]
     filters = [top[i, 1:3].tolist() if i == 0 else [] for i in range(9)]
-    dropped = Dropped()
-    keys = search_negatives(Block(0, vectors), queries, exclusions(positives, filters), 7, dropped)
+    counts: Counter[str] = Counter()
+    keys = search_negatives(Block(0, vectors), queries, exclusions(positives, filters), 7, counts)
     assert (
         unpack(keys)[0] == brute_force(scores, [{*a, *b} for a, b in zip(positives, filters, strict=True)], 7)
     ).all()
-    assert (dropped.positives, dropped.filtered) == (208, 2)
+    assert (counts["positives_dropped"], counts["filtered_dropped"]) == (208, 2)
     # Rows of one tier share their fetch: 8 rows at 7 + 3, one at 7 + 200.
-    assert dropped.candidates == 8 * 10 + 207
+    assert counts["candidates"] == 8 * 10 + 207
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=5), min_size=1, max_size=8), st.data())
@@ -130,9 +131,9 @@ def test_approximate_search_scores_as_exact_search_does():
     vectors = generator.standard_normal((600, 16)).astype(np.float32)
     queries = generator.standard_normal((20, 16)).astype(np.float32)
     index = built("IVF8,PQ4x4", vectors, 8)
-    found, scores = unpack(search(Block(0, vectors, index), queries, 10))
-    assert np.allclose(scores, np.take_along_axis(queries @ vectors.T, found, axis=1), atol=1e-4)
+    label_ids, scores = unpack(search(Block(0, vectors, index), queries, 10))
+    assert np.allclose(scores, np.take_along_axis(queries @ vectors.T, label_ids, axis=1), atol=1e-4)
     assert (np.diff(scores, axis=1) <= 0).all()
-    everything, exact = unpack(best(search_exactly(Block(0, vectors), queries, 600), 600))
-    both = [dict(zip(a, b, strict=True)) for a, b in zip(everything.tolist(), exact.tolist(), strict=True)]
-    assert [[both[i][label] for label in row] for i, row in enumerate(found.tolist())] == scores.tolist()
+    all_ids, exact = unpack(best(search_exactly(Block(0, vectors), queries, 600), 600))
+    scores_of = [dict(zip(a, b, strict=True)) for a, b in zip(all_ids.tolist(), exact.tolist(), strict=True)]
+    assert [[scores_of[i][label] for label in row] for i, row in enumerate(label_ids.tolist())] == scores.tolist()

@@ -24,7 +24,7 @@ def test_a_key_gives_back_its_label_and_score(candidates):
 @given(pairs)
 def test_keys_sort_by_score_down_then_label_up(candidates):
     labels, values = unpack(np.sort(keys_of(candidates)))
-    expected = sorted(candidates, key=lambda one: (-one[0], one[1]))
+    expected = sorted(candidates, key=lambda first: (-first[0], first[1]))
     assert list(zip(values.tolist(), labels.tolist(), strict=True)) == expected
 
 

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 from schemas.errors import InputError
-from search.effort import Effort, require_sense
 from search.factory import Factory
 from search.index import build
+from search.params import SearchParams, require_sense
 
 
 def vectors(rows, dimension, seed=0):
@@ -45,17 +45,17 @@ def test_an_index_that_cannot_be_is_refused(spec, message):
 
 
 @pytest.mark.parametrize(
-    ("spec", "effort", "message"),
+    ("spec", "params", "message"),
     [
-        ("Flat", Effort(nprobe=4), r"index 'Flat' has no inverted lists, so nprobe=4"),
-        ("IVF4,Flat", Effort(ef_search=4), r"index 'IVF4,Flat' is no graph, so ef_search=4"),
-        ("IVF4_HNSW8,Flat", Effort(ef_search=4), "is no graph"),
-        ("exact", Effort(refine=4), "'exact' has nothing to refine; got refine=4"),
+        ("Flat", SearchParams(nprobe=4), r"index 'Flat' has no inverted lists, so nprobe=4"),
+        ("IVF4,Flat", SearchParams(ef_search=4), r"index 'IVF4,Flat' is no graph, so ef_search=4"),
+        ("IVF4_HNSW8,Flat", SearchParams(ef_search=4), "is no graph"),
+        ("exact", SearchParams(refine=4), "'exact' has nothing to refine; got refine=4"),
     ],
 )
-def test_an_option_that_means_nothing_is_refused(spec, effort, message):
+def test_an_option_that_means_nothing_is_refused(spec, params, message):
     with pytest.raises(InputError, match=message):
-        require_sense(Factory(spec), effort)
+        require_sense(Factory(spec), params)
 
 
 @pytest.mark.parametrize(

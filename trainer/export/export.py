@@ -15,6 +15,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, shard_name
 from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import ShardFile, list_column
 from schemas.shard_files.shards import iterate, iterate_shard
 from schemas.storage import join
@@ -105,10 +106,14 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion[1].digest
-    existing = _find_export(out, parents, described, options.overwrite)
-    if existing is not None:
+    request = Request(KIND, parents, {"options": described})
+    finished = find_reusable(out, request, "Give --overwrite, or another OUT.", overwrite=options.overwrite)
+    if finished is not None:
         say(f"{out}: exported already")
-        return existing
+        return finished
+    if is_published(out):
+        unpublish(out)
+        storage.remove(out, recursive=True)
     model = load_encoder(layout, RunLayout(run), options.step)
     facts = DataFacts.of(layout)
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
@@ -149,23 +154,6 @@ def _describe(options: ExportOptions) -> dict[str, Any]:
     scores = {} if options.scores == "classifier" else {"scores": options.scores}
     names = ("dtype", "index", "target_recall")
     return {**{name: getattr(options, name) for name in names}, "precisions": [*options.precisions], **scores}
-
-
-def _find_export(out: str, parents: dict[str, str], described: dict[str, Any], overwrite: bool) -> Manifest | None:
-    """Return the export at OUT of these `parents` and options. Raises InputError for anything else there."""
-    if not is_published(out):
-        return None
-    existing = open_manifest(out)
-    if existing.kind == KIND and existing.parents == parents and existing.parameters.get("options") == described:
-        return existing
-    if existing.kind != KIND or not overwrite:
-        raise InputError(
-            f"{out}: holds a finished {existing.kind} made from something else, or with other options. "
-            + ("Give --overwrite, or another OUT." if existing.kind == KIND else "Give another OUT.")
-        )
-    unpublish(out)
-    storage.remove(out, recursive=True)
-    return None
 
 
 def _threshold_split(data: DataLayout, split: str | None) -> str | None:

@@ -12,6 +12,7 @@ import torch
 
 from schemas.layout import shard_name
 from schemas.manifest import Shard
+from search.factory import Factory, choose
 from trainer.export.vectors import Vectors
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ class Indexed(NamedTuple):
 
 
 def choose_index(spec: str, labels: int) -> str | None:
-    """Return the factory string for `none`, `auto` or a factory string; None for exact search."""
-    if spec == "auto":
-        spec = "none" if labels <= EXACT_LABELS else f"IVF{int(4 * labels**0.5)},Flat"
-    return None if spec in ("none", "exact") or not labels else spec
+    """Return the factory string that `none`, `auto` or a factory string means; None for exact search."""
+    if spec == "none" or not labels:
+        return None
+    factory = choose(spec, labels, EXACT_LABELS)
+    return None if factory.exact else factory.spec
 
 
 def write_indexes(
@@ -43,10 +45,9 @@ def write_indexes(
     Raises InputError: not a factory string, or one that cannot be built on so few vectors.
     """
     from search.block import Block, padded
-    from search.effort import Effort, tune
-    from search.factory import Factory
     from search.index import build, set_up
     from search.index_files import write_index
+    from search.params import SearchParams, tune
 
     set_up(None)
     factory = Factory.parse(spec)
@@ -56,7 +57,7 @@ def write_indexes(
     for number, (start, rows) in enumerate(vectors.parts()):
         wide = padded(rows, columns)
         block = Block(start, wide, build(factory, wide, _SEED))
-        efforts.append(asdict(tune(block, Effort(), factory.lossy, sampled, width, target)))
+        efforts.append(asdict(tune(block, SearchParams(), factory.lossy, sampled, width, target)))
         shards.append(write_index(url, shard_name(number, len(vectors.ranges), "faiss"), block))
     facts = {"factory": factory.spec, "metric": "inner product", "columns": columns, "efforts": efforts}
     return shards, facts
@@ -65,18 +66,18 @@ def write_indexes(
 def open_indexes(paths: Sequence[str], facts: Mapping[str, Any], vectors: Vectors) -> tuple[Indexed, ...]:
     """Open the indexes in local files, by the facts of `write_indexes`, over the vectors that they were made of."""
     from search.block import Block, padded
-    from search.effort import Effort, apply
     from search.index_files import load_index
+    from search.params import SearchParams, apply
 
     columns = facts["columns"]
-    indexes = []
+    opened = []
     for path, (start, rows), effort in zip(paths, vectors.parts(), facts["efforts"], strict=True):
         index = load_index(path)
-        apply(index, Effort(**effort))
+        apply(index, SearchParams(**effort))
         # Scored pair by pair in float32, where they lie: half-precision vectors are widened once.
         wide = rows if (rows.dtype, rows.shape[1]) == (np.float32, columns) else padded(rows, columns)
-        indexes.append(Indexed(Block(start, wide, index), Effort(**effort).factor))
-    return tuple(indexes)
+        opened.append(Indexed(Block(start, wide, index), SearchParams(**effort).factor))
+    return tuple(opened)
 
 
 def search_indexes(indexed: Sequence[Indexed], queries: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from trainer.stream.batch import Batch
 
 if TYPE_CHECKING:
     from search.block import Block
-    from search.effort import Effort as SearchParams
+    from search.params import SearchParams
 
 EXACT_LABELS = 1 << 15  # up to so many, 'auto' scores every label
 TARGET_RECALL = 0.9
@@ -100,19 +100,14 @@ class InTrainerIndex(NegativeSource):
     def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """Index `vectors` [n, D] float32, which nobody else changes, of the rank's labels."""
         from search.block import Block, padded
-        from search.effort import Effort as SearchParams
-        from search.effort import apply, tune
-        from search.factory import EXACT, Factory
-        from search.index import build, pays, set_up
+        from search.factory import choose
+        from search.index import build, set_up
+        from search.params import SearchParams, apply, tune
 
         set_up(None)
         rows, start, kind = len(vectors), self._vectors.start, self._options.kind
-        spec = kind
-        if kind == MIPS:
-            spec = f"IVF{max(1, int(rows**0.5))},Flat"
-        elif kind == AUTO:
-            spec = EXACT if rows <= EXACT_LABELS else f"IVF{int(4 * rows**0.5)},Flat"
-        factory = Factory.parse(spec)
+        spec = f"IVF{max(1, int(rows**0.5))},Flat" if kind == MIPS else kind
+        factory = choose(spec, rows, EXACT_LABELS)
         vectors = padded(vectors, factory.dimension(vectors.shape[1]))
         block = Block(start, vectors, build(factory, vectors, self._seed))
         wide = padded(queries, vectors.shape[1])
@@ -121,7 +116,7 @@ class InTrainerIndex(NegativeSource):
         else:
             params = tune(block, SearchParams(), factory.lossy, wide, self._options.width, TARGET_RECALL)
         # Vectors that are hardly trained lie in no clusters: most lists would be read, which is dearer than a product.
-        if kind == AUTO and params.nprobe and not pays(factory, rows, self._options.width, params.nprobe):
+        if kind == AUTO and params.nprobe and not factory.pays(rows, self._options.width, params.nprobe):
             return Block(start, vectors, None), SearchParams()
         apply(block.index, params)
         return block, params

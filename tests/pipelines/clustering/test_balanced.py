@@ -15,8 +15,8 @@ def test_clusters_are_as_many_as_they_should_be_and_equal_within_one(
 ) -> None:
     # Few values, so that many points are the same.
     vectors = np.random.default_rng(seed).integers(0, 3, (count, dimension)).astype(np.float32)
-    found = balanced_clusters(vectors, size, seed)
-    sizes = np.bincount(found)
+    clusters = balanced_clusters(vectors, size, seed)
+    sizes = np.bincount(clusters)
     assert len(sizes) == -(-count // size)
     assert sizes.max(initial=0) <= size
     assert not count or sizes.max() - sizes.min() <= 1
@@ -29,26 +29,26 @@ def test_groups_that_lie_apart_are_found(size: int) -> None:
     centres = 20 * np.linalg.qr(draw.standard_normal((16, 16)))[0][:8]
     vectors = centres[group] + draw.standard_normal((8 * size, 16))
     shuffled = draw.permutation(8 * size)
-    found = balanced_clusters(vectors[shuffled], size)
-    pure = [len(set(group[shuffled][found == one])) == 1 for one in range(8)]
+    clusters = balanced_clusters(vectors[shuffled], size)
+    pure = [len(set(group[shuffled][clusters == number])) == 1 for number in range(8)]
     assert np.mean(pure) >= 0.75
 
 
-def spread(vectors: np.ndarray, found: np.ndarray) -> float:
+def spread(vectors: np.ndarray, clusters: np.ndarray) -> float:
     """The mean squared distance to the cluster's centre."""
-    centres = np.stack([vectors[found == one].mean(0) for one in range(found.max() + 1)])
-    return float(((vectors - centres[found]) ** 2).sum(1).mean())
+    centres = np.stack([vectors[clusters == number].mean(0) for number in range(clusters.max() + 1)])
+    return float(((vectors - centres[clusters]) ** 2).sum(1).mean())
 
 
 def test_clusters_are_closer_than_random_ones_and_rounds_bring_them_closer() -> None:
     draw = np.random.default_rng(1)
     vectors = draw.standard_normal((40, 8))[draw.integers(0, 40, 3000)] + 0.4 * draw.standard_normal((3000, 8))
     vectors = vectors.astype(np.float32)
-    found = balanced_clusters(vectors, 25, seed=3)
-    assert spread(vectors, found) < 0.35 * spread(vectors, draw.permutation(found))
-    assert spread(vectors, found) < 0.9 * spread(vectors, balanced_clusters(vectors, 25, seed=3, rounds=1))
+    clusters = balanced_clusters(vectors, 25, seed=3)
+    assert spread(vectors, clusters) < 0.35 * spread(vectors, draw.permutation(clusters))
+    assert spread(vectors, clusters) < 0.9 * spread(vectors, balanced_clusters(vectors, 25, seed=3, rounds=1))
     # Neighbours in the tree are near: clusters of twice the size are pairs of them.
-    assert spread(vectors, found // 2) < 0.5 * spread(vectors, draw.permutation(found) // 2)
+    assert spread(vectors, clusters // 2) < 0.5 * spread(vectors, draw.permutation(clusters) // 2)
 
 
 def test_the_same_input_gives_the_same_clusters_and_another_seed_others() -> None:

@@ -81,23 +81,23 @@ def test_one_on_another_machine_is_watched(tmp_path: Path, beating: bool) -> Non
 
 
 def test_of_many_at_once_one_has_it(tmp_path: Path) -> None:
-    ready, found = threading.Barrier(8), []
+    ready, winners = threading.Barrier(8), []
 
     def ask() -> None:
         ready.wait()
         try:
             with claimed(str(tmp_path)):
-                found.append("had")
+                winners.append("had")
                 time.sleep(3)
         except ClaimedError:
-            found.append("refused")
+            winners.append("refused")
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == ["had", *["refused"] * 7]
+    assert sorted(winners) == ["had", *["refused"] * 7]
 
 
 def test_what_is_no_claim_is_none(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ CORPUS = [
 ]
 QUERIES = [{"_id": "q1", "text": "one", "metadata": {}}, {"_id": "q2", "text": "two"}, {"_id": "q3", "text": "three"}]
 FILES: dict[str, str | bytes] = {
-    "corpus.jsonl": "".join(json.dumps(one) + "\n" for one in CORPUS),
-    "queries.jsonl": "".join(json.dumps(one) + "\n" for one in QUERIES),
+    "corpus.jsonl": "".join(json.dumps(record) + "\n" for record in CORPUS),
+    "queries.jsonl": "".join(json.dumps(record) + "\n" for record in QUERIES),
     "qrels/train.tsv": f"{HEADER}q1\td1\t1\nq1\td2\t0\nq1\t3\t2\nq2\td2\t-1\n",
     "qrels/dev.tsv": f"{HEADER}q2\td2\t1\n",
     "qrels/test.tsv": f"{HEADER}q3\td2\t1\n",

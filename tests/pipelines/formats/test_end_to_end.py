@@ -184,7 +184,7 @@ def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         folder = tmp_path_factory.mktemp("forms")
         writer, _, texts, *_ = FORMS[name]
         writer(folder / "raw")
-        options = ShardOptions("train:300", shards=2, row_group_rows=8, keep_text=texts)
+        options = ShardOptions(tokenizer="train:300", shards=2, row_group_rows=8, keep_text=texts)
         shard(str(folder / "raw"), str(folder / "data"), options)
         return folder / "data"
 
@@ -229,11 +229,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize(("one", "other"), [("jsonl", "pairs"), ("jsonl", "parquet")])
+@pytest.mark.parametrize(("first", "second"), [("jsonl", "pairs"), ("jsonl", "parquet")])
 def test_one_data_set_in_two_forms_gives_the_same_shards(
-    make_once: Callable[[str], Path], one: str, other: str
+    make_once: Callable[[str], Path], first: str, second: str
 ) -> None:
-    made = [contents(make_once(name)) for name in (one, other)]
+    made = [contents(make_once(name)) for name in (first, second)]
     shard_bytes = [{k: v for k, v in files.items() if not k.endswith("manifest.json")} for files in made]
     assert shard_bytes[0] == shard_bytes[1]
 
@@ -251,11 +251,11 @@ def test_too_many_bad_lines_publish_nothing(tmp_path: Path, name: str) -> None:
     place.write_bytes(b"".join(lines))
     raw, data = str(tmp_path / "raw"), tmp_path / "data"
     with pytest.raises(InputError, match=rf"rejected 1 of (?s:.*){file}, line 6: .*oops") as caught:
-        shard(raw, str(data), ShardOptions("train:300", shards=2))
+        shard(raw, str(data), ShardOptions(tokenizer="train:300", shards=2))
     assert "--max-reject-share" in str(caught.value)
     assert not data.exists() or contents(data) == {}
     if name == "jsonl":
-        shard(raw, str(data), ShardOptions("train:300", shards=2, max_reject_share=0.1))
+        shard(raw, str(data), ShardOptions(tokenizer="train:300", shards=2, max_reject_share=0.1))
         rejects = rows_of(str(data / "rejects"))
         assert [(row["source"], row["line"], row["reason"]) for row in rejects] == [(file, 6, "not_json")]
 
@@ -283,7 +283,7 @@ def test_hostile_bytes_publish_nothing_or_a_whole_data_set(hostile: list[bytes],
     for name, content in zip(names.get(form, ("train.jsonl", "labels.jsonl")), hostile, strict=True):
         storage.write_bytes(f"{root}/raw/{name}", heads.get(form, b"") + content)
     try:
-        shard(f"{root}/raw", f"{root}/data", ShardOptions("train:300", shards=2))
+        shard(f"{root}/raw", f"{root}/data", ShardOptions(tokenizer="train:300", shards=2))
     except InputError:
         assert storage.list_names(f"{root}/data") == []
         return

@@ -27,10 +27,10 @@ def test_blocks_hold_every_line_once(content: list[bytes], ends: bool, block: in
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "_CHUNK", chunk)
         blocks = [batch["line"].to_pylist() for batch in lines.read_blocks(url, block)]
-        found = lines.identify(url)
+        identity = lines.identify(url)
     assert [line for some in blocks for line in some] == content
     assert all(len(some) == block for some in blocks[:-1])
-    assert found == (len(data), hashlib.sha256(data).hexdigest())
+    assert identity == (len(data), hashlib.sha256(data).hexdigest())
 
 
 @settings(deadline=None)

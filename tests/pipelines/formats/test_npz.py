@@ -43,11 +43,11 @@ def test_what_scipy_saves_comes_back(rows: int, columns: int, block: int, compre
     storage.write_bytes(URL, saved(matrix, compressed))
     assert npz.read_shape(URL) == (rows, columns)
     blocks = list(npz.read_rows(URL, block))
-    assert all(len(found.offsets) == block + 1 for found in blocks[:-1])
+    assert all(len(rows_block.offsets) == block + 1 for rows_block in blocks[:-1])
     out = np.zeros((0, columns), np.float32)
-    for found in blocks:
-        part = np.zeros((len(found.offsets) - 1, columns), np.float32)
-        part[found.row_of(), found.ids] = found.values
+    for rows_block in blocks:
+        part = np.zeros((len(rows_block.offsets) - 1, columns), np.float32)
+        part[rows_block.row_of(), rows_block.ids] = rows_block.values
         out = np.concatenate([out, part])
     assert np.array_equal(out, dense)
 
@@ -101,7 +101,7 @@ def test_damage_is_an_input_error_or_harmless(compressed: bool, data: st.DataObj
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     storage.write_bytes(URL, bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))]))
     try:
-        rows = sum(len(found.offsets) - 1 for found in npz.read_rows(URL, 16))
+        rows = sum(len(rows_block.offsets) - 1 for rows_block in npz.read_rows(URL, 16))
     except InputError:
         return
     assert rows == 60
@@ -109,8 +109,8 @@ def test_damage_is_an_input_error_or_harmless(compressed: bool, data: st.DataObj
 
 def test_a_changed_value_is_found_by_its_checksum() -> None:
     content = bytearray(arrays())
-    at = content.index(np.array([1.0, 2.0, 3.0]).tobytes())
-    content[at + 6] ^= 1
+    position = content.index(np.array([1.0, 2.0, 3.0]).tobytes())
+    content[position + 6] ^= 1
     storage.write_bytes(URL, bytes(content))
     with pytest.raises(InputError, match=r"Bad CRC-32 for file 'data.npy'"):
         list(npz.read_rows(URL, 16))

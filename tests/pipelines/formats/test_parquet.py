@@ -220,7 +220,7 @@ def test_parquet_and_json_lines_of_one_data_set_are_one(
     some = [{name: record[name] for name in names} for record in records]
     root = "memory://columnar/same"
     storage.write_bytes(f"{root}/train.parquet", packed(pa.Table.from_pylist(some, schema)))
-    storage.write_bytes(f"{root}/train.jsonl", b"".join(json.dumps(one).encode() + b"\n" for one in some))
+    storage.write_bytes(f"{root}/train.jsonl", b"".join(json.dumps(record).encode() + b"\n" for record in some))
     storage.write_bytes(f"{root}/labels.jsonl", b'{"key": "a", "text": "b"}\n')
     columns = read_all("parquet", root, block, text)[1]["train"]
     lines = read_all("jsonl", root, block, text)[1]["train"]

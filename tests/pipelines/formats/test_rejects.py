@@ -1,9 +1,8 @@
 import random
 from functools import reduce
 
+from pipelines.common.summary import Block, Summary
 from pipelines.formats.rejects import SHOWN, Reason, Reject, Rejects
-from pipelines.sharding.blocks import Block
-from pipelines.sharding.summary import Summary
 
 
 def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> None:

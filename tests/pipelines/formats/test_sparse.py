@@ -23,9 +23,9 @@ def array(lines: list[bytes]) -> pa.LargeBinaryArray:
     return pa.array(lines, pa.large_binary())
 
 
-def rows_of(found: SparseRows) -> list[list[tuple[int, float]]]:
-    pairs = list(zip(found.ids.tolist(), found.values.tolist(), strict=True))
-    return [pairs[start:end] for start, end in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+def rows_of(ragged: SparseRows) -> list[list[tuple[int, float]]]:
+    pairs = list(zip(ragged.ids.tolist(), ragged.values.tolist(), strict=True))
+    return [pairs[start:end] for start, end in zip(ragged.offsets[:-1], ragged.offsets[1:], strict=True)]
 
 
 def plainly(line: bytes) -> list[tuple[int, float]]:
@@ -42,10 +42,10 @@ def test_pairs_against_plain_reading(rows: list[list[tuple[int, str]]], data: st
         fields = [f"{index}:{value}" for index, value in row]
         ends = data.draw(st.sampled_from([("", ""), (" ", ""), ("", " "), ("\t", "  ")]))
         lines.append((ends[0] + data.draw(GAP).join(fields) + ends[1]).encode())
-    found, wrong = sparse.parse_pairs(array(lines))
+    ragged, wrong = sparse.parse_pairs(array(lines))
     assert wrong == {}
-    assert (found.offsets.dtype, found.ids.dtype, found.values.dtype) == (np.int64, np.int64, np.float32)
-    for got, line in zip(rows_of(found), lines, strict=True):
+    assert (ragged.offsets.dtype, ragged.ids.dtype, ragged.values.dtype) == (np.int64, np.int64, np.float32)
+    for got, line in zip(rows_of(ragged), lines, strict=True):
         expected = plainly(line)
         assert [index for index, _ in got] == [index for index, _ in expected]
         assert np.allclose([value for _, value in got], [value for _, value in expected], rtol=1e-6, atol=0)
@@ -58,10 +58,10 @@ HOSTILE = st.binary(max_size=20) | st.text("0123456789:.,eE+- \t", max_size=12).
 @given(st.lists(HOSTILE, max_size=6))
 def test_hostile_lines_are_rows_or_wrong_and_do_not_change_their_neighbours(lines: list[bytes]) -> None:
     for parse in (sparse.parse_pairs, sparse.parse_indices):
-        found, wrong = parse(array(lines))
-        together = rows_of(found)
+        ragged, wrong = parse(array(lines))
+        together = rows_of(ragged)
         assert len(together) == len(lines)
-        assert np.isfinite(found.values).all()
+        assert np.isfinite(ragged.values).all()
         for row, line in enumerate(lines):
             alone, wrong_alone = parse(array([line]))
             assert together[row] == rows_of(alone)[0]
@@ -104,31 +104,31 @@ def test_the_fast_pass_takes_exactly_what_the_careful_one_takes(line: bytes) -> 
     ],
 )
 def test_what_is_wrong_with_a_line(line: bytes, shown: str) -> None:
-    found, wrong = sparse.parse_pairs(array([b"0:1", line, b"7:2.5"]))
+    ragged, wrong = sparse.parse_pairs(array([b"0:1", line, b"7:2.5"]))
     assert shown in wrong.pop(1)
     assert wrong == {}
-    assert rows_of(found) == [[(0, 1.0)], [], [(7, 2.5)]]
+    assert rows_of(ragged) == [[(0, 1.0)], [], [(7, 2.5)]]
 
 
 def test_a_colon_does_not_reach_over_a_line_end() -> None:
-    found, wrong = sparse.parse_pairs(array([b"1:", b"2", b"", b"3:4"]))
+    ragged, wrong = sparse.parse_pairs(array([b"1:", b"2", b"", b"3:4"]))
     assert sorted(wrong) == [0, 1]
-    assert rows_of(found) == [[], [], [], [(3, 4.0)]]
+    assert rows_of(ragged) == [[], [], [], [(3, 4.0)]]
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(NUMBER, max_size=5), max_size=6))
 def test_indices_against_plain_reading(rows: list[list[int]]) -> None:
-    found, wrong = sparse.parse_indices(array([",".join(map(str, row)).encode() for row in rows]))
+    ragged, wrong = sparse.parse_indices(array([",".join(map(str, row)).encode() for row in rows]))
     assert wrong == {}
-    assert rows_of(found) == [[(index, 1.0) for index in row] for row in rows]
+    assert rows_of(ragged) == [[(index, 1.0) for index in row] for row in rows]
 
 
 @pytest.mark.parametrize("line", [b",1", b"1,", b"1,,2", b"1:2", b"a", b" 1", b"1 2", b"1.0", b"-1", b","])
 def test_what_is_wrong_with_indices(line: bytes) -> None:
-    found, wrong = sparse.parse_indices(array([b"3,4", line, b""]))
+    ragged, wrong = sparse.parse_indices(array([b"3,4", line, b""]))
     assert list(wrong) == [1]
-    assert rows_of(found) == [[(3, 1.0), (4, 1.0)], [], []]
+    assert rows_of(ragged) == [[(3, 1.0), (4, 1.0)], [], []]
 
 
 @settings(deadline=None)

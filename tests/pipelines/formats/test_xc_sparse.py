@@ -126,15 +126,15 @@ def test_real_texts_as_features_beside_their_records(tmp_path: Path) -> None:
     write_tate(tmp_path, 200, 50)
     points = [read_lines(tmp_path / f"{stem}.json.gz") for stem in ("trn", "tst")]
     vectorizer = text.TfidfVectorizer(dtype=np.float32)
-    vectorizer.fit([one["title"] for one in points[0]])
+    vectorizer.fit([record["title"] for record in points[0]])
     matrices = [vectorizer.transform([f"{p['title']} {p['content']}" for p in some]).tocsr() for some in points]
     for stem, matrix in zip(("trn", "tst"), matrices, strict=True):
         (tmp_path / f"{stem}_X_Xf.txt").write_bytes(text_of(matrix))
     inputs, tables = read_all("xc-sparse", tmp_path, 64)
     assert inputs.features == len(vectorizer.vocabulary_)
     for split, some, matrix in zip(("train", "test"), points, matrices, strict=True):
-        assert tables[split].column("key") == [one["uid"] for one in some]
-        assert tables[split].column("label_ids") == [sorted(set(one["target_ind"])) for one in some]
+        assert tables[split].column("key") == [record["uid"] for record in some]
+        assert tables[split].column("label_ids") == [sorted(set(record["target_ind"])) for record in some]
         got = np.concatenate(tables[split].column("feature_values"))
         matrix.sort_indices()
         assert np.concatenate(tables[split].column("feature_ids")).tolist() == matrix.indices.tolist()

@@ -7,6 +7,7 @@ from pipelines.mining.plan import make_plan
 from schemas import tables
 from schemas.errors import InputError
 from schemas.manifest import Manifest, Shard, columns_of
+from schemas.options import check
 
 GIB = 1 << 30
 
@@ -28,7 +29,7 @@ def inputs(labels: int, queries: int, dimension: int = 64, width: int | None = 5
 
 
 def plan(labels: int, queries: int, dimension: int = 64, **options):
-    return make_plan(inputs(labels, queries, dimension), MineOptions.of(**options), {})
+    return make_plan(inputs(labels, queries, dimension), check(MineOptions, options), {})
 
 
 def test_few_labels_or_few_queries_are_searched_exactly():
@@ -53,11 +54,11 @@ def test_a_given_index_is_kept():
 def test_blocks_and_batches_follow_from_the_memory(memory, index):
     """The largest that the estimate allows; and neither N nor L changes what a worker needs."""
     small, large = (plan(n, 3 * n, index=index, memory=memory) for n in (15_000_000, 120_000_000))
-    for one in (small, large):
-        assert one.estimate.total <= memory
-        assert one.batch >= 64
-        assert sum(stop - start for start, stop in one.bounds) == one.inputs.labels
-        assert max(stop - start for start, stop in one.bounds) <= one.block_rows
+    for whole_plan in (small, large):
+        assert whole_plan.estimate.total <= memory
+        assert whole_plan.batch >= 64
+        assert sum(stop - start for start, stop in whole_plan.bounds) == whole_plan.inputs.labels
+        assert max(stop - start for start, stop in whole_plan.bounds) <= whole_plan.block_rows
     assert len(large.bounds) > 1
     assert large.estimate.total > 0.85 * memory
 
@@ -108,7 +109,7 @@ def test_label_ranges_are_cut_into_blocks_of_their_own():
         ({"ranges": 2000}, "only 1000 labels"),
         ({"index": "NOPE"}, "index 'NOPE' cannot be made"),
         ({"memory": "8 apples"}, "'8 apples' is no size"),
-        ({"margin": -1}, "--margin: .*greater than or equal to 0"),
+        ({"margin": -1}, "margin: .*greater than or equal to 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
@@ -120,4 +121,4 @@ def test_options_that_make_no_sense_are_refused(options, message):
     ("text", "expected"), [("8GiB", 8 << 30), ("500MB", 500_000_000), (" 1.5 gib ", 3 << 29), ("4096", 4096)]
 )
 def test_sizes_are_read(text, expected):
-    assert MineOptions.of(memory=text).memory == expected
+    assert check(MineOptions, {"memory": text}).memory == expected

@@ -82,7 +82,7 @@ class World:
             "labels": self._write(data.labels, "labels", label_table),
         }
 
-    def write_dump(self, parents: dict[str, Manifest] | None = None, vectors: bool = True, **wishes: object) -> None:
+    def write_dump(self, parents: dict[str, Manifest] | None = None, vectors: bool = True, **requested: object) -> None:
         """The dump of `epoch`, vectors last."""
         parents = self.write_data() if parents is None else parents
         dimension = self.vectors.shape[1]
@@ -96,9 +96,9 @@ class World:
             url = self.layout.embeddings(self.epoch, name)
             self._write(url, "embeddings", table, parents={"queries": parents[name].digest})
         if vectors:
-            self.write_vectors(sources=list(sources), **wishes)
+            self.write_vectors(sources=list(sources), **requested)
 
-    def write_vectors(self, sources: list[str], **wishes: object) -> Manifest:
+    def write_vectors(self, sources: list[str], **requested: object) -> Manifest:
         labels, dimension = self.vectors.shape
         table = pa.table(
             {
@@ -114,7 +114,7 @@ class World:
             "use_from": self.epoch + 2,
             "table_width": self.width,
             "index": "auto",
-            **wishes,
+            **requested,
         }
         return self._write(
             self.layout.vectors(self.epoch), "vectors", table, id_range=(0, labels), parameters=parameters

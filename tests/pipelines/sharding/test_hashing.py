@@ -17,10 +17,10 @@ def mix(z: int) -> int:
 
 
 def plain(value: bytes, seed: int) -> int:
-    found = mix(seed ^ mix(len(value)))
+    state = mix(seed ^ mix(len(value)))
     for start in range(0, len(value), 8):
-        found = mix(found ^ int.from_bytes(value[start : start + 8], "little"))
-    return found
+        state = mix(state ^ int.from_bytes(value[start : start + 8], "little"))
+    return state
 
 
 def test_splitmix_has_its_published_values() -> None:

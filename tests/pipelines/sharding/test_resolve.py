@@ -18,7 +18,7 @@ BLOCK = st.lists(st.lists(KEYS, max_size=4, unique=True).map(sorted), max_size=6
 def test_the_join_equals_a_dictionary(labels: list[str], blocks: list[list[list[str]]], shards: int) -> None:
     hashes = dict(zip(labels, hash_strings(pa.array(labels, pa.string()), 3).tolist(), strict=True))
     by_shard = [sorted((hashes[key], key) for key in labels if hashes[key] % shards == s) for s in range(shards)]
-    first = first_ids({s: len(some) for s, some in enumerate(by_shard)}, shards)
+    first = first_ids({s: len(some) for s, some in enumerate(by_shard)})
     ids = {key: i for i, key in enumerate(key for some in by_shard for _, key in some)}
     named = []
     for rows in blocks:
@@ -26,7 +26,7 @@ def test_the_join_equals_a_dictionary(labels: list[str], blocks: list[list[list[
         with_index, mentions = split_mentions(batch, 3)
         assert mentions is not None
         named.append((with_index["label_index"].to_pylist(), mentions))
-    found: dict[int, list[pa.RecordBatch]] = {number: [] for number in range(len(blocks))}
+    batches: dict[int, list[pa.RecordBatch]] = {number: [] for number in range(len(blocks))}
     for s, some in enumerate(by_shard):
         sent = []
         for number, (_, mentions) in enumerate(named):
@@ -36,9 +36,9 @@ def test_the_join_equals_a_dictionary(labels: list[str], blocks: list[list[list[
         if sent:
             keys = pa.array([key for _, key in some], pa.string())
             for number, batch in look_up(keys, int(first[s]), sent):
-                found[number].append(batch)
+                batches[number].append(batch)
     for number, (rows, (index, mentions)) in enumerate(zip(blocks, named, strict=True)):
-        resolved = known_ids(mentions.num_rows, found[number])
+        resolved = known_ids(mentions.num_rows, batches[number])
         assert [[int(resolved[i]) for i in row] for row in index] == [[ids.get(key, -1) for key in row] for row in rows]
 
 

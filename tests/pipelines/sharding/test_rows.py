@@ -27,12 +27,12 @@ def table_of(arrived: list[tuple[int, tuple[str, int, list[int]]]]) -> pa.Table:
 
 def plain(arrived: list[tuple[int, tuple[str, int, list[int]]]]) -> dict[str, tuple[int, set[int]]]:
     """By key its smallest content, and the labels of all rows with it."""
-    found: dict[str, tuple[int, set[int]]] = {}
+    ordered: dict[str, tuple[int, set[int]]] = {}
     for key in {key for _, (key, _, _) in arrived}:
         least = min(content for _, (k, content, _) in arrived if k == key)
         rows = [labels for _, (k, content, labels) in arrived if (k, content) == (key, least)]
-        found[key] = least, {label for labels in rows for label in labels}
-    return found
+        ordered[key] = least, {label for labels in rows for label in labels}
+    return ordered
 
 
 @settings(deadline=None)

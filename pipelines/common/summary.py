@@ -1,21 +1,55 @@
-"""What the workers tell the launching process, merged in any order."""
+"""Summaries: reports of the workers to the launching process, merged in any order."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.pvalue import PCollection
 
-from pipelines.common.exchange import Packet
+from pipelines.common.exchange import Packet, receive
 from pipelines.formats.rejects import Reason, Reject, Rejects
-from pipelines.sharding.blocks import Block
 from schemas import storage
 from schemas.manifest import Shard
 
 SUMMARY = "summary"  # tag of the collections of Summary
 INPUT = "input/"  # begins the names of input tables among the counters
+_MERGED_AT_ONCE = 64
+
+
+@dataclass(frozen=True, order=True)
+class Block:
+    """Rows of one raw block in staging: `sampled` holds those that a sample is drawn from first, `rest` the others.
+
+    mentions: the label keys that the block's points name, each once, with their hashes (forms with keys only).
+    """
+
+    table: str
+    part: int
+    number: int
+    sampled: Packet
+    rest: Packet
+    mentions: Packet | None = None
+
+    def read(self) -> pa.RecordBatch:
+        """Read all rows, with the column `part`."""
+        rows = pa.concat_batches(list(receive([self.sampled, self.rest])))
+        return rows.append_column("part", pa.array(np.full(rows.num_rows, self.part, np.int32)))
+
+    def to_json(self) -> list[Any]:
+        """Return it as JSON values."""
+        return [self.table, self.part, self.number, self.sampled, self.rest, self.mentions]
+
+    @classmethod
+    def from_json(cls, body: Sequence[Any]) -> "Block":
+        """Read what `to_json` gave."""
+        table, part, number, sampled, rest, mentions = body
+        return cls(table, part, number, tuple(sampled), tuple(rest), tuple(mentions) if mentions else None)
 
 
 @dataclass(frozen=True)
@@ -35,6 +69,7 @@ class Summary:
     features: int = 0
 
     def merge(self, other: "Summary") -> "Summary":
+        """Return both as one."""
         shards = {
             table: self.shards.get(table, ()) + other.shards.get(table, ()) for table in {*self.shards, *other.shards}
         }
@@ -52,22 +87,23 @@ class Summary:
         )
 
     def shards_of(self, table: str) -> tuple[Shard, ...]:
-        """The table's shards in the order of their names."""
+        """Return the table's shards in the order of their names."""
         return tuple(sorted(self.shards.get(table, ()), key=lambda shard: shard.path))
 
     def blocks_of(self, table: str) -> list[Block]:
-        """The blocks of an input table in the order of their rows."""
+        """Return the blocks of an input table in the order of their rows."""
         return sorted(block for block in self.blocks if block.table == table)
 
     def count(self, table: str, name: str) -> int:
-        """A counter of a table that is made; 0 where nothing was counted."""
+        """Return a counter of a table that is made; 0 where nothing was counted."""
         return int(self.counters.get(table, Counter())[name])
 
     def count_input(self, table: str, name: str) -> int:
-        """A counter of an input table, which the first pipeline counted."""
+        """Return a counter of an input table, which the first pipeline counted."""
         return self.count(INPUT + table, name)
 
     def to_json(self) -> bytes:
+        """Return it as JSON."""
         body = {
             "shards": {table: [s.model_dump() for s in self.shards_of(table)] for table in self.shards},
             "counters": self.counters,
@@ -82,6 +118,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, data: bytes) -> "Summary":
+        """Read what `to_json` gave."""
         body = json.loads(data)
         return cls(
             {table: tuple(Shard(**shard) for shard in shards) for table, shards in body["shards"].items()},
@@ -100,7 +137,7 @@ class Summary:
 
 
 class MergeSummaries(beam.CombineFn):
-    """Summaries of all stages to one."""
+    """Merger of the summaries of all stages."""
 
     def create_accumulator(self) -> list[Summary]:
         return []
@@ -111,20 +148,23 @@ class MergeSummaries(beam.CombineFn):
         return [reduce(Summary.merge, accumulator)] if len(accumulator) >= _MERGED_AT_ONCE else accumulator
 
     def merge_accumulators(self, accumulators: Iterable[list[Summary]]) -> list[Summary]:
-        return [reduce(Summary.merge, (one for some in accumulators for one in some), Summary())]
+        return [reduce(Summary.merge, (summary for summaries in accumulators for summary in summaries), Summary())]
 
     def extract_output(self, accumulator: list[Summary]) -> Summary:
         return reduce(Summary.merge, accumulator, Summary())
 
 
-_MERGED_AT_ONCE = 64
+def merge_and_write(summaries: PCollection, url: str) -> None:
+    """End a pipeline: one small file at `url` that the launching process reads, wherever the workers are."""
+    merged = summaries | "Merge summaries" >> beam.CombineGlobally(MergeSummaries())
+    _ = merged | "Write summary" >> beam.Map(write_summary, url)
 
 
-class WriteSummary(beam.DoFn):
-    """The last stage: one small file that the launching process reads, wherever the workers were."""
+def write_summary(summary: Summary, url: str) -> None:
+    """Write `summary` at `url`. Raises StorageError."""
+    storage.write_bytes(url, summary.to_json(), durable=False)
 
-    def __init__(self, url: str) -> None:
-        self._url = url
 
-    def process(self, element: Summary) -> None:
-        storage.write_bytes(self._url, element.to_json(), durable=False)
+def read_summary(url: str) -> Summary:
+    """Read the summary at `url`. Raises StorageError."""
+    return Summary.from_json(storage.read_bytes(url))

@@ -1,0 +1,100 @@
+"""Tables that are made already: the same one is kept, a stale one is made again, any other is refused."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import InputError
+from schemas.manifest import Manifest, is_published, open_manifest
+
+
+@dataclass(frozen=True)
+class Request:
+    """A table that is to be made: its kind, its parents by digest, and the parameters that decide its content.
+
+    `parents` None: the parameters tell them. `section` names the parameter under which the manifest keeps the others.
+    A parameter that a manifest lacks counts as None; those that it has besides have no effect.
+    """
+
+    kind: str
+    parents: Mapping[str, str] | None
+    parameters: Mapping[str, Any]
+    section: str | None = None
+
+    def recorded(self, manifest: Manifest) -> Mapping[str, Any] | None:
+        """Return the parameters of a finished table; None where it is a table of another sort."""
+        if manifest.kind != self.kind:
+            return None
+        return manifest.parameters.get(self.section) if self.section else manifest.parameters
+
+    def same_parents(self, manifest: Manifest) -> bool:
+        """Tell whether the table was made from these parents."""
+        return self.parents is None or manifest.parents == self.parents
+
+    def changes(self, manifest: Manifest, recorded: Mapping[str, Any]) -> Iterator[str]:
+        """Say in words how the table that is requested differs from a finished one; nothing where it is the same."""
+        if self.parents is not None:
+            names = sorted({*manifest.parents, *self.parents})
+            yield from (f"other {name}" for name in names if manifest.parents.get(name) != self.parents.get(name))
+        for name, value in json.loads(json.dumps(self.parameters)).items():
+            yield from _changes(name, recorded.get(name), value)
+
+
+def find_reusable(
+    url: str,
+    request: Request,
+    remedy: str,
+    *,
+    overwrite: bool = False,
+    is_stale: Callable[[Mapping[str, Any]], bool] | None = None,
+    check_replaceable: Callable[[str, Manifest], None] | None = None,
+) -> Manifest | None:
+    """Return the table at `url` if it is the one that is requested; None where it is to be made, or made again.
+
+    A table made otherwise is made again with `overwrite`, or if its parents are others and `is_stale` of its
+    parameters: what it was made from has been written anew. `check_replaceable` has its say before.
+    Raises InputError for any other table; it names what differs and ends with `remedy`.
+    """
+    if not is_published(url):
+        return None
+    manifest = open_manifest(url)
+    recorded = request.recorded(manifest)
+    if recorded is None:
+        raise InputError(
+            f"{url}: holds a finished {manifest.kind} table, not one of kind {request.kind}. Give another place."
+        )
+    changes = list(request.changes(manifest, recorded))
+    if not changes:
+        return manifest
+    stale = is_stale is not None and not request.same_parents(manifest) and is_stale(recorded)
+    if not (overwrite or stale):
+        raise InputError(
+            f"{url}: holds a finished {manifest.kind} table made otherwise ({'; '.join(changes)}). {remedy}"
+        )
+    if check_replaceable is not None:
+        check_replaceable(url, manifest)
+    return None
+
+
+def find_made_from(url: str, kind: str, parents: Mapping[str, str]) -> Manifest | None:
+    """Return the table at `url` if it was made from these parents, whatever its parameters. Raises TableError."""
+    if not is_published(url):
+        return None
+    manifest = open_manifest(url, kind)
+    return manifest if manifest.parents == parents else None
+
+
+def _changes(name: str, before: Any, after: Any) -> Iterator[str]:
+    nested = [value for value in (before, after) if isinstance(value, Mapping)]
+    if len(nested) == 2 and not any("sha256" in value for value in nested):
+        for key in sorted({*before, *after}):
+            yield from _changes(f"{name}.{key}", before.get(key), after.get(key))
+    elif before != after:
+        yield f"{name} was {_shown(before)}, now it is {_shown(after)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping) and "sha256" in value:
+        return f"{value.get('file')} ({value.get('bytes')} bytes, SHA-256 {str(value['sha256'])[:12]}…)"
+    return "not set" if value is None else repr(value)
