@@ -1,4 +1,4 @@
-"""What torch is told about the machine: denormals, and generators of random numbers."""
+"""Settings of torch: denormals, and generators of random numbers."""
 
 import contextlib
 from collections.abc import Iterator

@@ -48,7 +48,7 @@ class EpochRunner:
         """Run the rest of the current epoch. Raises ExtremisError where training diverges."""
         parts, progress, clock = self._parts, self.progress, self._parts.step.clock
         clock.restart()
-        began = spent_until = time.perf_counter()
+        began = counted_until = time.perf_counter()
         adoption, tables = self.adopt()
         clock.lap("adopt")
         self._begin(adoption, tables)
@@ -62,7 +62,7 @@ class EpochRunner:
                     parts.tracker.record("staleness", step + 1, facts)
                     clock.lap("rest")
                 result = self._step(batch)
-                spent_until = self._spend(spent_until)
+                counted_until = self._spend(counted_until)
                 self._after_step(result, dump)
                 rows += len(result.rows)
                 if on_step is not None:
@@ -77,7 +77,7 @@ class EpochRunner:
                 f"epoch {progress.epoch}: {skipped:,} rows left out, their row groups are damaged or gone; "
                 f"extremis inspect --verify {parts.data.root} names the files"
             )
-        self._spend(spent_until)
+        self._spend(counted_until)
         return self._end(adoption, rows, skipped, time.perf_counter() - began)
 
     def adopt(self) -> tuple[Adoption, list[Source]]:
@@ -111,10 +111,10 @@ class EpochRunner:
         parts.tracker.record("adoption", progress.global_step + 1, {"epoch": progress.epoch, **asdict(adoption)})
 
     def _spend(self, since: float) -> float:
-        """Count the seconds `since` then as the epoch's. Returns the time."""
-        now = time.perf_counter()
-        self.progress.budget.spend(now - since)
-        return now
+        """Count the seconds `since` then as the epoch's; return the time."""
+        time_now = time.perf_counter()
+        self.progress.budget.spend(time_now - since)
+        return time_now
 
     def _step(self, batch: Batch) -> StepResult:
         number, every = self.progress.global_step, self._parts.recipe.logging.ranks_every

@@ -1,4 +1,4 @@
-"""The ranks of a training run, and what they tell each other: thin over torch.distributed, absent for one rank."""
+"""Ranks of a training run and their messages: thin over torch.distributed, absent for one rank."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ class RankLostError(ExtremisError):
 
 
 def label_range(labels: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The labels [start, stop) of [0, `labels`) that `rank` of `ranks` holds: contiguous, sizes equal to within one."""
+    """Return the labels [start, stop) of [0, `labels`) that `rank` of `ranks` holds: contiguous, sizes within one."""
     return labels * rank // ranks, labels * (rank + 1) // ranks
 
 
@@ -42,70 +42,70 @@ class Group:
 
     @staticmethod
     def of_environment() -> "Group":
-        """The ranks that torchrun launched, gloo for tensors on a CPU and nccl on a GPU; ALONE where it launched one.
+        """Meet the ranks that torchrun launched: gloo for tensors on a CPU, nccl on a GPU; ALONE where it launched one.
 
         Raises InputError for an environment that cannot be, ExtremisError when not all of them come.
         """
-        found = ranks_of_environment()
-        return ALONE if found.ranks == 1 else join(found)
+        ranks = ranks_of_environment()
+        return ALONE if ranks.ranks == 1 else join(ranks)
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which decides, reports, and publishes."""
+        """True on rank 0, which decides, reports, and publishes."""
         return self.rank == 0
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, in place of `tensor` [...], and returned; the same bits on every rank."""
+        """Sum over ranks, in place of `tensor` [...], and return it; the same bits on every rank."""
         return tensor
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The greatest over ranks, in place of `tensor` [...], and returned."""
+        """Take the greatest over ranks, in place of `tensor` [...], and return it."""
         return tensor
 
     def gather(self, tensor: torch.Tensor, sizes: list[int] | None = None) -> torch.Tensor:
-        """[b_r, ...] of every rank, laid end to end in rank order: [sum b_r, ...]. Gradients do not flow through it.
+        """Lay [b_r, ...] of every rank end to end in rank order: [sum b_r, ...]. Gradients do not flow through it.
 
         b_r may differ by rank; known `sizes` [G] save a message.
         """
         return tensor
 
     def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """Each array [n_r, ...] of every rank, laid end to end in rank order, in one message; n_r may differ."""
+        """Lay each array [n_r, ...] of every rank end to end in rank order, in one message; n_r may differ."""
         return list(arrays)
 
     def gather_objects(self, thing: T) -> list[T]:
-        """What every rank gave, in rank order. Objects are small, and of this process: they travel as pickles."""
+        """Return the `thing` of every rank, in rank order; small objects, which travel as pickles."""
         return [thing]
 
     def broadcast(self, thing: T) -> T:
-        """What rank 0 gave."""
+        """Return rank 0's `thing`."""
         return thing
 
     def decide(self, action: Callable[[], T]) -> T:
-        """What `action` gives on rank 0, which alone runs it."""
+        """Return the result of `action` on rank 0, which alone runs it."""
         return self.broadcast(action() if self.first else None)  # type: ignore[arg-type, return-value]
 
     def sizes(self, count: int) -> list[int]:
-        """Each rank's `count`, [G]."""
+        """Return each rank's `count`, [G]."""
         return [count]
 
     def before(self, count: int) -> int:
-        """The sum of `count` over the ranks before this one."""
+        """Return the sum of `count` over the ranks before this one."""
         return sum(self.sizes(count)[: self.rank])
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
     def twin(self) -> "Group":
-        """The same ranks for another thread, whose operations keep an order of their own. All ranks call it at once."""
+        """Return the same ranks for another thread, with an order of its own. All ranks call it at once."""
         return self
 
     def tells(self) -> bool:
-        """Whether this rank is the first that asks: the one that says why the run ends. Others keep quiet."""
+        """Tell whether this rank is the first that asks: it reports why the run ends, others keep quiet."""
         return True
 
     def close(self) -> None:
-        """No more operations."""
+        """End the group: no operation follows."""
 
 
 ALONE = Group()
@@ -161,17 +161,17 @@ class _Joined(Group):
         sizes = sizes or self.sizes(len(tensor))
         # gloo gathers equal sizes only: what is shorter is padded.
         longest = max(sizes)
-        own = tensor.detach().contiguous()
-        if len(own) < longest:
-            own = torch.cat([own, own.new_zeros(longest - len(own), *own.shape[1:])])
+        part = tensor.detach().contiguous()
+        if len(part) < longest:
+            part = torch.cat([part, part.new_zeros(longest - len(part), *part.shape[1:])])
         # [G, longest, ...]
-        found = own.new_empty(self.ranks * longest, *own.shape[1:])
+        gathered = part.new_empty(self.ranks * longest, *part.shape[1:])
         if longest:
             with _naming_loss(self):
-                _all_gather(found, own, self._of)
+                _all_gather(gathered, part, self._of)
         if min(sizes) == longest:
-            return found
-        return torch.cat([found[r * longest : r * longest + size] for r, size in enumerate(sizes)])
+            return gathered
+        return torch.cat([gathered[r * longest : r * longest + size] for r, size in enumerate(sizes)])
 
     def gather_arrays(self, *arrays: np.ndarray) -> list[np.ndarray]:
         lengths = self.gather(torch.tensor([[len(array) for array in arrays]]), [1] * self.ranks).numpy()
@@ -180,26 +180,26 @@ class _Joined(Group):
         sizes = lengths * row_bytes
         message = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
         totals = sizes.sum(1)
-        everything = self.gather(torch.from_numpy(message), totals.tolist()).numpy()
+        received = self.gather(torch.from_numpy(message), totals.tolist()).numpy()
         starts = (np.cumsum(totals) - totals)[:, None] + np.cumsum(sizes, 1) - sizes
         return [
-            np.concatenate([everything[at : at + size] for at, size in zip(starts[:, n], sizes[:, n], strict=True)])
+            np.concatenate([received[low : low + size] for low, size in zip(starts[:, n], sizes[:, n], strict=True)])
             .view(array.dtype)
             .reshape(-1, *array.shape[1:])
             for n, array in enumerate(arrays)
         ]
 
     def gather_objects(self, thing: T) -> list[T]:
-        found: list[Any] = [None] * self.ranks
+        objects: list[Any] = [None] * self.ranks
         with _naming_loss(self):
-            dist.all_gather_object(found, thing, self._of)
-        return found
+            dist.all_gather_object(objects, thing, self._of)
+        return objects
 
     def broadcast(self, thing: T) -> T:
-        found = [thing]
+        holder = [thing]
         with _naming_loss(self):
-            dist.broadcast_object_list(found, 0, self._of)
-        return found[0]
+            dist.broadcast_object_list(holder, 0, self._of)
+        return holder[0]
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
@@ -221,13 +221,13 @@ class _Joined(Group):
             dist.destroy_process_group(self._of)
 
     def sizes(self, count: int) -> list[int]:
-        found: list[int] = self.gather(torch.tensor([count]), [1] * self.ranks).tolist()
-        return found
+        counts: list[int] = self.gather(torch.tensor([count]), [1] * self.ranks).tolist()
+        return counts
 
 
 @contextlib.contextmanager
 def _naming_loss(group: Group) -> Iterator[None]:
-    """Errors of torch.distributed as one of ours."""
+    """Turn errors of torch.distributed into RankLostError."""
     try:
         yield
     except RuntimeError as error:

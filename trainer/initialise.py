@@ -1,4 +1,4 @@
-"""Where a model begins: its encoder at that of another run, its classifier at the texts of its labels."""
+"""Initial values of a model: its encoder from another run, its classifier from the texts of its labels."""
 
 import torch
 

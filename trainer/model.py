@@ -114,7 +114,7 @@ class DataFacts:
 
     @classmethod
     def of(cls, data: DataLayout) -> "DataFacts":
-        """Raises TableError when DATA is not finished."""
+        """Read DATA's manifests. Raises TableError when DATA is not finished."""
         manifest = open_manifest(data.root, "data")
         labels = open_manifest(data.labels, "labels")
         vocabulary = 0
@@ -124,7 +124,7 @@ class DataFacts:
 
 
 def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -> tuple[Recipe, Checkpoint]:
-    """The recipe and the newest (or the given) checkpoint of a run that was made from DATA.
+    """Open the recipe and the newest checkpoint, or that of `step`, of a run that was made from DATA.
 
     Raises InputError: no run, no checkpoint, other data; TableError: not finished, damaged.
     """
@@ -139,7 +139,7 @@ def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -
 def load_model(
     data: DataLayout, run: RunLayout, step: int | None = None, group: Group = ALONE
 ) -> tuple[Recipe, Model, Checkpoint]:
-    """The recipe, the model and the checkpoint it comes from, on each rank with the vectors of its labels.
+    """Load the recipe, the model and its checkpoint, on each rank with the vectors of its labels.
 
     Raises as `find_checkpoint`.
     """
@@ -152,7 +152,7 @@ def load_model(
 
 
 def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None) -> Model:
-    """The model of a checkpoint for embedding alone: its classifier has no rows, so memory does not grow with L.
+    """Load the model of a checkpoint for embedding alone: without rows of labels, so memory does not grow with L.
 
     Raises as `find_checkpoint`.
     """

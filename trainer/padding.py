@@ -56,7 +56,7 @@ def _copy_rows(values: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, out
 
 
 def as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """A tensor on the array's memory, or on a copy where that may not be written to: torch knows no such memory."""
+    """Return a tensor on the array's memory, or on a copy where that is read-only, which torch does not know."""
     if isinstance(array, torch.Tensor):
         return array
     return torch.from_numpy(array if array.flags.writeable else array.copy())

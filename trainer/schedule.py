@@ -21,16 +21,15 @@ def rate_factor(step: int, steps: int, warmup: float, final: float) -> float:
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def epochs_that_fit(minutes: float, most: int, spent: Sequence[float]) -> int:
-    """Return the epochs of a run of about so many `minutes` (0: `most`), before the epoch that comes after `spent`.
+def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:
+    """Return the epochs of a run of about so many `minutes` (0: `most`), from the `seconds` of each epoch so far.
 
-    `spent`: seconds of each epoch so far. Those fit for which the minutes left have room at the pace of the last one,
-    this one at least, `most` at most.
+    Those fit for which the minutes left have room at the pace of the last one, the next one at least, `most` at most.
     """
-    if not minutes or not spent:
+    if not minutes or not seconds:
         return most
-    left = minutes * 60 - sum(spent)
-    return min(most, len(spent) + max(1, round(left / max(spent[-1], 1e-9))))
+    left = minutes * 60 - sum(seconds)
+    return min(most, len(seconds) + max(1, round(left / max(seconds[-1], 1e-9))))
 
 
 @dataclass

@@ -198,12 +198,12 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
         raise InputError(f"{data}: a training table without row groups cannot be streamed. Shard it again.")
 
 
-def require_same_recipe(started: Recipe, given: Recipe, run: str) -> None:
+def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
     """Refuse to go on with another recipe than the run started with. Raises InputError that names what differs."""
-    before, now = started.model_dump(), given.model_dump()
+    before, after = started.model_dump(), recipe.model_dump()
     differing = [
         f"{section}.{key} was {before[section].get(key)!r}, now {value!r}"
-        for section, values in now.items()
+        for section, values in after.items()
         if isinstance(values, dict) and section != "storage"  # how it is read, not what
         for key, value in values.items()
         if value != before[section].get(key) and (section, key) != ("classifier", "storage")  # where it is kept

@@ -37,9 +37,9 @@ class Clock:
 
     def lap(self, name: str) -> None:
         """Count the time since the last lap under `name`."""
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
+        time_now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time_now - self._last
+        self._last = time_now
 
 
 def _nothing_before(rows: np.ndarray) -> None:

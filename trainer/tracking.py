@@ -1,4 +1,4 @@
-"""What a run reports while it trains: metrics.jsonl and TensorBoard, on a local disk or behind any URL."""
+"""Records of a run while it trains: metrics.jsonl and TensorBoard, on a local disk or behind any URL."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ class Tracker:
             self._writer = SummaryWriter(str(self._events), purge_step=step if step else None)
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """One line {"kind", "step", ...}; numbers also go to TensorBoard under `tag(kind, name)`."""
+        """Write a line {"kind", "step", ...}; numbers also go to TensorBoard under `tag(kind, name)`."""
         for watcher in self._watchers:
             watcher(kind, step, values)
         self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
@@ -88,7 +88,7 @@ class Tracker:
 
 
 def tag(kind: str, name: str) -> str:
-    """The name of a scalar in TensorBoard, which shows those with the same first part together."""
+    """Return the name of a scalar in TensorBoard, which shows those with the same first part together."""
     if name.startswith("seconds_"):
         return f"time/{name.removeprefix('seconds_')}"
     if name.endswith("_lr"):
@@ -113,7 +113,7 @@ class NoTracker:
 
 
 def read_metrics(run: RunLayout) -> list[dict[str, Any]]:
-    """All records of a run, oldest first; a line cut off by a crash is left out."""
+    """Read all records of a run, oldest first; a line cut off by a crash is left out."""
     try:
         lines = storage.read_bytes(run.metrics).decode().splitlines()
     except FileNotFoundError:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-import trainer.negatives.planner
+import trainer.negatives.candidates
 from schemas.tables import PAD
 from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
@@ -100,11 +100,11 @@ def test_the_mean_over_draws_is_the_full_sum(seed: int, form: str) -> None:
 def test_the_check_sees_positives_that_are_left_in_the_draws(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(0, form)
     if form == "own":
-        monkeypatch.setattr(trainer.negatives.planner, "merge", merged_apart)
+        monkeypatch.setattr(trainer.negatives.candidates, "merge", merged_apart)
     else:
         none = np.empty(0, np.int64)
         right = case.candidates
-        case.candidates = lambda step: replace(right(step), struck_query=none, struck_pool=none)  # type: ignore[method-assign]
+        case.candidates = lambda step: replace(right(step), masked_query=none, masked_pool=none)  # type: ignore[method-assign]
     assert errors_off(case.estimates(DRAWS), case.full()) > 2 * ERRORS
 
 

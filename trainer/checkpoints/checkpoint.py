@@ -25,7 +25,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, url: str) -> "Checkpoint":
-        """Raises TableError when there is none, or it is damaged."""
+        """Open the checkpoint at `url`. Raises TableError when there is none, or it is damaged."""
         return cls(url, open_manifest(url, "checkpoint"))
 
     @property
@@ -43,19 +43,19 @@ class Checkpoint:
         return self.manifest.rows
 
     def has(self, name: str) -> bool:
-        """Whether there is a part of this name."""
+        """Tell whether there is a part of this name."""
         return any(shard.path == f"{name}.safetensors" for shard in self.manifest.shards)
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """The tensors of one part (`encoder`, `encoder-optimizer`). Raises TableError."""
+        """Read the tensors of one part (`encoder`, `encoder-optimizer`). Raises TableError."""
         return self._read(next(shard for shard in self.manifest.shards if shard.path == f"{name}.safetensors"))
 
     def vectors(self, name: str) -> torch.Tensor:
-        """The classifier's `weight` or an optimizer's state, label ranges laid end to end. Raises TableError."""
+        """Read the classifier's `weight` or an optimizer's state, label ranges laid end to end. Raises TableError."""
         return torch.cat([rows[name] for _, rows in self.rows(0, self.labels)])
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-        """(first label, rows by name) of labels [start, stop), a file at a time; others are not read. TableError."""
+        """Yield (first label, rows by name) of labels [start, stop), a file at a time. Raises TableError."""
         first = 0
         for shard in self.manifest.shards:
             if not shard.path.startswith(_VECTORS):
@@ -77,19 +77,19 @@ class Checkpoint:
 
 
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
-    """The labels [start, stop), cut where files of rows of `row_bytes` end: at the same labels whoever holds them."""
+    """Cut the labels [start, stop) where files of rows of `row_bytes` end: at the same labels whoever holds them."""
     rows = 1 << max(0, (FILE_BYTES // max(1, row_bytes)).bit_length() - 1)
     edges = [start, *range((start // rows + 1) * rows, stop, rows), stop]
     return [(low, high) for low, high in itertools.pairwise(edges) if low < high]
 
 
 def write_rows(url: str, first: int, rows: Mapping[str, torch.Tensor]) -> Shard:
-    """A file of the rows [n, ...] of labels [first, first + n). Raises StorageError."""
+    """Write a file of the rows [n, ...] of labels [first, first + n). Raises StorageError."""
     return write_tensors(url, f"{_VECTORS}{first:012d}.safetensors", len(rows["weight"]), rows)
 
 
 def write_part(url: str, name: str, tensors: Mapping[str, torch.Tensor]) -> Shard:
-    """A file of whatever has no label. Raises StorageError."""
+    """Write a file of tensors that have no labels. Raises StorageError."""
     return write_tensors(url, f"{name}.safetensors", 0, tensors)
 
 
@@ -109,7 +109,7 @@ def publish_checkpoint(
 
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
-    """The newest finished checkpoint of a run, or None."""
+    """Open the newest finished checkpoint of a run, or None."""
     steps = sorted((n for n in map(parse_number, storage.list_names(run.checkpoints)) if n is not None), reverse=True)
     for step in steps:
         if is_published(run.checkpoint(step)):

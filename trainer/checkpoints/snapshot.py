@@ -8,10 +8,10 @@ import torch
 
 
 class RowSnapshot:
-    """The rows [0, n) of `tensors` [n, ...] as they are now.
+    """Rows [0, n) of `tensors` [n, ...] as they are now.
 
-    Who changes rows calls `keep` first, in one thread; another reads ranges of rows, each once. What it takes: a byte a
-    row, the range that is being read, and the rows changed before the range that they are in was read.
+    The thread that changes rows calls `keep` first; another reads ranges of rows, each once. Memory: a byte a row, the
+    range that is being read, and the rows changed before the range that they are in was read.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -22,7 +22,7 @@ class RowSnapshot:
         self._lock = threading.Lock()
 
     def keep(self, ids: np.ndarray) -> None:
-        """Rows `ids` [C] are about to change."""
+        """Keep rows `ids` [C], which are about to change."""
         with self._lock:
             fresh = ids[~self._free[ids]]
             if not len(fresh):
@@ -33,7 +33,7 @@ class RowSnapshot:
             self._kept.append((fresh, kept))
 
     def read(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Copies of rows [start, stop) as they were; ranges are read in ascending order."""
+        """Copy rows [start, stop) as they were; ranges are read in ascending order."""
         # Without the lock: a row that changes meanwhile has been kept before, and is put right below.
         copies = {name: value[start:stop].clone() for name, value in self._tensors.items()}
         with self._lock:
@@ -41,8 +41,8 @@ class RowSnapshot:
             for ids, kept in self._kept:
                 inside = np.flatnonzero((ids >= start) & (ids < stop))
                 for name, rows in kept.items():
-                    at = torch.from_numpy(ids[inside] - start).to(rows.device)
-                    copies[name].index_copy_(0, at, rows[torch.from_numpy(inside).to(rows.device)])
+                    places = torch.from_numpy(ids[inside] - start).to(rows.device)
+                    copies[name].index_copy_(0, places, rows[torch.from_numpy(inside).to(rows.device)])
                 if (ids >= stop).any():
                     left.append((ids, kept))
             self._kept = left

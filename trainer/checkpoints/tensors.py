@@ -34,11 +34,11 @@ def write_tensors(url: str, name: str, rows: int, tensors: Mapping[str, torch.Te
     tensor after the other, the widest dtype first. Raises StorageError.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header, at = {}, 0
+    header, end = {}, 0
     for key, value in ordered:
         size = value.numel() * value.element_size()
-        header[key] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [at, at + size]}
-        at += size
+        header[key] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [end, end + size]}
+        end += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
@@ -53,15 +53,15 @@ def write_tensors(url: str, name: str, rows: int, tensors: Mapping[str, torch.Te
             data = _bytes_of(value)
             for start in range(0, len(data), _PIECE):
                 write(data[start : start + _PIECE])
-    return Shard(path=name, rows=rows, bytes=8 + len(text) + at, sha256=digest.hexdigest())
+    return Shard(path=name, rows=rows, bytes=8 + len(text) + end, sha256=digest.hexdigest())
 
 
 def read_tensors(url: str, shard: Shard, remedy: str) -> dict[str, torch.Tensor]:
-    """The tensors of one file under the prefix `url`. Raises TableError, which ends with `remedy`."""
+    """Read the tensors of one file under the prefix `url`. Raises TableError, which ends with `remedy`."""
     return load(check_shard(join(url, shard.path), shard, remedy))
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Its values, row by row."""
+    """Return the values of `tensor`, row by row."""
     values = tensor.detach().cpu().contiguous().reshape(-1)
     return values.view(torch.uint8).numpy().data if len(values) else memoryview(b"")

@@ -20,7 +20,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint of global `step` is made of, on one rank.
+    """Contents of a checkpoint of global `step`, on one rank.
 
     `parts`: tensors that every rank has, by file; rank 0 writes them. `rows`: the tensors [n, ...] of the labels
     [first, first + n) of [0, `labels`) that this rank holds. `best`: the step whose checkpoint is not dropped.
@@ -69,7 +69,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def before_change(self, ids: np.ndarray) -> None:
-        """Rows `ids` [C], counted from this rank's first, are about to change. Raises StorageError: writing failed."""
+        """Keep rows `ids` [C], from this rank's first, before they change. Raises StorageError: writing failed."""
         if self._snapshot is None or self._thread is None:
             return
         if self._thread.is_alive():
@@ -78,7 +78,7 @@ class CheckpointWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Until what was begun is published. Raises StorageError; RankLostError."""
+        """Wait until what was begun is published. Raises StorageError; RankLostError."""
         if self._thread is not None:
             self._thread.join()
         self._thread = self._snapshot = None
@@ -87,7 +87,7 @@ class CheckpointWriter:
             raise failed
 
     def close(self) -> None:
-        """Let what was begun come to its end, whatever it is: this is called when all is well, or on an error's way."""
+        """Wait for the thread, and raise nothing: an error may be on its way already."""
         if self._thread is not None:
             self._thread.join()
 
@@ -106,10 +106,10 @@ class CheckpointWriter:
         group.barrier()
         shards = [write_part(url, name, tensors) for name, tensors in contents.parts.items()] if group.first else []
         shards += self._write_rows(url, contents, snapshot)
-        found = group.gather_objects(shards)
+        by_rank = group.gather_objects(shards)
         if group.first:
-            everything = [shard for part in found for shard in part]
-            publish_checkpoint(url, everything, contents.labels, contents.state, contents.parents)
+            gathered = [shard for part in by_rank for shard in part]
+            publish_checkpoint(url, gathered, contents.labels, contents.state, contents.parents)
             drop_old_checkpoints(self._run, self._keep, contents.best)
 
     def _write_rows(self, url: str, contents: Contents, snapshot: RowSnapshot | None) -> list[Shard]:
@@ -118,11 +118,11 @@ class CheckpointWriter:
         row_bytes = sum(value[:1].numel() * value.element_size() for value in rows.values())
         shards = []
         for start, stop in row_ranges(first, first + count, row_bytes):
-            here = slice(start - first, stop - first)
-            taken = (
-                {name: value[here] for name, value in rows.items()}
+            part = slice(start - first, stop - first)
+            values = (
+                {name: value[part] for name, value in rows.items()}
                 if snapshot is None
-                else snapshot.read(here.start, here.stop)
+                else snapshot.read(part.start, part.stop)
             )
-            shards.append(write_rows(url, start, taken))
+            shards.append(write_rows(url, start, values))
         return shards

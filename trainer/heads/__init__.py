@@ -1,1 +1,1 @@
-"""What turns embeddings of queries into a loss: a classifier, or an encoder of labels."""
+"""Heads, which turn embeddings of queries into a loss: a classifier, or an encoder of labels."""

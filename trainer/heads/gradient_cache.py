@@ -1,4 +1,4 @@
-"""Gradient caching: as many embeddings as wanted in a loss, with the encoder's activations of one sub-batch at a time.
+"""Gradient caching: any number of embeddings in a loss, with the encoder's activations of one sub-batch at a time.
 
 Gao et al., 2021, as DEXML's section B.5 uses it: encode without a graph, take the loss's gradient on the embeddings,
 then encode each sub-batch again with a graph and send its share of the gradient back. The second pass draws the same
@@ -33,7 +33,7 @@ class EmbeddingKey(NamedTuple):
 
 
 class CachedEmbeddings:
-    """x [n, D] of n rows in training, in sub-batches of `size` without a graph; `backward` computes them anew with one.
+    """Embeddings x [n, D] of rows in training, `size` at a time without a graph; `backward` computes them again.
 
     `inputs(start, stop)` gives rows [start, stop) of [0, n). One sub-batch alone keeps its graph: nothing is computed
     twice.
@@ -53,7 +53,7 @@ class CachedEmbeddings:
         self._graph: torch.Tensor | None = None
 
     def embed(self) -> torch.Tensor:
-        """x [n, D], a leaf that takes a gradient."""
+        """Return x [n, D], a leaf that takes a gradient."""
         if 0 < self._count <= self._size:
             self._graph = self._encode(0, self._count)
             return self._graph.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""What an encoder reads of the labels, on disk: rows are taken by label id, and none stays in memory."""
+"""Texts of labels on disk, as an encoder reads them: rows are read by label id, and none stays in memory."""
 
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class LabelTexts:
 
     @classmethod
     def open(cls, data: DataLayout, kind: Kind) -> "LabelTexts":
-        """Raises InputError where the labels have not what `kind` reads, TableError."""
+        """Open DATA's. Raises InputError where the labels lack what `kind` reads, TableError."""
         manifest = open_manifest(data.labels, "labels")
         require_inputs(data.labels, manifest, kind)
         names = columns_of(kind)
@@ -39,7 +39,7 @@ class LabelTexts:
         return self._rows
 
     def take(self, ids: np.ndarray | Sequence[int]) -> Inputs:
-        """The labels `ids` [n], in that order."""
+        """Return the labels `ids` [n], in that order."""
         return self._inputs.take(np.asarray(ids, np.int64))
 
 

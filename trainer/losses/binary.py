@@ -77,7 +77,7 @@ def binary_step(
 def _differentiate_pool(x: torch.Tensor, w: torch.Tensor, candidates: Candidates) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the loss on the shared pool w [R, D], and its slopes by score [B, R]; both are 0 where masked."""
     weight = torch.from_numpy(candidates.pool_weight).to(x.dtype)
-    masked = torch.from_numpy(candidates.struck_query), torch.from_numpy(candidates.struck_pool)
+    masked = torch.from_numpy(candidates.masked_query), torch.from_numpy(candidates.masked_pool)
     scores = masked_scores(x, w, *masked)
     loss = torch.dot(softplus(scores).sum(0), weight)
     return loss, scores.sigmoid_().mul_(weight)

@@ -32,9 +32,9 @@ class Scores:
         self.pool_weight = self._to_device(candidates.pool_weight).to(x.dtype)
         self.log_weight = self.pool_weight.log()
         self._weighted = bool((candidates.pool_weight != 1).any())
-        order = np.argsort(candidates.struck_pool, kind="stable")
-        self._masked_pool = candidates.struck_pool[order]
-        self._masked_query = candidates.struck_query[order]
+        order = np.argsort(candidates.masked_pool, kind="stable")
+        self._masked_pool = candidates.masked_pool[order]
+        self._masked_query = candidates.masked_query[order]
         self._chunk = chunk
         self._kept = None if chunk and chunk < self.pool else self._score(0, self.pool)
 

@@ -1,4 +1,4 @@
-"""Candidates of a batch from its positives, hard negatives and draws: each label once, and who uses it how."""
+"""Candidates of a batch from its positives, hard negatives and draws: each label once, and its use by each query."""
 
 import numpy as np
 
@@ -32,10 +32,10 @@ def shared_pool(
     """Build candidates with one random pool for the whole batch.
 
     `pool` [k_r]: draws with replacement; each counts `weight` (L / k_r for an unbiased sum over every label outside
-    P and H), or, as an array [L], its label's; repeated draws count repeatedly. A query's own P and H are struck from
+    P and H), or, as an array [L], its label's; repeated draws count repeatedly. A query's own P and H are masked in
     its pool. `positive_weight` [L], where given, weights the positives.
     """
-    ids, counts, query, place, positive, struck, _ = merge(pool, batch.positives, batch.positive_offsets, hard)
+    ids, counts, query, place, positive, masked, _ = merge(pool, batch.positives, batch.positive_offsets, hard)
     return Candidates(
         ids=ids,
         pair_query=query,
@@ -43,8 +43,8 @@ def shared_pool(
         pair_positive=positive,
         pair_weight=_pair_weights(batch.positives, positive, positive_weight),
         pool_weight=(counts * _weight_of(weight, ids[: len(counts)])).astype(np.float32),
-        struck_query=query[struck],
-        struck_pool=place[struck],
+        masked_query=query[masked],
+        masked_pool=place[masked],
     )
 
 
@@ -74,8 +74,8 @@ def own_pool(
         pair_positive=merged.positive,
         pair_weight=weights,
         pool_weight=np.empty(0, np.float32),
-        struck_query=_NONE,
-        struck_pool=_NONE,
+        masked_query=_NONE,
+        masked_pool=_NONE,
     )
 
 
@@ -94,7 +94,7 @@ def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
 def every_query_with(
     batch: Batch, ids: np.ndarray, positive_weight: np.ndarray | None = None, drawn: np.ndarray | None = None
 ) -> Candidates:
-    """Build candidates of the labels `ids` [C] int64, ascending, for every query; positives are struck from the pool.
+    """Build candidates of the labels `ids` [C] int64, ascending, for every query; positives are masked in the pool.
 
     Positives that are `drawn` [sum P] are learnt, all where it is None.
     """
@@ -112,8 +112,8 @@ def every_query_with(
         pair_positive=positive,
         pair_weight=_pair_weights(ids[place[learnt]], positive, positive_weight),
         pool_weight=np.ones(len(ids), np.float32),
-        struck_query=query,
-        struck_pool=place,
+        masked_query=query,
+        masked_pool=place,
     )
 
 
@@ -126,10 +126,10 @@ def _ascending(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sort distinct `ids` [C], and give the place of each there, int32; C < 2**24, as `merge` has it."""
     # Id and place as one number: sorting numbers takes a quarter of the time of sorting places by them.
     places = np.arange(len(ids))
-    both = np.sort((ids << 24) | places)
+    packed = np.sort((ids << 24) | places)
     rank = np.empty(len(ids), np.int32)
-    rank[both & 0xFFFFFF] = places
-    return both >> 24, rank
+    rank[packed & 0xFFFFFF] = places
+    return packed >> 24, rank
 
 
 def _weight_of(weight: float | np.ndarray, labels: np.ndarray) -> float | np.ndarray:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import numba
 import numpy as np
 
+from schemas.ragged import Ragged, SparseRows
 from schemas.randomness import HashFunctionsStream, Purpose, generator
 
 FAMILIES = ("simhash", "dwta")
@@ -31,15 +32,14 @@ class Hashes(Protocol):
     def buckets(self) -> int: ...
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
-        """Of dense `vectors` [n, D]. Raises ValueError for another D."""
+        """Hash dense `vectors` [n, D]. Raises ValueError for another D."""
 
-    def sparse_codes(self, ids: np.ndarray, values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """Of sparse ones: coordinates `ids` [V] in [0, D), ascending in a row and each once, their `values` [V] and
-        `offsets` [n + 1]."""
+    def sparse_codes(self, vectors: SparseRows) -> np.ndarray:
+        """Hash sparse vectors: `ids` are coordinates in [0, D), ascending in a row and each once."""
 
 
 def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> Hashes:
-    """The family by name; `width` is m of DWTA. Raises ValueError where there would be too many buckets, or no bin."""
+    """Open the family by name; `width` is m of DWTA. Raises ValueError for too many buckets, or no bin."""
     buckets = (2 if family == "simhash" else width) ** bits
     if not 2 <= buckets <= MOST_BUCKETS:
         raise ValueError(f"{buckets} buckets a table; expected 2 to {MOST_BUCKETS}: take other bits")
@@ -76,9 +76,9 @@ class SimHash:
         _signs(vectors, self.directions, self.bits, codes)
         return codes
 
-    def sparse_codes(self, ids: np.ndarray, values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        codes = _codes(len(offsets) - 1, self)
-        _sparse_signs(ids, values.astype(np.float32), offsets, self.directions, self.bits, codes)
+    def sparse_codes(self, vectors: SparseRows) -> np.ndarray:
+        codes = _codes(vectors.rows, self)
+        _sparse_signs(_float32(vectors), self.directions, self.bits, codes)
         return codes
 
 
@@ -102,7 +102,7 @@ class Dwta:
 
     @cached_property
     def coordinates(self) -> np.ndarray:
-        """Of each function's bin, [K L, m] int32."""
+        """Coordinates of each function's bin, [K L, m] int32."""
         draw = generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.COORDINATES)
         bins = self.dimension // self.width  # of a permutation
         each = -(-self.tables // bins)  # permutations that number j of every table's functions takes bins from
@@ -111,11 +111,11 @@ class Dwta:
         return np.ascontiguousarray(cut.reshape(-1, self.width))
 
     @cached_property
-    def _uses(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bins that a coordinate is in: function m + place, and where each coordinate's start [D + 1]."""
+    def _uses(self) -> Ragged:
+        """Places in bins, function m + place, of each of the D coordinates."""
         flat = self.coordinates.reshape(-1)
         counts = np.bincount(flat, minlength=self.dimension)
-        return np.argsort(flat, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
+        return Ragged.from_counts(np.argsort(flat, kind="stable"), counts)
 
     @cached_property
     def _key(self) -> np.uint64:
@@ -127,10 +127,9 @@ class Dwta:
         _winners(vectors, self.coordinates, self._key, codes)
         return codes
 
-    def sparse_codes(self, ids: np.ndarray, values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        codes = _codes(len(offsets) - 1, self)
-        sparse = ids, values.astype(np.float32), offsets
-        _sparse_winners(*sparse, *self._uses, self.width, len(self.coordinates), self._key, codes)
+    def sparse_codes(self, vectors: SparseRows) -> np.ndarray:
+        codes = _codes(vectors.rows, self)
+        _sparse_winners(_float32(vectors), self._uses, self.coordinates, self._key, codes)
         return codes
 
 
@@ -138,6 +137,10 @@ def _dense(vectors: np.ndarray, dimension: int) -> np.ndarray:
     if vectors.ndim != 2 or vectors.shape[1] != dimension:
         raise ValueError(f"vectors are {vectors.shape}; these functions hash [n, {dimension}]")
     return np.ascontiguousarray(vectors, np.float32)
+
+
+def _float32(vectors: SparseRows) -> SparseRows:
+    return vectors._replace(values=vectors.values.astype(np.float32))
 
 
 def code_type(buckets: int) -> np.dtype:
@@ -154,20 +157,19 @@ def _signs(vectors: np.ndarray, directions: np.ndarray, bits: int, codes: np.nda
     for start in range(0, len(vectors), _BLOCK):
         rows = min(_BLOCK, len(vectors) - start)
         sums[:] = 0
-        for at in range(vectors.shape[1]):
+        for coordinate in range(vectors.shape[1]):
             for row in range(rows):
-                value = vectors[start + row, at]
+                value = vectors[start + row, coordinate]
                 if value != 0:
                     for function in range(directions.shape[1]):
-                        sums[row, function] += value * directions[at, function]
+                        sums[row, function] += value * directions[coordinate, function]
         for row in range(rows):
             _pack_signs(sums[row], bits, codes[start + row])
 
 
 @numba.njit(nogil=True, cache=True)
-def _sparse_signs(
-    ids: np.ndarray, values: np.ndarray, offsets: np.ndarray, directions: np.ndarray, bits: int, codes: np.ndarray
-) -> None:
+def _sparse_signs(vectors: SparseRows, directions: np.ndarray, bits: int, codes: np.ndarray) -> None:
+    ids, values, offsets = vectors
     sums = np.empty(directions.shape[1], np.float32)
     for row in range(len(offsets) - 1):
         sums[:] = 0
@@ -205,16 +207,11 @@ def _winners(vectors: np.ndarray, coordinates: np.ndarray, key: np.uint64, codes
 
 @numba.njit(nogil=True, cache=True)
 def _sparse_winners(
-    ids: np.ndarray,
-    values: np.ndarray,
-    offsets: np.ndarray,
-    uses: np.ndarray,
-    starts: np.ndarray,
-    width: int,
-    functions: int,
-    key: np.uint64,
-    codes: np.ndarray,
+    vectors: SparseRows, uses: Ragged, coordinates: np.ndarray, key: np.uint64, codes: np.ndarray
 ) -> None:
+    ids, values, offsets = vectors
+    bins, starts = uses
+    functions, width = coordinates.shape
     winner, largest = np.empty(functions, np.int32), np.empty(functions, np.float32)
     for row in range(len(offsets) - 1):
         winner[:] = _NONE
@@ -223,7 +220,7 @@ def _sparse_winners(
             if value == 0:
                 continue
             for use in range(starts[ids[i]], starts[ids[i] + 1]):
-                function, place = uses[use] // width, uses[use] % width
+                function, place = bins[use] // width, bins[use] % width
                 best = winner[function]
                 # The first of equals wins, as in a bin that is looked through from its beginning.
                 if best == _NONE or value > largest[function] or (value == largest[function] and place < best):
@@ -246,7 +243,7 @@ def _pack_winners(winner: np.ndarray, width: int, key: np.uint64, codes: np.ndar
 
 @numba.njit(nogil=True, cache=True)
 def _borrowed(winner: np.ndarray, function: int, key: np.uint64) -> int:
-    """The winner of the first bin that has one, in an order drawn for `function`; 0 for a vector of zeros."""
+    """Return the winner of the first bin that has one, in an order drawn for `function`; 0 for a vector of zeros."""
     functions = np.uint64(len(winner))
     other = np.uint64(function)
     for attempt in range(_ATTEMPTS):
@@ -262,7 +259,7 @@ def _borrowed(winner: np.ndarray, function: int, key: np.uint64) -> int:
 
 @numba.njit(nogil=True, cache=True)
 def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
-    """64 bits that look drawn for (key, first, second): the finisher of SplitMix64 over their mix."""
+    """Return 64 bits that look random for (key, first, second): the finisher of SplitMix64 over their mix."""
     z = key + first * np.uint64(0x9E3779B97F4A7C15)
     for word in (second, np.uint64(0)):
         z += word

@@ -20,7 +20,7 @@ from trainer.stream import Source
 
 @dataclass(frozen=True)
 class Adoption:
-    """What an epoch trains on: the table made for `table_epoch` (None: random negatives only, or random order).
+    """Decision about an epoch: the table made for `table_epoch` (None: random negatives only, or random order).
 
     late: the table that was due was not there. stale: nor was one young enough, so that `refresh.stale` decided.
     dumped_at: after so many steps of the run the vectors were dumped. overlap: the mean share of a row's hard negatives
@@ -43,7 +43,7 @@ class Adoption:
         return None if self.table_epoch is None else self.epoch - self.table_epoch + LEAD
 
     def staleness(self, step: int) -> dict[str, int | float | bool | None]:
-        """What a run records of its table before `step`: how old it is, in epochs and steps, and what is new in it."""
+        """Return facts about the table before `step`: its age, in epochs and steps, and what is new in it."""
         return {
             "epoch": self.epoch,
             "table_epoch": self.table_epoch,
@@ -77,9 +77,9 @@ def adopt(
         return decision, [source.with_negatives(None) for source in sources]
     joined = []
     for source in sources:
-        url = _place(run, recipe, decision.table_epoch, source)
-        found = source.in_clusters(url) if recipe.clusters else source.with_negatives(url)
-        table = found.table if recipe.clusters else found.negatives
+        url = _url(run, recipe, decision.table_epoch, source)
+        joined_source = source.in_clusters(url) if recipe.clusters else source.with_negatives(url)
+        table = joined_source.table if recipe.clusters else joined_source.negatives
         assert table is not None
         if table.manifest.digest != decision.digests[source.name]:
             raise TableError(
@@ -87,14 +87,14 @@ def adopt(
                 f"(digest {decision.digests[source.name][:12]}…, now {table.manifest.digest[:12]}…). "
                 "A resumed run needs the table it started with; start a new run instead."
             )
-        joined.append(found)
+        joined.append(joined_source)
     return decision, joined
 
 
 def follow(
     run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, seconds: float = 600.0
 ) -> tuple[Adoption, list[Source]]:
-    """What the rank that calls `adopt` decided for `epoch`, waited for up to `seconds`: for all the other ranks.
+    """Wait up to `seconds` for the decision about `epoch` of the rank that calls `adopt`, and follow it.
 
     Raises InputError when no decision is recorded in time, TableError as `adopt` does.
     """
@@ -123,62 +123,64 @@ def _decide(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, s
     options = recipe.refresh
     due = max((e for e in recipe.table_epochs() if e <= epoch), default=0)
     deadline = time.monotonic() + (options.wait_seconds if options.stale == "wait" else 0)
-    found = _newest(run, recipe, sources, epoch)
-    if found is None and epoch < options.start:  # clusters that nobody made before
+    newest = _newest(run, recipe, sources, epoch)
+    if newest is None and epoch < options.start:  # clusters that nobody made before
         return Adoption(epoch, None, {}, False)
-    while _is_stale(found, epoch, recipe) and time.monotonic() < deadline:
+    while _is_stale(newest, epoch, recipe) and time.monotonic() < deadline:
         time.sleep(0.1)
-        found = _newest(run, recipe, sources, epoch)
-    late, stale = found is None or found < due, _is_stale(found, epoch, recipe)
+        newest = _newest(run, recipe, sources, epoch)
+    late, stale = newest is None or newest < due, _is_stale(newest, epoch, recipe)
     if late or stale:
-        _tell(found, due, epoch, stale, recipe, say)
-    if found is None or (stale and options.stale == "random-only"):
+        _report_missing(newest, due, epoch, stale, recipe, say)
+    if newest is None or (stale and options.stale == "random-only"):
         return Adoption(epoch, None, {}, late, stale)
     kind = "queries" if recipe.clusters else "negatives"
-    tables = {source.name: open_manifest(_place(run, recipe, found, source), kind) for source in sources}
+    tables = {source.name: open_manifest(_url(run, recipe, newest, source), kind) for source in sources}
     digests = {name: table.digest for name, table in tables.items()}
     step = next(iter(tables.values())).parameters.get("step")
-    return Adoption(epoch, found, digests, late, stale, step, _overlap(list(tables.values())))
+    return Adoption(epoch, newest, digests, late, stale, step, _overlap(list(tables.values())))
 
 
-def _is_stale(found: int | None, epoch: int, recipe: Recipe) -> bool:
-    return found is None or epoch - found + LEAD > recipe.refresh.oldest
+def _is_stale(table_epoch: int | None, epoch: int, recipe: Recipe) -> bool:
+    return table_epoch is None or epoch - table_epoch + LEAD > recipe.refresh.oldest
 
 
-def _tell(found: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, say: Callable[[str], None]) -> None:
+def _report_missing(
+    newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, say: Callable[[str], None]
+) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
     table, command, alone = f"the hard-negative table due at epoch {due}", "mine", "random negatives only"
     if recipe.clusters:
         table, command, alone = f"the table of clusters due at epoch {due}", "cluster", "random order"
     missing = f"epoch {epoch}: {table} is not there yet"
     if stale and recipe.refresh.stale == "stop":
-        there = "none is there" if found is None else f"that of epoch {found} is {epoch - found + LEAD} epochs old"
+        state = "none is there" if newest is None else f"that of epoch {newest} is {epoch - newest + LEAD} epochs old"
         raise ExtremisError(
-            f"{missing}; {there}, and refresh.max_age allows {recipe.refresh.oldest}. Does the miner run "
+            f"{missing}; {state}, and refresh.max_age allows {recipe.refresh.oldest}. Does the miner run "
             f"(extremis {command} DATA RUN --watch)? Go on with --resume once the table is there."
         )
-    none = found is None or (stale and recipe.refresh.stale == "random-only")
-    say(f"{missing}; going on with " + (alone if none else f"the table of epoch {found}"))
+    none = newest is None or (stale and recipe.refresh.stale == "random-only")
+    say(f"{missing}; going on with " + (alone if none else f"the table of epoch {newest}"))
 
 
 def _overlap(tables: list[Manifest]) -> float | None:
-    """The miner's `overlap_with_previous` of all rows; None where a table has none."""
-    known = [(table.quality.get("overlap_with_previous"), table.rows) for table in tables]
-    rows = sum(count for _, count in known)
-    if not rows or any(share is None for share, _ in known):
+    """Return the miner's `overlap_with_previous` of all rows; None where a table has none."""
+    shares = [(table.quality.get("overlap_with_previous"), table.rows) for table in tables]
+    rows = sum(count for _, count in shares)
+    if not rows or any(share is None for share, _ in shares):
         return None
-    return float(sum(share * count for share, count in known if share is not None) / rows)
+    return float(sum(share * count for share, count in shares if share is not None) / rows)
 
 
 def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -> int | None:
-    """The newest epoch up to `epoch` with a finished table for every source."""
+    """Return the newest epoch up to `epoch` with a finished table for every source."""
     root = run.clusters_root if recipe.clusters else run.negatives_root
     for number in reversed(numbered(root)):
-        if number <= epoch and all(is_published(_place(run, recipe, number, source)) for source in sources):
+        if number <= epoch and all(is_published(_url(run, recipe, number, source)) for source in sources):
             return number
     return None
 
 
-def _place(run: RunLayout, recipe: Recipe, epoch: int, source: Source) -> str:
-    """Where the table of `source` made for `epoch` is."""
+def _url(run: RunLayout, recipe: Recipe, epoch: int, source: Source) -> str:
+    """Return the URL of the table of `source` made for `epoch`."""
     return run.clusters(epoch, source.name) if recipe.clusters else run.negatives(epoch, source.name)

@@ -1,8 +1,9 @@
-"""What an epoch leaves for the miner: its query embeddings, aligned with the queries, and the classifier's vectors.
+"""Dump of an epoch for the miner: its query embeddings, aligned with the queries, and the classifier's vectors.
 
 Each rank keeps and writes the embeddings of some shards, and the vectors of its labels; rank 0 publishes.
 """
 
+import itertools
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,8 +59,8 @@ class EmbeddingCollector:
 
     def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
         """Keep what is this rank's of x [B, D] of global row ids `rows` [B]."""
-        own = self._take(rows, x.cpu().numpy())
-        self._fresh.append(own)
+        kept = self._take(rows, x.cpu().numpy())
+        self._fresh.append(kept)
 
     def save_part(self, step: int) -> None:
         """Publish what came since the last part. `step` is the epoch's step that the checkpoint resumes at."""
@@ -73,7 +74,7 @@ class EmbeddingCollector:
         self._fresh = []
 
     def restore(self, step: int) -> None:
-        """Take the parts saved up to the epoch's `step`. Raises TableError when one does not decode."""
+        """Read the parts saved up to the epoch's `step`. Raises TableError when one does not decode."""
         for name in storage.list_names(self._run.parts(self.epoch)):
             number = parse_number(name.partition(".")[0])
             if number is None or number > step:
@@ -107,11 +108,11 @@ class EmbeddingCollector:
         self._scratch.close()
 
     def _take(self, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Keep what is this rank's; its row ids."""
+        """Keep what is this rank's; return its row ids."""
         inside = (rows >= self._first) & (rows < self._last)
-        own: np.ndarray = rows[inside]
-        self._vectors[own - self._first] = x[inside]
-        return own
+        kept: np.ndarray = rows[inside]
+        self._vectors[kept - self._first] = x[inside]
+        return kept
 
     def _remove_parts(self) -> None:
         if self._group.first:
@@ -190,7 +191,7 @@ def publish_vectors(
 
 
 def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
-    """Whether the dump of `epoch` is whole: its vectors are published last.
+    """Tell whether the dump of `epoch` is whole: its vectors are published last.
 
     A dump `for_clusters` of the source of this name has embeddings alone.
     """
@@ -198,20 +199,20 @@ def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = Non
 
 
 def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _Place]]:
-    """(rank, shard) of all shards of all sources, in order: each rank has contiguous ones, of about as many rows."""
+    """Deal the shards of all sources to ranks, in order: each rank has contiguous ones, of about as many rows."""
     total = max(1, sum(source.rows for source in sources))
-    found, start = [], 0
+    places, start = [], 0
     for number, source in enumerate(sources):
         for index, shard in enumerate(source.table.manifest.shards):
             stop = start + shard.rows
             rank = min(ranks - 1, (start + stop) * ranks // (2 * total))
-            found.append((rank, _Place(number, index, start, stop)))
+            places.append((rank, _Place(number, index, start, stop)))
             start = stop
-    return found
+    return places
 
 
 def _begin(url: str, group: Group) -> None:
-    """Before any rank overwrites a shard of the table at `url`."""
+    """Unpublish the table at `url`, before any rank overwrites a shard of it."""
     if group.first:
         unpublish(url)
     group.barrier()
@@ -219,6 +220,6 @@ def _begin(url: str, group: Group) -> None:
 
 def _end(url: str, group: Group, shards: list[Shard], manifest: Manifest) -> None:
     """Publish the table at `url` once every rank has written its `shards`, which are in rank order."""
-    everything = [shard for part in group.gather_objects(shards) for shard in part]
+    gathered = itertools.chain.from_iterable(group.gather_objects(shards))
     if group.first:
-        publish(url, manifest.model_copy(update={"shards": tuple(everything)}))
+        publish(url, manifest.model_copy(update={"shards": tuple(gathered)}))

@@ -1,4 +1,4 @@
-"""How hard a table's negatives still are: their scores by the model of today against those that the table stores."""
+"""Hardness of a table's negatives: their scores by the model of today against those that the table stores."""
 
 from dataclasses import dataclass
 
@@ -20,37 +20,37 @@ ROWS = 64  # of a batch that are scored, at most
 
 @dataclass(frozen=True)
 class Hardness:
-    """Mean score of the same (query, hard negative) pairs: `then`, as the table holds it, and `now`."""
+    """Mean score of the same (query, hard negative) pairs: `then`, as the table holds it, and today."""
 
     then: float
-    now: float
+    today: float
 
     @property
     def drop(self) -> float:
-        return self.then - self.now
+        return self.then - self.today
 
     def facts(self) -> dict[str, float]:
-        """What a run records."""
-        return {"score_then": self.then, "score_now": self.now, "score_drop": self.drop}
+        """Return what a run records."""
+        return {"score_then": self.then, "score_now": self.today, "score_drop": self.drop}
 
 
 @torch.no_grad()
 def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> Hardness | None:
-    """Over some rows of the batch, encoded as training does, dropout included, before the batch changes anything.
+    """Compare over some rows of the batch, encoded as in training, with dropout, before the batch changes anything.
 
     Every rank calls it with its part of the batch. None where there is nothing to compare: no rows of a table, or one
     that was mined by label embeddings.
     """
-    at, labels, scores = _stored(sources, batch.rows)
+    places, labels, scores = _stored(sources, batch.rows)
     key = (batch.epoch, batch.step)
-    if len(at):
+    if len(places):
         # Rows stand next to each other in what a batch can be cut into.
-        stop = int(at.max()) + 1
+        stop = int(places.max()) + 1
         encoder = model.encoder
-        x = model.head.extend(encoder.encode(encoder.prepare(batch.inputs.slice(0, stop), key), key))[at]
+        x = model.head.extend(encoder.encode(encoder.prepare(batch.inputs.slice(0, stop), key), key))[places]
     else:
         x = torch.empty(0, model.head.vectors.shape[1])
-    sizes = group.sizes(len(at))
+    sizes = group.sizes(len(places))
     width = max(group.sizes(labels.shape[1]))
     if not sum(sizes) or not width:
         return None
@@ -59,41 +59,41 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     scores = group.gather(torch.from_numpy(_widened(scores, width, 0.0)), sizes).numpy()
     row, column = np.nonzero((labels >= model.head.start) & (labels < model.head.stop))
     w = model.head.vectors[torch.from_numpy(labels[row, column] - model.head.start)].to(x.dtype)
-    now = float((x[torch.from_numpy(row)] * w).sum())
-    sums = torch.tensor([float(scores[row, column].sum()), now, float(len(row))], dtype=torch.float64)
-    then, now, pairs = group.sum(sums).tolist()
-    return Hardness(then / pairs, now / pairs) if pairs else None
+    score = float((x[torch.from_numpy(row)] * w).sum())
+    sums = torch.tensor([float(scores[row, column].sum()), score, float(len(row))], dtype=torch.float64)
+    then, score, pairs = group.sum(sums).tolist()
+    return Hardness(then / pairs, score / pairs) if pairs else None
 
 
 def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(places in `rows` [n], label ids int64 [n, K], scores float32 [n, K]) of some of the rows, out of few row groups.
+    """Return (places in `rows` [n], label ids int64 [n, K], scores float32 [n, K]) of some rows.
 
-    Row ids count source after source in storage order.
+    They come out of few row groups. Row ids count source after source in storage order.
     """
     first = 0
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for source in sources:
         table, stop = source.negatives, first + source.rows
         if table is not None and table.manifest.parameters.get("by", "classifier") == "classifier":
             inside = np.flatnonzero((rows >= first) & (rows < stop))
-            found += _of_table(table, inside, rows[inside] - first)
+            parts += _of_table(table, inside, rows[inside] - first)
         first = stop
-    found = found[:GROUPS]
-    if not found:
+    parts = parts[:GROUPS]
+    if not parts:
         return np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
-    width = max(labels.shape[1] for _, labels, _ in found)
-    at = np.concatenate([places for places, _, _ in found])
-    labels = np.concatenate([_widened(some, width, PAD) for _, some, _ in found])
-    scores = np.concatenate([_widened(some, width, 0.0) for _, _, some in found])
-    kept = np.argsort(at)[:ROWS]
-    return at[kept], labels[kept], scores[kept]
+    width = max(labels.shape[1] for _, labels, _ in parts)
+    order = np.concatenate([places for places, _, _ in parts])
+    labels = np.concatenate([_widened(some, width, PAD) for _, some, _ in parts])
+    scores = np.concatenate([_widened(some, width, 0.0) for _, _, some in parts])
+    kept = np.argsort(order)[:ROWS]
+    return order[kept], labels[kept], scores[kept]
 
 
 def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The same of one table's `rows`, a row group each; what is damaged is left for the stream to tell of."""
+    """Return the same of one table's `rows`, a row group each; what is damaged is left for the stream to report."""
     shard, group, first = row_groups_of(table.manifest)
     owner = np.searchsorted(first, rows, side="right") - 1
-    found = []
+    parts = []
     for m in np.unique(owner)[:GROUPS].tolist():
         entry = table.manifest.shards[int(shard[m])]
         try:
@@ -103,10 +103,10 @@ def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[tuple[
         except TableError:
             continue
         mine = owner == m
-        at = rows[mine] - first[m]
-        labels = matrix_column(read, "label_ids")[at].astype(np.int64)
-        found.append((places[mine], labels, matrix_column(read, "scores")[at].astype(np.float32)))
-    return found
+        within = rows[mine] - first[m]
+        labels = matrix_column(read, "label_ids")[within].astype(np.int64)
+        parts.append((places[mine], labels, matrix_column(read, "scores")[within].astype(np.float32)))
+    return parts
 
 
 def _widened(matrix: np.ndarray, width: int, fill: float) -> np.ndarray:

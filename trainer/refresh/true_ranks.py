@@ -1,4 +1,4 @@
-"""Which ranks a step's hard negatives have among all labels, by the model as it is then (MIPS-s, Figure 3)."""
+"""Ranks of a step's hard negatives among all labels, by the model as it is then (MIPS-s, Figure 3)."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class TrueRanks:
     ranks: np.ndarray
 
     def facts(self) -> dict[str, float]:
-        """Their quantiles, and the share that are in the first 10, 100 and 1000."""
+        """Return their quantiles, and the share that are in the first 10, 100 and 1000."""
         quantiles = np.quantile(self.ranks, (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
         names = ("rank_p10", "rank_p50", "rank_p90")
         within = {f"within_{first}": float((self.ranks < first).mean()) for first in (10, 100, 1000)}
@@ -32,15 +32,15 @@ class TrueRanks:
 def measure(
     vectors: torch.Tensor, start: int, x: torch.Tensor, batch: Batch, hard: np.ndarray, group: Group
 ) -> TrueRanks | None:
-    """Of the global batch's first rows; None where they have no hard negatives. The same on every rank.
+    """Measure over the global batch's first rows; None where they have no hard negatives. The same on every rank.
 
     `vectors` [n, D]: the rank's labels, from `start` on. x [B, D]. `hard` [B, k]: those of the rank's labels, counted
     from start, -1 pads. Every rank calls it.
     """
     rows = min(ROWS, len(batch))
     x, hard = x[:rows].double(), hard[:rows]
-    at = torch.from_numpy(np.where(hard == PAD, 0, hard)).to(x.device)
-    mine = torch.einsum("bd,bkd->bk", x, vectors[at].double())
+    ids = torch.from_numpy(np.where(hard == PAD, 0, hard)).to(x.device)
+    mine = torch.einsum("bd,bkd->bk", x, vectors[ids].double())
     mine = mine.masked_fill(torch.from_numpy(hard == PAD).to(x.device), -torch.inf)
     widths = group.sizes(hard.shape[1])
     if not sum(widths):
@@ -54,7 +54,7 @@ def measure(
 def _above(
     scores: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor, start: int, batch: Batch, rows: int
 ) -> torch.Tensor:
-    """For each of `scores` [rows, k], ascending in a row: how many of `vectors` score higher, positives left out."""
+    """Count for each of `scores` [rows, k], ascending in a row, the `vectors` that score higher, without positives."""
     counts = torch.zeros(rows, scores.shape[1] + 1, dtype=torch.int64, device=x.device)
     offsets = batch.positive_offsets[: rows + 1]
     query = np.repeat(np.arange(rows), np.diff(offsets))

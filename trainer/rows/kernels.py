@@ -1,4 +1,4 @@
-"""Compiled loops over rows of a matrix in main memory: what matrix.py says in torch, in one pass over the rows.
+"""Compiled loops over rows of a matrix in main memory: as matrix.py in torch, in one pass over the rows.
 
 Matrices of vectors come as unsigned integers of their width, uint32 for float32 and uint16 for the others, with their
 `form`. Every loop takes rows [start, stop) of `ids`, so that threads share one; rows are distinct. `block`: rows in
@@ -93,7 +93,7 @@ def _prefetch(context, address):  # type: ignore[no-untyped-def]
 
 @_loop
 def _lines(array):  # type: ignore[no-untyped-def]
-    """(address, bytes of a row) of a matrix or of one number a row; (0, 0) of none."""
+    """Return (address, bytes of a row) of a matrix or of one number a row; (0, 0) of none."""
     if len(array) == 0:
         return 0, 0
     return np.intp(array.ctypes.data), array.strides[0]
@@ -101,7 +101,7 @@ def _lines(array):  # type: ignore[no-untyped-def]
 
 @_loop
 def _expect(lines, row):  # type: ignore[no-untyped-def]
-    """Row `row` of what `_lines` told of is soon to be read."""
+    """Ask for row `row` of a matrix, by its `_lines`: it is soon to be read."""
     # Rows lie far apart: one that is asked for when it is needed costs more than all that is done with it.
     address, width = lines
     for place in range(address + row * width, address + (row + 1) * width, _LINE):
@@ -110,7 +110,7 @@ def _expect(lines, row):  # type: ignore[no-untyped-def]
 
 @_loop
 def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
-    """Rows ids[start:stop] as float32 into `bits` uint32 [n, D], number i into row i - before."""
+    """Copy rows ids[start:stop] as float32 into `bits` uint32 [n, D], number i into row i - before."""
     columns = bits.shape[1]
     if form == FLOAT32:
         for i in range(start, stop):
@@ -131,7 +131,7 @@ def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-unt
 
 @_loop
 def _wide(half):  # type: ignore[no-untyped-def]
-    """A float16 as float32."""
+    """Widen a float16 to float32."""
     rest = np.uint32(half & np.uint32(0x7FFF))
     # 2**(e - 15) is 2**(e + 112 - 127); what has no exponent is a multiple of 2**-24, taken apart from 2**-14 + it.
     normal = np.uint32(np.uint32(rest << np.uint32(13)) + np.uint32(112 << 23))
@@ -143,7 +143,7 @@ def _wide(half):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _raw(context, value):  # type: ignore[no-untyped-def]
-    """The bits of a float32."""
+    """Return the bits of a float32."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.bitcast(arguments[0], ir.IntType(32))
@@ -153,13 +153,13 @@ def _raw(context, value):  # type: ignore[no-untyped-def]
 
 @_loop
 def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
-    """`raw`, a float32, rounded with 16 bits of `noise`: the law of trainer/rows/rounding.py."""
+    """Round `raw`, a float32, with 16 bits of `noise`: the law of trainer/rows/rounding.py."""
     return np.uint32(np.uint32(raw + noise) >> np.uint32(16))
 
 
 @_loop
 def _float16(raw, noise):  # type: ignore[no-untyped-def]
-    """The same to float16. All ways are computed and one is chosen, as vector instructions do it."""
+    """Round in the same way to float16. All ways are computed and one is chosen, as vector instructions do it."""
     magnitude = np.uint32(raw & np.uint32(0x7FFFFFFF))
     noise = np.uint32(noise >> np.uint32(3))
     half = np.uint32(np.uint32(np.uint32(magnitude + noise) >> np.uint32(13)) - np.uint32(112 << 10))
@@ -351,7 +351,7 @@ def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[
 
 @_loop
 def by_row(row, column, value, rows):  # type: ignore[no-untyped-def]
-    """Entries (row, column, value) [n] in the order of their rows: columns, values, and starts [rows + 1] int64.
+    """Sort entries (row, column, value) [n] by row: columns, values, and starts [rows + 1] int64.
 
     Entries of one row stay in order.
     """

@@ -19,7 +19,7 @@ def zeros(
     storage: str = IN_MEMORY,
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """Zeros of `shape`: in memory, or in a file of their own in the local directory `storage`.
+    """Return zeros of `shape`: in memory, or in a file of their own in the local directory `storage`.
 
     The file has no name, so that nothing is left of it however the process ends, and no block of it is on disk before
     it is written to. Raises InputError: no such directory, or not room enough in it for all of the matrix.

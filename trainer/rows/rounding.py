@@ -15,12 +15,12 @@ _LOW = 0xFFFFFFFF
 
 
 def key_of(seed: int, step: int) -> int:
-    """The key of a step's random bits, in [0, 2**63)."""
+    """Return the key of a step's random bits, in [0, 2**63)."""
     return torch_seed(seed, Purpose.ROUNDING, step)
 
 
 def noise(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
-    """Sixteen random bits for each of `columns` of rows `rows` int64 [C]: int32 [C, columns] in [0, 2**16)."""
+    """Return sixteen random bits for each of `columns` of rows `rows` int64 [C]: int32 [C, columns] in [0, 2**16)."""
     mixed = rows * _signed(GOLDEN) + key
     for shift, factor in MIX64:
         mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)
@@ -36,7 +36,7 @@ def noise(key: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Tensor:
-    """x float32 [C, D] as `dtype`, up where the 16 `bits` [C, D] are at least what is missing to the next value.
+    """Round x float32 [C, D] to `dtype`, up where the 16 `bits` [C, D] are at least what is missing to the next value.
 
     Exactly unbiased; of float16 below 2**-14, what is left under 2**-13 of the distance of its values is cut off.
     float16 ends at 65504: greater values become that.
@@ -59,7 +59,7 @@ def rounded(x: torch.Tensor, dtype: torch.dtype, bits: torch.Tensor) -> torch.Te
 
 
 def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
-    """A logical shift to the right of int64."""
+    """Shift int64 logically to the right."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 

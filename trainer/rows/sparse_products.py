@@ -11,9 +11,9 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 
 
 def pair_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """x[query_n] . w[label_n] for x [B, D], w [C, D] -> [n]; `query` ascending. Gradients do not flow through it.
+    """Return x[query_n] . w[label_n] for x [B, D], w [C, D] -> [n]; `query` ascending.
 
-    `query` and `label` are both int32, or both int64.
+    Gradients do not flow through it. `query` and `label` are both int32, or both int64.
     """
     # The dense product sampled at the pairs reads rows where they lie; gathering both sides takes 20 times as long.
     pairs = torch.sparse_csr_tensor(
@@ -30,7 +30,7 @@ def sparse_product(
     dense: torch.Tensor,
     ascending: bool = False,
 ) -> torch.Tensor:
-    """[rows, D] = A @ dense, where A has `value` at (row, column); repeated entries add up.
+    """Return A @ dense [rows, D], where A has `value` at (row, column); repeated entries add up.
 
     Rows come in any order, unless they are said to be `ascending`.
     """
@@ -51,7 +51,7 @@ def sparse_product(
 
 
 def _starts(row: torch.Tensor, rows: int) -> torch.Tensor:
-    """Offsets [rows + 1] of ascending row numbers (or of any, once sorted)."""
+    """Return offsets [rows + 1] of ascending row numbers (or of any, once sorted)."""
     starts = torch.zeros(rows + 1, dtype=row.dtype, device=row.device)
     torch.cumsum(torch.bincount(row, minlength=rows), 0, dtype=row.dtype, out=starts[1:])
     return starts

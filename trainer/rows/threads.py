@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread of torch within the block: sums over several round as their number decides."""
+    """Use one thread of torch within the block: sums over several round as their number decides."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -26,7 +26,7 @@ def one_thread() -> Iterator[None]:
 
 
 def in_parts(work: Callable[[int, int, int], Result], rows: int) -> list[Result]:
-    """`work(part, start, stop)` for PARTS equal ranges of [0, rows), on as many threads as torch has; in their order.
+    """Return `work(part, start, stop)` of PARTS equal ranges of [0, rows), on as many threads as torch has.
 
     `work` gives up the interpreter's lock, as compiled loops do.
     """

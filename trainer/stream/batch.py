@@ -17,7 +17,7 @@ class Candidates:
 
     `ids` [C] int64: the rows of the classifier that the step touches. The first R of them are the shared pool: every
     query is scored against it with `pool_weight` [R] float32, except for what is its own positive or hard negative,
-    (`struck_query`, `struck_pool`) [m]. Pairs score one query against one label: `pair_query` [n] ascending,
+    (`masked_query`, `masked_pool`) [m]. Pairs score one query against one label: `pair_query` [n] ascending,
     `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32
     with a shared pool, int64 otherwise.
     """
@@ -28,8 +28,8 @@ class Candidates:
     pair_positive: np.ndarray
     pair_weight: np.ndarray
     pool_weight: np.ndarray
-    struck_query: np.ndarray
-    struck_pool: np.ndarray
+    masked_query: np.ndarray
+    masked_pool: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
     ]
     assert list(pairs) == owned
     # A query's own positive is no negative of it, whoever brought it into the pool.
-    assert np.array_equal(candidates.struck_pool, candidates.pair_label)
+    assert np.array_equal(candidates.masked_pool, candidates.pair_label)
 
 
 def test_before_the_first_table_the_pool_is_the_positives(data: SmallData) -> None:
@@ -94,7 +94,7 @@ def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
         # It learns what it drew; others of its positives are no negatives of it, whoever brought them.
         assert candidates.ids[candidates.pair_label].tolist() == [int(one[0]) for one in own]
         struck = set(
-            zip(candidates.struck_query.tolist(), candidates.ids[candidates.struck_pool].tolist(), strict=True)
+            zip(candidates.masked_query.tolist(), candidates.ids[candidates.masked_pool].tolist(), strict=True)
         )
         rows = np.repeat(np.arange(8), np.diff(given.positive_offsets))
         owned = zip(rows.tolist(), given.positives.tolist(), strict=True)

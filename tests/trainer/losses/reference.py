@@ -24,7 +24,7 @@ class Row:
 def rows_of(x: torch.Tensor, w: torch.Tensor, candidates: Candidates, temperature: float) -> list[Row]:
     scores = x @ w.T / temperature
     pool = len(candidates.pool_weight)
-    masked = set(zip(candidates.struck_query.tolist(), candidates.struck_pool.tolist(), strict=True))
+    masked = set(zip(candidates.masked_query.tolist(), candidates.masked_pool.tolist(), strict=True))
     rows = []
     for query in range(len(x)):
         negative, weight, positive, value, pooled = [], [], [], [], []

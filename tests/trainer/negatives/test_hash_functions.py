@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import binomtest
 
+from schemas.ragged import SparseRows
 from trainer.negatives.hash_functions import Hashes, open_hashes
 
 RARE = 1e-4
@@ -100,12 +101,12 @@ VALUES = st.one_of(st.just(0.0), st.floats(-4, 4, width=32, allow_subnormal=Fals
 def test_sparse_vectors_have_the_codes_of_their_dense_form_whatever_is_beside_them(
     hashes: Hashes, vectors: np.ndarray
 ) -> None:
-    row, at = np.nonzero(vectors)
+    row, column = np.nonzero(vectors)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(vectors)))])
     codes = hashes.codes(vectors)
     assert codes.shape == (len(vectors), hashes.tables)
     assert (codes < hashes.buckets).all()
-    np.testing.assert_array_equal(hashes.sparse_codes(at, vectors[row, at], offsets), codes)
+    np.testing.assert_array_equal(hashes.sparse_codes(SparseRows(column, vectors[row, column], offsets)), codes)
     for one in range(0, len(vectors), 7):
         np.testing.assert_array_equal(hashes.codes(vectors[one : one + 1])[0], codes[one])
 

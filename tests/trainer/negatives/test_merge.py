@@ -69,7 +69,7 @@ def test_what_queries_draw_for_themselves_comes_once_and_is_none_of_their_others
     assert not merged.positive[~kept].any()
     assert (np.diff(merged.query) >= 0).all()
     assert len(np.unique(merged.ids)) == len(merged.ids)
-    np.testing.assert_array_equal(np.flatnonzero(np.isin(labels, pool)), merged.struck)
+    np.testing.assert_array_equal(np.flatnonzero(np.isin(labels, pool)), merged.masked)
     for row, others in enumerate(positives):
         drawn = Counter(own[row].tolist())
         for label in [PAD, *others, *hard[row].tolist()]:
