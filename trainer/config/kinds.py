@@ -9,6 +9,12 @@ from pydantic import ModelWrapValidatorHandler, model_validator
 from schemas.options import Options
 
 
+def import_name(place: str) -> Any:
+    """Import the module of `place`, "module:name", and return what has the name there."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class KindSection(Options):
     """Base of such a section: a subclass names KINDS and has their common options, its subclasses those of one kind.
 
@@ -25,8 +31,7 @@ class KindSection(Options):
         """Return the class that `kind` names. Raises ValueError: an unknown kind."""
         if not isinstance(kind, str) or kind not in cls.KINDS:
             raise ValueError(f"{cls.NAME}.kind = {kind!r}: expected one of {', '.join(map(repr, cls.KINDS))}")
-        module, _, name = cls.KINDS[kind].partition(":")
-        return getattr(importlib.import_module(module), name)
+        return import_name(cls.KINDS[kind])
 
     @classmethod
     def kind_in(cls, values: Mapping[str, Any]) -> Any:

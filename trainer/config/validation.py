@@ -1,8 +1,17 @@
-"""Section `validation`: the split that is scored while training."""
+"""Section `validation`: the split that is scored while training; and the metrics."""
 
 from pydantic import Field
 
 from schemas.options import Options
+
+# Families of metrics at k, by name: "module:function" from Rankings to Contributions.
+METRICS = {
+    "P": "trainer.evaluation.metrics:precision",
+    "nDCG": "trainer.evaluation.metrics:ndcg",
+    "R": "trainer.evaluation.metrics:recall",
+    "PSP": "trainer.evaluation.metrics:psp",
+    "PSnDCG": "trainer.evaluation.metrics:psndcg",
+}
 
 
 class Validation(Options):
@@ -13,6 +22,6 @@ class Validation(Options):
     queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
     metric: str = Field(
         "P@1",
-        pattern=r"^(P|nDCG|R|PSP|PSnDCG)@[1-9]\d{0,2}$",
+        pattern=rf"^({'|'.join(METRICS)})@[1-9]\d{{0,2}}$",
         description="the checkpoint with the best value of it is kept beside the newest",
     )

@@ -14,12 +14,16 @@ positives counts as 0 in every mean, and adds nothing to either sum of a ratio.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from schemas.errors import InputError
 from schemas.ragged import Ragged
+from trainer.config.kinds import import_name
+from trainer.config.validation import METRICS
 
 
 class Contributions(NamedTuple):
@@ -29,7 +33,7 @@ class Contributions(NamedTuple):
     """
 
     achieved: np.ndarray
-    achievable: np.ndarray | None
+    achievable: np.ndarray | None = None
 
 
 class Metrics:
@@ -77,45 +81,112 @@ def value(part: Contributions) -> float:
     return 100 * achieved / achievable if achievable else 0.0
 
 
+@dataclass(frozen=True, eq=False)
+class Rankings:
+    """Rankings of B points as the functions of METRICS take them: each returns its contributions at each of `ks`.
+
+    `top` [B, K]: distinct label ids, best first, -1 pads; `positives`: those of each point; `ks` [k] int64;
+    `inverse_propensity` [L], or None where the data states no propensities.
+    """
+
+    top: np.ndarray
+    positives: Ragged
+    ks: np.ndarray
+    inverse_propensity: np.ndarray | None = None
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Positives of each point, [B]."""
+        return self.positives.counts
+
+    @property
+    def depth(self) -> int:
+        """The greatest k."""
+        return int(self.ks.max())
+
+    @cached_property
+    def hits(self) -> np.ndarray:
+        """1 where a rank holds a positive, else 0: [B, depth] float64."""
+        return _widen(self.positives.contains(self.top), self.depth).astype(np.float64)
+
+    @property
+    def discounts(self) -> np.ndarray:
+        """1 / log2(r + 1) of each rank, [depth]."""
+        return 1 / np.log2(np.arange(2, self.depth + 2))
+
+    @cached_property
+    def ideal(self) -> np.ndarray:
+        """I_i up to each k, [B, len(ks)]."""
+        attainable = np.minimum(np.maximum(self.counts, 1)[:, None], self.ks)
+        return np.cumsum(self.discounts)[attainable - 1]
+
+    @cached_property
+    def propensity_gains(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """q of each hit and, best first, of each positive, [B, depth] both; None without propensities."""
+        weights = self.inverse_propensity
+        if weights is None:
+            return None
+        gains = self.hits * _widen(weights[np.maximum(self.top, 0)], self.depth)
+        return gains, _greatest(weights[self.positives.entries], self.counts, self.depth)
+
+    def up_to_k(self, gains: np.ndarray) -> np.ndarray:
+        """Sum the gains [B, depth] of the ranks up to each k, [B, len(ks)]."""
+        return np.cumsum(gains, axis=1)[:, self.ks - 1]
+
+
+def precision(rankings: Rankings) -> Contributions:
+    """Return the contributions to P@k."""
+    return Contributions(rankings.up_to_k(rankings.hits) / rankings.ks)
+
+
+def ndcg(rankings: Rankings) -> Contributions:
+    """Return the contributions to nDCG@k."""
+    return Contributions(rankings.up_to_k(rankings.hits * rankings.discounts) / rankings.ideal)
+
+
+def recall(rankings: Rankings) -> Contributions:
+    """Return the contributions to R@k."""
+    return Contributions(rankings.up_to_k(rankings.hits) / np.maximum(rankings.counts, 1)[:, None])
+
+
+def psp(rankings: Rankings) -> Contributions | None:
+    """Return the contributions to PSP@k; None without propensities."""
+    if rankings.propensity_gains is None:
+        return None
+    gains, best = rankings.propensity_gains
+    return Contributions(rankings.up_to_k(gains), rankings.up_to_k(best))
+
+
+def psndcg(rankings: Rankings) -> Contributions | None:
+    """Return the contributions to PSnDCG@k; None without propensities."""
+    if rankings.propensity_gains is None:
+        return None
+    achieved, achievable = (
+        rankings.up_to_k(gains * rankings.discounts) / rankings.ideal for gains in rankings.propensity_gains
+    )
+    return Contributions(achieved, achievable)
+
+
 def contributions(
     top: np.ndarray, positives: Ragged, ks: Sequence[int], inverse_propensity: np.ndarray | None = None
 ) -> dict[str, Contributions]:
-    """Return the contributions of each point of a batch to each family of metrics, [B, len(ks)] float32.
+    """Return the contributions of each point of a batch to each family of METRICS, [B, len(ks)] float32.
 
     `top` [B, K] int64: distinct label ids, best first, -1 pads, K of any width; `positives`: distinct label ids of B
     rows; `inverse_propensity` [L] floating or None.
     Raises InputError for a repeated label and for a label id beyond L, ValueError for unequal rows.
     """
-    depth, columns = max(ks), np.asarray(ks) - 1
-    top = top[:, :depth]
-    counts = positives.counts
-    _refuse_repeats(top)
-
-    hits = _widen(positives.contains(top), depth).astype(np.float64)
-    discounts = 1 / np.log2(np.arange(2, depth + 2))
-    attainable = np.minimum(np.maximum(counts, 1)[:, None], columns + 1)
-    ideal = np.cumsum(discounts)[attainable - 1]
-
-    def up_to_k(gains: np.ndarray) -> np.ndarray:
-        return np.cumsum(gains, axis=1)[:, columns]
-
-    families: dict[str, tuple[np.ndarray, np.ndarray | None]] = {
-        "P": (up_to_k(hits) / (columns + 1), None),
-        "nDCG": (up_to_k(hits * discounts) / ideal, None),
-        "R": (up_to_k(hits) / np.maximum(counts, 1)[:, None], None),
-    }
+    rankings = Rankings(top[:, : max(ks)], positives, np.asarray(ks), inverse_propensity)
+    _refuse_repeats(rankings.top)
     if inverse_propensity is not None:
-        refuse_unknown(top, positives.entries, len(inverse_propensity))
-        gains = hits * _widen(inverse_propensity[np.maximum(top, 0)], depth)
-        best = _greatest(inverse_propensity[positives.entries], counts, depth)
-        families["PSP"] = (up_to_k(gains), up_to_k(best))
-        families["PSnDCG"] = (up_to_k(gains * discounts) / ideal, up_to_k(best * discounts) / ideal)
-    return {
-        family: Contributions(
-            achieved.astype(np.float32), None if achievable is None else achievable.astype(np.float32)
-        )
-        for family, (achieved, achievable) in families.items()
-    }
+        refuse_unknown(rankings.top, positives.entries, len(inverse_propensity))
+    families: dict[str, Contributions | None] = {name: import_name(place)(rankings) for name, place in METRICS.items()}
+    return {name: _narrow(part) for name, part in families.items() if part is not None}
+
+
+def _narrow(part: Contributions) -> Contributions:
+    achieved, achievable = part
+    return Contributions(achieved.astype(np.float32), None if achievable is None else achievable.astype(np.float32))
 
 
 def _greatest(weights: np.ndarray, counts: np.ndarray, depth: int) -> np.ndarray:
