@@ -15,6 +15,7 @@ from extremis.commands.options import (
 )
 from extremis.console import print_json, say
 from schemas.options import check
+from schemas.shard_files.sinks import SINKS
 
 FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir")  # docs/formats.md
 
@@ -54,7 +55,7 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
 @fields_option
 @click.option(
     "--sink",
-    type=click.Choice(["parquet", "webdataset"]),
+    type=click.Choice(list(SINKS)),
     default="parquet",
     help="Files of the queries. Parquet is small and fast; webdataset makes tars that the stock library reads.",
 )

@@ -17,9 +17,11 @@ from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges
+from schemas.shard_files.base import OpenShard
 from schemas.shard_files.ranges import VERIFIED, Access, Mapped, Pieces, PiecesFile, Range, Source
 from schemas.storage import join
 
+EXTENSION = "parquet"
 _ENDING = struct.Struct("<I4s")  # the length of the footer's metadata, and the magic
 _MAGIC = b"PAR1"
 _TAIL = 1 << 16  # read at first: most footers fit
@@ -150,15 +152,15 @@ class ShardFile:
         self._writing.__exit__(kind, error, trace)
 
 
-class ParquetShard:
-    """An open shard: its footer parsed once, its row groups read by any number of threads.
+class ParquetShard(OpenShard):
+    """An open Parquet file, whose footer is parsed once.
 
-    `checksums` as in the manifest, or None where it has none: then pages are verified by checksums of their own.
-    Raises ValueError, and what Arrow raises, over damaged bytes.
+    `expected`: checksums as in the manifest, or None where it has none: then pages are verified by their own.
     """
 
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
-        self._source, self._length = source, length
+        super().__init__(source)
+        self._length = length
         footer = _footer(source, length)
         self._chunks: np.ndarray | None = None
         if expected is not None and verify:
@@ -174,30 +176,17 @@ class ParquetShard:
             raise ValueError(f"{len(self._chunks)} checksums for {self._metadata.num_row_groups} row groups")
         # Opening costs as much as reading a few hundred rows, and an open file serves one thread at a time.
         self._idle: deque[tuple[pq.ParquetFile, PiecesFile | None]] = deque()
-        self.local = isinstance(source, Mapped)
-        self.schema_arrow: pa.Schema = self._metadata.schema.to_arrow_schema()
-
-    @property
-    def num_row_groups(self) -> int:
-        return int(self._metadata.num_row_groups)
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory while it is open, about."""
-        return _CHUNK_BYTES * self.num_row_groups * len(self._columns)
+        self.schema_arrow = self._metadata.schema.to_arrow_schema()
+        self.num_row_groups = int(self._metadata.num_row_groups)
+        self.memory = _CHUNK_BYTES * self.num_row_groups * len(self._columns)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
         """Return the bytes of the chunks of `columns` in row group `group`, in the order of the file."""
         return [chunk for _, chunk in self._chunk_ranges(group, columns)]
 
-    def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
-        """Fetch the bytes of `columns` of row group `group`."""
-        return Pieces.fetch(self._source, self.ranges(group, columns))
-
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
-        """Read row group `group`, with those of `columns` that exist, out of `pieces` if these were fetched before."""
         held = self._source if isinstance(self._source, Mapped) else pieces or self.fetch(group, columns)
         for leaf, (start, stop) in self._chunk_ranges(group, columns):
             data = held.read(start, stop)
@@ -212,19 +201,8 @@ class ParquetShard:
         self._idle.append((file, opened))
         return table
 
-    def read(self) -> pa.Table:
-        """Read all rows."""
-        groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
-        return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
-
     def close(self) -> None:
         self._idle.clear()
-
-    def __enter__(self) -> "ParquetShard":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _chunk_ranges(self, group: int, columns: Sequence[str] | None) -> list[tuple[int, Range]]:
         """Return the numbers of the leaves of `columns` in row group `group`, and their bytes."""

@@ -1,26 +1,35 @@
 """Shards of any table, whatever their file format: a shard's name says which."""
 
+import importlib
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from functools import cache
+from typing import Annotated, Any
 
 import pyarrow as pa
+from pydantic import AfterValidator
 
 from schemas.errors import TableError
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
-from schemas.shard_files import parquet, webdataset
-from schemas.shard_files.parquet import ParquetShard
+from schemas.shard_files import parquet
+from schemas.shard_files.base import OpenShard
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, naming_damage
-from schemas.shard_files.webdataset import TarShard
+from schemas.shard_files.sinks import SINKS
 from schemas.storage import join
 
-Sink = Literal["parquet", "webdataset"]
-OpenShard: TypeAlias = ParquetShard | TarShard
+
+def _require_sink(name: str) -> str:
+    if name not in SINKS:
+        raise ValueError(f"sink = {name!r}: expected one of {', '.join(map(repr, SINKS))}")
+    return name
+
+
+Sink = Annotated[str, AfterValidator(_require_sink)]
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int, sink: Sink) -> Shard:
     """Publish shard `index` of `count` under the prefix `url`, whole or not at all. Raises StorageError."""
-    write = webdataset.write_shard if sink == "webdataset" else parquet.write_shard
-    return write(url, index, count, table, row_group_rows)
+    entry: Shard = _sinks()[sink].write_shard(url, index, count, table, row_group_rows)
+    return entry
 
 
 def write_table(
@@ -42,8 +51,15 @@ def write_table(
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> OpenShard:
     """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or of no format of ours."""
-    open_file = webdataset.open_shard if shard.path.endswith(f".{webdataset.EXTENSION}") else parquet.open_shard
-    return open_file(url, shard, access)
+    modules = (module for module in _sinks().values() if shard.path.endswith(f".{module.EXTENSION}"))
+    opened: OpenShard = next(modules, parquet).open_shard(url, shard, access)
+    return opened
+
+
+@cache
+def _sinks() -> dict[str, Any]:
+    """Import the modules of all kinds of shard files."""
+    return {name: importlib.import_module(module) for name, module in SINKS.items()}
 
 
 def iterate(url: str, manifest: Manifest, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

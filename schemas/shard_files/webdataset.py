@@ -24,6 +24,7 @@ from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges, tar
+from schemas.shard_files.base import OpenShard
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, Range, Source
 from schemas.storage import join
@@ -87,13 +88,14 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
     yield memoryview(content.to_pybytes() + _FOOTER.pack(crc32(content), len(content), _MAGIC))
 
 
-class TarShard:
-    """An open shard with the interface of `ParquetShard`. Raises ValueError over damaged bytes."""
+class TarShard(OpenShard):
+    """An open tar. Raises ValueError over damaged bytes."""
 
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
-        self._source, self._verify, self._length = source, verify, length
+        super().__init__(source)
+        self._verify, self._length = verify, length
         content = _index(source, length, expected, verify)
-        self.memory, self.local = content.size, isinstance(source, ranges.Mapped)
+        self.memory = content.size
         self._index = pa.ipc.open_file(pa.BufferReader(content))
         self._lock = threading.Lock()  # Arrow does not say that threads may share its reader
         metadata = self._index.schema.metadata or {}
@@ -101,18 +103,11 @@ class TarShard:
             raise ValueError("its index names no columns")
         self.schema_arrow = pa.ipc.read_schema(pa.BufferReader(metadata[b"schema"]))
         self._members = tar.members_of(self.schema_arrow)
-
-    @property
-    def num_row_groups(self) -> int:
-        return int(self._index.num_record_batches)
+        self.num_row_groups = int(self._index.num_record_batches)
 
     def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
         """Return the bytes of row group `group`: its columns lie among each other."""
         return self._group(group).ranges(self._names(columns))
-
-    def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
-        """Fetch the bytes of `columns` of row group `group`."""
-        return Pieces.fetch(self._source, self.ranges(group, columns))
 
     def read_row_group(
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
@@ -125,20 +120,6 @@ class TarShard:
             data = np.frombuffer((pieces or self._source).read(start, stop), np.uint8)
         arrays = [self._column(facts, name, data) for name in names]
         return pa.Table.from_arrays(arrays, schema=pa.schema([self.schema_arrow.field(name) for name in names]))
-
-    def read(self) -> pa.Table:
-        """Read all rows."""
-        groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
-        return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
-
-    def close(self) -> None:
-        """Do nothing: only memory is held."""
-
-    def __enter__(self) -> "TarShard":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _names(self, columns: Sequence[str] | None) -> list[str]:
         return [name for name in self.schema_arrow.names if columns is None or name in columns]

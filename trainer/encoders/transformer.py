@@ -12,9 +12,9 @@ from schemas.errors import InputError
 from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
-from trainer.encoders.base import Before, Encoder, clip_gradients, drop, finish, nothing_before, reduce_parameters
+from trainer.encoders.base import Before, drop, finish, nothing_before
+from trainer.encoders.module_encoder import ModuleEncoder
 from trainer.encoders.sentence_transformers import read_bottleneck, write_modules
-from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.padding import pad_rows
 
@@ -61,13 +61,14 @@ class PaddedInputs:
     first: int = 0
 
 
-class TransformerEncoder(Encoder):
+class TransformerEncoder(ModuleEncoder):
     """x = dropout(bottleneck(pool(model(tokens)))); every parameter is trained with AdamW."""
 
     section = TransformerSection
+    _config: TransformerSection
 
     def __init__(self, config: TransformerSection, vocabulary: int, seed: int, features: int = 0) -> None:
-        self._config, self._seed = config, seed
+        self._seed = seed
         self._model = _load_model(config.model)
         hidden = int(self._model.config.hidden_size)
         if not config.bottleneck and config.dimension != hidden:
@@ -75,18 +76,17 @@ class TransformerEncoder(Encoder):
                 f"encoder.dimension = {config.dimension}, but {config.model} gives {hidden} dimensions: "
                 f"set encoder.dimension = {hidden}, or encoder.bottleneck = true to project to {config.dimension}."
             )
-        self.dimension = config.dimension
         self._bottleneck = nn.Linear(hidden, config.dimension) if config.bottleneck else None
         if self._bottleneck is not None:
             draw = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.DENSE)
             with torch.no_grad():
                 self._bottleneck.weight.normal_(0, hidden**-0.5, generator=draw)
                 self._bottleneck.bias.zero_()
-        self._modules = nn.ModuleDict({"model": self._model})
+        modules = nn.ModuleDict({"model": self._model})
         if self._bottleneck is not None:
-            self._modules["bottleneck"] = self._bottleneck
+            modules["bottleneck"] = self._bottleneck
         # A pooler that pooling by mean or [CLS] never calls takes no gradient and stays as it is.
-        self._optimizer = torch.optim.AdamW(self._modules.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        super().__init__(config, modules)
 
     @property
     def model(self) -> Any:
@@ -116,41 +116,6 @@ class TransformerEncoder(Encoder):
         if self._config.dropout:
             x = drop(x, self._config.dropout, torch_generator(self._seed, Purpose.DROPOUT, *dropout_key), inputs.first)
         return x
-
-    def reduce(self, group: Group) -> None:
-        reduce_parameters(self._modules.parameters(), group)
-
-    def update(self, factor: float, clip: float = 0.0) -> None:
-        clip_gradients((parameter.grad for parameter in self._modules.parameters()), clip)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._config.lr * factor
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {name: value.detach() for name, value in self._modules.named_parameters()}
-
-    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
-        named = {}
-        for name, parameter in self._modules.named_parameters():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                named[f"{name}.{key}"] = torch.as_tensor(value)
-        return named
-
-    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, parameter in self._modules.named_parameters():
-                parameter.copy_(tensors[name])
-
-    def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        for name, parameter in self._modules.named_parameters():
-            saved = {
-                key: tensors[f"{name}.{key}"].clone()
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"{name}.{key}" in tensors
-            }
-            if saved:
-                self._optimizer.state[parameter] = saved
 
     def write(self, folder: Path, tokens: int) -> None:
         """Write what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` open.

@@ -1,0 +1,50 @@
+"""Interface of an open shard, whatever its file format."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from schemas.shard_files.ranges import Mapped, Pieces, Range, Source
+
+
+class OpenShard(ABC):
+    """An open shard, whose row groups are read by any number of threads.
+
+    Raises ValueError, and what Arrow raises, over damaged bytes.
+    """
+
+    schema_arrow: pa.Schema
+    num_row_groups: int
+    memory: int  # bytes of memory while it is open, about
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.local = source, isinstance(source, Mapped)
+
+    def ranges(self, group: int, columns: Sequence[str] | None = None) -> list[Range]:
+        """Return the bytes that `read_row_group` reads of the source; by default none, all was read when it opened."""
+        return []
+
+    def fetch(self, group: int, columns: Sequence[str] | None = None) -> Pieces:
+        """Fetch the bytes of `columns` of row group `group`."""
+        return Pieces.fetch(self._source, self.ranges(group, columns))
+
+    @abstractmethod
+    def read_row_group(
+        self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
+    ) -> pa.Table:
+        """Read row group `group`, with those of `columns` that exist, out of `pieces` if these were fetched before."""
+
+    def read(self) -> pa.Table:
+        """Read all rows."""
+        groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
+        return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
+
+    def close(self) -> None:  # noqa: B027
+        """Close what is open; by default only memory is held."""
+
+    def __enter__(self) -> "OpenShard":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
