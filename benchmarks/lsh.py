@@ -16,10 +16,11 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import torch
 
 from benchmarks.common.report import interleave, medians, report
 from schemas.ragged import Ragged
-from trainer.negatives.lsh import LshSampler, LshSection
+from trainer.negatives.lsh import HashedNegatives, LshSection
 
 SIZES = {"10K": 10_000, "100K": 100_000, "1M": 1_000_000, "10M": 10_000_000}
 DIMENSION = 64
@@ -36,15 +37,24 @@ def vectors(seed: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda ids: low[ids % _PERIOD] + high[(7 * ids + ids // _PERIOD) % _PERIOD]
 
 
-def build_sampler(options: LshSection, labels: int) -> tuple[LshSampler, float]:
+class Vectors:
+    """Vectors of `labels` labels, of which none is stored."""
+
+    def __init__(self, labels: int) -> None:
+        self.start, self.stop = 0, labels
+        self.vectors = torch.empty(labels, DIMENSION, device="meta")
+        self.read = vectors(0)
+
+
+def build_sampler(options: LshSection, labels: int) -> tuple[HashedNegatives, float]:
     """Return a sampler over `labels` vectors, and the microseconds per row."""
-    sampler = LshSampler(options, labels, DIMENSION)
+    sampler = HashedNegatives(options, Vectors(labels))
     start = time.thread_time()
-    sampler.build(vectors(0))
+    sampler.start()
     return sampler, 1e6 * (time.thread_time() - start) / labels
 
 
-def sample(by: str, sampler: LshSampler, steps: dict[str, int]) -> float:
+def sample(by: str, sampler: HashedNegatives, steps: dict[str, int]) -> float:
     """Return the microseconds per query for the negatives of a batch."""
     steps[by] = step = steps.get(by, 0) + 1
     draw = np.random.default_rng([2, step])
@@ -56,14 +66,15 @@ def sample(by: str, sampler: LshSampler, steps: dict[str, int]) -> float:
     return 1e6 * (time.thread_time() - start) / QUERIES
 
 
-def update(sampler: LshSampler, steps: dict[str, int]) -> float:
+def update(sampler: HashedNegatives, steps: dict[str, int]) -> float:
     """Return the microseconds per touched row that is hashed again; every vector has changed."""
     steps["update"] = step = steps.get("update", 0) + 1
     ids = np.sort(np.random.default_rng([3, step]).choice(sampler.labels, TOUCHED, replace=False))
     rows = vectors(step)(ids)
     sampler.touch(ids)
+    sampler._vectors.read = lambda _: rows  # type: ignore[method-assign, assignment]
     start = time.thread_time()
-    sampler.rehash(lambda _: rows, epoch=0, step=step)
+    sampler.rehash(epoch=0, step=step)
     return 1e6 * (time.thread_time() - start) / TOUCHED
 
 

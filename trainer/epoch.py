@@ -1,5 +1,6 @@
 """One epoch of a run: a table is adopted, every batch is a step, and at its end come validation and a checkpoint."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
 from trainer.refresh import true_ranks
 from trainer.refresh.adoption import Adoption
-from trainer.refresh.refresher import EpochDump
+from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
 from trainer.setup import Parts
 from trainer.step import StepResult, take_step
@@ -53,7 +54,8 @@ class EpochRunner:
         clock.lap("adopt")
         self._begin(adoption, tables)
         stream, rows, skipped = parts.stream, 0, parts.stream.skipped_rows
-        with parts.refresher.dump(progress.epoch, progress.step, tables, parts.model.width) as dump:
+        dump = parts.refresher.dump(progress.epoch, progress.step, tables, parts.model.width)
+        with contextlib.closing(dump) if dump else contextlib.nullcontext():
             for batch in stream:
                 clock.lap("stream")
                 if batch.step == 0 and adoption.table_epoch is not None:
@@ -68,7 +70,7 @@ class EpochRunner:
                 if on_step is not None:
                     on_step(progress.global_step, self.total_steps, result.loss)
                 clock.lap("rest")
-            if dump.collector is not None:
+            if dump:
                 parts.refresher.publish(dump, parts.model, progress.global_step)
                 clock.lap("dump")
         skipped = sum(parts.group.sizes(stream.skipped_rows - skipped))
@@ -130,7 +132,7 @@ class EpochRunner:
             facts = {"epoch": batch.epoch, "of": parts.labels, **parts.step.sources.facts(), **ranks.facts()}
             parts.tracker.record("hard", self.progress.global_step + 1, facts)
 
-    def _after_step(self, result: StepResult, dump: EpochDump) -> None:
+    def _after_step(self, result: StepResult, dump: EmbeddingCollector | None) -> None:
         parts, progress, recipe = self._parts, self.progress, self._parts.recipe
         factor = self.rate_factor(progress.global_step)
         if not math.isfinite(result.loss):
@@ -138,7 +140,8 @@ class EpochRunner:
                 f"the loss is {result.loss} at step {progress.global_step} (epoch {progress.epoch}): training has "
                 "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
             )
-        dump.add(result.rows, result.x)
+        if dump:
+            dump.add(result.rows, result.x)
         progress.step = result.step + 1
         progress.global_step += 1
         progress.loss_sum += result.loss
@@ -149,7 +152,8 @@ class EpochRunner:
             parts.tracker.record("train", progress.global_step, facts)
         every = recipe.checkpoint.every_steps
         if every and progress.global_step % every == 0 and progress.step < parts.stream.steps:
-            dump.save_part(progress.step)
+            if dump:
+                dump.save_part(progress.step)
             self.save()
 
     def _end(self, adoption: Adoption, rows: int, skipped: int, seconds: float) -> EpochReport:

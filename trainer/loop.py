@@ -12,10 +12,9 @@ from trainer.config import Recipe, dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
 from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
-from trainer.model import Model, require_same_data
+from trainer.model import require_same_data
 from trainer.progress import EpochReport, Progress
 from trainer.setup import Parts, Say, initialise_model, require_same_recipe, set_up
-from trainer.stream import JoinedStream
 from trainer.tracking import Watcher
 
 
@@ -26,8 +25,10 @@ class Trainer:
     """
 
     def __init__(self, parts: Parts, progress: Progress | None = None) -> None:
-        self.parts = parts
-        self.runner = EpochRunner(parts, progress or Progress())
+        self.parts, self.recipe, self.run = parts, parts.recipe, parts.run
+        self.model, self.stream = parts.model, parts.stream
+        self.progress = progress or Progress()
+        self.runner = EpochRunner(parts, self.progress)
 
     @classmethod
     def start(cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE) -> "Trainer":
@@ -63,41 +64,6 @@ class Trainer:
         parts.tracker.start(progress.global_step)
         return cls(parts, progress)
 
-    @property
-    def recipe(self) -> Recipe:
-        return self.parts.recipe
-
-    @property
-    def run(self) -> RunLayout:
-        return self.parts.run
-
-    @property
-    def model(self) -> Model:
-        return self.parts.model
-
-    @property
-    def stream(self) -> JoinedStream:
-        return self.parts.stream
-
-    @property
-    def labels(self) -> int:
-        """L."""
-        return self.parts.labels
-
-    @property
-    def progress(self) -> Progress:
-        return self.runner.progress
-
-    @property
-    def epochs(self) -> int:
-        """Epochs of the run, as far as is known: with `train.minutes` that is decided before each."""
-        return self.runner.epochs
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of the run."""
-        return self.runner.total_steps
-
     def on_record(self, watcher: Watcher) -> None:
         """Also give `watcher` whatever is recorded from now on."""
         self.parts.tracker.watch(watcher)
@@ -106,12 +72,12 @@ class Trainer:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
         writer = self.parts.saver.writer
         try:
-            while self.progress.epoch < self.epochs:
+            while self.progress.epoch < self.runner.epochs:
                 with denormals_flushed():
                     report = self.runner.run(on_step)
                 yield report
             writer.wait()
-            finished = {"step": self.progress.global_step, "epochs": self.epochs}
+            finished = {"step": self.progress.global_step, "epochs": self.runner.epochs}
             if self.parts.group.first:
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
         finally:

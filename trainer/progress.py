@@ -1,11 +1,19 @@
-"""Progress of a run, as its checkpoints keep it, and reports of its epochs."""
+"""Progress of a run, its checkpoints, and reports of its epochs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.checkpoints.writer import CheckpointWriter, Contents
+from trainer.model import Model
+from trainer.negatives.base import NegativeSources
 from trainer.refresh.adoption import Adoption
 from trainer.schedule import Budget
+
+NEGATIVES = "negatives"  # the part of a checkpoint with the state of sources of negatives
 
 
 @dataclass
@@ -31,6 +39,44 @@ class Progress:
     def of(state: Mapping[str, Any]) -> "Progress":
         """Read a `state`."""
         return Progress(**{**state, "budget": Budget(**state.get("budget", {}))})
+
+
+@dataclass(frozen=True)
+class Saver:
+    """Saves and loads all that a run goes on from; `digest` is that of its data, `labels` L."""
+
+    writer: CheckpointWriter
+    model: Model
+    sources: NegativeSources
+    digest: str
+    labels: int
+
+    def save(self, state: Mapping[str, Any], best: int | None) -> None:
+        """Begin to write a checkpoint with `state`; that of step `best` outlives newer ones. Raises StorageError."""
+        self.sources.before_checkpoint()
+        parts = self.model.parts()
+        sources = self.sources.state()
+        if sources:
+            parts[NEGATIVES] = {name: torch.from_numpy(array) for name, array in sources.items()}
+        self.writer.save(
+            Contents(
+                step=state["progress"]["global_step"],
+                parts=parts,
+                rows=self.model.head.rows(),
+                first=self.model.head.start,
+                labels=self.labels,
+                state=state,
+                parents={"data": self.digest},
+                best=best,
+            )
+        )
+
+    def load(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """Go on from a checkpoint; return its state. Raises TableError."""
+        self.model.load_to_train(checkpoint)
+        if checkpoint.has(NEGATIVES):
+            self.sources.load({name: value.numpy() for name, value in checkpoint.tensors(NEGATIVES).items()})
+        return checkpoint.state
 
 
 @dataclass(frozen=True)

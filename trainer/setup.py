@@ -10,7 +10,6 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
-from trainer.checkpoints.saver import Saver
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.encoders.frozen import FrozenEmbeddings
@@ -25,6 +24,7 @@ from trainer.negatives.base import NegativeSource, NegativeSources, SourceContex
 from trainer.negatives.curriculum import mixtures
 from trainer.negatives.in_trainer_index import IndexOptions, InTrainerIndex
 from trainer.negatives.planner import Planner
+from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
 from trainer.step import Clock, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources

@@ -42,10 +42,6 @@ class Clock:
         self._last = time_now
 
 
-def _nothing_before(rows: np.ndarray) -> None:
-    """Let rows change."""
-
-
 @dataclass(frozen=True)
 class StepContext:
     """Parts that all steps of a run share; `clip` limits the norm of the encoders' gradients, 0 does not."""
@@ -56,7 +52,7 @@ class StepContext:
     group: Group = ALONE
     sources: NegativeSources = field(default_factory=NegativeSources)
     clock: Clock = field(default_factory=Clock)
-    before_change: BeforeChange = _nothing_before
+    before_change: BeforeChange = lambda rows: None
     clip: float = 0.0
 
 

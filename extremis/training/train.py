@@ -50,7 +50,7 @@ def train(
 def _watch(trainer: Trainer, state: MetricsState, quiet: bool) -> dict[str, Any]:
     recipe = trainer.recipe
     epochs: list[dict[str, Any]] = []
-    with Bar(f"train {recipe.method}", trainer.total_steps, quiet=quiet) as bar:
+    with Bar(f"train {recipe.method}", trainer.runner.total_steps, quiet=quiet) as bar:
 
         def on_step(step: int, total: int, loss: float) -> None:
             state.step(step, total, loss)

@@ -50,8 +50,8 @@ def one_vs_all(
     x: torch.Tensor, w: torch.Tensor, positives: Rows, positive_weight: np.ndarray | None = None
 ) -> Gradients:
     """Equation (1): every label for every query."""
-    everything = [list(range(len(w)))] * len(x)
-    return sampled(x, w, positives, [[] for _ in positives], everything, 1.0, positive_weight)
+    all_labels = [list(range(len(w)))] * len(x)
+    return sampled(x, w, positives, [[] for _ in positives], all_labels, 1.0, positive_weight)
 
 
 def fast(x: torch.Tensor, w: torch.Tensor, candidates: Candidates) -> Gradients:
@@ -67,5 +67,5 @@ def fast(x: torch.Tensor, w: torch.Tensor, candidates: Candidates) -> Gradients:
 
 def assert_same(got: Gradients, expected: Gradients, rtol: float = 1e-6, atol: float = 1e-6) -> None:
     """Weights are float32, so sums agree to about seven digits."""
-    for ours, theirs in zip(got, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
+    for value, reference in zip(got, expected, strict=True):
+        np.testing.assert_allclose(value, reference, rtol=rtol, atol=atol)

@@ -65,21 +65,21 @@ def planned(trainer: Trainer) -> list[int]:
 
 @given(st.floats(0.1, 100), st.floats(0.1, 1000), st.integers(1, 50))
 def test_an_even_pace_ends_within_half_an_epoch(minutes: float, pace: float, most: int) -> None:
-    spent: list[float] = []
+    epoch_seconds: list[float] = []
     epochs = most
-    while len(spent) < epochs:  # as the trainer does
-        epochs = epochs_that_fit(minutes, most, spent)
-        spent.append(pace)
-    over = sum(spent) - minutes * 60
+    while len(epoch_seconds) < epochs:  # as the trainer does
+        epochs = epochs_that_fit(minutes, most, epoch_seconds)
+        epoch_seconds.append(pace)
+    over = sum(epoch_seconds) - minutes * 60
     assert abs(over) <= pace / 2 + 1e-6 or (over < 0 and epochs == most) or (over > 0 and epochs <= 2)
 
 
 @given(st.lists(st.floats(0.0, 1e4), max_size=30), st.floats(0.0, 60), st.integers(31, 60))
-def test_the_coming_epoch_is_always_among_them(spent: list[float], minutes: float, most: int) -> None:
-    found = epochs_that_fit(minutes, most, spent)
-    assert len(spent) < found <= most
-    if not minutes or not spent:
-        assert found == most
+def test_the_coming_epoch_is_always_among_them(epoch_seconds: list[float], minutes: float, most: int) -> None:
+    fitting = epochs_that_fit(minutes, most, epoch_seconds)
+    assert len(epoch_seconds) < fitting <= most
+    if not minutes or not epoch_seconds:
+        assert fitting == most
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99)), max_size=9), st.integers(0, 99))
@@ -96,21 +96,21 @@ def test_a_run_without_minutes_has_all_its_epochs(data: SmallData) -> None:
     trainer = started(data, "whole", with_sections(BASE, {}))
     steps = len(train(trainer)) // MOST
     assert planned(trainer) == [MOST] * MOST
-    assert trainer.total_steps == MOST * steps
+    assert trainer.runner.total_steps == MOST * steps
 
 
-@pytest.mark.parametrize(("wanted", "epochs"), [(1.0, 4), (0.5, 2), (0.01, 2), (50.0, MOST)])
-def test_a_run_ends_when_its_minutes_are_over(data: SmallData, wanted: float, epochs: int) -> None:
-    """`wanted`: as a share of four epochs' seconds."""
-    once = started(data, f"once-{wanted}", with_sections(BASE, {"train": {"epochs": 1}}))
+@pytest.mark.parametrize(("share", "epochs"), [(1.0, 4), (0.5, 2), (0.01, 2), (50.0, MOST)])
+def test_a_run_ends_when_its_minutes_are_over(data: SmallData, share: float, epochs: int) -> None:
+    """`share`: of four epochs' seconds."""
+    once = started(data, f"once-{share}", with_sections(BASE, {"train": {"epochs": 1}}))
     train(once)
     an_epoch = once.progress.budget.spent[0]
-    trainer = started(data, f"timed-{wanted}", timed(4 * wanted * an_epoch))
+    trainer = started(data, f"timed-{share}", timed(4 * share * an_epoch))
     reports = []
     losses = train(trainer, on_epoch=reports.append)
     steps = len(losses) // epochs
     assert planned(trainer) == [MOST] + [epochs] * (epochs - 1)
-    assert [(one.epoch, one.epochs) for one in reports] == [
+    assert [(report.epoch, report.epochs) for report in reports] == [
         (epoch, MOST if not epoch else epochs) for epoch in range(epochs)
     ]
     assert json.loads(storage.read_bytes(trainer.run.finished)) == {"step": epochs * steps, "epochs": epochs}

@@ -62,13 +62,13 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
 
 def stream_of(data: SmallData, url: str, rank: int = 0, ranks: int = 1, **order: Any) -> JoinedStream:
     sources = [source.in_clusters(url) for source in open_sources(data.layout, "train", label_texts=False)]
-    chosen = {"batch": 32, "streams": 4, "window_groups": 1, "clusters": ClusterSchedule(2, 1), "seed": 3, **order}
-    return JoinedStream(sources, data.labels, rank=rank, ranks=ranks, **chosen)
+    options = {"batch": 32, "streams": 4, "window_groups": 1, "clusters": ClusterSchedule(2, 1), "seed": 3, **order}
+    return JoinedStream(sources, data.labels, rank=rank, ranks=ranks, **options)
 
 
 def test_batches_are_whole_clusters_that_grow_with_the_epochs(data: SmallData, tables: str) -> None:
     url = RunLayout(tables).clusters(2, "queries")
-    known, stream = cluster_ids(open_manifest(url)), stream_of(data, url)
+    cluster_of, stream = cluster_ids(open_manifest(url)), stream_of(data, url)
     orders = []
     for epoch in range(4):
         stream.set_epoch(epoch)
@@ -77,9 +77,9 @@ def test_batches_are_whole_clusters_that_grow_with_the_epochs(data: SmallData, t
         rows = [batch.rows for batch in stream]
         assert sorted(np.concatenate(rows)) == list(range(250))
         for batch in rows:
-            assert len(np.unique(known[batch])) <= 32 // size
+            assert len(np.unique(cluster_of[batch])) <= 32 // size
             if size == SIZE:
-                assert np.isin(known, known[batch]).sum() == len(batch)
+                assert np.isin(cluster_of, cluster_of[batch]).sum() == len(batch)
         orders.append(np.concatenate(rows).tolist())
     assert orders[2] != orders[3]
 
@@ -95,8 +95,8 @@ def test_rows_are_those_of_the_table_and_a_resumed_stream_goes_on(data: SmallDat
         states.append(stream.state_dict())
         assert batch.inputs.tokens is not None
         positives = np.split(batch.positives, batch.positive_offsets[1:-1])
-        for row, own in zip(batch.rows, positives, strict=True):
-            assert own.tolist() == data.points["train"].positives[int(keys[row].split()[1])]
+        for row, labels in zip(batch.rows, positives, strict=True):
+            assert labels.tolist() == data.points["train"].positives[int(keys[row].split()[1])]
     for step, state in enumerate(states):
         other = stream_of(data, url)
         other.load_state_dict(state)
@@ -148,23 +148,23 @@ def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(data: SmallDat
     straight = train(Trainer.start(root, runs[0], recipe(), silent))
     stops = (5, 19, 29)  # in random order, within clusters, and after another table
     for resume, stop in zip((False, True, True), stops, strict=True):
-        made = (Trainer.resume if resume else Trainer.start)(root, runs[1], recipe(), silent)
+        trainer = (Trainer.resume if resume else Trainer.start)(root, runs[1], recipe(), silent)
         with pytest.raises(Killed):
-            on_step_stop(made, stop)
+            on_step_stop(trainer, stop)
     resumed = train(Trainer.resume(root, runs[1], recipe(), silent))
     assert resumed == straight[-len(resumed) :]
     assert len(resumed) < len(straight) - 20
     # What each epoch dumps is aligned with the table that it trained on.
     for epoch, made_for in ((0, None), (2, 2)):
-        found = [open_manifest(RunLayout(run).embeddings(epoch, "queries")) for run in runs]
-        assert found[0] == found[1]
+        results = [open_manifest(RunLayout(run).embeddings(epoch, "queries")) for run in runs]
+        assert results[0] == results[1]
         url = data.layout.queries("train") if made_for is None else RunLayout(runs[0]).clusters(made_for, "queries")
         queries = open_manifest(url)
-        assert found[0].parents == {"queries": queries.digest}
-        assert [shard.rows for shard in found[0].shards] == [shard.rows for shard in queries.shards]
-        asked = found[0].parameters
-        assert asked["clusters"] == {"size": 8, "smallest": 2}
-        assert (asked["epoch"], asked["use_from"], asked["split"]) == (epoch, epoch + 2, "train")
+        assert results[0].parents == {"queries": queries.digest}
+        assert [shard.rows for shard in results[0].shards] == [shard.rows for shard in queries.shards]
+        parameters = results[0].parameters
+        assert parameters["clusters"] == {"size": 8, "smallest": 2}
+        assert (parameters["epoch"], parameters["use_from"], parameters["split"]) == (epoch, epoch + 2, "train")
     assert not storage.exists(RunLayout(runs[0]).vectors(0))
 
 
@@ -181,8 +181,8 @@ def on_step_stop(trainer: Trainer, stop: int) -> None:
 
 def test_embeddings_of_a_dump_are_those_of_its_rows(data: SmallData, tables: str, tmp_path: Path) -> None:
     run = run_at(tables, tmp_path / "run")
-    chosen = recipe(encoder={"dropout": 0.0, "lr": 1e-9, "dense_lr": 1e-9})
-    trainer = Trainer.start(data.layout.root, run, chosen, silent)
+    options = recipe(encoder={"dropout": 0.0, "lr": 1e-9, "dense_lr": 1e-9})
+    trainer = Trainer.start(data.layout.root, run, options, silent)
     train(trainer)
     url, rows = RunLayout(run).embeddings(2, "queries"), RunLayout(run).clusters(2, "queries")
     x = np.concatenate([matrix_column(group, "vector") for group in iterate(url, open_manifest(url))])
@@ -194,9 +194,9 @@ def test_each_epoch_takes_the_newest_table_and_says_so(data: SmallData, tables: 
     run = run_at(tables, tmp_path / "run")
     said: list[str] = []
     trainer = Trainer.start(data.layout.root, run, recipe(train={"epochs": 7}), said.append)
-    taken = []
-    train(trainer, on_epoch=lambda report: taken.append((report.adoption.table_epoch, report.adoption.late)))
-    assert taken == [(None, False), (None, False), (2, False), (2, False), (4, False), (4, False), (4, True)]
+    adopted = []
+    train(trainer, on_epoch=lambda report: adopted.append((report.adoption.table_epoch, report.adoption.late)))
+    assert adopted == [(None, False), (None, False), (2, False), (2, False), (4, False), (4, False), (4, True)]
     assert said == [
         "epoch 6: the table of clusters due at epoch 6 is not there yet; going on with the table of epoch 4"
     ]
@@ -212,10 +212,10 @@ def test_each_epoch_takes_the_newest_table_and_says_so(data: SmallData, tables: 
 def test_clusters_made_beforehand_are_used_from_their_epoch_on(data: SmallData, tables: str, tmp_path: Path) -> None:
     run = RunLayout(run_at(tables, tmp_path / "run"))
     shutil.move(run.clusters(2, "queries"), Path(run.clusters(0, "queries")).parent / "queries")
-    taken: list[int | None] = []
+    adopted: list[int | None] = []
     trainer = Trainer.start(data.layout.root, run.root, recipe(train={"epochs": 3}), silent)
-    train(trainer, on_epoch=lambda report: taken.append(report.adoption.table_epoch))
-    assert taken == [0, 0, 0]
+    train(trainer, on_epoch=lambda report: adopted.append(report.adoption.table_epoch))
+    assert adopted == [0, 0, 0]
 
 
 def train_on(group: Group, data: str, run: str, options: Recipe) -> list[float]:
@@ -225,9 +225,9 @@ def train_on(group: Group, data: str, run: str, options: Recipe) -> list[float]:
 def test_two_ranks_train_as_one(data: SmallData, tables: str, tmp_path: Path) -> None:
     options, root = recipe(encoder={"dropout": 0.0}, train={"epochs": 3}), data.layout.root
     alone = train_on(ALONE, root, run_at(tables, tmp_path / "one"), options)
-    found = on_ranks(2, train_on, root, run_at(tables, tmp_path / "two"), options)
-    assert found[0] == found[1]
-    np.testing.assert_allclose(found[0], alone, rtol=1e-4)
+    results = on_ranks(2, train_on, root, run_at(tables, tmp_path / "two"), options)
+    assert results[0] == results[1]
+    np.testing.assert_allclose(results[0], alone, rtol=1e-4)
     digests = [
         [open_manifest(RunLayout(str(tmp_path / run)).embeddings(epoch, "queries")).parents for epoch in (0,)]
         for run in ("one", "two")

@@ -1,4 +1,4 @@
-"""What ranks tell each other, over real processes; one rank alone is the identity of all of it."""
+"""Messages between ranks, over real processes; one rank alone is the identity of all of it."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def take_turns(group: Group, turns: list[float]) -> None:
 
 def everything(group: Group) -> dict[str, object]:
     """One call of each operation."""
-    own = torch.full((group.rank, 2), float(group.rank))
+    part = torch.full((group.rank, 2), float(group.rank))
     turns: list[float] = []
     thread = threading.Thread(target=take_turns, args=(group.twin(), turns))
     thread.start()
@@ -50,7 +50,7 @@ def everything(group: Group) -> dict[str, object]:
     return {
         "sum": group.sum(torch.tensor([1.0, group.rank])).tolist(),
         "a view": group.sum(torch.arange(6).reshape(2, 3).T[1:]).tolist(),
-        "gather": group.gather(own).tolist(),
+        "gather": group.gather(part).tolist(),
         "nothing": group.gather(torch.empty(0, 3)).shape,
         "sizes": group.gather(torch.tensor([group.rank, 0]), [2] * group.ranks).tolist(),
         "arrays": [array.tolist() for array in group.gather_arrays(*arrays_of(group.rank))],
@@ -68,9 +68,9 @@ def everything(group: Group) -> dict[str, object]:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_hear_the_same(ranks: int) -> None:
-    found = on_ranks(ranks, everything)
+    results = on_ranks(ranks, everything)
     laid = [np.concatenate(parts) for parts in zip(*map(arrays_of, range(ranks)), strict=True)]
-    for rank, heard in enumerate(found):
+    for rank, heard in enumerate(results):
         assert heard["sum"] == [ranks, sum(range(ranks))]
         assert heard["a view"] == [[ranks, 4 * ranks], [2 * ranks, 5 * ranks]]
         assert heard["gather"] == [[r, r] for r in range(ranks) for _ in range(r)]
@@ -80,12 +80,12 @@ def test_ranks_hear_the_same(ranks: int) -> None:
         assert heard["dtypes"] == [array.dtype for array in laid]
         assert heard["objects"] == [{"rank": r} for r in range(ranks)]
         assert heard["broadcast"] == "of 0"
-        assert heard["decide"] == found[0]["decide"]
+        assert heard["decide"] == results[0]["decide"]
         assert heard["before"] == sum(10 + r for r in range(rank))
         assert heard["turns"] == [n * ranks for n in range(50)]
         assert heard["mine"] == [n * ranks for n in range(50)]
         assert not heard["leaf"]
-    assert sum(heard["tells"] for heard in found) == 1
+    assert sum(heard["tells"] for heard in results) == 1
 
 
 def test_one_rank_alone_is_the_identity() -> None:
@@ -94,8 +94,8 @@ def test_one_rank_alone_is_the_identity() -> None:
     assert heard["arrays"] == [array.tolist() for array in arrays_of(0)]
     assert (heard["objects"], heard["broadcast"], heard["before"]) == ([{"rank": 0}], "of 0", 0)
     assert (heard["decide"], heard["tells"]) == (os.getpid(), True)
-    given = torch.ones(2)
-    assert ALONE.sum(given) is given is ALONE.gather(given)
+    tensor = torch.ones(2)
+    assert ALONE.sum(tensor) is tensor is ALONE.gather(tensor)
 
 
 def lose_the_last(group: Group) -> tuple[bool, str]:

@@ -130,16 +130,16 @@ def test_narrow_vectors_in_a_file_are_resumed_to_the_same_bits(
     whole, cut = next(runs), next(runs)
     losses = train(Trainer.start(data.layout.root, whole.root, recipe(classifier={"bias": True, **options}), silent))
     # Where the rows are kept is no part of the recipe that a resume has to have.
-    here = recipe(classifier={"bias": True, **options, "storage": "memory"})
+    in_memory = recipe(classifier={"bias": True, **options, "storage": "memory"})
     with pytest.raises(Killed):
-        train(Trainer.start(data.layout.root, cut.root, here, silent), 13)
-    found = train(Trainer.resume(data.layout.root, cut.root, recipe(classifier={"bias": True, **options}), silent))
-    assert found == losses[-len(found) :]
+        train(Trainer.start(data.layout.root, cut.root, in_memory, silent), 13)
+    resumed = train(Trainer.resume(data.layout.root, cut.root, recipe(classifier={"bias": True, **options}), silent))
+    assert resumed == losses[-len(resumed) :]
     assert outcome(cut) == outcome(whole)
 
 
 def outcome(run: RunLayout) -> dict[str, object]:
-    """Which tables were used, digests of what was dumped, and the last checkpoint's files."""
+    """Return the tables that were used, digests of what was dumped, and the last checkpoint's files."""
     dumps = [epoch for epoch in range(5) if dump_is_published(run, epoch)]
     urls = [url for epoch in dumps for url in (run.vectors(epoch), run.embeddings(epoch, "queries"))]
     adoptions = [(r["epoch"], r["table_epoch"]) for r in read_metrics(run) if r["kind"] == "adoption"]
@@ -245,7 +245,7 @@ def test_data_without_what_the_recipe_reads_is_refused_with_a_remedy(
     data: SmallData, runs: Iterator[RunLayout]
 ) -> None:
     sparse = build_data("memory://loop/sparse-only", features=40, with_tokens=False)
-    for at, inputs, remedy in (
+    for small, inputs, remedy in (
         (
             sparse,
             "tokens",
@@ -256,7 +256,7 @@ def test_data_without_what_the_recipe_reads_is_refused_with_a_remedy(
     ):
         run = next(runs)
         with pytest.raises(InputError, match=remedy):
-            Trainer.start(at.layout.root, run.root, recipe(encoder={"inputs": inputs}), silent)
+            Trainer.start(small.layout.root, run.root, recipe(encoder={"inputs": inputs}), silent)
         assert not storage.exists(run.config)
 
 

@@ -35,8 +35,8 @@ def model_of(data: SmallData, seed: int = 0) -> Model:
 
 def save(data: SmallData, run: RunLayout, step: int, seed: int, digest: str | None = None) -> None:
     model = model_of(data, seed)
-    found = digest or open_manifest(data.layout.root, "data").digest
-    storage.write_bytes(run.config, dump_config(RECIPE, data={"digest": found}))
+    data_digest = digest or open_manifest(data.layout.root, "data").digest
+    storage.write_bytes(run.config, dump_config(RECIPE, data={"digest": data_digest}))
     parts, rows = {"encoder": model.encoder.tensors()}, {"weight": model.head.vectors}
     CheckpointWriter(run, background=False).save(Contents(step, parts, rows, 0, data.labels, {}, {}))
 

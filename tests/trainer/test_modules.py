@@ -69,11 +69,11 @@ def test_vectors_begin_at_the_trained_texts_and_the_encoder_stays(data: SmallDat
 
 
 def test_stopped_and_resumed_it_is_the_run_that_was_never_stopped(data: SmallData, first: str, tmp_path: Path) -> None:
-    root, chosen = data.layout.root, second(first)
-    straight = train(Trainer.start(root, str(tmp_path / "straight"), chosen, silent))
+    root, options = data.layout.root, second(first)
+    straight = train(Trainer.start(root, str(tmp_path / "straight"), options, silent))
     with pytest.raises(Killed):
-        train(Trainer.start(root, str(tmp_path / "killed"), chosen, silent), stop_after=5)
-    resumed = train(Trainer.resume(root, str(tmp_path / "killed"), chosen, silent))
+        train(Trainer.start(root, str(tmp_path / "killed"), options, silent), stop_after=5)
+    resumed = train(Trainer.resume(root, str(tmp_path / "killed"), options, silent))
     assert resumed == straight[-len(resumed) :]
 
 
@@ -87,7 +87,7 @@ def test_a_frozen_encoder_encodes_each_query_once(
 
     def of(self: FrozenEmbeddings, batch: Batch) -> torch.Tensor:
         x = real(self, batch)
-        again = torch.stack([seen.setdefault(row, one) for row, one in zip(batch.rows.tolist(), x, strict=True)])
+        again = torch.stack([seen.setdefault(row, vector) for row, vector in zip(batch.rows.tolist(), x, strict=True)])
         assert torch.equal(again, x)
         whole = encoder.encode(encoder.prepare(batch.inputs))
         encoded.pop()
@@ -95,8 +95,8 @@ def test_a_frozen_encoder_encodes_each_query_once(
         return x
 
     def encode(inputs: Any, key: tuple[int, ...] | None = None) -> torch.Tensor:
-        encoded.append(len(found := type(encoder).encode(encoder, inputs, key)))
-        return found
+        encoded.append(len(embeddings := type(encoder).encode(encoder, inputs, key)))
+        return embeddings
 
     monkeypatch.setattr(FrozenEmbeddings, "of", of)
     monkeypatch.setattr(encoder, "encode", encode)
@@ -120,8 +120,8 @@ def test_embeddings_of_other_tables_are_forgotten(data: SmallData, first: str, t
 
 
 def test_an_encoder_goes_on_learning_where_it_is_not_frozen(data: SmallData, first: str, tmp_path: Path) -> None:
-    chosen = second(first, train={"freeze_encoder": False, "epochs": 1})
-    trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), chosen, silent)
+    options = second(first, train={"freeze_encoder": False, "epochs": 1})
+    trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), options, silent)
     trained = load_model(data.layout, RunLayout(first))[1].encoder.tensors()
     assert torch.equal(trainer.model.encoder.tensors()["embedding"], trained["embedding"])
     train(trainer)
@@ -147,27 +147,31 @@ def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str
 
 
 def test_the_recipes_say_so() -> None:
-    one, two = load_recipe("ngame"), load_recipe("ngame-m2")
-    assert (one.head.kind, one.head.positives, one.loss.kind, one.negatives.pool) == (
+    ngame, second_module = load_recipe("ngame"), load_recipe("ngame-m2")
+    assert (ngame.head.kind, ngame.head.positives, ngame.loss.kind, ngame.negatives.pool) == (
         "label-encoder",
         1,
         "triplet",
         "batch",
     )
-    assert (two.head.kind, two.train.freeze_encoder, two.classifier.initial) == ("classifier", True, "labels")
-    assert one.encoder == two.encoder
-    assert (one.loss.margin, one.loss.temperature) == (two.loss.margin, two.loss.temperature)
+    assert (second_module.head.kind, second_module.train.freeze_encoder, second_module.classifier.initial) == (
+        "classifier",
+        True,
+        "labels",
+    )
+    assert ngame.encoder == second_module.encoder
+    assert (ngame.loss.margin, ngame.loss.temperature) == (second_module.loss.margin, second_module.loss.temperature)
     other, decoupled = load_recipe("decoupled-m2"), load_recipe("decoupled")
-    assert (other.encoder, other.head, other.train.freeze_encoder) == (one.encoder, two.head, True)
+    assert (other.encoder, other.head, other.train.freeze_encoder) == (ngame.encoder, second_module.head, True)
     assert (other.negatives, other.loss.kind) == (decoupled.negatives, decoupled.loss.kind)
     assert not other.clusters
     for name in ("dpr", "ance"):
         baseline = load_recipe(name)
         assert not baseline.clusters
         assert (baseline.head, baseline.loss, baseline.encoder, baseline.train) == (
-            one.head,
-            one.loss,
-            one.encoder,
-            one.train,
+            ngame.head,
+            ngame.loss,
+            ngame.encoder,
+            ngame.train,
         )
     assert load_recipe("tas").table_epochs() == [2]

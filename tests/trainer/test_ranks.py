@@ -103,8 +103,8 @@ def train(
     group: Group, data: str, run: str, options: Recipe, resume: bool = False, stop: int | None = None
 ) -> dict[str, Any]:
     """Train to the end, or until global step `stop` is done; losses step by step, and what the model then is."""
-    made = Trainer.resume if resume else Trainer.start
-    trainer = made(data, run, options, print, group)
+    open_run = Trainer.resume if resume else Trainer.start
+    trainer = open_run(data, run, options, print, group)
     losses: list[float] = []
     reports: list[EpochReport] = []
 
@@ -130,37 +130,37 @@ def on(ranks: int, *arguments: Any) -> list[dict[str, Any]]:
     return [train(ALONE, *arguments)] if ranks == 1 else on_ranks(ranks, train, *arguments)
 
 
-def assert_same_training(found: list[dict[str, Any]], expected: dict[str, Any]) -> None:
-    for other in found:
-        assert other["losses"] == found[0]["losses"]
-        assert other["metrics"] == found[0]["metrics"]
+def assert_same_training(results: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+    for other in results:
+        assert other["losses"] == results[0]["losses"]
+        assert other["metrics"] == results[0]["metrics"]
         for part in ("encoder", "optimizer"):
             for name, value in other[part].items():
-                np.testing.assert_array_equal(value, found[0][part][name], name)
-    last = len(found[0]["losses"])
-    np.testing.assert_allclose(found[0]["losses"], expected["losses"][-last:], rtol=1e-4)
-    vectors = np.concatenate([part["vectors"] for part in found])
+                np.testing.assert_array_equal(value, results[0][part][name], name)
+    last = len(results[0]["losses"])
+    np.testing.assert_allclose(results[0]["losses"], expected["losses"][-last:], rtol=1e-4)
+    vectors = np.concatenate([part["vectors"] for part in results])
     np.testing.assert_allclose(vectors, expected["vectors"], rtol=1e-2, atol=1e-4)
     for part in ("encoder", "optimizer"):
-        assert found[0][part].keys() == expected[part].keys()
-        for name, value in found[0][part].items():
+        assert results[0][part].keys() == expected[part].keys()
+        for name, value in results[0][part].items():
             np.testing.assert_allclose(value, expected[part][name], rtol=1e-2, atol=1e-4, err_msg=name)
-    for ours, theirs in zip(found[0]["metrics"][::-1], expected["metrics"][::-1], strict=False):
-        assert ours == pytest.approx(theirs, abs=2.6)  # a query of 40 that a rounding turns
+    for actual, reference in zip(results[0]["metrics"][::-1], expected["metrics"][::-1], strict=False):
+        assert actual == pytest.approx(reference, abs=2.6)  # a query of 40 that a rounding turns
 
 
 def dumped(run: str, epoch: int) -> dict[str, np.ndarray]:
     """Vectors by table of a dump, its shards verified."""
     layout = RunLayout(run)
-    found = {}
+    tables = {}
     for name in ("queries", "labels", "vectors"):
         url = layout.vectors(epoch) if name == "vectors" else layout.embeddings(epoch, name)
         manifest = open_manifest(url)
         verify(url, manifest)
         rows = pa.concat_tables(iterate(url, manifest))
         np.testing.assert_array_equal(rows.column(0), np.arange(manifest.rows))
-        found[name] = matrix_column(rows, "vector")
-    return found
+        tables[name] = matrix_column(rows, "vector")
+    return tables
 
 
 def saved(run: str) -> dict[str, torch.Tensor]:
@@ -172,7 +172,7 @@ def saved(run: str) -> dict[str, torch.Tensor]:
 
 
 def untimed(run: str) -> list[dict[str, Any]]:
-    """What is recorded and not measured by a clock."""
+    """Return what is recorded and not measured by a clock."""
     timed = ("seconds", "rows_per_second")
     records = read_metrics(RunLayout(run))
     return [{name: value for name, value in record.items() if not name.startswith(timed)} for record in records]
@@ -189,22 +189,22 @@ def untimed(run: str) -> list[dict[str, Any]]:
 def test_several_ranks_train_the_model_of_one(
     data: SmallData, with_tables: Path, tmp_path: Path, form: str, ranks: int
 ) -> None:
-    one, several = (str(shutil.copytree(with_tables, tmp_path / name)) for name in ("one", "several"))
+    single, several = (str(shutil.copytree(with_tables, tmp_path / name)) for name in ("one", "several"))
     options = recipe(**FORMS[form])
-    (expected,) = on(1, data.layout.root, one, options)
-    found = on(ranks, data.layout.root, several, options)
+    (expected,) = on(1, data.layout.root, single, options)
+    results = on(ranks, data.layout.root, several, options)
     assert len(expected["losses"]) > 20
-    assert_same_training(found, expected)
-    assert found[0]["rows"] == expected["rows"]
+    assert_same_training(results, expected)
+    assert results[0]["rows"] == expected["rows"]
     for name, value in saved(several).items():
-        torch.testing.assert_close(value, saved(one)[name], rtol=1e-2, atol=1e-4, msg=name)
-    ours, theirs = untimed(several), untimed(one)
-    assert [(record["kind"], record["step"]) for record in ours] == [(r["kind"], r["step"]) for r in theirs]
+        torch.testing.assert_close(value, saved(single)[name], rtol=1e-2, atol=1e-4, msg=name)
+    actual, reference = untimed(several), untimed(single)
+    assert [(record["kind"], record["step"]) for record in actual] == [(r["kind"], r["step"]) for r in reference]
     if options.table_epochs():
         for epoch in range(2):
             if form != "few rows for the statistics":
                 for name, rows in dumped(several, epoch).items():
-                    np.testing.assert_allclose(rows, dumped(one, epoch)[name], rtol=1e-2, atol=2e-3)
+                    np.testing.assert_allclose(rows, dumped(single, epoch)[name], rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -225,16 +225,16 @@ def test_a_run_goes_on_on_another_number_of_ranks(
     expected = on(after, data.layout.root, straight, options)
     on(before, data.layout.root, stopped, options, False, stop)
     assert latest_checkpoint(RunLayout(stopped)) is not None
-    found = on(after, data.layout.root, stopped, options, True)
-    assert len(expected[0]["losses"]) - stop <= len(found[0]["losses"]) < len(expected[0]["losses"])
+    results = on(after, data.layout.root, stopped, options, True)
+    assert len(expected[0]["losses"]) - stop <= len(results[0]["losses"]) < len(expected[0]["losses"])
     whole = {**expected[0], "vectors": np.concatenate([part["vectors"] for part in expected])}
-    assert_same_training(found, whole)
+    assert_same_training(results, whole)
     if before == after:  # to the bit, with all that was recorded and dumped on the way
-        assert found[0]["losses"] == expected[0]["losses"][-len(found[0]["losses"]) :]
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one["vectors"], other["vectors"])
-        ours, theirs = (latest_checkpoint(RunLayout(run)) for run in (stopped, straight))
-        assert ours.manifest.shards == theirs.manifest.shards
+        assert results[0]["losses"] == expected[0]["losses"][-len(results[0]["losses"]) :]
+        for result, other in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(result["vectors"], other["vectors"])
+        actual, reference = (latest_checkpoint(RunLayout(run)) for run in (stopped, straight))
+        assert actual.manifest.shards == reference.manifest.shards
         assert untimed(stopped) == untimed(straight)
     for epoch in range(2):
         for name, rows in dumped(stopped, epoch).items():

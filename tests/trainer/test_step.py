@@ -35,9 +35,9 @@ def data(tmp_path: Path) -> str:
 def test_a_batch_in_parts_makes_the_step_of_the_whole(data: str, tmp_path: Path) -> None:
     whole = trained(data, tmp_path / "whole")
     for parts in (2, 5, 16):
-        found = trained(data, tmp_path / f"parts-{parts}", accumulate=parts)
+        parameters = trained(data, tmp_path / f"parts-{parts}", accumulate=parts)
         for name, value in whole.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(parameters[name], value, rtol=1e-3, atol=1e-5)
 
 
 def test_a_clipped_step_is_another_and_one_that_is_short_enough_the_same(data: str, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ class Case:
         queries, dimension, width = 3, 2, self.hard + 1
         self.positives = [draw.choice(self.labels, count, replace=False).tolist() for count in (3, 2, 1)]
         table = np.full((queries, width), PAD)
-        for row, own in enumerate(self.positives):
-            others = draw.permutation(np.setdiff1d(np.arange(self.labels), own))[: width - row % 2]
+        for row, labels in enumerate(self.positives):
+            others = draw.permutation(np.setdiff1d(np.arange(self.labels), labels))[: width - row % 2]
             table[row, : len(others)] = others
         self.batch = batch_of(self.positives, table)
         self.x = torch.from_numpy(draw.standard_normal((queries, dimension))).requires_grad_()
@@ -52,7 +52,7 @@ class Case:
         return one_vs_all(self.x, self.w, self.positives)
 
     def candidates(self, step: int) -> Candidates:
-        """As the loop draws them at `step`."""
+        """Draw as the loop does at `step`."""
         hard = draw_hard(self.batch.hard, self.hard, seed=self.seed, epoch=0, step=step) if self.hard else None
         size = self.random * (1 if self.form == "shared" else len(self.batch))
         pool = draw_pool(self.labels, size, seed=self.seed, epoch=0, step=step)
@@ -71,10 +71,10 @@ def flat(gradients: Gradients) -> np.ndarray:
     return np.concatenate([[loss], on_x.ravel(), on_w.ravel()])
 
 
-def merged_apart(*known: np.ndarray | None, far: int = 1000) -> Merged:
-    """As `merge`, but draws meet no positive and no hard negative."""
-    *known, own = known
-    merged = merge(*known, own + far)
+def merged_apart(*labels: np.ndarray | None, far: int = 1000) -> Merged:
+    """Merge so that draws meet no positive and no hard negative."""
+    *labels, query_draws = labels
+    merged = merge(*labels, query_draws + far)
     return merged._replace(ids=merged.ids % far)
 
 
@@ -139,9 +139,9 @@ def test_equation_2_drawn_beside_the_hard_negatives_has_the_same_expectation() -
     papers = mean(
         fast(x, w, own_pool(batch, hard, np.asarray([pool]), weight)) for pool in itertools.product(rest, repeat=2)
     )
-    ours = mean(
+    shared_draws = mean(
         fast(x, w, own_pool(batch, hard, np.asarray([pool]), labels / 2))
         for pool in itertools.product(range(labels), repeat=2)
     )
-    assert_same(papers, ours)
+    assert_same(papers, shared_draws)
     assert_same(papers, one_vs_all(x, w, positives))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from schemas import storage
-from schemas.layout import RunLayout, parse_number
+from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
 from trainer.checkpoints.tensors import read_tensors, write_tensors
 
@@ -110,8 +110,7 @@ def publish_checkpoint(
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
     """Open the newest finished checkpoint of a run, or None."""
-    steps = sorted((n for n in map(parse_number, storage.list_names(run.checkpoints)) if n is not None), reverse=True)
-    for step in steps:
+    for step in reversed(numbered(run.checkpoints)):
         if is_published(run.checkpoint(step)):
             return Checkpoint.open(run.checkpoint(step))
     return None
@@ -119,7 +118,7 @@ def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
 
 def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
     """Remove all but the newest `keep` finished checkpoints, and the one of step `spare` (the best)."""
-    steps = sorted(n for n in map(parse_number, storage.list_names(run.checkpoints)) if n is not None)
+    steps = numbered(run.checkpoints)
     kept = {*[step for step in steps if is_published(run.checkpoint(step))][-keep:], spare}
     for step in steps:
         if step not in kept:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class CheckpointWriter:
             name: {key: value.detach().clone() for key, value in tensors.items()}
             for name, tensors in (contents.parts.items() if self._group.first else ())
         }
-        copied = Contents(**{**vars(contents), "parts": parts})
+        copied = replace(contents, parts=parts)
         self._thread = threading.Thread(
             target=self._work, args=(copied, self._snapshot), name="extremis-checkpoint", daemon=True
         )

@@ -1,17 +1,16 @@
 """Families of locality-sensitive hash functions, K to a code and a code to a table (LNS, sections 1.2, A.2 and A.3).
 
 Function j L + t is number j of table t's K. A code is a function of the vector and the seed alone: every sum runs over
-the coordinates in their order, whatever else is hashed beside it, and a sparse vector has the code of its dense form.
+the coordinates in their order, whatever else is hashed beside it.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import numba
 import numpy as np
 
-from schemas.ragged import Ragged, SparseRows
 from schemas.randomness import HashFunctionsStream, Purpose, generator
 
 FAMILIES = ("simhash", "dwta")
@@ -22,23 +21,7 @@ _ATTEMPTS = 64  # of an empty bin to borrow another's winner by chance, before t
 _NONE = -1
 
 
-class Hashes(Protocol):
-    """K functions for each of L tables. Codes are [n, L], uint8 up to 256 buckets and int16 above."""
-
-    @property
-    def tables(self) -> int: ...
-
-    @property
-    def buckets(self) -> int: ...
-
-    def codes(self, vectors: np.ndarray) -> np.ndarray:
-        """Hash dense `vectors` [n, D]. Raises ValueError for another D."""
-
-    def sparse_codes(self, vectors: SparseRows) -> np.ndarray:
-        """Hash sparse vectors: `ids` are coordinates in [0, D), ascending in a row and each once."""
-
-
-def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> Hashes:
+def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> "SimHash | Dwta":
     """Open the family by name; `width` is m of DWTA. Raises ValueError for too many buckets, or no bin."""
     buckets = (2 if family == "simhash" else width) ** bits
     if not 2 <= buckets <= MOST_BUCKETS:
@@ -71,14 +54,9 @@ class SimHash:
         return draw.standard_normal(size, np.float32)
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
-        vectors = _dense(vectors, self.dimension)
-        codes = _codes(len(vectors), self)
+        """Hash `vectors` [n, D] to codes [n, L], uint8 up to 256 buckets, int16 above. ValueError for another D."""
+        vectors, codes = _prepared(vectors, self)
         _signs(vectors, self.directions, self.bits, codes)
-        return codes
-
-    def sparse_codes(self, vectors: SparseRows) -> np.ndarray:
-        codes = _codes(vectors.rows, self)
-        _sparse_signs(_float32(vectors), self.directions, self.bits, codes)
         return codes
 
 
@@ -111,44 +89,26 @@ class Dwta:
         return np.ascontiguousarray(cut.reshape(-1, self.width))
 
     @cached_property
-    def _uses(self) -> Ragged:
-        """Places in bins, function m + place, of each of the D coordinates."""
-        flat = self.coordinates.reshape(-1)
-        counts = np.bincount(flat, minlength=self.dimension)
-        return Ragged.from_counts(np.argsort(flat, kind="stable"), counts)
-
-    @cached_property
     def _key(self) -> np.uint64:
         return np.uint64(generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.BORROWING).integers(0, 2**63))
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
-        vectors = _dense(vectors, self.dimension)
-        codes = _codes(len(vectors), self)
+        """Hash `vectors` [n, D] to codes [n, L], uint8 up to 256 buckets, int16 above. ValueError for another D."""
+        vectors, codes = _prepared(vectors, self)
         _winners(vectors, self.coordinates, self._key, codes)
         return codes
-
-    def sparse_codes(self, vectors: SparseRows) -> np.ndarray:
-        codes = _codes(vectors.rows, self)
-        _sparse_winners(_float32(vectors), self._uses, self.coordinates, self._key, codes)
-        return codes
-
-
-def _dense(vectors: np.ndarray, dimension: int) -> np.ndarray:
-    if vectors.ndim != 2 or vectors.shape[1] != dimension:
-        raise ValueError(f"vectors are {vectors.shape}; these functions hash [n, {dimension}]")
-    return np.ascontiguousarray(vectors, np.float32)
-
-
-def _float32(vectors: SparseRows) -> SparseRows:
-    return vectors._replace(values=vectors.values.astype(np.float32))
 
 
 def code_type(buckets: int) -> np.dtype:
     return np.dtype(np.uint8 if buckets <= 1 << 8 else np.int16)
 
 
-def _codes(rows: int, hashes: Hashes) -> np.ndarray:
-    return np.empty((rows, hashes.tables), code_type(hashes.buckets))
+def _prepared(vectors: np.ndarray, hashes: SimHash | Dwta) -> tuple[np.ndarray, np.ndarray]:
+    """Return `vectors` [n, D] for a compiled loop, and room for their codes [n, L]."""
+    if vectors.ndim != 2 or vectors.shape[1] != hashes.dimension:
+        raise ValueError(f"vectors are {vectors.shape}; these functions hash [n, {hashes.dimension}]")
+    codes = np.empty((len(vectors), hashes.tables), code_type(hashes.buckets))
+    return np.ascontiguousarray(vectors, np.float32), codes
 
 
 @numba.njit(nogil=True, cache=True)
@@ -165,19 +125,6 @@ def _signs(vectors: np.ndarray, directions: np.ndarray, bits: int, codes: np.nda
                         sums[row, function] += value * directions[coordinate, function]
         for row in range(rows):
             _pack_signs(sums[row], bits, codes[start + row])
-
-
-@numba.njit(nogil=True, cache=True)
-def _sparse_signs(vectors: SparseRows, directions: np.ndarray, bits: int, codes: np.ndarray) -> None:
-    ids, values, offsets = vectors
-    sums = np.empty(directions.shape[1], np.float32)
-    for row in range(len(offsets) - 1):
-        sums[:] = 0
-        for i in range(offsets[row], offsets[row + 1]):
-            if values[i] != 0:
-                for function in range(directions.shape[1]):
-                    sums[function] += values[i] * directions[ids[i], function]
-        _pack_signs(sums, bits, codes[row])
 
 
 @numba.njit(nogil=True, cache=True)
@@ -202,29 +149,6 @@ def _winners(vectors: np.ndarray, coordinates: np.ndarray, key: np.uint64, codes
                 if value != 0 and (best == _NONE or value > largest):
                     best, largest = place, value
             winner[function] = best
-        _pack_winners(winner, width, key, codes[row])
-
-
-@numba.njit(nogil=True, cache=True)
-def _sparse_winners(
-    vectors: SparseRows, uses: Ragged, coordinates: np.ndarray, key: np.uint64, codes: np.ndarray
-) -> None:
-    ids, values, offsets = vectors
-    bins, starts = uses
-    functions, width = coordinates.shape
-    winner, largest = np.empty(functions, np.int32), np.empty(functions, np.float32)
-    for row in range(len(offsets) - 1):
-        winner[:] = _NONE
-        for i in range(offsets[row], offsets[row + 1]):
-            value = values[i]
-            if value == 0:
-                continue
-            for use in range(starts[ids[i]], starts[ids[i] + 1]):
-                function, place = bins[use] // width, bins[use] % width
-                best = winner[function]
-                # The first of equals wins, as in a bin that is looked through from its beginning.
-                if best == _NONE or value > largest[function] or (value == largest[function] and place < best):
-                    winner[function], largest[function] = place, value
         _pack_winners(winner, width, key, codes[row])
 
 

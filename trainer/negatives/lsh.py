@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,15 +15,11 @@ from trainer.negatives.hash_functions import MOST_BUCKETS, Family, open_hashes
 from trainer.negatives.hash_tables import HashTables, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from trainer.negatives.base import Vectors
     from trainer.stream.batch import Batch
 
-    # Rows `ids` [n] of the classifier as float32 [n, D].
-    ReadRows = Callable[[np.ndarray], np.ndarray]
 
 _HASHED = 1 << 16  # rows of the classifier at a time
 
@@ -52,41 +47,7 @@ class LshSection(SourceSection):
         return self
 
     def open(self, context: SourceContext) -> HashedNegatives:
-        rows, dimension = context.vectors.vectors.shape
-        sampler = LshSampler(self, rows, dimension, context.seed)
-        return HashedNegatives(sampler, context.vectors, context.first_epoch)
-
-
-class HashedNegatives(NegativeSource):
-    """Labels in the buckets of the query."""
-
-    name = "lsh"
-    stateful = True
-
-    def __init__(self, sampler: LshSampler, vectors: Vectors, first_epoch: int = 0) -> None:
-        self._sampler, self._vectors, self.first_epoch = sampler, vectors, first_epoch
-
-    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
-        assert x is not None
-        batch = within(batch, self._vectors.start, self._vectors.stop)
-        positives = Ragged(batch.positives, batch.positive_offsets)
-        labels = self._sampler.sample(x.float().cpu().numpy(), positives, epoch=batch.epoch, step=batch.step)
-        return Sampled(ids_from(labels.padded(), self._vectors.start))
-
-    def start(self) -> None:
-        self._sampler.build(self._vectors.read)
-
-    def touch(self, rows: np.ndarray) -> None:
-        self._sampler.touch(rows)
-
-    def after_step(self, global_step: int, epoch: int, step: int) -> None:
-        self._sampler.after_step(self._vectors.read, global_step, epoch=epoch, step=step)
-
-    def state(self) -> State:
-        return self._sampler.state()
-
-    def load(self, state: State) -> None:
-        self._sampler.load(state)
+        return HashedNegatives(self, context.vectors, context.seed, context.first_epoch)
 
 
 def is_due(step: int, every: int, growth: float) -> bool:
@@ -109,55 +70,56 @@ def _rehashed(step: int, every: int, growth: float) -> int:
     return int(math.log1p(step * (growth - 1) / every) / math.log(growth) + 1e-9)
 
 
-@dataclass(eq=False)
-class LshSampler:
-    """Hash tables over the vectors of labels [0, N), kept up with the training.
+class HashedNegatives(NegativeSource):
+    """Labels in the buckets of the query, in hash tables over the vectors of a rank's labels.
 
-    Everything is a function of (options, seed), the vectors given, and the (epoch, step) of each call.
+    Everything is a function of (options, seed), the vectors, and the (epoch, step) of each call.
     """
 
-    options: LshSection
-    labels: int  # N
-    dimension: int
-    seed: int = 0
-    _touched: list[np.ndarray] = field(default_factory=list)
+    name = "lsh"
+    stateful = True
 
-    def __post_init__(self) -> None:
-        options = self.options
-        self.hashes = open_hashes(
-            options.family, self.dimension, options.bits, options.tables, self.seed, options.width
-        )
+    def __init__(self, options: LshSection, vectors: Vectors, seed: int = 0, first_epoch: int = 0) -> None:
+        self.options, self.seed, self.first_epoch = options, seed, first_epoch
+        self._vectors, self._touched = vectors, list[np.ndarray]()
+        self.labels, dimension = vectors.vectors.shape
+        self.hashes = open_hashes(options.family, dimension, options.bits, options.tables, seed, options.width)
         self._empty()
 
     def _empty(self) -> None:
         options, hashes = self.options, self.hashes
         self.tables = HashTables(self.labels, hashes.tables, hashes.buckets, options.capacity, options.policy)
 
-    def build(self, rows: ReadRows, *, epoch: int = 0, step: int = 0) -> None:
-        """Hash every row anew: linear in N, once a run. No row is touched afterwards."""
+    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
+        assert x is not None
+        batch = within(batch, self._vectors.start, self._vectors.stop)
+        positives = Ragged(batch.positives, batch.positive_offsets)
+        labels = self.sample(x.float().cpu().numpy(), positives, epoch=batch.epoch, step=batch.step)
+        return Sampled(ids_from(labels.padded(), self._vectors.start))
+
+    def start(self) -> None:
+        """Hash every row anew: linear in their number, once a run. No row is touched afterwards."""
         self._empty()
         self._touched.clear()
         for start in range(0, self.labels, _HASHED):
             ids = np.arange(start, min(start + _HASHED, self.labels))
-            self.tables.insert(start, self.hashes.codes(rows(ids)), self._key(epoch, step))
+            self.tables.insert(start, self.hashes.codes(self._vectors.read(ids)), self._key(0, 0))
 
-    def touch(self, ids: np.ndarray) -> None:
-        """Rows `ids` [n] were updated: they are hashed again when it is due."""
-        self._touched.append(ids)
+    def touch(self, rows: np.ndarray) -> None:
+        self._touched.append(rows)
 
-    def after_step(self, rows: ReadRows, global_step: int, *, epoch: int, step: int) -> int:
-        """Hash touched rows again if it is due after `global_step` steps; return their number."""
-        if not is_due(global_step, self.options.every, self.options.growth):
-            return 0
-        return self.rehash(rows, epoch=epoch, step=step)
+    def after_step(self, global_step: int, epoch: int, step: int) -> None:
+        """Hash touched rows again if it is due after `global_step` steps."""
+        if is_due(global_step, self.options.every, self.options.growth):
+            self.rehash(epoch, step)
 
-    def rehash(self, rows: ReadRows, *, epoch: int, step: int) -> int:
+    def rehash(self, epoch: int, step: int) -> int:
         """Hash the touched rows again; return their number."""
         touched = self.touched
         self._touched.clear()
         for start in range(0, len(touched), _HASHED):
             ids = touched[start : start + _HASHED]
-            self.tables.move(ids, self.hashes.codes(rows(ids)), self._key(epoch, step))
+            self.tables.move(ids, self.hashes.codes(self._vectors.read(ids)), self._key(epoch, step))
         return len(touched)
 
     @property
@@ -187,11 +149,9 @@ class LshSampler:
         return Ragged.from_counts(labels.values, sizes)
 
     def state(self) -> State:
-        """Return what a resumed run needs to go on with the same negatives, as arrays by name."""
         return {**self.tables.state(), "touched": self.touched}
 
     def load(self, state: State) -> None:
-        """Go on from a `state`. Raises ValueError where it is that of other tables."""
         self.tables.load(state)
         self._touched = [state["touched"].copy()]
 

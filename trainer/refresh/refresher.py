@@ -2,10 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-
-import numpy as np
-import torch
+from typing import Any
 
 from schemas.layout import CLUSTERS, RunLayout
 from trainer.config import LEAD, Recipe
@@ -15,32 +12,6 @@ from trainer.refresh.adoption import Adoption, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector, dump_is_published
 from trainer.refresh.hardness import measure
 from trainer.stream import Batch, Source
-
-
-class EpochDump:
-    """Embeddings of an epoch's queries for a later table; nothing where no table is made of the epoch."""
-
-    def __init__(self, collector: EmbeddingCollector | None = None) -> None:
-        self.collector = collector
-
-    def __enter__(self) -> "EpochDump":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.collector is not None:
-            self.collector.close()
-
-    def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
-        """Keep x [B, D] of the rows [B]."""
-        if self.collector is not None:
-            self.collector.add(rows, x)
-
-    def save_part(self, step: int) -> None:
-        """Publish what came since the last part; the epoch is resumed at `step`."""
-        if self.collector is not None:
-            self.collector.save_part(step)
 
 
 @dataclass(frozen=True)
@@ -67,32 +38,26 @@ class Refresher:
         hardness = None if self.recipe.clusters else measure(model, self.group, tables, batch)
         return adoption.staleness(step) | (hardness.facts() if hardness else {})
 
-    def dump(self, epoch: int, step: int, tables: list[Source], columns: int) -> EpochDump:
-        """Open the dump of `epoch`, restored up to its `step`, where a later table wants it and it is not there."""
+    def dump(self, epoch: int, step: int, tables: list[Source], columns: int) -> EmbeddingCollector | None:
+        """Open the dump of `epoch`, restored up to its `step`; None where no table is made of it, or it is there."""
         if epoch + LEAD not in self.recipe.table_epochs():
-            return EpochDump()
+            return None
         for_clusters = tables[0].name if self.recipe.clusters else None
         if self.group.decide(lambda: dump_is_published(self.run, epoch, for_clusters)):
-            return EpochDump()
+            return None
         collector = EmbeddingCollector(self.run, epoch, tables, columns, self.group)
         if step:
             collector.restore(step)
-        return EpochDump(collector)
+        return collector
 
-    def publish(self, dump: EpochDump, model: Model, step: int) -> None:
+    def publish(self, dump: EmbeddingCollector, model: Model, step: int) -> None:
         """Publish a dump with the vectors as they are at global `step`. Raises StorageError."""
-        recipe, collector = self.recipe, dump.collector
-        if collector is None:
-            return
-        facts = {"step": step, "use_from": collector.epoch + LEAD, "bias": model.head.bias}
+        recipe = self.recipe
+        facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": model.head.bias}
         if recipe.clusters:
             order = recipe.order
             clusters = {"size": order.clusters.at(recipe.train.epochs - 1, order.share), "smallest": order.cluster}
-            collector.publish_for_clusters({**facts, "split": recipe.data.split, CLUSTERS: clusters})
+            dump.publish_for_clusters({**facts, "split": recipe.data.split, CLUSTERS: clusters})
             return
-        wishes = {
-            "table_width": recipe.negatives.table_width,
-            "index": recipe.refresh.index,
-            "by": recipe.refresh.by,
-        }
-        collector.publish(model.head.vectors, model.head.labels, {**facts, **wishes})
+        facts |= {"table_width": recipe.negatives.table_width, "index": recipe.refresh.index, "by": recipe.refresh.by}
+        dump.publish(model.head.vectors, model.head.labels, facts)

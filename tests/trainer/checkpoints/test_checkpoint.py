@@ -47,9 +47,9 @@ def assert_saved(checkpoint: Checkpoint, step: int) -> None:
     parts, vectors = tensors(step)
     assert checkpoint.state == {"progress": {"step": step}, "none": None}
     for name, expected in parts.items():
-        found = checkpoint.tensors(name)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], expected[key]) for key in found)
+        loaded = checkpoint.tensors(name)
+        assert loaded.keys() == expected.keys()
+        assert all(torch.equal(loaded[key], expected[key]) for key in loaded)
     for name, value in vectors.items():
         assert torch.equal(checkpoint.vectors(name), value)
 

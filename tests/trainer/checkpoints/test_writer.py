@@ -70,11 +70,11 @@ def test_tensors_are_a_safetensors_file_of_any_dtype(tmp_path: Path, dtype: torc
         "number": torch.tensor(3.5),
     }
     shard = write_tensors(str(tmp_path), "x.safetensors", 7, tensors)
-    found = load_file(tmp_path / "x.safetensors")
-    assert found.keys() == tensors.keys()
+    loaded = load_file(tmp_path / "x.safetensors")
+    assert loaded.keys() == tensors.keys()
     for name, value in tensors.items():
-        assert found[name].dtype == value.dtype
-        assert torch.equal(found[name], value)
+        assert loaded[name].dtype == value.dtype
+        assert torch.equal(loaded[name], value)
     assert shard.bytes == (tmp_path / "x.safetensors").stat().st_size
 
 
@@ -85,9 +85,9 @@ def values(labels: int = LABELS) -> dict[str, torch.Tensor]:
 
 def contents(step: int, rows: dict[str, torch.Tensor], group: Group = ALONE) -> Contents:
     start, stop = label_range(len(rows["weight"]), group.rank, group.ranks)
-    own = {name: value[start:stop].clone() for name, value in rows.items()}
+    rank_rows = {name: value[start:stop].clone() for name, value in rows.items()}
     parts = {"encoder": {"bias": torch.full((2,), float(step))}}
-    return Contents(step, parts, own, start, len(rows["weight"]), {"step": step}, {})
+    return Contents(step, parts, rank_rows, start, len(rows["weight"]), {"step": step}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -119,25 +119,25 @@ def test_training_goes_on_while_a_checkpoint_of_its_moment_is_written(
 ) -> None:
     gate, run, draw = Gate(monkeypatch), RunLayout(str(tmp_path)), np.random.default_rng(0)
     writer = CheckpointWriter(run)
-    given, expected = contents(3, values()), values()
-    writer.save(given)
+    saved, expected = contents(3, values()), values()
+    writer.save(saved)
     for _ in range(30):
         ids = draw.choice(LABELS, 4, replace=False)
         writer.before_change(ids)
-        for value in given.rows.values():
+        for value in saved.rows.values():
             value[torch.from_numpy(ids)] = -1.0
-        given.parts["encoder"]["bias"] += 1
+        saved.parts["encoder"]["bias"] += 1
         if draw.random() < 0.15:
             gate.open()
     assert latest_checkpoint(run) is None or gate.written == 6
     gate.open(10)
     writer.wait()
-    found = latest_checkpoint(run)
-    assert found is not None
+    loaded = latest_checkpoint(run)
+    assert loaded is not None
     for name, value in expected.items():
-        assert torch.equal(found.vectors(name), value)
-    assert found.tensors("encoder")["bias"].tolist() == [3, 3]
-    assert any((value == -1).any() for value in given.rows.values())
+        assert torch.equal(loaded.vectors(name), value)
+    assert loaded.tensors("encoder")["bias"].tolist() == [3, 3]
+    assert any((value == -1).any() for value in saved.rows.values())
 
 
 def test_a_checkpoint_that_cannot_be_written_stops_the_run(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_ranks_write_one_checkpoint_that_any_number_of_ranks_reads(tmp_path: Pat
     for ranks in (1, 2, 3, 4, 7):
         for rank in range(ranks):
             start, stop = label_range(LABELS, rank, ranks)
-            own = {name: torch.zeros_like(value[start:stop]) for name, value in values().items()}
-            checkpoint.read_rows(own, start)
-            assert all(torch.equal(own[name], value[start:stop]) for name, value in values().items())
+            rank_rows = {name: torch.zeros_like(value[start:stop]) for name, value in values().items()}
+            checkpoint.read_rows(rank_rows, start)
+            assert all(torch.equal(rank_rows[name], value[start:stop]) for name, value in values().items())
 
 
 def test_a_rank_reads_only_the_files_of_its_labels(tmp_path: Path) -> None:
@@ -186,9 +186,9 @@ def test_a_rank_reads_only_the_files_of_its_labels(tmp_path: Path) -> None:
     for first in (0, 4, 16, 20):
         (folder / f"vectors-{first:012d}.safetensors").unlink()
     checkpoint = Checkpoint.open(str(folder))
-    own = {name: torch.zeros_like(value[9:16]) for name, value in values().items()}
-    checkpoint.read_rows(own, 9)
-    assert torch.equal(own["weight"], values()["weight"][9:16])
+    rank_rows = {name: torch.zeros_like(value[9:16]) for name, value in values().items()}
+    checkpoint.read_rows(rank_rows, 9)
+    assert torch.equal(rank_rows["weight"], values()["weight"][9:16])
 
 
 def test_what_a_killed_try_left_is_not_part_of_the_next(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ def build(seed: int = 0, **options: object) -> Classifier:
 
 def test_vectors_start_at_zero_or_random_by_the_seed() -> None:
     assert (build().vectors == 0).all()
-    one, same, other = (build(seed, initial_scale=0.5).vectors for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-    assert 0.2 < float(one.std()) < 1
+    first, same, other = (build(seed, initial_scale=0.5).vectors for seed in (1, 1, 2))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    assert 0.2 < float(first.std()) < 1
 
 
 def test_the_bias_is_added_to_every_score() -> None:

@@ -94,15 +94,15 @@ Gradients = dict[str, np.ndarray]  # by parameter
 
 
 def gradients_of(encoder: Encoder) -> Gradients:
-    """What an SGD step of rate one would take, of any encoder."""
+    """Return the gradients of any encoder, as an SGD step of rate one takes them."""
     modules = getattr(encoder, "_modules", None) or getattr(encoder, "_dense", None)
-    found = {name: p.grad.numpy() for name, p in modules.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad.numpy() for name, p in modules.named_parameters() if p.grad is not None}
     touched = getattr(encoder, "_touched", None)
     if touched is not None:
         ids, rows = touched.take()
         table = torch.zeros(encoder._table.shape)  # type: ignore[attr-defined]
-        found["table"] = table.index_add_(0, torch.from_numpy(ids), rows.grad).numpy()
-    return found
+        gradients["table"] = table.index_add_(0, torch.from_numpy(ids), rows.grad).numpy()
+    return gradients
 
 
 def cached(group: Group, recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
@@ -117,32 +117,32 @@ def cached(group: Group, recipe: Recipe, data: SmallData) -> tuple[float, list[G
 
 def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
     """The same loss with one graph from the tokens on: nothing cached, nothing computed twice."""
-    everything, key = batch(), (0, 0)
+    whole_batch, key = batch(), (0, 0)
     encoders = list(context_of(recipe, data).model.encoders.values())
     query_encoder, label_encoder = encoders[0], encoders[-1]
 
-    def encoded(encoder: Encoder, inputs: Any, count: int, size: int, what: int) -> torch.Tensor:
+    def encoded(encoder: Encoder, inputs: Any, count: int, size: int, kind: int) -> torch.Tensor:
         parts = []
         for start in range(0, count, size):
-            at = (*key, 2 * start + what)
-            parts.append(encoder.encode(encoder.prepare(inputs(start, min(start + size, count)), at), at))
+            part_key = (*key, 2 * start + kind)
+            parts.append(encoder.encode(encoder.prepare(inputs(start, min(start + size, count)), part_key), part_key))
         return torch.cat(parts)
 
     texts = LabelTexts.open(data.layout, "tokens")
-    x = encoded(query_encoder, everything.inputs.slice, QUERIES, recipe.head.query_batch, 0)
+    x = encoded(query_encoder, whole_batch.inputs.slice, QUERIES, recipe.head.query_batch, 0)
     z = encoded(label_encoder, lambda a, b: texts.take(range(a, b)), LABELS, recipe.head.label_batch, 1)
-    loss = build_loss(recipe.loss)(x, z, every_label(everything, 0, LABELS)) / QUERIES
+    loss = build_loss(recipe.loss)(x, z, every_label(whole_batch, 0, LABELS)) / QUERIES
     loss.backward()
     return loss.item(), [gradients_of(encoder) for encoder in encoders]
 
 
 def assert_same(got: Any, expected: Any) -> None:
     assert got[0] == pytest.approx(expected[0], rel=1e-5)
-    for ours, theirs in zip(got[1], expected[1], strict=True):
-        assert ours.keys() == theirs.keys()
-        for name in ours:
-            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-6, err_msg=name)
-            assert np.abs(theirs[name]).max() > 0 or "key.bias" in name
+    for gradients, reference in zip(got[1], expected[1], strict=True):
+        assert gradients.keys() == reference.keys()
+        for name in gradients:
+            np.testing.assert_allclose(gradients[name], reference[name], rtol=1e-4, atol=1e-6, err_msg=name)
+            assert np.abs(reference[name]).max() > 0 or "key.bias" in name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,6 +160,6 @@ def of_kinds(group: Group, recipes: list[Recipe], data: SmallData) -> list[tuple
 def test_two_ranks_are_one_with_dropout(data: SmallData, bert: str) -> None:
     recipes = [recipe_of(kind, bert, label_batch=4, query_batch=2) for kind in KINDS]
     expected = [whole(recipe, data) for recipe in recipes]
-    for found in on_ranks(2, of_kinds, recipes, data):
-        for ours, theirs in zip(found, expected, strict=True):
-            assert_same(ours, theirs)
+    for results in on_ranks(2, of_kinds, recipes, data):
+        for result, reference in zip(results, expected, strict=True):
+            assert_same(result, reference)

@@ -41,8 +41,8 @@ def batch(step: int = 0) -> Batch:
     positives = [[1, 5], [2], [LABELS - 1], [5], [7, 9], [LABELS // 2 - 1], [1], [2, 9]]
     hard = np.array([[row + 10, 1 if row > 6 else 3, (5 * row) % LABELS, PAD] for row in range(8)])
     hard[1, 2] = 2 + 10
-    made = batch_of(positives, hard, tokens)
-    return Batch(1, step, made.rows, made.inputs, made.positives, made.positive_offsets, made.hard)
+    batch = batch_of(positives, hard, tokens)
+    return Batch(1, step, batch.rows, batch.inputs, batch.positives, batch.positive_offsets, batch.hard)
 
 
 def planner_of(recipe: Recipe) -> Planner:
@@ -50,14 +50,16 @@ def planner_of(recipe: Recipe) -> Planner:
 
 
 def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
-    recipe, given = recipe_of("batch", 4), batch()
-    everyone = planner_of(recipe).drawn(given)
+    recipe, whole_batch = recipe_of("batch", 4), batch()
+    everyone = planner_of(recipe).drawn(whole_batch)
     ids = head_of(recipe, data).pool(everyone)
-    assert list(ids) == sorted({*given.positives.tolist(), *given.hard.ravel().tolist()} - {PAD})
+    assert list(ids) == sorted({*whole_batch.positives.tolist(), *whole_batch.hard.ravel().tolist()} - {PAD})
     candidates = every_query_with(everyone, ids)
     pairs = zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True)
     owned = [
-        (row, label) for row in range(8) for label in given.positives[slice(*given.positive_offsets[row : row + 2])]
+        (row, label)
+        for row in range(8)
+        for label in whole_batch.positives[slice(*whole_batch.positive_offsets[row : row + 2])]
     ]
     assert list(pairs) == owned
     # A query's own positive is no negative of it, whoever brought it into the pool.
@@ -65,8 +67,8 @@ def test_a_pool_is_the_batch_s_labels_each_once(data: SmallData) -> None:
 
 
 def test_before_the_first_table_the_pool_is_the_positives(data: SmallData) -> None:
-    given = replace(batch(), hard=None)
-    assert list(head_of(recipe_of("batch", 4), data).pool(given)) == sorted({*given.positives.tolist()})
+    whole_batch = replace(batch(), hard=None)
+    assert list(head_of(recipe_of("batch", 4), data).pool(whole_batch)) == sorted({*whole_batch.positives.tolist()})
 
 
 def test_m_of_the_table_are_drawn_anew_each_step(data: SmallData) -> None:
@@ -79,27 +81,30 @@ def test_m_of_the_table_are_drawn_anew_each_step(data: SmallData) -> None:
 
 def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
     recipe = recipe_of("batch")
-    taken = set()
+    choices = set()
     for step in range(20):
-        given = batch(step)
-        drawn = draw_positives(given, 1, recipe.train.seed)
+        whole_batch = batch(step)
+        drawn = draw_positives(whole_batch, 1, recipe.train.seed)
         assert drawn is not None
         np.testing.assert_array_equal(drawn, draw_positives(batch(step), 1, recipe.train.seed))
-        own = [given.positives[low:high][drawn[low:high]] for low, high in itertools.pairwise(given.positive_offsets)]
-        assert [len(one) for one in own] == [1] * 8
-        taken.add(tuple(int(one[0]) for one in own))
-        ids = head_of(recipe, data).pool(replace(given, hard=None), drawn)
-        assert list(ids) == sorted({int(one[0]) for one in own})
-        candidates = every_query_with(given, np.asarray(ids), None, drawn)
+        learnt = [
+            whole_batch.positives[low:high][drawn[low:high]]
+            for low, high in itertools.pairwise(whole_batch.positive_offsets)
+        ]
+        assert [len(labels) for labels in learnt] == [1] * 8
+        choices.add(tuple(int(labels[0]) for labels in learnt))
+        ids = head_of(recipe, data).pool(replace(whole_batch, hard=None), drawn)
+        assert list(ids) == sorted({int(labels[0]) for labels in learnt})
+        candidates = every_query_with(whole_batch, np.asarray(ids), None, drawn)
         # It learns what it drew; others of its positives are no negatives of it, whoever brought them.
-        assert candidates.ids[candidates.pair_label].tolist() == [int(one[0]) for one in own]
-        struck = set(
+        assert candidates.ids[candidates.pair_label].tolist() == [int(labels[0]) for labels in learnt]
+        masked = set(
             zip(candidates.masked_query.tolist(), candidates.ids[candidates.masked_pool].tolist(), strict=True)
         )
-        rows = np.repeat(np.arange(8), np.diff(given.positive_offsets))
-        owned = zip(rows.tolist(), given.positives.tolist(), strict=True)
-        assert struck == {(row, label) for row, label in owned if label in ids}
-    assert len(taken) > 4
+        rows = np.repeat(np.arange(8), np.diff(whole_batch.positive_offsets))
+        owned = zip(rows.tolist(), whole_batch.positives.tolist(), strict=True)
+        assert masked == {(row, label) for row, label in owned if label in ids}
+    assert len(choices) > 4
     assert draw_positives(batch(), 0, 0) is None
     many = draw_positives(batch(), 9, 0)
     assert many is not None
@@ -110,8 +115,8 @@ def test_one_positive_a_query_is_drawn_anew_each_step(data: SmallData) -> None:
 def test_a_share_of_the_pool_has_its_own_positives_only(share: tuple[int, int]) -> None:
     ids = np.array([0, 2, 3, 5, 8, 9, 11, 12, 20])[slice(*share)]
     candidates = every_query_with(batch_of([[2, 20], [], [5, 11, 12]]), ids)
-    found = set(zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True))
-    assert found == {(q, label) for q, label in [(0, 2), (0, 20), (2, 5), (2, 11), (2, 12)] if label in ids}
+    results = set(zip(candidates.pair_query.tolist(), candidates.ids[candidates.pair_label].tolist(), strict=True))
+    assert results == {(q, label) for q, label in [(0, 2), (0, 20), (2, 5), (2, 11), (2, 12)] if label in ids}
 
 
 Trained = tuple[list[float], np.ndarray]  # losses of some steps, all label embeddings after them
@@ -119,38 +124,38 @@ RECIPES = {"all": recipe_of("all"), "batch": recipe_of("batch"), "mined": recipe
 
 
 def trained(group: Group, data: SmallData) -> dict[str, Trained]:
-    found = {}
+    results = {}
     for name, recipe in RECIPES.items():
         context = context_of(recipe, data, group)
         losses = []
         for step in range(6):
-            given = batch(step)
-            own = part_of(given if recipe.negatives.hard else replace(given, hard=None), group)
-            losses.append(take_step(context, own, step, 1.0).loss)
-        found[name] = losses, group.gather(context.model.head.vectors).numpy()
-    return found
+            whole_batch = batch(step)
+            rank_batch = part_of(whole_batch if recipe.negatives.hard else replace(whole_batch, hard=None), group)
+            losses.append(take_step(context, rank_batch, step, 1.0).loss)
+        results[name] = losses, group.gather(context.model.head.vectors).numpy()
+    return results
 
 
 @pytest.mark.slow
 def test_two_ranks_train_as_one_does(data: SmallData) -> None:
     alone = trained(ALONE, data)
-    for found in on_ranks(2, trained, data):
+    for results in on_ranks(2, trained, data):
         for name, (losses, z) in alone.items():
             assert losses[-1] < losses[0]
-            assert found[name][0] == pytest.approx(losses, rel=1e-4)
-            np.testing.assert_allclose(found[name][1], z, rtol=1e-3, atol=1e-4)
+            assert results[name][0] == pytest.approx(losses, rel=1e-4)
+            np.testing.assert_allclose(results[name][1], z, rtol=1e-3, atol=1e-4)
 
 
 def test_every_label_of_every_share_is_found_again(data: SmallData) -> None:
     """The last label of a rank's range too, which another program never trains: a query for each of all labels."""
     tokens = [[label, label + 10] for label in range(LABELS)]
-    given = batch_of([[label] for label in range(LABELS)], tokens=tokens)
+    whole_batch = batch_of([[label] for label in range(LABELS)], tokens=tokens)
     for ranks in (1, 2, 3):
         head = head_of(recipe_of("all"), data)
-        found: set[int] = set()
+        results: set[int] = set()
         for rank in range(ranks):
-            ids = head.pool(given)
+            ids = head.pool(whole_batch)
             start, stop = label_range(len(ids), rank, ranks)
-            candidates = every_query_with(given, np.asarray(ids[start:stop]))
-            found |= {int(candidates.ids[place]) for place in candidates.pair_label}
-        assert found == set(range(LABELS))
+            candidates = every_query_with(whole_batch, np.asarray(ids[start:stop]))
+            results |= {int(candidates.ids[place]) for place in candidates.pair_label}
+        assert results == set(range(LABELS))

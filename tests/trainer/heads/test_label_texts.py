@@ -14,15 +14,19 @@ def test_any_labels_in_any_order_are_their_rows(kind: str, tmp_path: object) -> 
     texts = LabelTexts.open(data.layout, kind)
     assert len(texts) == data.labels
     ids = np.random.default_rng(0).integers(0, data.labels, 50)
-    for chosen in (ids, np.arange(data.labels), np.empty(0, np.int64)):
-        inputs = texts.take(chosen)
+    for selection in (ids, np.arange(data.labels), np.empty(0, np.int64)):
+        inputs = texts.take(selection)
         points = data.label_points
         if kind != "features":
-            assert inputs.tokens.offsets.tolist() == np.cumsum([0, *(len(points.tokens[i]) for i in chosen)]).tolist()
-            assert inputs.tokens.values.tolist() == [token for i in chosen for token in points.tokens[i]]
+            assert (
+                inputs.tokens.offsets.tolist() == np.cumsum([0, *(len(points.tokens[i]) for i in selection)]).tolist()
+            )
+            assert inputs.tokens.values.tolist() == [token for i in selection for token in points.tokens[i]]
         if kind != "tokens":
-            assert inputs.features.ids.tolist() == [feature for i in chosen for feature in points.features[i]]
-            assert inputs.features.values.tolist() == [value for i in chosen for value in value_of(points.features[i])]
+            assert inputs.features.ids.tolist() == [feature for i in selection for feature in points.features[i]]
+            assert inputs.features.values.tolist() == [
+                value for i in selection for value in value_of(points.features[i])
+            ]
 
 
 def test_labels_without_what_is_read_are_refused(tmp_path: object) -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import binomtest
 
-from schemas.ragged import SparseRows
-from trainer.negatives.hash_functions import Hashes, open_hashes
+from trainer.negatives.hash_functions import Dwta, SimHash, open_hashes
 
 RARE = 1e-4
 
@@ -28,8 +27,8 @@ def pair_at(angle: float, dimension: int, seed: int) -> np.ndarray:
 def wta_collision(pair: np.ndarray, width: int) -> float:
     """By enumeration of all bins that hold a coordinate which is not zero in both: one winner takes both."""
     winners = []
-    for one in itertools.combinations(range(pair.shape[1]), width):
-        bins = np.where(pair[:, one] == 0, -np.inf, pair[:, one])
+    for coordinates in itertools.combinations(range(pair.shape[1]), width):
+        bins = np.where(pair[:, coordinates] == 0, -np.inf, pair[:, coordinates])
         if np.isfinite(bins).any(1).all():
             winners.append(bins[0].argmax() == bins[1].argmax())
     return float(np.mean(winners))
@@ -84,8 +83,8 @@ def test_bins_of_zeros_borrow_and_collide_as_the_others_do() -> None:
     p = wta_collision(pair, 2)
     codes = np.stack([open_hashes("dwta", 60, 1, 40, seed).codes(pair) for seed in range(3000)])
     # One table of each draw: those that borrow from one bin are not independent.
-    one = codes[np.arange(3000), :, np.arange(3000) % 40]
-    assert close(int((one[:, 0] == one[:, 1]).sum()), 3000, p)
+    table = codes[np.arange(3000), :, np.arange(3000) % 40]
+    assert close(int((table[:, 0] == table[:, 1]).sum()), 3000, p)
 
 
 HASHES = [
@@ -98,17 +97,12 @@ VALUES = st.one_of(st.just(0.0), st.floats(-4, 4, width=32, allow_subnormal=Fals
 
 @pytest.mark.parametrize("hashes", HASHES)
 @given(hnp.arrays(np.float32, st.tuples(st.integers(0, 20), st.just(16)), elements=VALUES))
-def test_sparse_vectors_have_the_codes_of_their_dense_form_whatever_is_beside_them(
-    hashes: Hashes, vectors: np.ndarray
-) -> None:
-    row, column = np.nonzero(vectors)
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(vectors)))])
+def test_a_vector_has_one_code_whatever_is_beside_it(hashes: SimHash | Dwta, vectors: np.ndarray) -> None:
     codes = hashes.codes(vectors)
     assert codes.shape == (len(vectors), hashes.tables)
     assert (codes < hashes.buckets).all()
-    np.testing.assert_array_equal(hashes.sparse_codes(SparseRows(column, vectors[row, column], offsets)), codes)
-    for one in range(0, len(vectors), 7):
-        np.testing.assert_array_equal(hashes.codes(vectors[one : one + 1])[0], codes[one])
+    for row in range(0, len(vectors), 7):
+        np.testing.assert_array_equal(hashes.codes(vectors[row : row + 1])[0], codes[row])
 
 
 @settings(deadline=None)
@@ -120,7 +114,7 @@ def test_bins_of_a_permutation_do_not_overlap_and_a_tables_functions_come_from_d
     hashes = open_hashes("dwta", dimension, bits, tables, 3, width)
     bins = hashes.coordinates.reshape(bits, tables, width)
     each = dimension // width
-    for cut in (bins[:, at : at + each].reshape(bits, -1) for at in range(0, tables, each)):
+    for cut in (bins[:, start : start + each].reshape(bits, -1) for start in range(0, tables, each)):
         assert all(len(set(row.tolist())) == cut.shape[1] for row in cut)
 
 

@@ -54,8 +54,8 @@ def test_moved_rows_lie_where_a_rebuild_puts_them(policy: str, history: tuple) -
     rebuilt.insert(0, codes, 9)
     np.testing.assert_array_equal(moved.codes, rebuilt.codes)
     np.testing.assert_array_equal(moved.arrays.members, rebuilt.arrays.members)
-    found, expected = contents(moved), contents(rebuilt)
-    assert {at: sorted(rows) for at, rows in found.items()} == {at: sorted(rows) for at, rows in expected.items()}
+    buckets, expected = ({key: sorted(rows) for key, rows in contents(tables).items()} for tables in (moved, rebuilt))
+    assert buckets == expected
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -77,7 +77,7 @@ def test_a_full_bucket_holds_some_of_its_members_each_once(policy: str, history:
 @given(histories())
 def test_fifo_holds_the_newest_in_their_order(history: tuple) -> None:
     buckets = filled(history, CAPACITY, "fifo")
-    model: dict[tuple[int, int], list[int]] = {at: [] for at in contents(buckets)}
+    model: dict[tuple[int, int], list[int]] = {key: [] for key in contents(buckets)}
     codes = history[0].copy()
 
     def put(row: int, table: int) -> None:
@@ -97,7 +97,7 @@ def test_fifo_holds_the_newest_in_their_order(history: tuple) -> None:
 
 
 def test_a_reservoir_is_a_uniform_sample_through_deletions() -> None:
-    """Of 20 rows in one bucket, after some left and some came: each of those that are in is held equally often."""
+    """Each of the rows in a bucket is held equally often, after some of 20 left and some came."""
     rows, capacity, runs = 20, 6, 3000
     counts = np.zeros(rows)
     pairs = np.zeros((rows, rows))
@@ -127,15 +127,15 @@ def queries(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]]]:
 
 @given(histories(), queries(), st.integers(0, 5), st.permutations(range(TABLES)))
 def test_a_query_finds_the_union_of_its_buckets_without_what_it_is_not_to_have(
-    history: tuple, asked: tuple, most: int, order: list
+    history: tuple, batch: tuple, most: int, order: list
 ) -> None:
-    buckets, (codes, without) = filled(history, CAPACITY, "reservoir"), asked
-    struck = Ragged(np.array([row for own in without for row in own], np.int64), np.cumsum([0, *map(len, without)]))
-    found, offsets = buckets.find(codes, np.array(order), struck, most)
-    for query, own in enumerate(without):
+    buckets, (codes, without) = filled(history, CAPACITY, "reservoir"), batch
+    excluded = Ragged(np.array([row for rows in without for row in rows], np.int64), np.cumsum([0, *map(len, without)]))
+    results, offsets = buckets.find(codes, np.array(order), excluded, most)
+    for query, excluded_rows in enumerate(without):
         lists = [contents(buckets)[table, codes[query, table]] for table in order]
-        union = [row for row in dict.fromkeys(row for rows in lists for row in rows) if row not in own]
-        assert found[offsets[query] : offsets[query + 1]].tolist() == (union[:most] if most else union)
+        union = [row for row in dict.fromkeys(row for rows in lists for row in rows) if row not in excluded_rows]
+        assert results[offsets[query] : offsets[query + 1]].tolist() == (union[:most] if most else union)
     assert len(offsets) == len(codes) + 1
 
 

@@ -30,8 +30,8 @@ def setting(index: str = "auto", every: int = 3, lag: int = 0) -> tuple[InTraine
 
 def best(vectors: np.ndarray, positives: Rows, x: torch.Tensor) -> list[list[int]]:
     scores = x.numpy() @ vectors.T
-    for row, own in enumerate(positives):
-        scores[row, own] = -np.inf
+    for row, labels in enumerate(positives):
+        scores[row, labels] = -np.inf
     return np.argsort(-scores, axis=1)[:, :K].tolist()
 
 
@@ -75,7 +75,7 @@ def test_a_faiss_index(spec: str) -> None:
     ids = index.find(batch_of(positives), x).ids
     expected = best(classifier.vectors.numpy(), positives, x)
     assert np.mean([len({*a} & {*b}) / K for a, b in zip(ids.tolist(), expected, strict=True)]) > 0.85
-    assert not any({*row} & {*own} for row, own in zip(ids.tolist(), positives, strict=True))
+    assert not any({*row} & {*labels} for row, labels in zip(ids.tolist(), positives, strict=True))
 
 
 @pytest.mark.parametrize("clustered", [True, False])

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
-from trainer.negatives.lsh import LshSampler, LshSection, is_due
+from tests.trainer.negatives.label_vectors import LabelVectors
+from trainer.negatives.lsh import HashedNegatives, LshSection, is_due
 
 LABELS, DIMENSION = 300, 16
 OPTIONS = LshSection(bits=3, tables=6, capacity=8, every=3, growth=1.5)
@@ -16,9 +17,9 @@ def vectors(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((LABELS, DIMENSION)).astype(np.float32)
 
 
-def built(options: LshSection, weight: np.ndarray, seed: int = 4) -> LshSampler:
-    sampler = LshSampler(options, LABELS, DIMENSION, seed)
-    sampler.build(weight.__getitem__)
+def built(options: LshSection, weight: np.ndarray, seed: int = 4) -> HashedNegatives:
+    sampler = HashedNegatives(options, LabelVectors(weight), seed)
+    sampler.start()
     return sampler
 
 
@@ -29,18 +30,18 @@ def batch(step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return draw.standard_normal((10, DIMENSION)), positives, np.concatenate([[0], np.cumsum(counts)])
 
 
-def trained(sampler: LshSampler, weight: np.ndarray, steps: range) -> list[tuple[np.ndarray, ...]]:
+def trained(sampler: HashedNegatives, weight: np.ndarray, steps: range) -> list[tuple[np.ndarray, ...]]:
     """Each step's negatives, while their rows and the positives' change."""
-    found = []
+    negatives = []
     for step in steps:
         x, positives, offsets = batch(step)
         labels, starts = sampler.sample(x, Ragged(positives, offsets), epoch=1, step=step)
-        found.append((labels, starts))
+        negatives.append((labels, starts))
         touched = np.union1d(labels, positives)
         weight[touched] += 0.3 * np.random.default_rng([2, step]).standard_normal((len(touched), DIMENSION))
         sampler.touch(touched)
-        sampler.after_step(weight.__getitem__, step + 1, epoch=1, step=step)
-    return found
+        sampler.after_step(step + 1, epoch=1, step=step)
+    return negatives
 
 
 @pytest.mark.parametrize("query", ["embedding", "label"])
@@ -53,14 +54,14 @@ def test_a_run_that_is_cut_off_goes_on_with_the_same_negatives(family: str, poli
     expected = trained(whole, weight, range(14))
     weight = vectors(0)
     first = built(options, weight)
-    found = trained(first, weight, range(7))
+    negatives = trained(first, weight, range(7))
     state = {name: array.copy() for name, array in first.state().items()}
-    second = LshSampler(options, LABELS, DIMENSION, 4)
+    second = HashedNegatives(options, LabelVectors(weight), 4)
     second.load(state)
-    found += trained(second, weight, range(7, 14))
-    for mine, its in zip(found, expected, strict=True):
-        for one, other in zip(mine, its, strict=True):
-            np.testing.assert_array_equal(one, other)
+    negatives += trained(second, weight, range(7, 14))
+    for step, expected_step in zip(negatives, expected, strict=True):
+        for array, expected_array in zip(step, expected_step, strict=True):
+            np.testing.assert_array_equal(array, expected_array)
     for name, array in whole.state().items():
         np.testing.assert_array_equal(second.state()[name], array)
 
@@ -75,7 +76,7 @@ def test_touched_rows_hashed_again_are_a_rebuild_and_the_others_stay(family: str
     touched = np.array([5, 5, 9, 120, 0])
     sampler.touch(touched)
     sampler.touch(np.arange(30, 60))
-    assert sampler.rehash(weight.__getitem__, epoch=0, step=0) == 34
+    assert sampler.rehash(epoch=0, step=0) == 34
     assert len(sampler.touched) == 0
     again = np.union1d(touched, np.arange(30, 60))
     rebuilt = built(options, weight).tables
@@ -83,7 +84,7 @@ def test_touched_rows_hashed_again_are_a_rebuild_and_the_others_stay(family: str
     rest = np.setdiff1d(np.arange(LABELS), again)
     np.testing.assert_array_equal(sampler.tables.codes[rest], stale[rest])
     sampler.touch(np.arange(LABELS))
-    sampler.rehash(weight.__getitem__, epoch=0, step=1)
+    sampler.rehash(epoch=0, step=1)
     np.testing.assert_array_equal(np.sort(sampler.tables.arrays.slots), np.sort(rebuilt.arrays.slots))
 
 
@@ -93,14 +94,14 @@ def test_negatives_are_no_positives_and_near_the_query() -> None:
     _, positives, offsets = batch(0)
     x = weight[:10]
     labels, starts = sampler.sample(x, Ragged(positives, offsets), epoch=0, step=0)
-    scores, taken = x @ weight.T, np.zeros((10, LABELS), bool)
+    scores, sampled = x @ weight.T, np.zeros((10, LABELS), bool)
     for query in range(10):
-        own = labels[starts[query] : starts[query + 1]]
-        assert len(np.unique(own)) == len(own)
-        assert not np.isin(own, positives[offsets[query] : offsets[query + 1]]).any()
-        assert query in own or query in positives[offsets[query] : offsets[query + 1]]  # it collides with itself
-        taken[query, own] = True
-    assert scores[taken].mean() > scores[~taken].mean() + 1
+        negatives = labels[starts[query] : starts[query + 1]]
+        assert len(np.unique(negatives)) == len(negatives)
+        assert not np.isin(negatives, positives[offsets[query] : offsets[query + 1]]).any()
+        assert query in negatives or query in positives[offsets[query] : offsets[query + 1]]  # it collides with itself
+        sampled[query, negatives] = True
+    assert scores[sampled].mean() > scores[~sampled].mean() + 1
 
 
 def test_a_label_finds_its_like_from_the_code_that_it_lies_under() -> None:
@@ -110,10 +111,10 @@ def test_a_label_finds_its_like_from_the_code_that_it_lies_under() -> None:
     labels, starts = sampler.sample(np.zeros((3, DIMENSION)), Ragged(positives, offsets), epoch=0, step=0)
     assert starts[1] == starts[2]  # the second query has no positive
     for query, label in ((0, 7), (2, 40)):
-        own = labels[starts[query] : starts[query + 1]]
-        assert label not in own
+        negatives = labels[starts[query] : starts[query + 1]]
+        assert label not in negatives
         same = (sampler.tables.codes == sampler.tables.codes[label]).any(1)
-        assert same[own].all()
+        assert same[negatives].all()
 
 
 @given(st.integers(1, 60), st.floats(1, 3), st.integers(0, 40))

@@ -31,12 +31,12 @@ def by_dictionary(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray
     places = {label: place for place, (label, _) in enumerate(drawn)}
     pairs = [
         (row, places.setdefault(label, len(places)), is_positive)
-        for row, own in enumerate(positives)
-        for label, is_positive in [*((p, True) for p in own), *((h, False) for h in hard[row].tolist() if h != PAD)]
+        for row, labels in enumerate(positives)
+        for label, is_positive in [*((p, True) for p in labels), *((h, False) for h in hard[row].tolist() if h != PAD)]
     ]
     query, place, positive = (np.array(column) for column in zip(*pairs, strict=True)) if pairs else ([], [], [])
-    struck = [number for number, one in enumerate(place) if one < len(drawn)]
-    return Merged(np.array(list(places), np.int64), [count for _, count in drawn], query, place, positive, struck, [])
+    masked = [number for number, label in enumerate(place) if label < len(drawn)]
+    return Merged(np.array(list(places), np.int64), [count for _, count in drawn], query, place, positive, masked, [])
 
 
 def by_table(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray | None) -> Merged:
@@ -59,9 +59,11 @@ def test_what_queries_draw_for_themselves_comes_once_and_is_none_of_their_others
 ) -> None:
     pool, positives, hard = batch
     width = data.draw(st.integers(0, 6))
-    known = st.sampled_from([*itertools.chain(*positives), *hard.reshape(-1).tolist(), PAD, 3])
-    own = np.array([[data.draw(st.one_of(LABELS, known)) for _ in range(width)] for _ in positives], np.int64)
-    merged = merge(pool, *ragged(positives), hard, own.reshape(len(positives), width))
+    repeated = st.sampled_from([*itertools.chain(*positives), *hard.reshape(-1).tolist(), PAD, 3])
+    query_draws = np.array(
+        [[data.draw(st.one_of(LABELS, repeated)) for _ in range(width)] for _ in positives], np.int64
+    )
+    merged = merge(pool, *ragged(positives), hard, query_draws.reshape(len(positives), width))
     labels, kept = merged.ids[merged.place], merged.draws == 0
     without = by_table(*batch)
     np.testing.assert_array_equal(labels[kept], without.ids[without.place])
@@ -71,7 +73,7 @@ def test_what_queries_draw_for_themselves_comes_once_and_is_none_of_their_others
     assert len(np.unique(merged.ids)) == len(merged.ids)
     np.testing.assert_array_equal(np.flatnonzero(np.isin(labels, pool)), merged.masked)
     for row, others in enumerate(positives):
-        drawn = Counter(own[row].tolist())
+        drawn = Counter(query_draws[row].tolist())
         for label in [PAD, *others, *hard[row].tolist()]:
             drawn.pop(label, None)
         mine = ~kept & (merged.query == row)
@@ -86,12 +88,12 @@ def test_without_a_table_there_are_only_positives() -> None:
 
 def test_threads_do_not_meet_in_each_other_s_tables() -> None:
     generator = np.random.default_rng(0)
-    made = [
+    inputs = [
         (np.arange(9), [generator.integers(0, 50, 3).tolist() for _ in range(40)], generator.integers(0, 99, (40, 6)))
         for _ in range(200)
     ]
     with ThreadPoolExecutor(4) as pool:
-        for got, batch in zip(pool.map(lambda one: by_table(*one), made), made, strict=True):
+        for got, batch in zip(pool.map(lambda batch: by_table(*batch), inputs), inputs, strict=True):
             for mine, its in zip(got, by_dictionary(*batch), strict=True):
                 np.testing.assert_array_equal(mine, its)
 

@@ -1,4 +1,4 @@
-"""What is drawn: uniform pools, columns of the table, and pairs that hold everything known once."""
+"""Draws: uniform pools, columns of the table, and pairs that hold every label once."""
 
 import numpy as np
 import pytest

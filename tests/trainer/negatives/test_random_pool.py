@@ -61,8 +61,8 @@ class Case:
 
     def estimates(self, draws: int, planner: Planner) -> np.ndarray:
         plan = partial(planner, sampled=self.sampled)
-        at = (self.batch.__class__(0, step, *list(vars(self.batch).values())[2:]) for step in range(draws))
-        return np.stack([flat(fast(self.x, self.w, plan(batch))) for batch in at])
+        batches = (self.batch.__class__(0, step, *list(vars(self.batch).values())[2:]) for step in range(draws))
+        return np.stack([flat(fast(self.x, self.w, plan(batch))) for batch in batches])
 
 
 @pytest.mark.parametrize("pool", ["shared", "own"])

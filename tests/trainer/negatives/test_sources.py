@@ -12,6 +12,7 @@ from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.tables import PAD
 from tests.builders import SmallData, batch_of, build_data
+from tests.trainer.negatives.label_vectors import LabelVectors
 from tests.trainer.test_loop import Killed, recipe, silent, train
 from trainer.config import Negatives, load_recipe
 from trainer.group import Group
@@ -26,32 +27,20 @@ WEIGHT = np.random.default_rng(0).standard_normal((LABELS, DIMENSION)).astype(np
 X = torch.from_numpy(np.random.default_rng(1).standard_normal((4, DIMENSION)).astype(np.float32))
 
 
-class OfRank:
-    """Vectors of the labels [start, stop)."""
-
-    def __init__(self, start: int = 0, stop: int = LABELS) -> None:
-        self.start, self.stop = start, stop
-
-    @property
-    def vectors(self) -> torch.Tensor:
-        return torch.from_numpy(WEIGHT[self.start : self.stop])
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        return WEIGHT[self.start : self.stop][rows]
+VECTORS = LabelVectors(WEIGHT)
 
 
-VECTORS = OfRank()
-
-
-def best(scores: np.ndarray, labels: list[int], own: list[int], k: int) -> set[int]:
-    return set(sorted(set(labels) - set(own), key=lambda label: -scores[label])[:k])
+def best(scores: np.ndarray, labels: list[int], positives: list[int], k: int) -> set[int]:
+    return set(sorted(set(labels) - set(positives), key=lambda label: -scores[label])[:k])
 
 
 @pytest.mark.parametrize("k", [1, 3, 20])
 def test_in_batch_negatives_are_the_hardest_positives_of_the_others(k: int) -> None:
     ids = InBatch(k, VECTORS).find(batch_of(POSITIVES), X).ids
-    for query, own in enumerate(POSITIVES):
-        expected = best(X[query].numpy() @ WEIGHT.T, sorted({label for row in POSITIVES for label in row}), own, k)
+    for query, positives in enumerate(POSITIVES):
+        expected = best(
+            X[query].numpy() @ WEIGHT.T, sorted({label for row in POSITIVES for label in row}), positives, k
+        )
         assert set(ids[query].tolist()) - {PAD} == expected
 
 
@@ -67,19 +56,22 @@ def test_joined_labels_are_the_tables_and_the_found_each_once_without_positives(
     width: int, k: int, data: st.DataObject
 ) -> None:
     hard = [data.draw(st.lists(IDS, min_size=width, max_size=width)) for _ in POSITIVES]
-    found = [data.draw(st.lists(IDS, min_size=k, max_size=k)) for _ in POSITIVES]
+    others = [data.draw(st.lists(IDS, min_size=k, max_size=k)) for _ in POSITIVES]
     table = np.array(hard, np.int32).reshape(len(POSITIVES), width)
-    both = join_hard(batch_of(POSITIVES, table), np.array(found, np.int64).reshape(len(POSITIVES), k))
-    np.testing.assert_array_equal(both[:, :width], table)
-    for query, own in enumerate(POSITIVES):
-        new = [label for label in both[query, width:].tolist() if label != PAD]
+    joined = join_hard(batch_of(POSITIVES, table), np.array(others, np.int64).reshape(len(POSITIVES), k))
+    np.testing.assert_array_equal(joined[:, :width], table)
+    for query, positives in enumerate(POSITIVES):
+        new = [label for label in joined[query, width:].tolist() if label != PAD]
         assert len(new) == len(set(new))
-        assert set(new) == set(found[query]) - set(own) - set(hard[query]) - {PAD}
+        assert set(new) == set(others[query]) - set(positives) - set(hard[query]) - {PAD}
 
 
 def test_ranks_find_in_batch_negatives_of_their_labels_alone() -> None:
     (whole,) = (InBatch(20, VECTORS).find(batch_of(POSITIVES), X).ids,)
-    parts = [InBatch(20, OfRank(*part)).find(batch_of(POSITIVES), X).ids for part in ((0, 9), (9, 31), (31, LABELS))]
+    parts = [
+        InBatch(20, LabelVectors(WEIGHT, *part)).find(batch_of(POSITIVES), X).ids
+        for part in ((0, 9), (9, 31), (31, LABELS))
+    ]
     for row, ids in zip(whole, np.concatenate(parts, axis=1), strict=True):
         assert sorted(ids[ids != PAD].tolist()) == sorted(row[row != PAD].tolist())
 

@@ -218,10 +218,10 @@ def test_the_newest_finished_table_up_to_the_epoch_is_taken(data: SmallData, sou
     run = Run("newest", data, sources)
     for epoch in (3, 5, 7):
         run.mine(epoch, seed=epoch)
-    found = {epoch: run.adopt(epoch) for epoch in range(3, 9)}
-    assert [found[epoch].table_epoch for epoch in range(3, 9)] == [3, 3, 5, 5, 7, 7]
-    assert [found[epoch].age for epoch in range(3, 9)] == [2, 3, 2, 3, 2, 3]
-    assert not any(decision.late for decision in found.values())
+    adoptions = {epoch: run.adopt(epoch) for epoch in range(3, 9)}
+    assert [adoptions[epoch].table_epoch for epoch in range(3, 9)] == [3, 3, 5, 5, 7, 7]
+    assert [adoptions[epoch].age for epoch in range(3, 9)] == [2, 3, 2, 3, 2, 3]
+    assert not any(decision.late for decision in adoptions.values())
     assert run.said == []
 
 
@@ -292,10 +292,10 @@ def test_without_hard_negatives_rather_than_with_old_ones(data: SmallData, sourc
 
 def test_stopping_rather_than_old_ones(data: SmallData, sources: list[Source]) -> None:
     run = Run("stops", data, sources, stale="stop")
-    for there in ("none is there", "that of epoch 3 is 4 epochs old"):
-        epoch = 3 if there.startswith("none") else 5
+    for message in ("none is there", "that of epoch 3 is 4 epochs old"):
+        epoch = 3 if message.startswith("none") else 5
         with pytest.raises(
-            ExtremisError, match=f"due at epoch {epoch} .*{there}, and refresh.max_age allows 3.*--watch"
+            ExtremisError, match=f"due at epoch {epoch} .*{message}, and refresh.max_age allows 3.*--watch"
         ) as e:
             run.adopt(epoch)
         assert e.value.exit_status == 1
@@ -308,11 +308,11 @@ def test_stopping_rather_than_old_ones(data: SmallData, sources: list[Source]) -
 def test_a_table_may_be_as_old_as_is_allowed(data: SmallData, sources: list[Source], stale: str) -> None:
     run = Run(f"allowed-{stale}", data, sources, stale=stale, max_age=6, wait_seconds=600)
     run.mine(3)
-    found = [run.adopt(epoch) for epoch in range(3, 8)]
-    assert [decision.table_epoch for decision in found] == [3] * 5
-    assert [decision.age for decision in found] == [2, 3, 4, 5, 6]
-    assert [decision.late for decision in found] == [False, False, True, True, True]
-    assert not any(decision.stale for decision in found)
+    adoptions = [run.adopt(epoch) for epoch in range(3, 8)]
+    assert [decision.table_epoch for decision in adoptions] == [3] * 5
+    assert [decision.age for decision in adoptions] == [2, 3, 4, 5, 6]
+    assert [decision.late for decision in adoptions] == [False, False, True, True, True]
+    assert not any(decision.stale for decision in adoptions)
     if stale == "warn":
         assert run.adopt(8).stale
 

@@ -1,4 +1,4 @@
-"""What a table's negatives score today against what it says they scored: by brute force over what was measured."""
+"""Scores of a table's negatives today against those that it stores: by brute force over what was measured."""
 
 import itertools
 from collections.abc import Iterator
@@ -81,18 +81,18 @@ def test_the_mean_over_the_same_pairs(data: SmallData, trainers: Iterator[Traine
     monkeypatch.setattr(hardness, "ROWS", 1000)
     monkeypatch.setattr(hardness, "GROUPS", 1000)
     trainer = next(trainers)
-    made = scored(trainer.run, trainer, 2, data.labels)
+    stored = scored(trainer.run, trainer, 2, data.labels)
     sources, batch = first_batch(trainer, 2)
-    found = measure(trainer.model, ALONE, sources, batch)
-    ids, scores = (np.concatenate(parts)[batch.rows] for parts in zip(*made, strict=True))
+    result = measure(trainer.model, ALONE, sources, batch)
+    ids, scores = (np.concatenate(parts)[batch.rows] for parts in zip(*stored, strict=True))
     key = (batch.epoch, batch.step)
     encoder, classifier = trainer.model.encoder, trainer.model.head
     x = classifier.extend(encoder.encode(encoder.prepare(batch.inputs, key), key)).detach().numpy()
-    now = np.einsum("bd,bkd->bk", x, classifier.vectors.numpy()[ids])
-    assert found is not None
-    assert found.then == pytest.approx(scores[ids >= 0].mean(), rel=1e-5)
-    assert found.now == pytest.approx(now[ids >= 0].mean(), rel=1e-4)
-    assert found.drop == pytest.approx(found.then - found.now)
+    today = np.einsum("bd,bkd->bk", x, classifier.vectors.numpy()[ids])
+    assert result is not None
+    assert result.then == pytest.approx(scores[ids >= 0].mean(), rel=1e-5)
+    assert result.today == pytest.approx(today[ids >= 0].mean(), rel=1e-4)
+    assert result.drop == pytest.approx(result.then - result.today)
 
 
 def test_few_row_groups_are_read(data: SmallData, trainers: Iterator[Trainer], monkeypatch) -> None:
@@ -101,9 +101,9 @@ def test_few_row_groups_are_read(data: SmallData, trainers: Iterator[Trainer], m
     sources, batch = first_batch(trainer, 2)
     read: list[int] = []
 
-    def counted(*given):
-        read.append(given[1])
-        return read_group(*given)
+    def counted(*arguments):
+        read.append(arguments[1])
+        return read_group(*arguments)
 
     monkeypatch.setattr(hardness, "read_group", counted)
     monkeypatch.setattr(hardness, "GROUPS", 2)
@@ -125,10 +125,10 @@ def test_each_epoch_with_a_table_tells_how_old_it_is(data: SmallData, trainers: 
     for _ in trainer.train():
         pass
     told = [record for record in read_metrics(trainer.run) if record["kind"] == "staleness"]
-    assert [(one["epoch"], one["table_epoch"], one["age"], one["stale"]) for one in told] == [
+    assert [(record["epoch"], record["table_epoch"], record["age"], record["stale"]) for record in told] == [
         (2, 2, 2, False),
         (3, 2, 3, True),
     ]
-    assert [one["age_steps"] for one in told] == [2 * steps - 2, 3 * steps - 2]
-    assert [one["step"] for one in told] == [2 * steps + 1, 3 * steps + 1]
-    assert all(one["score_drop"] == pytest.approx(one["score_then"] - one["score_now"]) for one in told)
+    assert [record["age_steps"] for record in told] == [2 * steps - 2, 3 * steps - 2]
+    assert [record["step"] for record in told] == [2 * steps + 1, 3 * steps + 1]
+    assert all(record["score_drop"] == pytest.approx(record["score_then"] - record["score_now"]) for record in told)

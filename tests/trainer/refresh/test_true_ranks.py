@@ -40,10 +40,10 @@ def drawn(seed: int, rows: int, labels: int, width: int) -> tuple[torch.Tensor, 
     draw = np.random.default_rng(seed)
     vectors = torch.from_numpy(draw.integers(-3, 4, (labels, 2)).astype(np.float32))
     x = torch.from_numpy(draw.integers(-3, 4, (rows, 2)).astype(np.float32))
-    chosen = [draw.permutation(labels) for _ in range(rows)]
+    orders = [draw.permutation(labels) for _ in range(rows)]
     counts = draw.integers(0, 3, rows)
-    positives = np.concatenate([np.sort(one[:count]) for one, count in zip(chosen, counts, strict=True)])
-    hard = np.stack([one[count : count + width] for one, count in zip(chosen, counts, strict=True)])
+    positives = np.concatenate([np.sort(order[:count]) for order, count in zip(orders, counts, strict=True)])
+    hard = np.stack([order[count : count + width] for order, count in zip(orders, counts, strict=True)])
     hard[draw.random(hard.shape) < 0.2] = -1
     offsets = np.concatenate([[0], np.cumsum(counts)])
     return vectors, x, Batch(0, 0, np.arange(rows), Inputs(), positives, offsets, hard)
@@ -51,12 +51,12 @@ def drawn(seed: int, rows: int, labels: int, width: int) -> tuple[torch.Tensor, 
 
 def by_hand(vectors: torch.Tensor, x: torch.Tensor, batch: Batch, rows: int) -> list[int]:
     assert batch.hard is not None
-    scores, found = (x @ vectors.T).numpy(), []
+    scores, measured = (x @ vectors.T).numpy(), []
     for row in range(min(rows, len(batch))):
         mine = batch.positives[batch.positive_offsets[row] : batch.positive_offsets[row + 1]]
         others = np.delete(scores[row], mine)
-        found += [int((others > scores[row, label]).sum()) for label in batch.hard[row] if label >= 0]
-    return sorted(found)
+        measured += [int((others > scores[row, label]).sum()) for label in batch.hard[row] if label >= 0]
+    return sorted(measured)
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,20 +66,20 @@ def test_they_are_those_of_sorting_every_label(seed: int, rows: int, labels: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(true_ranks, "LABELS", at_a_time)
         patch.setattr(true_ranks, "ROWS", 5)
-        found = true_ranks.measure(vectors, 0, x, batch, batch.hard, ALONE)
+        measured = true_ranks.measure(vectors, 0, x, batch, batch.hard, ALONE)
     expected = by_hand(vectors, x, batch, 5)
-    assert (found.ranks.tolist() if found else []) == expected
-    if found:
-        assert found.facts()["within_10"] == np.mean([rank < 10 for rank in expected])
-        assert found.facts()["negatives"] == len(expected)
+    assert (measured.ranks.tolist() if measured else []) == expected
+    if measured:
+        assert measured.facts()["within_10"] == np.mean([rank < 10 for rank in expected])
+        assert measured.facts()["negatives"] == len(expected)
 
 
 def of_part(group: Group) -> list[int]:
     vectors, x, batch = drawn(3, 20, 50, 4)
     part = label_range(50, group.rank, group.ranks)
     hard = within(batch, *part).hard
-    found = true_ranks.measure(vectors[slice(*part)], part[0], x, batch, hard, group)
-    return found.ranks.tolist()
+    measured = true_ranks.measure(vectors[slice(*part)], part[0], x, batch, hard, group)
+    return measured.ranks.tolist()
 
 
 def test_ranks_that_hold_parts_of_the_labels_find_the_same() -> None:
@@ -103,7 +103,7 @@ def test_looking_changes_nothing(data: SmallData, changed: dict) -> None:
         trainers.append(Trainer.start(data.layout.root, run, recipe, silent))
         losses.append(train(trainers[-1]))
     assert losses[0] == losses[1]
-    told = [[line for line in read_metrics(one.run) if line["kind"] == "hard"] for one in trainers]
+    told = [[line for line in read_metrics(trainer.run) if line["kind"] == "hard"] for trainer in trainers]
     assert not told[0]
     begins = 0 if "refresh" in changed else 1  # its `start` is not that of other sources
     steps = len(losses[0]) // 3

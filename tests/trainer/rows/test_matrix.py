@@ -39,15 +39,15 @@ def gradients(seed: int = 1) -> list[torch.Tensor]:
     return [torch.randn(ROWS, D, generator=generator) for _ in range(STEPS)]
 
 
-def step(matrix: RowMatrix, ids: np.ndarray, gradient: torch.Tensor, lr: float = LR, at: int = 0) -> None:
+def step(matrix: RowMatrix, ids: np.ndarray, gradient: torch.Tensor, lr: float = LR, number: int = 0) -> None:
     rows = matrix.gather(ids)
     rows.grad = gradient[torch.from_numpy(ids)]
-    matrix.update(ids, rows, lr, at)
+    matrix.update(ids, rows, lr, number)
 
 
 DENSE: dict[str, Callable[[list, RowOptimizer], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, ours: torch.optim.SGD(parameters, lr=LR, momentum=ours.momentum),
-    "adam": lambda parameters, ours: torch.optim.Adam(parameters, lr=LR, betas=ours.betas, eps=ours.eps),
+    "sgd": lambda parameters, options: torch.optim.SGD(parameters, lr=LR, momentum=options.momentum),
+    "adam": lambda parameters, options: torch.optim.Adam(parameters, lr=LR, betas=options.betas, eps=options.eps),
 }
 
 
@@ -123,12 +123,12 @@ def test_an_unknown_optimizer_names_the_known_ones(compiled: bool) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_compiled_loops_do_as_torch_does(optimizer: RowOptimizer, compiled: bool) -> None:
     weight = torch.randn(5000, 8, generator=torch.Generator().manual_seed(0))
-    found = []
+    results = []
     for each in (compiled, False):
         matrix = start(optimizer, each, weight.clone())
-        for at in range(3):
-            ids = np.random.default_rng(at).permutation(5000)[:4000]  # enough for several threads
-            step(matrix, ids, torch.sin(weight * (at + 1)), rate(at), at)
-        found.append({"weight": matrix.weight, **matrix.state})
-    for name in found[0]:
-        torch.testing.assert_close(found[0][name], found[1][name])
+        for number in range(3):
+            ids = np.random.default_rng(number).permutation(5000)[:4000]  # enough for several threads
+            step(matrix, ids, torch.sin(weight * (number + 1)), rate(number), number)
+        results.append({"weight": matrix.weight, **matrix.state})
+    for name in results[0]:
+        torch.testing.assert_close(results[0][name], results[1][name])

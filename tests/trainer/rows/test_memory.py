@@ -13,18 +13,18 @@ from trainer.rows.memory import zeros
 @pytest.mark.parametrize("where", ["memory", "file"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32], ids=str)
 def test_it_is_zeros_that_can_be_written_to(where: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    made = zeros((1000, 7), dtype, where if where == "memory" else str(tmp_path))
-    assert made.shape == (1000, 7)
-    assert made.dtype == dtype
-    assert not made.any()
-    made[999] = 3
-    assert float(made.sum()) == 21
+    tensor = zeros((1000, 7), dtype, where if where == "memory" else str(tmp_path))
+    assert tensor.shape == (1000, 7)
+    assert tensor.dtype == dtype
+    assert not tensor.any()
+    tensor[999] = 3
+    assert float(tensor.sum()) == 21
     assert zeros((0, 7), dtype).shape == (0, 7)
 
 
 def test_a_file_takes_no_more_disk_than_was_written_to_and_leaves_nothing(tmp_path: Path) -> None:
-    made = zeros((1 << 20, 64), torch.float16, str(tmp_path))  # 128 MiB
-    made[77] = 1
+    tensor = zeros((1 << 20, 64), torch.float16, str(tmp_path))  # 128 MiB
+    tensor[77] = 1
     assert os.listdir(tmp_path) == []
     with open("/proc/self/maps") as maps:
         line = next(line for line in maps if str(tmp_path) in line)

@@ -32,12 +32,12 @@ def every_way(x: float, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @given(st.floats(-60000, 60000, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30))
 def test_the_mean_over_all_random_bits_is_the_value(dtype: torch.dtype, x: float) -> None:
-    found = every_way(x, dtype)
+    values = every_way(x, dtype)
     down, up = neighbours(torch.tensor([x]), dtype)
-    assert set(found.tolist()) <= {down.item(), up.item()}
+    assert set(values.tolist()) <= {down.item(), up.item()}
     # Exact to float64, but for what float16 cuts off under 2**-13 of the distance of its smallest values.
     allowed = 2.0**-37 if dtype == torch.float16 and abs(x) < 2**-14 else 1e-13 * abs(x)
-    assert abs(found.mean().item() - x) <= allowed
+    assert abs(values.mean().item() - x) <= allowed
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
@@ -47,9 +47,9 @@ def test_what_the_type_holds_stays_and_what_it_does_not_ends_at_its_last_value(d
     for bits in (0, 1, 0xFFFF):
         assert torch.equal(rounded(every.float(), dtype, torch.full_like(every, bits, dtype=torch.int32)), every)
     odd = torch.tensor([torch.inf, -torch.inf, torch.nan])
-    found = rounded(odd, dtype, torch.full((3,), 0xFFFF, dtype=torch.int32))
-    assert found[:2].tolist() == [torch.inf, -torch.inf]
-    assert found[2].isnan()
+    values = rounded(odd, dtype, torch.full((3,), 0xFFFF, dtype=torch.int32))
+    assert values[:2].tolist() == [torch.inf, -torch.inf]
+    assert values[2].isnan()
     if dtype == torch.float16:
         assert every_way(-65519.0, dtype).tolist() == [-65504.0] * (1 << 16)
 
@@ -60,13 +60,13 @@ def test_the_bits_are_even_and_one_row_s_say_nothing_of_another_s() -> None:
     assert abs(bits.std() - 12**-0.5) < 0.002
     assert bits.std(0).min() > 0.27
     flat = bits - bits.mean()
-    for one, other in (
+    for first, other in (
         (flat[1:], flat[:-1]),  # the next row
         (flat[:, 1:], flat[:, :-1]),  # the next column
         (flat[:, :32], flat[:, 32:]),  # the column that shares its word
         (flat, noise(key_of(3, 8), torch.arange(4096), 64).double() / 65535 - 0.5),  # the next step
     ):
-        assert abs((one * other).mean() * 12) < 0.01
+        assert abs((first * other).mean() * 12) < 0.01
 
 
 def step_of(matrix: RowMatrix, ids: np.ndarray, step: int) -> None:
@@ -81,14 +81,14 @@ def test_compiled_loops_round_as_torch_does(dtype: torch.dtype, columns: int) ->
     start = torch.randn(50, columns, generator=torch.Generator().manual_seed(0))
     start[:20] *= torch.logspace(-9, -1, 20)[:, None]
     start[20] *= 3e4
-    found = []
+    values = []
     for compiled in (True, False):
         matrix = RowMatrix(start.to(dtype), RowOptimizer("sgd"), first=1 << 33, seed=5)
         matrix.compiled = compiled
         for step in range(3):
             step_of(matrix, np.arange(step, 50, 2), step)
-        found.append(matrix.weight)
-    torch.testing.assert_close(found[0].float(), found[1].float(), rtol=1e-6, atol=0)
+        values.append(matrix.weight)
+    torch.testing.assert_close(values[0].float(), values[1].float(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
