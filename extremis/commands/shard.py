@@ -1,5 +1,6 @@
 """`extremis shard`."""
 
+import contextlib
 from typing import Any
 
 import click
@@ -17,7 +18,16 @@ from extremis.console import print_json, say
 from schemas.options import check
 from schemas.shard_files.sinks import SINKS
 
-FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir")  # docs/formats.md
+
+class _FormOption(click.Option):
+    """Option that names an input form. Its help lists the forms, which are imported for it alone."""
+
+    def get_help_record(self, context: click.Context) -> tuple[str, str] | None:
+        with contextlib.suppress(ImportError):  # an installation without pipelines
+            from pipelines.formats import FORMATS
+
+            self.help = f"Form of INPUT: {', '.join(form.name for form in FORMATS)}. Default: detected."
+        return super().get_help_record(context)
 
 
 @click.command()
@@ -51,7 +61,7 @@ FORMS = ("xc", "xc-sparse", "xc-single", "xc-text", "jsonl", "parquet", "beir") 
     default=1_000_000,
     help="Number of texts that train:SIZE learns from, chosen by the hash of their keys.",
 )
-@click.option("--format", metavar="FORM", help=f"Form of INPUT: {', '.join(FORMS)}. Default: detected.")
+@click.option("--format", metavar="FORM", cls=_FormOption, help="Form of INPUT. Default: detected.")
 @fields_option
 @click.option(
     "--sink",

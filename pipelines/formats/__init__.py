@@ -16,7 +16,15 @@ from pipelines.formats.xc_text import XcText
 from schemas.errors import InputError
 
 # In the order in which they are tried.
-FORMATS: tuple[Format, ...] = (XcRaw(), XcSparse(), XcSingle(), XcText(), Jsonl(), Parquet(), Beir())
+FORMATS: tuple[Format, ...] = (
+    XcRaw(),
+    XcSparse(),
+    XcSingle(),
+    XcText(),
+    Jsonl(),
+    Parquet(),
+    Beir(),
+)
 
 
 def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:

@@ -1,0 +1,40 @@
+"""CSV with a header: train.csv (text, labels), labels.csv (key, text), and where there are any test.csv, val.csv."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import orjson
+import pyarrow as pa
+
+from pipelines.formats import keyed, lines
+from pipelines.formats.base import LABELS, SPLITS, Inputs, Part
+from pipelines.formats.names import one_of
+from schemas import storage
+
+
+@dataclass(frozen=True)
+class CsvTable(keyed.Keyed):
+    """Label keys have `;` between them. A point without a column `key` is known by its row, as `train-17`."""
+
+    name: str = "csv"
+    expects: str = "train.csv (text, labels), labels.csv (key, text), and where there are any test.csv, val.csv"
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        return "train.csv" in names
+
+    def find(self, source: str) -> Inputs:
+        names, parts = storage.list_names(source), []
+        for table in (*SPLITS, LABELS):
+            if file := one_of(source, names, [f"{table}.csv"], self.expects, required=table in ("train", LABELS)):
+                parts.append(Part(table, file, {keyed.PLAIN: storage.join(source, file)}))
+        return Inputs(self.name, tuple(parts), keyed=True)
+
+    def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
+        with storage.open_read(part.files[keyed.PLAIN]) as file:
+            table = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", "replace", newline=""), restkey="", restval="")
+            rows = enumerate({**row, "labels": row.get("labels", "").split(";")} for row in table)
+            while block := [orjson.dumps({"key": f"{part.table}-{n}", **row}) for n, row in islice(rows, block_rows)]:
+                yield pa.record_batch([pa.array(block, pa.large_binary())], schema=lines.SCHEMA)

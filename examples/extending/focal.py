@@ -1,0 +1,39 @@
+"""Focal loss (Lin et al., 2017): binary cross-entropy in which scores that are right already count less."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch.nn.functional import softplus
+
+from trainer.config.loss import LossSection
+from trainer.losses.base import Loss, LossParts
+from trainer.losses.candidate_scores import Scores
+
+
+class FocalSection(LossSection):
+    kind: Literal["focal"] = "focal"
+    gamma: float = Field(2.0, ge=0, description="how much less; 0: binary cross-entropy")
+
+
+@dataclass(frozen=True)
+class Focal(Loss):
+    """sum weight p^gamma softplus(z), z = s for a negative and -s for a positive, p = sigma(z)."""
+
+    section = FocalSection
+    gamma: float = 2.0
+
+    def differentiate(self, scores: Scores) -> LossParts:
+        sign = 1 - 2 * scores.positive.to(scores.pair.dtype)
+        loss, slopes = self.focal(sign * scores.pair)
+        value = loss @ scores.weight
+        for columns, s in scores.blocks():
+            value = value + self.focal(s)[0].sum(0) @ scores.pool_weight[columns]
+        slopes = sign * slopes * scores.weight
+        return LossParts(value, slopes, lambda columns, s: self.focal(s)[1] * scores.pool_weight[columns])
+
+    def focal(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        p, cross_entropy = torch.sigmoid(z), softplus(z)
+        factor = p**self.gamma
+        return factor * cross_entropy, factor * (self.gamma * (1 - p) * cross_entropy + p)

@@ -1,0 +1,40 @@
+"""The mean of token vectors, as in fastText: one dense table, for vocabularies that fit it."""
+
+from typing import Literal
+
+import torch
+
+from schemas.randomness import InitialWeights, Purpose
+from trainer.config.encoder import EncoderSection
+from trainer.device import torch_generator
+from trainer.encoders.base import Before, drop, finish, nothing_before
+from trainer.encoders.module_encoder import ModuleEncoder
+from trainer.inputs import Inputs
+
+
+class MeanSection(EncoderSection):
+    kind: Literal["mean"] = "mean"
+    inputs: Literal["tokens"] = "tokens"
+
+
+class MeanEncoder(ModuleEncoder):
+    section = MeanSection
+
+    def __init__(self, config: MeanSection, vocabulary: int, seed: int, features: int = 0) -> None:
+        bag = torch.nn.EmbeddingBag(vocabulary, config.dimension, mode="mean", include_last_offset=True)
+        draw = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.EMBEDDING)
+        torch.nn.init.normal_(bag.weight, std=config.dimension**-0.5, generator=draw)
+        super().__init__(config, bag)
+        self._seed = seed
+
+    def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before):
+        tokens, offsets = (torch.from_numpy(values.astype("int64")) for values in inputs.tokens)
+        return tokens, offsets, 0 if dropout_key is None else before(len(offsets) - 1)
+
+    def encode(self, inputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
+        tokens, offsets, first = inputs
+        with torch.set_grad_enabled(dropout_key is not None and torch.is_grad_enabled()):
+            x = finish(self._modules(tokens, offsets), normalize=self._config.normalize, scale=self._config.scale)
+            if dropout_key is None or not self._config.dropout:
+                return x
+            return drop(x, self._config.dropout, torch_generator(self._seed, Purpose.DROPOUT, *dropout_key), first)
