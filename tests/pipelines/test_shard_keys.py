@@ -4,7 +4,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def test_shuffled_lines_and_more_files_give_the_same_shards_on_every_runner(
 def test_too_many_unknown_labels_fail_the_run_and_leave_nothing(raw: Raw, tmp_path: Path) -> None:
     source = write(tmp_path / "raw", raw)
     with pytest.raises(InputError) as caught:
-        shard(str(source), str(tmp_path / "data"), replace(OPTIONS, max_reject_share=0.02))
+        shard(str(source), str(tmp_path / "data"), OPTIONS.model_copy(update={"max_reject_share": 0.02}))
     message = str(caught.value)
     assert "label mentions of train.jsonl" in message
     assert "names the label" in message
@@ -175,7 +175,7 @@ def test_pairs_join_as_labels_do(raw: Raw, data: Path, tmp_path: Path, exchange:
         content += [f"{split}/é0\tL39\t0", "not a query\tL1\t1"]
         (source / f"pairs_{split}.tsv").write_text("\n".join(content) + "\n")
     (source / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in raw.labels))
-    shard(str(source), str(tmp_path / "data"), replace(OPTIONS, exchange=exchange))
+    shard(str(source), str(tmp_path / "data"), OPTIONS.model_copy(update={"exchange": exchange}))
     for split in ("train", "test"):
         own, paired = (rows_of(f"{root}/queries/{split}") for root in (data, tmp_path / "data"))
         texts = Counter(line["key"] for line in {(li["key"], li["text"]): li for li in getattr(raw, split)}.values())
