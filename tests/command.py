@@ -55,14 +55,16 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "extremis", *map(str, arguments)]
 
 
-def extremis(*arguments: str | Path, env: Mapping[str, str] | None = None, check: bool = True, **popen: Any) -> Done:
+def extremis(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, check: bool = True, cwd: Path = ROOT, **popen: Any
+) -> Done:
     """Run `extremis ARGUMENTS` to its end; with `check`, it has to succeed."""
     done = subprocess.run(
         command(*arguments),
         capture_output=True,
         text=True,
         env=environment(env),
-        cwd=ROOT,
+        cwd=cwd,
         timeout=300,
         check=False,
         **popen,
