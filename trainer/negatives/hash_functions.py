@@ -13,7 +13,6 @@ import numpy as np
 
 from schemas.randomness import HashFunctionsStream, Purpose, generator
 
-FAMILIES = ("simhash", "dwta")
 Family = Literal["simhash", "dwta"]
 MOST_BUCKETS = 1 << 15
 _BLOCK = 8  # rows hashed together, so that a line of directions is read once for all of them

@@ -95,7 +95,7 @@ class EmbeddingCollector:
         """Write each source's embeddings, aligned with it, and last the vectors [n, D] of this rank's of `labels`."""
         for number in range(len(self._sources)):
             self._publish_source(number, {"epoch": self.epoch})
-        publish_vectors(
+        _publish_vectors(
             self._run.vectors(self.epoch),
             vectors,
             {**parameters, "epoch": self.epoch, "sources": [source.name for source in self._sources]},
@@ -149,15 +149,12 @@ class EmbeddingCollector:
         )
 
 
-def publish_vectors(
-    url: str, vectors: torch.Tensor, parameters: dict, labels: int | None = None, group: Group = ALONE
-) -> None:
+def _publish_vectors(url: str, vectors: torch.Tensor, parameters: dict, labels: int, group: Group) -> None:
     """Publish classifier vectors [L, D] as a table of contiguous row blocks, cut where a rank's labels end.
 
     `vectors` [n, D] are those of this rank's of `labels`. Raises StorageError.
     """
-    total = len(vectors) if labels is None else labels
-    ranges = [label_range(total, rank, group.ranks) for rank in range(group.ranks)]
+    ranges = [label_range(labels, rank, group.ranks) for rank in range(group.ranks)]
     blocks = [
         (rank, low, min(low + VECTOR_ROWS, stop))
         for rank, (start, stop) in enumerate(ranges)
@@ -182,9 +179,9 @@ def publish_vectors(
         Manifest(
             kind="vectors",
             columns=columns_of(schema),
-            rows=total,
+            rows=labels,
             row_group_rows=VECTOR_GROUP_ROWS,
-            id_range=(0, total),
+            id_range=(0, labels),
             parameters=parameters,
         ),
     )
