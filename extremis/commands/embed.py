@@ -6,6 +6,7 @@ import click
 
 from extremis.commands.options import beam_tail, json_option, step_option
 from extremis.console import print_json, say
+from schemas.options import check
 
 
 @click.command()
@@ -18,7 +19,7 @@ from extremis.console import print_json, say
 @click.option("--dtype", type=click.Choice(["float16", "float32"]), default="float16")
 @json_option
 @beam_tail
-def embed(data: str, run: str, out: str, as_json: bool, **options: Any) -> None:
+def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Embed queries or labels with a checkpoint of RUN, aligned with their table, to OUT.
 
     Everything after -- goes to Beam.
@@ -27,9 +28,10 @@ def embed(data: str, run: str, out: str, as_json: bool, **options: Any) -> None:
     Example:
       extremis embed data/ runs/1 embeddings/test --split test
     """
+    from pipelines.embed import EmbedOptions
     from pipelines.embed import embed as embed_table
 
-    manifest = embed_table(data, run, out, **options)
+    manifest = embed_table(data, run, out, check(EmbedOptions, options), beam_options)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     if as_json:
         print_json({"out": out, "digest": manifest.digest, "rows": manifest.rows})
