@@ -71,7 +71,7 @@ def test_what_is_exported(data: Path, run: Path, exported: Path) -> None:
     assert labels["label_id"].to_pylist() == list(range(manifest.rows))
     again = call("export", data, run, exported, "--threshold-split", "test", "--precision", "0.05,0.1,1")
     assert "exported already" in again.err
-    refused(call("export", data, run, exported, "--dtype", "float16"), str(exported), "other options", "--overwrite")
+    refused(call("export", data, run, exported, "--dtype", "float16"), str(exported), "made otherwise", "--overwrite")
 
 
 def test_a_split_gives_the_metrics_of_evaluate(data: Path, run: Path, exported: Path, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ class TestRefusals:
         refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
         both = ("--threshold", "1", "--precision", "0.5")
         refused(call("predict", exported, out, "--data", data, *both), "Give one of them")
-        refused(call("export", data, run, data), "holds a finished data", "Give another OUT")
+        refused(call("export", data, run, data), "holds a finished data", "Give another place")
         refused(
             call("export", data, run, tmp_path / "e", "--index", "IVF9,Nonsense"), "IVF9,Nonsense", "cannot be made"
         )
