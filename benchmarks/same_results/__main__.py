@@ -93,14 +93,17 @@ def compare(other: Path, this: Path, steps: Sequence[Step]) -> None:
         result.differences += [failure for failure in failures if failure]
         print(f"{step.name:16} {result.files:7,} {result.values:9,} {len(result.differences):12,}")
     for result in results.values():
-        for line in (*result.differences[:20], *result.one_sided[:5]):
+        for line in result.differences[:20]:
             print(line[:300])
+    one_sided = sorted(set().union(*(result.one_sided for result in results.values())))
+    print("\n".join(one_sided))
     different = sum(len(result.differences) for result in results.values())
     figures = {
         "files": sum(result.files for result in results.values()),
         "values": sum(result.values for result in results.values()),
         "differences": {name: result.differences[:20] for name, result in results.items() if result.differences},
         "skipped": skipped,
+        "options of one side": one_sided,
     }
     claim = "two checkouts give the same shards, tables, checkpoints, losses, metrics and predictions"
     if not report(claim, figures, {"differences": different}, {"differences": "<1"})["holds"]:

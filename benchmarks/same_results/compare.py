@@ -12,18 +12,18 @@ import tomllib
 
 # What a clock or the machine decides, and what names the code, not its results.
 VOLATILE = ("seconds", "rows_per_second", "peak_bytes", "estimated_bytes", "code_version", "versions")
-SKIPPED = ("spent.json", "profile.json", "failed")
+SKIPPED = ("spent.json", "profile.json", ".claim.json", "failed")
 PARSED = (".json", ".toml", ".out")
 
 
 @dataclass
 class Comparison:
-    """Counts of what is equal, and a line for each difference."""
+    """Counts of what was compared, and a line for each difference; options of one side alone are apart."""
 
     files: int = 0
     values: int = 0
     differences: list[str] = field(default_factory=list)
-    one_sided: list[str] = field(default_factory=list)
+    one_sided: set[str] = field(default_factory=set)
 
 
 def compare_step(other: Path, this: Path, name: str) -> Comparison:
@@ -51,8 +51,11 @@ def _compare_files(other: Path, this: Path, name: str, result: Comparison) -> No
         return
     before, after = _values(other), _values(this)
     for key in sorted(before.keys() ^ after.keys()):
-        line = f"{name}: {key} only {'there' if key in before else 'here'}"
-        (result.one_sided if this.suffix == ".toml" else result.differences).append(line)
+        line = f"{key} only {'there' if key in before else 'here'}"
+        if this.suffix == ".toml" or ".recipe." in key:  # an option that one side lacks
+            result.one_sided.add(f"{this.name}: {line}")
+        else:
+            result.differences.append(f"{name}: {line}")
     for key in before.keys() & after.keys():
         result.values += 1
         if before[key] != after[key]:
@@ -72,9 +75,13 @@ def _values(path: Path) -> dict[str, str]:
     if path.suffix == ".toml":
         return _flatten(tomllib.loads(text))
     if path.suffix == ".json":
-        return _flatten(json.loads(text))
+        body = json.loads(text)
+        if isinstance(body, dict) and body.get("kind") == "export":
+            del body["digest"]  # also of the recipe's options, which are compared one by one
+        return _flatten(body)
     if path.suffix == ".out":  # standard output: the object on the last line
-        return _flatten(json.loads(text.splitlines()[-1])) if text else {}
+        body = json.loads(text.splitlines()[-1]) if text else {}
+        return _flatten({key: body[key] for key in body if key != "digest"})  # it is in the manifest, too
     return _flatten(dict(enumerate(map(json.loads, text.splitlines()))))
 
 
