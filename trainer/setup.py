@@ -64,7 +64,8 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
     facts = DataFacts.of(data)
-    tables = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs, recipe.data.mix)
+    rows = recipe.data
+    tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
     require_streamable(recipe, tables, data.root, group)
     planner = open_planner(recipe, data, facts.labels, group, say)
     texts = open_texts(data, recipe)
@@ -94,7 +95,7 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
         frozen=frozen,
         refresher=Refresher(run, recipe, tables, group, say),
-        validator=Validator(recipe.validation, data, group),
+        validator=Validator(recipe.validation, recipe.data, data, group),
         saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
         tracker=Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker(),
     )

@@ -8,10 +8,9 @@ from extremis.console import Bar
 from schemas import storage
 from schemas.layout import DataLayout, RunLayout
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.evaluation.evaluate import LabelStatistics, Scorer, label_statistics
-from trainer.evaluation.fusion.fit import open_fusion
-from trainer.evaluation.fusion.fused import Fused
-from trainer.evaluation.fusion.ranking import By, Ranking, embed_label_texts
+from trainer.evaluation.evaluate import Scorer, label_statistics
+from trainer.evaluation.fusion.files import open_fused
+from trainer.evaluation.fusion.ranking import By, Ranking
 from trainer.group import ALONE, Group
 from trainer.model import Model, load_model
 
@@ -43,10 +42,10 @@ def evaluate(data: str, run: str, options: EvaluateOptions = EvaluateOptions(), 
 
     Rank 0 keeps a standard report in the run, for `extremis report`.
     """
-    _, model, checkpoint = load_model(DataLayout(data), RunLayout(run), options.step, group)
+    recipe, model, checkpoint = load_model(DataLayout(data), RunLayout(run), options.step, group)
     statistics = label_statistics(DataLayout(data))
-    ranking = _ranking(data, run, checkpoint, model, statistics, group, options.scores)
-    scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics)
+    ranking = _ranking(data, run, checkpoint, model, group, options.scores)
+    scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics, recipe.data)
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
         scores = scorer.score(
             options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
@@ -58,16 +57,10 @@ def evaluate(data: str, run: str, options: EvaluateOptions = EvaluateOptions(), 
     return report
 
 
-def _ranking(
-    data: str, run: str, checkpoint: Checkpoint, model: Model, statistics: LabelStatistics, group: Group, by: By
-) -> Ranking:
+def _ranking(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, by: By) -> Ranking:
     if by == "classifier":
         return Ranking.of(model, group)
     layout = DataLayout(data)
     if by != "fused":
         return Ranking.by_texts(model, layout, group, add=by == "sum")
-    tree, manifest = group.decide(lambda: open_fusion(data, run, checkpoint))
-    shortlist = int(manifest.parameters["shortlist"])
-    texts = embed_label_texts(model, layout)
-    fused = Fused(tree, texts, statistics.frequency, shortlist, model.head.start, group)
-    return Ranking.of(model, group, fused)
+    return Ranking.of(model, group, open_fused(data, run, checkpoint, model, group))

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from schemas.layout import LABEL_TEXTS
 from schemas.options import Options
 from trainer.schedule import MOST_WEIGHT
+from trainer.stream.part import Part
 
 _RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside the sources' embeddings in a dump
 
@@ -15,6 +16,10 @@ class Data(Options):
     """Rows that a run trains on."""
 
     split: str = "train"
+    holdout: float = Field(
+        0.0, ge=0, le=0.5, description="share of the split's rows that are left out of training, as split `holdout`"
+    )
+    share: float = Field(1.0, gt=0, le=1, description="share of the split's rows to train on, of those not left out")
     label_texts: bool = Field(False, description="label texts are training points too, each with its own label")
     mix: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] = Field(
         default_factory=dict,
@@ -22,10 +27,25 @@ class Data(Options):
         "`labels` are the label texts. A weight of 1.5 deals all rows once and half of them once more",
     )
 
+    @property
+    def trained(self) -> Part:
+        """Rows of `split` to train on."""
+        return Part(0.0, min(self.share, 1 - self.holdout))
+
+    @property
+    def held_out(self) -> Part:
+        """Rows of `split` that are left out."""
+        return Part(1 - self.holdout, 1.0)
+
     @model_validator(mode="after")
     def _check(self) -> "Data":
         if not self.mix:
             return self
+        if self.holdout or self.share < 1:
+            raise ValueError(
+                "data.holdout and data.share are of one split: leave them out, or leave out data.mix (a weight in "
+                "data.mix below 1 deals a part of a split in each epoch)"
+            )
         for name in _RESERVED & self.mix.keys():
             raise ValueError(f"data.mix.{name}: a source of this name cannot be mixed; give the split another name")
         if self.split not in ("train", *self.mix):

@@ -28,15 +28,52 @@ REMOVED: dict[str, Any] = {
     "negatives.cache": 0,
     "negatives.cache_steps": 32,
 }
+# Values of a number that leave it to the data (trainer.settings).
+AUTO = ("auto", "prior")
 
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
+    """Read the recipe `source` with `overrides`, as `read_recipe`; numbers that it leaves to the data have defaults.
+
+    Raises InputError: as `read_recipe`; an unknown key (names the nearest known one), a key of another kind, a value
+    out of range.
+    """
+    return validate(without_auto(read_recipe(source, overrides)), source)
+
+
+def auto_keys(body: Mapping[str, Any]) -> list[str]:
+    """List the numbers that a recipe's `body` leaves to the data, by dotted key."""
+    kinds, keys = _kind_sections(), []
+    for name, options in body.items():
+        if name not in Recipe.model_fields or not isinstance(options, dict):
+            continue
+        try:
+            section = kinds[name].section_of(options) if name in kinds else Recipe.model_fields[name].annotation
+        except ValueError:  # told by validation
+            continue
+        assert section is not None
+        numbers = {key for key, option in section.model_fields.items() if option.annotation in (int, float)}
+        keys += [f"{name}.{key}" for key in numbers & options.keys() if options[key] in AUTO]
+    return sorted(keys)
+
+
+def without_auto(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a recipe's `body` without the numbers that it leaves to the data."""
+    left = set(auto_keys(body))
+    return {
+        name: {key: value for key, value in options.items() if f"{name}.{key}" not in left}
+        if isinstance(options, dict)
+        else options
+        for name, options in body.items()
+    }
+
+
+def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
     A recipe may say `extends = "astra"` and state only what differs. Where it, or an override, changes the kind of a
     section, options that lower layers set for other kinds are left out.
-    Raises InputError: no such recipe, not TOML, an unknown key (names the nearest known one), a key of another kind, a
-    value out of range.
+    Raises InputError: no such recipe, not TOML.
     """
     layers = _read_layers(source)
     body: dict[str, Any] = {}
@@ -50,7 +87,7 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
         if isinstance(body.get(name), dict):
             keys = _keys_before_kind([layer.get(name) for layer in [*layers, top]], section.kind_in({}))
             body[name] = section.without_foreign(body[name], keys)
-    return validate(body, source)
+    return body
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:

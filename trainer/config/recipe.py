@@ -100,6 +100,10 @@ class Recipe(Options):
                 f"order.cluster makes in-batch negatives hard, and a table's rows are in another order: set "
                 f"negatives.hard = 0 (it is {self.negatives.hard}), or order.cluster = 1 and no doubling"
             )
+        if self.data.holdout or self.data.share < 1:
+            raise ValueError(
+                "order.cluster deals the clusters of all rows of a split: leave out data.holdout and data.share"
+            )
         if self.data.mix or self.data.label_texts:
             raise ValueError(
                 "order.cluster deals the clusters of one split: leave out data.mix and data.label_texts, or set "

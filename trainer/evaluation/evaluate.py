@@ -13,9 +13,10 @@ from schemas.manifest import open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import iterate
-from trainer.config import Train
+from trainer.config import Data, Train
 from trainer.evaluation.deciles import Deciles
 from trainer.evaluation.fusion.ranking import Ranking
+from trainer.evaluation.held_out import open_split
 from trainer.evaluation.intervals import with_intervals
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
@@ -23,7 +24,8 @@ from trainer.evaluation.zero_shot import ZeroShot
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
 from trainer.model import Model
-from trainer.stream import Table, open_queries
+from trainer.stream import Table
+from trainer.stream.part import WHOLE, Part, iterate_part
 
 KS = (1, 3, 5, 10)
 
@@ -104,8 +106,10 @@ class Scorer:
         statistics: LabelStatistics,
         group: Group = ALONE,
         ranking: Ranking | None = None,
+        part: Part = WHOLE,
     ) -> None:
         self._model, self._queries, self._statistics, self._group = model, queries, statistics, group
+        self._part = part
         self._ranking = ranking
 
     @classmethod
@@ -117,19 +121,21 @@ class Scorer:
         group: Group = ALONE,
         ranking: Ranking | None = None,
         statistics: LabelStatistics | None = None,
+        trained: Data | None = None,
     ) -> "Scorer":
         """Open a split. `ranking`: by default by the model's vectors; `statistics`: where they are read already.
 
+        `trained`: the rows that the model was trained on, for those left out.
         Raises InputError for no such split, or one without the columns that the model reads; TableError when damaged.
         """
-        queries = open_queries(data, split)
+        queries, part = open_split(data, split, trained or Data())
         require_inputs(queries.url, queries.manifest, model.inputs)
-        return cls(model, queries, statistics or label_statistics(data), group, ranking)
+        return cls(model, queries, statistics or label_statistics(data), group, ranking, part)
 
     @property
     def rows(self) -> int:
         """Queries of the split."""
-        return self._queries.manifest.rows
+        return self._part.rows(self._queries.manifest.rows)
 
     def score(
         self,
@@ -155,9 +161,8 @@ class Scorer:
         ranking = self._ranking or Ranking.of(self._model, self._group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         seen = filtered = 0
-        for group in iterate(
-            self._queries.url, self._queries.manifest, scored_columns(self._queries.manifest, self._model.columns)
-        ):
+        columns = scored_columns(self._queries.manifest, self._model.columns)
+        for group in iterate_part(self._queries.url, self._queries.manifest, self._part, columns):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
                 break

@@ -23,7 +23,7 @@ from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.encoders import Encoder
 from trainer.evaluation.evaluate import label_statistics
-from trainer.evaluation.fusion.fit import open_fusion
+from trainer.evaluation.fusion.files import open_fusion
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.label_embeddings import embed_labels, embed_texts

@@ -63,7 +63,7 @@ class Serving:
         """
         if self.fused is not None:
             shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), filters, exact)
-            return self.fused.rank(x, *shortlisted, k)
+            return self.fused.rank(x, LabelRows(self.vectors), shortlisted, k, filters or Ragged.empty(len(x)))
         filters = filters or Ragged.empty(len(x))
         if exact or not self.index:
             return filtered_top_k(x, LabelRows(self.vectors), k, filters)

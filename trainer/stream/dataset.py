@@ -120,6 +120,7 @@ class JoinedStream(IterableDataset):
             self._groups.mix,
             cluster,
             clusters,
+            self._groups.dealt,
         )
 
     @property
@@ -204,6 +205,7 @@ class JoinedStream(IterableDataset):
             "tail": self._options.tail,
             "mix": [[source.name, source.weight] for source in self._sources],
             **({} if self._options.clusters == SINGLE_ROWS else {"clusters": [*self._options.clusters]}),
+            **({} if self._groups.dealt is None else {"parts": {s.name: [*s.part] for s in self._sources}}),
             "tables": {s.name: s.table.manifest.digest for s in self._sources},
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }

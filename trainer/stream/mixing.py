@@ -29,8 +29,9 @@ def split_weight(weight: float, rows: int) -> tuple[int, int]:
     return whole, round((weight - whole) * rows)
 
 
-def count_rows(group_rows: np.ndarray, mix: Sequence[Share]) -> int:
-    """Count the rows of an epoch, the same in every epoch; `group_rows` [M] in storage order."""
+def count_rows(dealt: np.ndarray, mix: Sequence[Share]) -> int:
+    """Count the rows of an epoch, the same in every epoch; `dealt` [M, 2] as in `pieces_of`."""
+    group_rows = dealt[:, 1] - dealt[:, 0]
     if not mix:
         return int(group_rows.sum())
     total = 0
@@ -41,18 +42,19 @@ def count_rows(group_rows: np.ndarray, mix: Sequence[Share]) -> int:
     return total
 
 
-def pieces_of(group_rows: np.ndarray, mix: Sequence[Share], seed: int, epoch: int) -> np.ndarray:
+def pieces_of(dealt: np.ndarray, mix: Sequence[Share], seed: int, epoch: int) -> np.ndarray:
     """Return the pieces that `epoch` deals, in storage order: (row group, first row within it, end) [E, 3] int64.
 
-    `group_rows` [M] in storage order; without a `mix` each row group once, whole.
+    `dealt` [M, 2]: the rows [first, end) of each row group that are dealt at all, in storage order; without a `mix`
+    each of them once.
     """
-    whole_groups = np.stack([np.arange(len(group_rows)), np.zeros(len(group_rows), np.int64), group_rows], axis=1)
+    whole_groups = np.column_stack([np.arange(len(dealt)), dealt])
     if not mix:
         return whole_groups
     pieces = [np.empty((0, 3), np.int64)]
     for source, first, stop, share in _ranges(mix):
         groups = whole_groups[first:stop]
-        times, more = split_weight(share.weight, int(groups[:, 2].sum()))
+        times, more = split_weight(share.weight, int(_sizes(groups).sum()))
         pieces.append(np.tile(groups, (times, 1)))
         if more:
             pieces.append(_choose(groups, more, seed, epoch, source))
@@ -60,16 +62,20 @@ def pieces_of(group_rows: np.ndarray, mix: Sequence[Share], seed: int, epoch: in
 
 
 def _choose(groups: np.ndarray, rows: int, seed: int, epoch: int, source: int) -> np.ndarray:
-    """Choose `rows` rows out of the whole row groups `groups` [m, 3] of one source, as pieces [e, 3]."""
-    epochs = int(groups[:, 2].sum()) // rows
+    """Choose `rows` rows out of the pieces `groups` [m, 3] of one source, as pieces [e, 3]."""
+    epochs = int(_sizes(groups).sum()) // rows
     number, part = divmod(epoch, epochs)
     permuted = groups[generator(seed, Purpose.MIXTURE, number, source).permutation(len(groups))]
-    ends = np.cumsum(permuted[:, 2])
-    starts = ends - permuted[:, 2]
+    ends = np.cumsum(_sizes(permuted))
+    starts = ends - _sizes(permuted)
     first = np.maximum(starts, part * rows)
     stop = np.minimum(ends, (part + 1) * rows)
-    pieces = np.stack([permuted[:, 0], first - starts, stop - starts], axis=1)
+    pieces = np.stack([permuted[:, 0], permuted[:, 1] + first - starts, permuted[:, 1] + stop - starts], axis=1)
     return pieces[first < stop]
+
+
+def _sizes(pieces: np.ndarray) -> np.ndarray:
+    return pieces[:, 2] - pieces[:, 1]
 
 
 def _ranges(mix: Sequence[Share]) -> Iterator[tuple[int, int, int, Share]]:

@@ -45,7 +45,8 @@ class EpochOrder:
     `window_groups`: row groups a window spans, about. `tail`: 'keep' makes the last batches shorter, 'drop' leaves out
     steps that not every stream can fill. `mix`: how often each source is dealt, in storage order; empty: each row once.
     `clusters` [M]: of each row group, how many clusters of equal size within one its rows are, in order; C = `cluster`
-    is the most rows of any, and divides B / S. None: every row is dealt on its own.
+    is the most rows of any, and divides B / S. None: every row is dealt on its own. `dealt` [M, 2]: the rows
+    [first, end) of each row group that are dealt at all; None: every row.
     """
 
     group_rows: np.ndarray
@@ -58,11 +59,18 @@ class EpochOrder:
     mix: tuple[Share, ...] = ()
     cluster: int = 1
     clusters: np.ndarray | None = None
+    dealt: np.ndarray | None = None
+
+    @cached_property
+    def _dealt(self) -> np.ndarray:
+        if self.dealt is not None:
+            return self.dealt
+        return np.column_stack([np.zeros(len(self.group_rows), np.int64), self.group_rows])
 
     @cached_property
     def pieces(self) -> np.ndarray:
         """(row group's storage number, first row, end) of all that is dealt, in this epoch's order, [E, 3] int64."""
-        pieces = pieces_of(self.group_rows, self.mix, self.seed, self.epoch)
+        pieces = pieces_of(self._dealt, self.mix, self.seed, self.epoch)
         return pieces[generator(self.seed, Purpose.ROW_GROUPS, self.epoch).permutation(len(pieces))]
 
     @cached_property
@@ -74,7 +82,7 @@ class EpochOrder:
     @cached_property
     def rows(self) -> int:
         """N, the rows of every epoch; asked for at every step, so it does not wait for the permutation."""
-        return count_rows(self.group_rows, self.mix)
+        return count_rows(self._dealt, self.mix)
 
     @cached_property
     def units(self) -> int:
@@ -89,7 +97,7 @@ class EpochOrder:
     @cached_property
     def window_units(self) -> int:
         """Units of a window: about `window_groups` row groups, a multiple of `share`: no batch straddles windows."""
-        per_group = self.group_rows if self.clusters is None else self.clusters
+        per_group = self._dealt[:, 1] - self._dealt[:, 0] if self.clusters is None else self.clusters
         typical = int(per_group.max(initial=1)) * self.window_groups
         longest = -(-self.units // self.streams)
         return max(1, -(-min(typical, longest) // self.share)) * self.share
@@ -135,8 +143,8 @@ class EpochOrder:
         return WindowDeal(rows, until[ends])
 
     def goes_on(self, last: Segment) -> bool:
-        """Return true where the row group of a window's last segment has rows after it."""
-        return last.stop < int(self.group_rows[last.group])
+        """Return true where the row group of a window's last segment has rows after it that are dealt."""
+        return last.stop < int(self._dealt[last.group, 1])
 
     def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
         """Return (row group, bounds [u + 1] of its units, as rows within it) of each row group in one stream's window.

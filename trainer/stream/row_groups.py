@@ -21,6 +21,7 @@ from schemas.storage import join
 from trainer.inputs import Kind, columns_of
 from trainer.stream.download_queue import DownloadQueue
 from trainer.stream.mixing import Share
+from trainer.stream.part import WHOLE
 from trainer.stream.shard_pool import ShardPool
 from trainer.stream.source import Source, Table
 
@@ -84,14 +85,18 @@ class RowGroups:
         self.width = max((source.negatives_width for source in sources), default=0)  # K of the joined negatives
         self._places: list[tuple[Source, int, int]] = []  # source, shard, and row group within it
         rows: list[np.ndarray] = []
+        dealt: list[np.ndarray] = []
         shares: list[Share] = []
         for source in sources:
             shard, group, first_row = row_groups_of(source.table.manifest)
             self._places += [(source, *place) for place in zip(shard.tolist(), group.tolist(), strict=True)]
             rows.append(np.diff(first_row))
+            dealt.append(source.part.bounds(first_row))
             shares.append(Share(len(shard), source.weight))
         self.group_rows = np.concatenate([*rows, np.empty(0, np.int64)])  # [M]
         self.first_row = offsets_of(self.group_rows)  # [M + 1]
+        # [M, 2] rows of each that are dealt; None where all are.
+        self.dealt = None if all(source.part == WHOLE for source in sources) else np.concatenate(dealt)
         # Empty where every row is dealt once.
         self.mix = () if all(source.weight == 1 for source in sources) else tuple(shares)
         self._tables = [table for s in sources for table in (s.table, s.negatives) if table is not None]

@@ -9,6 +9,7 @@ from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout
 from schemas.manifest import Manifest, open_manifest, require_parent
 from trainer.inputs import Kind, require_inputs
 from trainer.schedule import MOST_WEIGHT
+from trainer.stream.part import WHOLE, Part
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class Source:
     """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
 
     `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip.
-    An epoch deals each row `weight` times, rounded up or down (`mixing`). Raises InputError where that cannot be.
+    An epoch deals each row of `part` `weight` times, rounded up or down (`mixing`). Raises InputError where that
+    cannot be.
     """
 
     name: str  # 'queries', 'labels', or the split's where several are mixed
     table: Table
     negatives: Table | None = None
     weight: float = 1.0
+    part: Part = WHOLE
 
     def __post_init__(self) -> None:
         if not (0 < self.weight <= MOST_WEIGHT and math.isfinite(self.weight)):
@@ -90,10 +93,16 @@ def open_queries(data: DataLayout, split: str) -> Table:
 
 
 def open_sources(
-    data: DataLayout, split: str, label_texts: bool, inputs: Kind = "tokens", mix: Mapping[str, float] | None = None
+    data: DataLayout,
+    split: str,
+    label_texts: bool,
+    inputs: Kind = "tokens",
+    mix: Mapping[str, float] | None = None,
+    part: Part = WHOLE,
 ) -> list[Source]:
     """Open the training points: `split`, and `label_texts` if true; or with `mix` the splits that it weighs, by name.
 
+    `part`: the rows of `split` to train on.
     Raises InputError where there is no such split, or they lack what `inputs` reads; TableError.
     """
     if mix:
@@ -101,7 +110,7 @@ def open_sources(
         splits = sorted(name for name in mix if name != LABEL_TEXTS)
         sources = [Source(name, open_queries(data, name), weight=mix[name]) for name in splits]
     else:
-        sources = [Source("queries", Table.open(data.queries(split), "queries"))]
+        sources = [Source("queries", Table.open(data.queries(split), "queries"), part=part)]
     if LABEL_TEXTS in mix if mix else label_texts:
         weight = mix[LABEL_TEXTS] if mix else 1.0
         sources.append(Source(LABEL_TEXTS, Table.open(data.labels, "labels"), weight=weight))

@@ -1,28 +1,22 @@
-"""Fitting of a run's tree on a split that it was not trained on (NGAME, appendix C)."""
+"""Fitting of a run's tree on queries that it was not trained on (NGAME, appendix C)."""
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from schemas import storage
-from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.manifest import Manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
-from schemas.shard_files.shards import iterate
-from schemas.storage import join
 from schemas.tables import PAD
-from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import label_statistics
-from trainer.evaluation.fusion.fused import score_pairs
+from trainer.evaluation.fusion.files import TREE, publish_fusion
 from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
+from trainer.evaluation.fusion.scored import score_pairs
 from trainer.evaluation.fusion.tree import DEPTH, Fusion
-from trainer.inputs import scored_columns
+from trainer.evaluation.fusion.validation_rows import first_rows, open_validation
 from trainer.model import Model, load_model
-from trainer.stream import Table, open_queries
 
-KIND, TREE = "fusion", "tree.json"
 SHORTLIST, QUERIES = 100, 10_000
 
 
@@ -31,70 +25,25 @@ def fit_fusion(
 ) -> Manifest:
     """Fit the tree for a checkpoint on the first `queries` of `split`: on their `shortlist` best labels and their own.
 
-    A tree that is there already is replaced.
+    A fusion that is there already is replaced.
     Raises InputError: no such split, no texts, no classifier; TableError, StorageError.
     """
     layout = DataLayout(data)
-    table = _open(layout, split)
-    _, model, checkpoint = load_model(layout, RunLayout(run), step)
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), step)
+    table, part = open_validation(layout, split, recipe.data)
     texts, frequency = embed_label_texts(model, layout), label_statistics(layout).frequency
-    parts, seen = [], 0
-    for group in iterate(table.url, table.manifest, scored_columns(table.manifest, model.columns)):
-        rows = group.slice(0, queries - seen)
-        parts.append(_score_shortlist(model, texts, rows, shortlist))
-        seen += rows.num_rows
-        if seen >= queries:
-            break
+    parts = [_score_shortlist(model, texts, rows, shortlist) for rows in first_rows(table, part, model, queries)]
     label_scores, scores, ids, relevant = map(np.concatenate, zip(*parts, strict=True))
     tree = Fusion.fit(label_scores, scores, frequency[ids], relevant)
-    url = RunLayout(run).fusion(checkpoint.step)
-    if is_published(url):
-        unpublish(url)
-    body = tree.to_json()
-    storage.write_bytes(join(url, TREE), body)
-    return publish(
-        url,
-        Manifest(
-            kind=KIND,
-            shards=(Shard(path=TREE, rows=0, bytes=len(body), sha256=storage.sha256(body)),),
-            parents={"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
-            parameters={
-                "split": split,
-                "queries": seen,
-                "pairs": len(relevant),
-                "positive_pairs": int(relevant.sum()),
-                "shortlist": shortlist,
-                "depth": DEPTH,
-            },
-        ),
-    )
-
-
-def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> tuple[Fusion, Manifest]:
-    """Open the tree of `checkpoint`. Raises InputError where `extremis fuse` made none, TableError."""
-    url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
-    if not is_published(url):
-        raise InputError(f"{run}: no tree is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
-    manifest = open_manifest(url, KIND)
-    if manifest.parents["checkpoint"] != checkpoint.manifest.digest:
-        raise InputError(
-            f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "
-            f"`extremis fuse {data} {run}` fits one anew."
-        )
-    return Fusion.load(join(url, TREE)), manifest
-
-
-def _open(data: DataLayout, split: str) -> Table:
-    try:
-        table = open_queries(data, split)
-    except InputError as error:
-        raise InputError(
-            f"{error} A tree is fitted on queries that the run was not trained on: `extremis shard --validation 0.05` "
-            "cuts some out of train as split val; --split names another."
-        ) from None
-    if not table.manifest.rows:
-        raise InputError(f"{table.url}: has no queries to fit a tree on. Name another split with --split.")
-    return table
+    facts = {
+        "split": split,
+        "queries": min(queries, part.rows(table.manifest.rows)),
+        "pairs": len(relevant),
+        "positive_pairs": int(relevant.sum()),
+        "shortlist": shortlist,
+        "depth": DEPTH,
+    }
+    return publish_fusion(data, run, checkpoint, (TREE, tree.to_json()), facts)
 
 
 def _score_shortlist(

@@ -12,6 +12,7 @@ import numpy as np
 
 from schemas import storage
 from schemas.errors import InputError, TableError
+from trainer.evaluation.fusion.scored import Scored
 
 DEPTH = 7
 FORMAT = 2
@@ -89,6 +90,10 @@ class Fusion:
         """Return the fused score T(d) + E(z).x + w.x, both in their units."""
         total = label_scores / self.units[0] + scores / self.units[1]
         return self.predict(label_scores, scores, frequency) + total
+
+    def fuse(self, scored: Scored, frequency: np.ndarray) -> np.ndarray:
+        """Return the fused scores [B, S] of labels with `frequency` [B, S]."""
+        return self(scored.texts, scored.scores, frequency)
 
     def to_json(self) -> bytes:
         """Return the tree as a file."""

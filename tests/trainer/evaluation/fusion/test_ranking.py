@@ -19,8 +19,10 @@ from tests.training import silent, train
 from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer, label_statistics
 from trainer.evaluation.fusion import fit
+from trainer.evaluation.fusion.files import open_fusion
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
+from trainer.evaluation.fusion.scored import Scorers
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
@@ -85,7 +87,7 @@ def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> Non
     text_scores, vector_scores = brute_force(data, model, x)
     filters = ragged(data.points["test"].positives)
     vector_scores[filters.contains(np.tile(np.arange(data.labels), (len(x), 1)))] = -np.inf
-    fused = Fused(tree(), embed_label_texts(model, data.layout), frequency, shortlist)
+    fused = Fused(tree(), Scorers(embed_label_texts(model, data.layout)), frequency, shortlist)
     scores, ids = Ranking.of(model, fused=fused).top_k(x, k, filters)
     for row in range(len(x)):
         listed = [
@@ -106,8 +108,8 @@ def test_fused_scores_rank_the_shortlist(data: SmallData, shortlist: int) -> Non
 
 def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
     model = model_of(data, group)
-    first, frequency = model.head.start, label_statistics(data.layout).frequency
-    fused = Fused(tree(), embed_label_texts(model, data.layout), frequency, 8, first, group)
+    frequency = label_statistics(data.layout).frequency
+    fused = Fused(tree(), Scorers(embed_label_texts(model, data.layout)), frequency, 8)
     x = queries(data, model)
     return Ranking.of(model, group, fused).top_k(x, 5, Ragged.empty(len(x)))
 
@@ -158,16 +160,16 @@ class TestFit:
         np.testing.assert_allclose(
             pairs[order], expected_pairs[np.lexsort(expected_pairs.T.round(3))], rtol=1e-3, atol=1e-4
         )
-        tree, opened = fit.open_fusion(data.layout.root, run, checkpoint)
+        tree, opened = open_fusion(data.layout.root, run, checkpoint)
         assert opened.digest == manifest.digest
         other = replace(checkpoint, manifest=checkpoint.manifest.model_copy(update={"rows": 1}))
         with pytest.raises(InputError, match="fitted to another checkpoint"):
-            fit.open_fusion(data.layout.root, run, other)
+            open_fusion(data.layout.root, run, other)
         scorer = Scorer.open(
             data.layout,
             model,
             "val",
-            ranking=Ranking.of(model, fused=Fused(tree, embed_label_texts(model, data.layout), frequency, 4)),
+            ranking=Ranking.of(model, fused=Fused(tree, Scorers(embed_label_texts(model, data.layout)), frequency, 4)),
         )
         scorers = scorer, Scorer.open(data.layout, model, "val")
         fused, plain = (each.score().metrics.result()["P@1"] for each in scorers)

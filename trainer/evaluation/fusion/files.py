@@ -1,0 +1,74 @@
+"""Files of a run's fusion: published beside the checkpoint that it was fitted to, and opened for evaluation."""
+
+from typing import Any
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.storage import join
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.evaluation.evaluate import label_statistics
+from trainer.evaluation.fusion.fused import Fused
+from trainer.evaluation.fusion.ranking import embed_label_texts
+from trainer.evaluation.fusion.scored import Scorers
+from trainer.evaluation.fusion.tree import Fusion
+from trainer.evaluation.fusion.weights import Weights
+from trainer.evaluation.memory.memory import Memory
+from trainer.group import ALONE, Group
+from trainer.model import Model
+
+KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
+
+
+def publish_fusion(
+    data: str,
+    run: str,
+    checkpoint: Checkpoint,
+    file: tuple[str, bytes],
+    facts: dict[str, Any],
+    memory: Memory | None = None,
+) -> Manifest:
+    """Publish a fusion's `file` (name, content), and the memory that it asks, in place of an earlier one."""
+    url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
+    if is_published(url):
+        unpublish(url)
+    storage.write_bytes(join(url, name), body)
+    shards = (Shard(path=name, rows=0, bytes=len(body), sha256=storage.sha256(body)),)
+    return publish(
+        url,
+        Manifest(
+            kind=KIND,
+            shards=(*shards, *(memory.write(url) if memory else ())),
+            parents={"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
+            parameters=facts,
+        ),
+    )
+
+
+def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group = ALONE) -> Fused:
+    """Open the fusion of `checkpoint` for the rank's labels. Raises InputError where there is none; TableError."""
+    fusion, manifest = group.decide(lambda: open_fusion(data, run, checkpoint))
+    layout = DataLayout(data)
+    reads_texts = not isinstance(fusion, Weights) or fusion.texts > 0
+    scorers = Scorers(
+        embed_label_texts(model, layout) if reads_texts else None,
+        Memory.read(RunLayout(run).fusion(checkpoint.step), manifest),
+    )
+    return Fused(fusion, scorers, label_statistics(layout).frequency, int(manifest.parameters["shortlist"]))
+
+
+def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> tuple[Fusion | Weights, Manifest]:
+    """Open what `extremis fuse` made for `checkpoint`. Raises InputError where it made nothing, TableError."""
+    url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
+    if not is_published(url):
+        raise InputError(f"{run}: no fusion is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
+    manifest = open_manifest(url, KIND)
+    if manifest.parents["checkpoint"] != checkpoint.manifest.digest:
+        raise InputError(
+            f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "
+            f"`extremis fuse {data} {run}` fits one anew."
+        )
+    if manifest.shards[0].path == WEIGHTS:
+        return Weights.load(join(url, WEIGHTS)), manifest
+    return Fusion.load(join(url, TREE)), manifest

@@ -1,0 +1,1 @@
+"""Memory of the training points: the nearest of a query vote with their labels."""

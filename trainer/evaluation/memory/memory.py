@@ -1,0 +1,97 @@
+"""Training points as unit embeddings, each with its labels: made from a run, written as a table, read, asked."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.nn.functional import normalize
+
+from schemas.errors import InputError
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest, Shard
+from schemas.ragged import Ragged, SparseRows
+from schemas.shard_files.parquet import list_array, list_column, matrix_array, matrix_column, write_shard
+from schemas.shard_files.shards import iterate_shard
+from trainer.config import Data
+from trainer.evaluation.memory.votes import NEIGHBOURS, count_votes
+from trainer.evaluation.search import top_k
+from trainer.model import Model
+from trainer.stream import open_queries
+from trainer.stream.part import Part, iterate_part
+
+FOLDER = "memory"
+BUDGET = 4 << 30  # bytes
+ROWS_A_FILE = 1 << 20
+_GROUP_ROWS = 1 << 14
+_BYTES_A_LABEL = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """N training points: `vectors` float16 [N, D] of length 1, and the `labels` of each."""
+
+    vectors: torch.Tensor
+    labels: Ragged
+
+    @classmethod
+    def build(cls, model: Model, data: DataLayout, trained: Data, budget: int = BUDGET) -> "Memory":
+        """Embed the rows that the run trains on, as many of them as `budget` bytes hold, each as likely as any other.
+
+        Raises InputError where the run mixes splits; TableError.
+        """
+        if trained.mix:
+            raise InputError("data.mix: a memory holds the training points of one split, and this run mixes several.")
+        table = open_queries(data, trained.split)
+        rows = max(1, trained.trained.rows(table.manifest.rows))
+        mean = int(table.manifest.counters.get("labels", 0)) / max(1, table.manifest.rows)
+        share = min(1.0, budget / (rows * (2 * model.encoder.dimension + _BYTES_A_LABEL * (1 + mean))))
+        part = Part(0.0, trained.trained.stop * share)
+        return cls._join(_embed(model, iterate_part(table.url, table.manifest, part, [*model.columns, "label_ids"])))
+
+    @classmethod
+    def read(cls, url: str, manifest: Manifest) -> "Memory | None":
+        """Read what `write` wrote under `url`; None where `manifest` names no memory. Raises TableError."""
+        shards = [shard for shard in manifest.shards if shard.path.startswith(f"{FOLDER}/")]
+        groups = itertools.chain.from_iterable(iterate_shard(url, shard) for shard in shards)
+        parts = ((torch.from_numpy(matrix_column(g, "vector")), list_column(g, "label_ids")) for g in groups)
+        return cls._join(parts) if shards else None
+
+    def write(self, url: str) -> Iterator[Shard]:
+        """Write files under `url`, and yield the entries that name them in a manifest."""
+        rows = len(self.vectors)
+        starts = range(0, max(rows, 1), ROWS_A_FILE)
+        for number, start in enumerate(starts):
+            labels = self.labels.slice(start, min(start + ROWS_A_FILE, rows))
+            vectors = self.vectors[start : start + ROWS_A_FILE].numpy()
+            columns = {
+                "vector": matrix_array(vectors, pa.float16()),
+                "label_ids": list_array(labels.entries, labels.offsets, pa.int64()),
+            }
+            shard = write_shard(f"{url}/{FOLDER}", number, len(starts), pa.table(columns), _GROUP_ROWS)
+            yield shard.model_copy(update={"path": f"{FOLDER}/{shard.path}"})
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in main memory."""
+        return self.vectors.nbytes + self.labels.values.nbytes + self.labels.offsets.nbytes
+
+    def votes(self, x: torch.Tensor) -> SparseRows:
+        """Return the labels of the nearest training points of x [B, D or more], with their votes in (0, 1]."""
+        unit = normalize(x[:, : self.vectors.shape[1]].float())
+        similarity, rows = top_k(unit, self.vectors, min(NEIGHBOURS, len(self.vectors)))
+        return count_votes(similarity.cpu().numpy(), rows.cpu().numpy(), self.labels)
+
+    @classmethod
+    def _join(cls, parts: Iterable[tuple[torch.Tensor, Ragged]]) -> "Memory":
+        vectors, labels = zip(*parts, strict=True)
+        values = np.concatenate([rows.entries for rows in labels]).astype(np.int64, copy=False)
+        return cls(torch.cat(vectors), Ragged.from_counts(values, np.concatenate([rows.counts for rows in labels])))
+
+
+def _embed(model: Model, groups: Iterable[pa.Table]) -> Iterator[tuple[torch.Tensor, Ragged]]:
+    for rows in groups:
+        x = model.embed_table(rows)[:, : model.encoder.dimension]
+        yield normalize(x.float()).half(), list_column(rows, "label_ids")

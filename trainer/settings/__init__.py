@@ -1,0 +1,1 @@
+"""Settings that come from the data: options that a recipe leaves to it, as "auto"."""

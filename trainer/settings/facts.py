@@ -1,0 +1,107 @@
+"""Figures of the training rows that settings are derived from."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.errors import InputError
+from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import list_column
+from trainer.encoders.features import count_ngrams
+from trainer.evaluation.evaluate import label_statistics
+from trainer.stream import Table, open_queries
+from trainer.stream.part import Part, iterate_part
+
+SAMPLED_ROWS = 200_000  # that n-grams are counted on
+_HEAPS = 0.7  # distinct n-grams of n texts grow like n ** 0.7
+_HASHES = 1 << 31
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Figures of DATA as a run sees it.
+
+    `queries`: N, rows to train on. `labels`: L. `pairs`: (query, label) among them. `label_texts`: labels whose texts
+    are training points too. `ngrams`: distinct n-grams of two tokens that come in two or more rows, 0 without tokens.
+    `tokens`: mean tokens of a query. `median_frequency`: training points of the median label that has any.
+    """
+
+    queries: int
+    labels: int
+    pairs: int
+    label_texts: int = 0
+    ngrams: int = 0
+    tokens: float = 0.0
+    median_frequency: float = 0.0
+
+    @property
+    def points(self) -> int:
+        """Training points: queries, and texts of labels."""
+        return self.queries + self.label_texts
+
+    @property
+    def prior(self) -> float:
+        """Mean share of the labels that are right for a training point."""
+        return (self.pairs + self.label_texts) / max(1, self.points * self.labels)
+
+
+def measure(data: DataLayout, split: str, part: Part, label_texts: bool) -> Facts:
+    """Measure `part` of `split`; with `label_texts` labels are points too. Raises InputError, TableError."""
+    queries, labels = open_queries(data, split), open_manifest(data.labels, "labels")
+    rows = part.rows(queries.manifest.rows)
+    if not rows:
+        raise InputError(f"{queries.url}: no rows to train on.")
+    frequency = label_statistics(data).frequency
+    sample = _Sample.of(queries, part, rows)
+    return Facts(
+        queries=rows,
+        labels=labels.rows,
+        pairs=round(sample.pairs * rows / sample.rows),
+        label_texts=labels.rows if label_texts else 0,
+        ngrams=round(sample.ngrams * (rows / sample.rows) ** _HEAPS),
+        tokens=sample.tokens / sample.rows,
+        median_frequency=float(np.median(frequency[frequency > 0])) if frequency.any() else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Counts over the first `rows` rows of a table."""
+
+    rows: int
+    pairs: int
+    tokens: int
+    ngrams: int
+
+    @classmethod
+    def of(cls, table: Table, part: Part, rows: int) -> "_Sample":
+        has_tokens = any(column.name == "input_ids" for column in table.manifest.columns)
+        columns = ["label_ids", *(["input_ids"] if has_tokens else [])]
+        seen = pairs = tokens = 0
+        hashes = []
+        for group in iterate_part(table.url, table.manifest, part, columns):
+            seen += group.num_rows
+            pairs += len(list_column(group, "label_ids").values)
+            if has_tokens:
+                texts = list_column(group, "input_ids")
+                tokens += len(texts.values)
+                hashes.append(_pairs_of_tokens(texts))
+            if seen >= min(rows, SAMPLED_ROWS):
+                break
+        _, counts = np.unique(np.concatenate([np.empty(0, np.int64), *hashes]), return_counts=True)
+        return cls(seen, pairs, tokens, int((counts > 1).sum()))
+
+
+def _pairs_of_tokens(texts: Ragged) -> np.ndarray:
+    """Return a hash of each distinct pair of neighbouring tokens of each text."""
+    vocabulary = int(texts.values.max(initial=0)) + 1
+    ids = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=_HASHES).ids
+    return ids[ids >= vocabulary] - vocabulary
+
+
+def log_odds(share: float) -> float:
+    """Return ln(share / (1 - share))."""
+    return math.log(share / (1 - share))

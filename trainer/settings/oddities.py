@@ -1,0 +1,53 @@
+"""Settings and losses that are odd enough to say so, in one line, when they are met."""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from trainer.config import Recipe
+from trainer.settings.facts import Facts, log_odds
+
+_FAR_BIAS = 1.0  # from the prior: half of what halves P@1
+_WINDOW = 20  # steps that a loss is compared with
+_JUMP = 5.0  # times the median deviation
+
+
+def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
+    """Yield a line for each setting that cannot be meant so for data of these `facts`."""
+    negatives, epochs = recipe.negatives, recipe.train.epochs
+    if negatives.hard and recipe.refresh.start >= epochs:
+        yield (
+            f"negatives.hard = {negatives.hard} is never used: refresh.start = {recipe.refresh.start} is not below "
+            f"train.epochs = {epochs}"
+        )
+    if recipe.classifier.bias and recipe.loss.kind == "bce" and not recipe.head.encodes_labels:
+        prior = log_odds(facts.prior)
+        distance = recipe.classifier.initial_bias - prior
+        if abs(distance) > _FAR_BIAS:
+            yield (
+                f"classifier.initial_bias = {recipe.classifier.initial_bias:g} is {abs(distance):.1f} "
+                f"{'above' if distance > 0 else 'below'} the prior of this data, {prior:.1f}: set it to 'prior'"
+            )
+    if facts.points < recipe.order.batch * 10:
+        steps = math.ceil(facts.points / recipe.order.batch)
+        yield (
+            f"order.batch = {recipe.order.batch} makes {steps} steps an epoch of {facts.points:,} training points: "
+            "set it to 'auto'"
+        )
+
+
+class LossWatch:
+    """Notices a loss that jumps: far above the median of the last steps, in units of their median deviation."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+
+    def jumped(self, loss: float) -> float | None:
+        """Take in the loss of a step; return the median before it where it jumped."""
+        before = sorted(self._losses)
+        self._losses.append(loss)
+        if len(before) < _WINDOW:
+            return None
+        median = before[_WINDOW // 2]
+        deviation = sorted(abs(value - median) for value in before)[_WINDOW // 2]
+        return median if loss > 2 * median and loss - median > _JUMP * deviation else None
