@@ -16,8 +16,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
-FORMS = ("text", "jsonl", "parquet")
-_ENDS = {"jsonl": rf"\.{JSONL}$", "parquet": rf"\.{PARQUET}$", "text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$"}
+_ENDS = {"text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$", "jsonl": rf"\.{JSONL}$", "parquet": rf"\.{PARQUET}$"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Texts:
         for form, end in _ENDS.items():
             if re.search(end, url):
                 return form
-        raise InputError(f"{url}: its name does not say what it holds. Say so with --form {'|'.join(FORMS)}.")
+        raise InputError(f"{url}: its name does not say what it holds. Say so with --form {'|'.join(_ENDS)}.")
 
     def _read_lines(self, url: str, rows: int, seen: int) -> Iterator[pa.RecordBatch]:
         for block in lines.read_blocks(url, rows):
