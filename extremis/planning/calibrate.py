@@ -60,7 +60,7 @@ def mine_seconds(workload: Workload, sizes: Sizes) -> float:
     blocks = sizes.blocks
     if blocks is None:
         return 0.0
-    planned = max(stop - start for part in blocks.bounds for start, stop in part)
+    planned = max(stop - start for start, stop in blocks.bounds)
     rows = min(planned, _BLOCK_ROWS)
     smaller = re.sub(
         r"\d+", lambda n: str(max(1, int(int(n[0]) * (rows / planned) ** 0.5))), blocks.factory.spec, count=1
@@ -76,7 +76,7 @@ def mine_seconds(workload: Workload, sizes: Sizes) -> float:
     for first in range(0, _BLOCK_QUERIES, blocks.batch):
         search(block, queries[first : first + blocks.batch], width)
     seconds = time.perf_counter() - start
-    count = sum(len(part) for part in blocks.bounds)
+    count = len(blocks.bounds)
     return (
         seconds
         * _work(blocks.factory, planned, count, workload.rows, width)

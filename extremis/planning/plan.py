@@ -60,8 +60,8 @@ def describe(workload: Workload, sizes: Sizes, seconds: dict[str, Any] | None) -
         "mining": blocks
         and {
             "index": blocks.factory.spec,
-            "blocks": sum(len(part) for part in blocks.bounds),
-            "block_rows": blocks.rows,
+            "blocks": len(blocks.bounds),
+            "block_rows": blocks.block_rows,
             "query_batch": blocks.batch,
             "refreshes": workload.refreshes,
         },
