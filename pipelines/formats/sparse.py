@@ -76,11 +76,12 @@ def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
 
 def unite_keys(keys: pa.StringArray, offsets: np.ndarray) -> tuple[pa.ListArray, pa.Array]:
     """Return the columns label_keys and merged of rows that name `keys` [V]: row i those from `offsets[i]` on."""
-    known_keys = keys.unique().sort()
-    index = pc.index_in(keys, value_set=known_keys).to_numpy().astype(np.int64)
-    once, merged = merge_labels(SparseRows(index, np.ones(len(index), np.float32), offsets))
-    named = pa.ListArray.from_arrays(pa.array(once.offsets.astype(np.int32)), known_keys.take(pa.array(once.ids)))
-    return named, pa.array(merged)
+    coded = keys.dictionary_encode()
+    order = pc.sort_indices(coded.dictionary)
+    rank = np.argsort(order.to_numpy())
+    once, merged = merge_labels(SparseRows(rank[coded.indices], np.ones(len(coded), np.float32), offsets))
+    named = coded.dictionary.take(order).take(pa.array(once.ids))
+    return pa.ListArray.from_arrays(pa.array(once.offsets.astype(np.int32)), named), pa.array(merged)
 
 
 def merge_features(ragged: SparseRows) -> SparseRows:
