@@ -60,7 +60,7 @@ def mine_seconds(workload: Workload, sizes: Sizes) -> float:
     blocks = sizes.blocks
     if blocks is None:
         return 0.0
-    planned = max(stop - start for part in blocks.bounds for start, stop in part)
+    planned = max(stop - start for start, stop in blocks.bounds)
     rows = min(planned, _BLOCK_ROWS)
     share = (rows / planned) ** 0.5
     smaller = re.sub(r"\d+", lambda number: str(max(1, int(int(number[0]) * share))), blocks.factory.spec, count=1)
@@ -75,7 +75,7 @@ def mine_seconds(workload: Workload, sizes: Sizes) -> float:
     for first in range(0, _BLOCK_QUERIES, blocks.batch):
         search(block, queries[first : first + blocks.batch], width)
     seconds = time.perf_counter() - start
-    count = sum(len(part) for part in blocks.bounds)
+    count = len(blocks.bounds)
     work = _work(blocks.factory, planned, count, workload.rows, width)
     return seconds * work / _work(factory, rows, 1, _BLOCK_QUERIES, width)
 

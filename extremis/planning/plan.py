@@ -51,8 +51,8 @@ def plan(workload: Workload, data: str | None, calibrate: bool) -> dict[str, Any
         "mining": blocks
         and {
             "index": blocks.factory.spec,
-            "blocks": sum(len(part) for part in blocks.bounds),
-            "block_rows": blocks.rows,
+            "blocks": len(blocks.bounds),
+            "block_rows": blocks.block_rows,
             "query_batch": blocks.batch,
             "refreshes": workload.dumps,
         },
