@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
@@ -234,8 +235,9 @@ def find_shard(url: str, shard: Shard) -> str:
     return place
 
 
-def check_shard(place: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
-    """Read one shard, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
+def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
+    """Read a shard of the table at `url`, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
+    place = join(url, shard.path)
     try:
         data = storage.read_bytes(place)
     except FileNotFoundError:
@@ -244,6 +246,18 @@ def check_shard(place: str, shard: Shard, remedy: str = "Make the table again.")
         raise TableError(f"{place}: damaged: {len(data)} bytes, expected {shard.bytes}. {remedy}")
     _require_digest(place, shard, storage.sha256(data), remedy)
     return data
+
+
+def write_file(url: str, name: str, data: bytes) -> Shard:
+    """Publish `data` as a file of the table at `url`, without rows. Raises StorageError."""
+    storage.write_bytes(join(url, name), data)
+    return Shard(path=name, rows=0, bytes=len(data), sha256=storage.sha256(data))
+
+
+def describe_file(path: str, name: str, rows: int, checksums: str | None = None) -> Shard:
+    """Describe the shard `name`, which lies in the local file `path` until it is published."""
+    digest = storage.file_sha256(path)
+    return Shard(path=name, rows=rows, bytes=os.path.getsize(path), sha256=digest, checksums=checksums)
 
 
 def _require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:

@@ -19,6 +19,7 @@ import fsspec
 from fsspec.core import url_to_fs
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 from tenacity import (
     Retrying,
     retry_if_exception,
@@ -125,50 +126,17 @@ def open_read(url: str) -> IO[bytes]:
     return io.BufferedReader(RangeReader(url, size(url)), READ_BYTES)
 
 
-class SeekableReader(io.RawIOBase):
-    """File of `length` bytes that is read at any position; how is up to those that inherit."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self._length, self._position = length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
-        return self._position
-
-
-class RangeReader(SeekableReader):
+class RangeReader(AbstractBufferedFile):
     """File of `length` bytes at `url`, read anywhere in any order; each read is one request, with retries.
 
     Reads raise StorageError, which libraries above cannot take for damaged content as they would an OSError.
     """
 
     def __init__(self, url: str, length: int) -> None:
-        super().__init__(length)
-        self._url = url
+        super().__init__(None, url, size=length, cache_type="none")
 
-    def read(self, size: int | None = -1) -> bytes:
-        start = self._position
-        end = self._length if size is None or size < 0 else min(start + size, self._length)
-        if start >= end:
-            return b""
-        data = read_range(self._url, start, end)
-        self._position += len(data)
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return read_range(self.path, start, min(end, self.size))
 
 
 def size(url: str) -> int:

@@ -6,11 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import load, save_file
 
 from schemas import storage
 from schemas.layout import RunLayout, numbered
-from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
-from trainer.checkpoints.tensors import read_tensors, write_tensors
+from schemas.manifest import (
+    Manifest,
+    Shard,
+    check_shard,
+    describe_file,
+    is_published,
+    open_manifest,
+    publish,
+    unpublish,
+)
+from schemas.storage import join
 
 FILE_BYTES = 1 << 28  # of vectors and their optimizer's state, at most, in a file
 _VECTORS = "vectors-"
@@ -73,7 +83,7 @@ class Checkpoint:
                 tensor[first - start : first - start + len(rows[name])] = rows[name]
 
     def _read(self, shard: Shard) -> dict[str, torch.Tensor]:
-        return read_tensors(self.url, shard, f"Remove {self.url} to go on from the checkpoint before it.")
+        return load(check_shard(self.url, shard, f"Remove {self.url} to go on from the checkpoint before it."))
 
 
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
@@ -85,12 +95,15 @@ def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
 
 def write_rows(url: str, first: int, rows: Mapping[str, torch.Tensor]) -> Shard:
     """Write a file of the rows [n, ...] of labels [first, first + n). Raises StorageError."""
-    return write_tensors(url, f"{_VECTORS}{first:012d}.safetensors", len(rows["weight"]), rows)
+    return write_tensors(url, f"{_VECTORS}{first:012d}", rows, len(rows["weight"]))
 
 
-def write_part(url: str, name: str, tensors: Mapping[str, torch.Tensor]) -> Shard:
-    """Write a file of tensors that have no labels. Raises StorageError."""
-    return write_tensors(url, f"{name}.safetensors", 0, tensors)
+def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows: int = 0) -> Shard:
+    """Write a file of tensors; its entry says that it holds `rows` of labels. Raises StorageError."""
+    name = f"{name}.safetensors"
+    with storage.writing(join(url, name)) as path:
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+        return describe_file(path, name, rows)
 
 
 def publish_checkpoint(

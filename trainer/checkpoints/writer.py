@@ -11,7 +11,13 @@ import torch
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.manifest import Shard, unpublish
-from trainer.checkpoints.checkpoint import drop_old_checkpoints, publish_checkpoint, row_ranges, write_part, write_rows
+from trainer.checkpoints.checkpoint import (
+    drop_old_checkpoints,
+    publish_checkpoint,
+    row_ranges,
+    write_rows,
+    write_tensors,
+)
 from trainer.checkpoints.snapshot import RowSnapshot
 from trainer.group import ALONE, Group
 
@@ -104,7 +110,7 @@ class CheckpointWriter:
             unpublish(url)
             storage.remove(url, recursive=True)
         group.barrier()
-        shards = [write_part(url, name, tensors) for name, tensors in contents.parts.items()] if group.first else []
+        shards = [write_tensors(url, name, tensors) for name, tensors in contents.parts.items()] if group.first else []
         shards += self._write_rows(url, contents, snapshot)
         by_rank = group.gather_objects(shards)
         if group.first:

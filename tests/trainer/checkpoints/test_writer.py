@@ -18,9 +18,8 @@ import trainer.checkpoints.writer
 from schemas.errors import StorageError
 from schemas.layout import RunLayout
 from tests.ranks import on_ranks
-from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges
+from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges, write_tensors
 from trainer.checkpoints.snapshot import RowSnapshot
-from trainer.checkpoints.tensors import write_tensors
 from trainer.checkpoints.writer import CheckpointWriter, Contents
 from trainer.group import ALONE, Group, label_range
 
@@ -69,7 +68,7 @@ def test_tensors_are_a_safetensors_file_of_any_dtype(tmp_path: Path, dtype: torc
         "none": torch.empty(0, 4),
         "number": torch.tensor(3.5),
     }
-    shard = write_tensors(str(tmp_path), "x.safetensors", 7, tensors)
+    shard = write_tensors(str(tmp_path), "x", tensors, rows=7)
     loaded = load_file(tmp_path / "x.safetensors")
     assert loaded.keys() == tensors.keys()
     for name, value in tensors.items():
