@@ -6,17 +6,13 @@ the way from storage to a column is found before the column is made.
 
 import base64
 import binascii
-import zlib
 from collections.abc import Iterable
+from zlib import crc32
 
 import numpy as np
 
+__all__ = ["crc32", "pack", "unpack"]
 _TYPE = np.dtype("<u4")
-
-
-def crc32(data: memoryview | bytes) -> int:
-    """Return the CRC-32 of `data`; gives up the interpreter lock while it runs."""
-    return zlib.crc32(data)
 
 
 def pack(checksums: Iterable[int]) -> str:

@@ -43,7 +43,7 @@ class _Rows(tuple[np.ndarray, ...]):
         return self._select(mask, offsets_of(mask)[self[-1]])
 
     def _select(self: Kind, entries: Any, offsets: np.ndarray) -> Kind:
-        return type(self)(*(column[entries] for column in self[:-1]), offsets)
+        return type(self)(*(column[entries] for column in self[:-1]), offsets)  # type: ignore[call-arg]
 
 
 class _Ragged(NamedTuple):

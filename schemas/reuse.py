@@ -22,16 +22,6 @@ class Request:
     parameters: Mapping[str, Any]
     section: str | None = None
 
-    def recorded(self, manifest: Manifest) -> Mapping[str, Any] | None:
-        """Return the parameters of a finished table; None where it is a table of another sort."""
-        if manifest.kind != self.kind:
-            return None
-        return manifest.parameters.get(self.section) if self.section else manifest.parameters
-
-    def same_parents(self, manifest: Manifest) -> bool:
-        """Tell whether the table was made from these parents."""
-        return self.parents is None or manifest.parents == self.parents
-
     def changes(self, manifest: Manifest, recorded: Mapping[str, Any]) -> Iterator[str]:
         """Say in words how the table that is requested differs from a finished one; nothing where it is the same."""
         if self.parents is not None:
@@ -59,16 +49,16 @@ def find_reusable(
     if not is_published(url):
         return None
     manifest = open_manifest(url)
-    recorded = request.recorded(manifest)
-    if recorded is None:
+    recorded = manifest.parameters.get(request.section) if request.section else manifest.parameters
+    if manifest.kind != request.kind or recorded is None:
         raise InputError(
             f"{url}: holds a finished {manifest.kind} table, not one of kind {request.kind}. Give another place."
         )
     changes = list(request.changes(manifest, recorded))
     if not changes:
         return manifest
-    stale = is_stale is not None and not request.same_parents(manifest) and is_stale(recorded)
-    if not (overwrite or stale):
+    other_parents = request.parents is not None and manifest.parents != request.parents
+    if not (overwrite or (is_stale is not None and other_parents and is_stale(recorded))):
         raise InputError(
             f"{url}: holds a finished {manifest.kind} table made otherwise ({'; '.join(changes)}). {remedy}"
         )

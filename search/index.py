@@ -11,8 +11,8 @@ import faiss
 import numpy as np
 
 from schemas.errors import InputError
+from schemas.randomness import sample_rows
 from search.factory import Factory
-from search.sample import sample_rows
 
 _FEWEST_FOR_PRODUCTS = 20
 

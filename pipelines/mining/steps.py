@@ -25,6 +25,7 @@ from pipelines.mining.profile import Profile
 from schemas import storage, tables
 from schemas.layout import shard_name
 from schemas.manifest import Shard
+from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_array, writing_shard
 from search import params
 from search.block import Block
@@ -33,7 +34,6 @@ from search.exclusions import Exclusions, positive_scores, search_negatives
 from search.index import build, set_up
 from search.index_files import write_index
 from search.params import SearchParams
-from search.sample import sample_rows
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512

@@ -120,8 +120,8 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
     shards = []
     for name, encoder in model.encoders.items():  # of queries, and of labels where they have one of their own
-        written = _write_encoder(layout, encoder, tokens, join(out, name))
-        shards += [_in_folder(name, shard) for shard in written]
+        files = _write_encoder(layout, encoder, tokens, join(out, name))
+        shards += [_in_folder(name, shard) for shard in files]
     shards += _write_labels(layout, out)
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         target = _Target(out, options.dtype, Path(scratch))
