@@ -105,7 +105,10 @@ def main() -> None:
     figures = {
         **{f"{kind}_us": {name: round(value, 2) for name, value in by.items()} for kind, by in costs.items()},
         "build_us_a_row": {name: round(value, 2) for name, value in build.items()},
-        "memory_mib": {name: round(sampler.tables.nbytes / 2**20, 1) for name, sampler in samplers.items()},
+        "memory_mib": {
+            name: round(sum(array.nbytes for array in sampler.tables.arrays) / 2**20, 1)
+            for name, sampler in samplers.items()
+        },
         "bytes_a_label": samplers["10M"].tables.codes[0].nbytes,
         "vectors_mib_float32": {name: round(4 * DIMENSION * n / 2**20, 1) for name, n in SIZES.items()},
         "tables": options.tables,

@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -38,10 +39,14 @@ def code_version() -> str:
         return "unknown"
 
 
-def stays_inside(path: str) -> bool:
-    """Return true where `path`, from a manifest, names something below the prefix that it is relative to."""
+def _require_inside(path: str) -> str:
     parts = PurePosixPath(path).parts
-    return bool(parts) and not (path.startswith("/") or ".." in parts or "\\" in path or "://" in path)
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
+        raise ValueError(f"{path!r} leaves its prefix")
+    return path
+
+
+Inside = Annotated[str, AfterValidator(_require_inside)]  # a path of something below the prefix that it is relative to
 
 
 class Column(BaseModel):
@@ -61,7 +66,7 @@ class Shard(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    path: str
+    path: Inside
     rows: int = Field(ge=0)
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -80,13 +85,6 @@ class Shard(BaseModel):
             checksums.unpack(text)
         return text
 
-    @field_validator("path")
-    @classmethod
-    def _inside(cls, path: str) -> str:
-        if not stays_inside(path):
-            raise ValueError(f"shard path {path!r} leaves its table")
-        return path
-
 
 class Manifest(BaseModel):
     """Manifest of a table: its content, what it was made from (`parents`: name to digest), and how.
@@ -104,20 +102,11 @@ class Manifest(BaseModel):
     rows: int = 0
     row_group_rows: int | None = None
     id_range: tuple[int, int] | None = None  # [first, last)
-    parents: dict[str, str] = {}
+    parents: dict[Inside, str] = {}  # those of a data set are paths
     parameters: dict[str, Any] = {}
     counters: dict[str, Any] = {}
     quality: dict[str, Any] = {}
     code_version: str = Field(default_factory=code_version)
-
-    @field_validator("parents")
-    @classmethod
-    def _below(cls, parents: dict[str, str]) -> dict[str, str]:
-        """Refuse parents that leave the prefix: those of a data set are paths."""
-        wrong = [name for name in parents if not stays_inside(name)]
-        if wrong:
-            raise ValueError(f"parent {wrong[0]!r} leaves its prefix")
-        return parents
 
     @property
     def digest(self) -> str:

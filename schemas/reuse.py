@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InputError
-from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,8 @@ def find_reusable(
 
 def find_made_from(url: str, kind: str, parents: Mapping[str, str]) -> Manifest | None:
     """Return the table at `url` if it was made from these parents, whatever its parameters. Raises TableError."""
-    if not is_published(url):
-        return None
-    manifest = open_manifest(url, kind)
-    return manifest if manifest.parents == parents else None
+    manifest = open_if_published(url, kind)
+    return manifest if manifest is not None and manifest.parents == parents else None
 
 
 def _changes(name: str, before: Any, after: Any) -> Iterator[str]:

@@ -175,7 +175,12 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
-        _attempt(lambda: _write_local(path, data, durable), "write", url)
+
+        def write() -> None:
+            with _replacing(path, durable) as temporary, open(temporary, "wb") as out:
+                out.write(data)
+
+        _attempt(write, "write", url)
         return
     payload = bytes(data)
     try:
@@ -193,24 +198,18 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
     `durable` the fsync is left out. Raises StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
-    local = isinstance(fs, LocalFileSystem)
-    folder, name = os.path.split(path) if local else (tempfile.gettempdir(), path.rsplit("/", 1)[-1])
-    temporary = _temporary(folder, name)
     try:
-        if local:
-            _attempt(lambda: os.makedirs(folder or ".", exist_ok=True), "write", url)
-        try:
+        if isinstance(fs, LocalFileSystem):
+            with _replacing(path, durable) as temporary:
+                yield temporary
+            return
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+            temporary = os.path.join(folder, path.rsplit("/", 1)[-1])
             yield temporary
-        except OSError as error:
-            raise StorageError(f"could not write {url}: {error.strerror or error}; {_remedy(error)}.") from error
-        if local:
-            _attempt(lambda: _rename_local(temporary, path, durable), "write", url)
-        else:
             seconds = _seconds_for(os.path.getsize(temporary))
             _attempt(lambda: _bounded(fs, "put_file", temporary, path, seconds=seconds), "write", url)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+    except OSError as error:
+        raise StorageError(f"could not write {url}: {error.strerror or error}; {_remedy(error)}.") from error
 
 
 def remove(url: str, recursive: bool = False) -> None:
@@ -236,34 +235,30 @@ def file_sha256(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_local(path: str, data: bytes | memoryview, durable: bool) -> None:
+@contextlib.contextmanager
+def _replacing(path: str, durable: bool) -> Iterator[str]:
+    """Yield a name in the folder of `path`, whose file takes the place of `path` when the block ends."""
     folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
     os.makedirs(folder or ".", exist_ok=True)
-    temporary = _temporary(folder, name)
     try:
-        with open(temporary, "wb") as out:
-            out.write(data)
-        _rename_local(temporary, path, durable)
+        yield temporary
+        if durable:
+            _sync(temporary, os.O_RDWR)
+        os.replace(temporary, path)
+        if durable:
+            _sync(folder or ".", os.O_RDONLY)
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
 
 
-def _temporary(folder: str, name: str) -> str:
-    return os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
-
-
-def _rename_local(temporary: str, path: str, durable: bool) -> None:
-    if durable:
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-    os.replace(temporary, path)
-    if durable:
-        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+def _sync(path: str, flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _bounded(

@@ -40,43 +40,37 @@ class ShardEncoder:
     entry: Shard  # of a shard that is published
 
     def __init__(self, out: pa.NativeFile, schema: pa.Schema, row_group_rows: int) -> None:
-        # Floating values do not repeat, so a dictionary only costs time there.
-        plain = [field.name for field in schema if _is_matrix(field.type) or _is_floats(field.type)]
-        dictionary = [field.name for field in schema if field.name not in plain and field.name != "query_id"]
         self._writer = pq.ParquetWriter(
             out,
             schema,
             compression="zstd",
             compression_level=1,
-            use_dictionary=_leaf_names(schema, dictionary),
+            use_dictionary=_leaves_that_repeat(schema),
             write_statistics=False,
             write_page_checksum=True,  # compressed bytes that have changed can decode to other values without an error
             store_schema=True,
         )
         self._schema = schema
         self._row_group_rows = row_group_rows
-        self._pending: list[pa.Table] = []
-        self._pending_rows = 0
+        self._pending = schema.empty_table()
         self.rows = 0
 
     def write(self, table: pa.Table) -> None:
         """Append rows; full row groups are written out as they fill."""
-        self._pending.append(table.cast(self._schema))
-        self._pending_rows += table.num_rows
         self.rows += table.num_rows
-        if self._pending_rows < self._row_group_rows:
-            return
-        ready = pa.concat_tables(self._pending)
-        full = ready.num_rows - ready.num_rows % self._row_group_rows
-        self._writer.write_table(ready.slice(0, full).combine_chunks(), row_group_size=self._row_group_rows)
-        self._pending = [ready.slice(full)]
-        self._pending_rows = ready.num_rows - full
+        pending = pa.concat_tables([self._pending, table.cast(self._schema)])
+        full = pending.num_rows - pending.num_rows % self._row_group_rows
+        self._flush(pending.slice(0, full))
+        self._pending = pending.slice(full)
 
     def close(self) -> None:
-        if self._pending_rows:
-            rest = pa.concat_tables(self._pending).combine_chunks()
-            self._writer.write_table(rest, row_group_size=self._row_group_rows)
+        """Write the rows of the last row group, and the footer."""
+        self._flush(self._pending)
         self._writer.close()
+
+    def _flush(self, rows: pa.Table) -> None:
+        if rows.num_rows:
+            self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
@@ -245,14 +239,12 @@ def matrix_array(matrix: np.ndarray, type: pa.DataType) -> pa.FixedSizeListArray
     return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
 
 
-def _is_matrix(type: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(type))
-
-
-def _is_floats(type: pa.DataType) -> bool:
-    return bool(pa.types.is_list(type) and pa.types.is_floating(type.value_type))
-
-
-def _leaf_names(schema: pa.Schema, names: list[str]) -> list[str]:
-    """Return names of leaves in Parquet: those of lists are `column.list.element`."""
-    return [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
+def _leaves_that_repeat(schema: pa.Schema) -> list[str]:
+    """Return the leaves to write with a dictionary, which only costs time for ids of rows and floating values."""
+    leaves = []
+    for field in schema:
+        is_list = pa.types.is_list(field.type)
+        floats = is_list and pa.types.is_floating(field.type.value_type)
+        if not (field.name == "query_id" or pa.types.is_fixed_size_list(field.type) or floats):
+            leaves.append(f"{field.name}.list.element" if is_list else field.name)
+    return leaves

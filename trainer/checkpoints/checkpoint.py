@@ -17,7 +17,6 @@ from schemas.manifest import (
     describe_file,
     is_published,
     open_manifest,
-    publish,
     unpublish,
 )
 from schemas.storage import join
@@ -104,21 +103,6 @@ def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows
     with storage.writing(join(url, name)) as path:
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
         return describe_file(path, name, rows)
-
-
-def publish_checkpoint(
-    url: str, shards: list[Shard], labels: int, state: Mapping[str, Any], parents: Mapping[str, str]
-) -> Manifest:
-    """Make a checkpoint of its files: those of rows by ascending label. Raises StorageError."""
-    manifest = Manifest(
-        kind="checkpoint",
-        shards=tuple(shards),
-        rows=labels,
-        id_range=(0, labels),
-        parameters=dict(state),
-        parents=dict(parents),
-    )
-    return publish(url, manifest)
 
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:

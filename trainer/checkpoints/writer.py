@@ -10,10 +10,9 @@ import torch
 
 from schemas import storage
 from schemas.layout import RunLayout
-from schemas.manifest import Shard, unpublish
+from schemas.manifest import Manifest, Shard, publish, unpublish
 from trainer.checkpoints.checkpoint import (
     drop_old_checkpoints,
-    publish_checkpoint,
     row_ranges,
     write_rows,
     write_tensors,
@@ -114,8 +113,15 @@ class CheckpointWriter:
         shards += self._write_rows(url, contents, snapshot)
         by_rank = group.gather_objects(shards)
         if group.first:
-            gathered = [shard for part in by_rank for shard in part]
-            publish_checkpoint(url, gathered, contents.labels, contents.state, contents.parents)
+            manifest = Manifest(
+                kind="checkpoint",
+                shards=tuple(shard for part in by_rank for shard in part),  # those of rows by ascending label
+                rows=contents.labels,
+                id_range=(0, contents.labels),
+                parameters=dict(contents.state),
+                parents=dict(contents.parents),
+            )
+            publish(url, manifest)
             drop_old_checkpoints(self._run, self._keep, contents.best)
 
     def _write_rows(self, url: str, contents: Contents, snapshot: RowSnapshot | None) -> list[Shard]:

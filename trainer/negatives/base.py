@@ -61,7 +61,6 @@ class NegativeSource(ABC):
     """
 
     name: ClassVar[str]
-    needs_x: ClassVar[bool] = True  # False: batches are planned ahead, before their queries are embedded
     stateful: ClassVar[bool] = False  # True: a resumed run needs its `state`, which one rank saves
     first_epoch: int = 0
 

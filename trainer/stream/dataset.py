@@ -97,10 +97,6 @@ class JoinedStream(IterableDataset):
         return self._channel.skipped
 
     @property
-    def sources(self) -> list[Source]:
-        return self._sources
-
-    @property
     def first_row(self) -> np.ndarray:
         """Id of the first row of each row group, and N at the end, [M + 1]."""
         return self._groups.first_row
@@ -122,14 +118,9 @@ class JoinedStream(IterableDataset):
             clusters,
         )
 
-    @property
-    def cluster(self) -> int:
-        """Rows of a cluster that the current epoch deals as one; 1 where rows are dealt on their own."""
-        return self._cluster_counts[0]
-
     @functools.cached_property
     def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
-        """`cluster` and, where it is above 1, the number of clusters in each row group [M]."""
+        """Rows of a cluster that the epoch deals as one, 1 for none; above 1 also the clusters of each row group [M]."""
         if self._options.clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
