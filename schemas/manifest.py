@@ -212,27 +212,25 @@ def verify(url: str, manifest: Manifest, on_bytes: Callable[[int], None] | None 
         _require_digest(place, shard, digest.hexdigest(), "Make the table again.")
 
 
-def find_shard(url: str, shard: Shard) -> str:
-    """Return the URL of a shard of the table at `url`. Raises TableError when it is gone or not as long as it was."""
+def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> str:
+    """Return the URL of a shard of the table at `url`.
+
+    Raises TableError, which ends with `remedy`, when it is gone or not as long as it was.
+    """
     place = join(url, shard.path)
     try:
         length = storage.size(place)
     except FileNotFoundError:
-        raise TableError(f"{place}: the manifest names this shard, but it is gone. Make the table again.") from None
+        raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
     if length != shard.bytes:
-        raise TableError(f"{place}: damaged: {length} bytes, expected {shard.bytes}. Make the table again.")
+        raise TableError(f"{place}: damaged: {length} bytes, expected {shard.bytes}. {remedy}")
     return place
 
 
 def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
     """Read a shard of the table at `url`, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
-    place = join(url, shard.path)
-    try:
-        data = storage.read_bytes(place)
-    except FileNotFoundError:
-        raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
-    if len(data) != shard.bytes:
-        raise TableError(f"{place}: damaged: {len(data)} bytes, expected {shard.bytes}. {remedy}")
+    place = find_shard(url, shard, remedy)
+    data = storage.read_bytes(place)
     _require_digest(place, shard, storage.sha256(data), remedy)
     return data
 

@@ -40,6 +40,7 @@ FILE_SECONDS = 900.0  # of reading a whole file at once, or of removing a prefix
 CONNECTIONS = 64  # to an object store
 READ_BYTES = 4 << 20  # of one request of a streaming pass
 TEMPORARY = ".tmp-"
+_LASTING = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 T = TypeVar("T")
 
@@ -315,11 +316,7 @@ def _is_full(error: BaseException) -> bool:
 
 def _may_pass(error: BaseException) -> bool:
     """Return true for errors of a network; a missing file, a refused permission and a full disk do not pass."""
-    if isinstance(
-        error, FileNotFoundError | FileExistsError | PermissionError | IsADirectoryError | NotADirectoryError
-    ):
-        return False
-    if _is_full(error):
+    if isinstance(error, _LASTING) or _is_full(error):
         return False
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
         return True  # fsspec's memory:// lists its files while another thread writes one

@@ -2,7 +2,6 @@
 
 import contextlib
 import mmap
-import os
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,11 +41,8 @@ class Mapped:
     """
 
     def __init__(self, path: str, length: int) -> None:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            self._map = mmap.mmap(handle, length, access=mmap.ACCESS_READ)
-        finally:
-            os.close(handle)
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
         self._length = length
         self.whole = pa.py_buffer(self._map)
 

@@ -134,9 +134,10 @@ class TarShard(OpenShard):
     def _column(self, group: "_Group", name: str, data: np.ndarray) -> pa.Array:
         if name == "query_id":
             return pa.array(np.arange(group.first_id, group.first_id + group.rows))
-        number = next(number for number, member in enumerate(self._members) if member.column == name)
+        number = [member.column for member in self._members].index(name)
         offsets = offsets_of(group.counts[name])
-        values = tar.gather(data, group.layout, number, self._members[number], offsets)
+        member = self._members[number]
+        values = data.view(member.dtype)[group.layout.places(number, member, offsets)]
         if self._verify and crc32(values.data) != group.crc32[name]:
             raise ValueError(f"the values of {name} do not match their CRC-32")
         return _array(values, offsets, self.schema_arrow.field(name).type)
