@@ -120,7 +120,7 @@ class JoinedStream(IterableDataset):
 
     @functools.cached_property
     def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
-        """Rows of a cluster (1: each is dealt on its own) and, above 1, the number of clusters in each row group [M]."""
+        """Rows of a cluster (1: each is dealt alone) and, above 1, the number of clusters in each row group [M]."""
         if self._options.clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
