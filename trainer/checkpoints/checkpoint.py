@@ -1,11 +1,15 @@
 """Checkpoints: safetensors files by label range and a manifest with the state, whole or not there. No pickle."""
 
+import errno
 import itertools
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from schemas import storage
@@ -101,8 +105,18 @@ def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows
     """Write a file of tensors; its entry says that it holds `rows` of labels. Raises StorageError."""
     name = f"{name}.safetensors"
     with storage.writing(join(url, name)) as path:
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+        save_tensors(path, {key: value.detach().cpu().contiguous() for key, value in tensors.items()})
         return describe_file(path, name, rows)
+
+
+def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a local safetensors file. Raises OSError, which the library names in its text alone."""
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        reason = re.search(r"os error (\d+)", str(error))
+        number = int(reason[1]) if reason else errno.EIO
+        raise OSError(number, os.strerror(number)) from error
 
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:

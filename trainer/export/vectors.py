@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+
+from trainer.checkpoints.checkpoint import save_tensors
 
 NAME = "weight"
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -14,7 +15,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 def write_vectors(path: Path, rows: torch.Tensor, start: int, dtype: str) -> None:
     """Write `rows` [n, D], the vectors of labels [start, start + n), to a file. `dtype`: a name of DTYPES."""
-    save_file({NAME: rows.detach().to(DTYPES[dtype]).contiguous()}, path, metadata={"start": str(start)})
+    save_tensors(str(path), {NAME: rows.detach().to(DTYPES[dtype]).contiguous()}, {"start": str(start)})
 
 
 def map_vectors(path: Path) -> np.ndarray:
