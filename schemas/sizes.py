@@ -1,16 +1,20 @@
 """Sizes in bytes, as people write and read them."""
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+import re
 
 from schemas.errors import InputError
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def parse_bytes(text: str) -> int:
     """Parse `8GiB`, `500MB`, `1.5 TiB` or a plain number of bytes. Raises InputError."""
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        raise InputError(f"{text!r} is no size: expected a number with a unit, for example 8GiB or 500MB.") from None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise InputError(f"{text!r} is no size: expected a number with a unit, for example 8GiB or 500MB.")
+    return int(float(match[1]) * unit)
 
 
 def say_bytes(count: float) -> str:

@@ -14,15 +14,7 @@ from safetensors.torch import load, save_file
 
 from schemas import storage
 from schemas.layout import RunLayout, numbered
-from schemas.manifest import (
-    Manifest,
-    Shard,
-    check_shard,
-    describe_file,
-    is_published,
-    open_manifest,
-    unpublish,
-)
+from schemas.manifest import Manifest, Shard, check_shard, describe_file, is_published, open_manifest, unpublish
 from schemas.storage import join
 
 FILE_BYTES = 1 << 28  # of vectors and their optimizer's state, at most, in a file

@@ -11,12 +11,7 @@ import torch
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, Shard, publish, unpublish
-from trainer.checkpoints.checkpoint import (
-    drop_old_checkpoints,
-    row_ranges,
-    write_rows,
-    write_tensors,
-)
+from trainer.checkpoints.checkpoint import drop_old_checkpoints, row_ranges, write_rows, write_tensors
 from trainer.checkpoints.snapshot import RowSnapshot
 from trainer.group import ALONE, Group
 

@@ -28,17 +28,7 @@ from trainer.evaluation.fusion.fit import open_fusion
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.label_embeddings import embed_labels, embed_texts
-from trainer.export.exported import (
-    INDEX,
-    KIND,
-    LABELS,
-    TEXTS,
-    THRESHOLDS,
-    TREE,
-    VECTORS,
-    Serving,
-    iterate_ranked,
-)
+from trainer.export.exported import INDEX, KIND, LABELS, TEXTS, THRESHOLDS, TREE, VECTORS, Serving, iterate_ranked
 from trainer.export.index import choose_index, write_indexes
 from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
