@@ -26,7 +26,7 @@ from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, publish
 from schemas.options import Options
 from schemas.reuse import Request, find_reusable
-from schemas.shard_files.parquet import ShardFile, matrix_array, open_shard
+from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
 from schemas.shard_files.shards import iterate_shard
 from schemas.storage import join
 from trainer.inputs import require_inputs
@@ -129,7 +129,7 @@ def embed_shard(shard: int, plan: Plan) -> Summary:
     model = shared_model(plan)
     schema = plan.schema(model.width)
     groups = iterate_shard(plan.source.url, source.shards[shard], [plan.id_column, *model.columns])
-    file = ShardFile(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1)
+    file = writing_shard(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1)
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:
         for group in groups:

@@ -10,12 +10,12 @@ import pyarrow as pa
 from pipelines.common.vector_blocks import read_groups, require_finite
 from schemas.errors import TableError
 from schemas.manifest import Manifest, open_manifest, require_parent
+from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_column, row_groups_of
 from schemas.shard_files.shards import iterate_shard
 from schemas.storage import join
 from search.block import padded
 from search.exclusions import Exclusions
-from search.sample import sample_rows
 
 
 class Batch(NamedTuple):

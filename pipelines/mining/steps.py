@@ -25,7 +25,8 @@ from pipelines.mining.profile import Profile
 from schemas import storage, tables
 from schemas.layout import shard_name
 from schemas.manifest import Shard
-from schemas.shard_files.parquet import ShardFile, matrix_array
+from schemas.randomness import sample_rows
+from schemas.shard_files.parquet import matrix_array, writing_shard
 from search import params
 from search.block import Block
 from search.candidates import EMPTY, merge, unpack
@@ -33,7 +34,6 @@ from search.exclusions import Exclusions, positive_scores, search_negatives
 from search.index import build, set_up
 from search.index_files import write_index
 from search.params import SearchParams
-from search.sample import sample_rows
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
@@ -124,7 +124,7 @@ def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[Blo
     sampled = [np.empty((0, plan.columns), np.uint64)]
     padded = first = 0
     shards, group = len(source.queries.shards), source.queries.row_group_rows or 1
-    with profile.stage("merge"), ShardFile(plan.inputs.table(source), shard, shards, plan.schema, group) as out:
+    with profile.stage("merge"), writing_shard(plan.inputs.table(source), shard, shards, plan.schema, group) as out:
         for number, ids in enumerate(source.id_batches(shard, plan.batch)):
             keys = _merge_chunk(plan, source, shard, blocks, number, counts)
             padded += int((keys == EMPTY).any(axis=1).sum())
