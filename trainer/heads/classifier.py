@@ -87,10 +87,10 @@ class Classifier(Head):
     ) -> tuple[float, torch.Tensor]:
         """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
-        Gather, loss, backward pass and update; binary cross-entropy does it in one pass over rows in main memory.
+        Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows.
         """
         lr = self._lr * factor
-        if self.matrix.compiled and self._loss is binary_cross_entropy:
+        if self._loss is binary_cross_entropy:
             return binary_step(x, self.matrix, candidates, lr, number, scale)
         leaf, w = x.detach().requires_grad_(), self.matrix.gather(candidates.ids)
         value = self._loss(leaf, w, candidates, self._group) * scale

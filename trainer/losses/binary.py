@@ -45,7 +45,7 @@ def binary_step(
     """Update the rows `candidates.ids`; return `scale` times the loss of x [B, D], and its gradient on x.
 
     The same as gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is read
-    once and written once, and no [C, D] is made. `rows` are in main memory.
+    once and written once, and no [C, D] is made.
     """
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
