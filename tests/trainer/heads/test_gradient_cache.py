@@ -95,8 +95,8 @@ Gradients = dict[str, np.ndarray]  # by parameter
 
 def gradients_of(encoder: Encoder) -> Gradients:
     """Return the gradients of any encoder, as an SGD step of rate one takes them."""
-    modules = getattr(encoder, "_modules", None) or getattr(encoder, "_dense", None)
-    gradients = {name: p.grad.numpy() for name, p in modules.named_parameters() if p.grad is not None}
+    named = encoder._modules.named_parameters()
+    gradients = {name: parameter.grad.numpy() for name, parameter in named if parameter.grad is not None}
     touched = getattr(encoder, "_touched", None)
     if touched is not None:
         ids, rows = touched.take()
