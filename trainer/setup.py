@@ -18,7 +18,7 @@ from trainer.evaluation.validator import Validator
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initialise import begin_at_texts, begin_with_encoder
-from trainer.losses import is_binary
+from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.curriculum import mixtures
@@ -107,7 +107,7 @@ def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, sa
     part = label_range(labels, group.rank, group.ranks) if group.ranks > 1 else None
     course = mixtures(negatives, recipe.train.epochs, recipe.refresh.start) if negatives.curriculum else ()
     frequency = label_statistics(data).frequency if negatives.frequency_share else None
-    if not is_binary(recipe.loss):  # what it makes of a score depends on all of them
+    if recipe.loss != binary_cross_entropy.options:  # what it makes of a score depends on all of them
         negatives = negatives.model_copy(update={"chunk": max(1, labels)})
     return Planner(negatives, labels, seed, weights, part, course, frequency)
 

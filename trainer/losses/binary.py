@@ -1,11 +1,10 @@
 """Binary cross-entropy over candidates: positives, hard and random negatives (ASTRA, equations 1 and 2)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch.nn.functional import softplus
 
+from trainer.config.loss import LossSection
 from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores, masked_scores
 from trainer.rows import kernels
@@ -14,7 +13,6 @@ from trainer.rows.threads import PARTS, in_parts
 from trainer.stream.batch import Candidates
 
 
-@dataclass(frozen=True)
 class OneVsAll(Loss):
     """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), R without P and H.
 
@@ -35,7 +33,7 @@ class OneVsAll(Loss):
         )
 
 
-binary_cross_entropy = OneVsAll()
+binary_cross_entropy = OneVsAll(LossSection())
 
 
 @torch.no_grad()
