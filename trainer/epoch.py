@@ -103,8 +103,7 @@ class EpochRunner:
     def _begin(self, adoption: Adoption, tables: list[Source]) -> None:
         parts, progress = self._parts, self.progress
         parts.stream.set_epoch(progress.epoch, tables)
-        if parts.frozen is not None:
-            parts.frozen.begin(tables)
+        parts.step.queries.begin(tables)
         if progress.step:
             parts.stream.load_state_dict({**parts.stream.state_dict(), "step": progress.step})
             return

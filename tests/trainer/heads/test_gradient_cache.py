@@ -12,8 +12,9 @@ from tests.ranks import on_ranks
 from trainer.config import Recipe
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group, label_range
+from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead
-from trainer.heads.label_texts import LabelTexts
+from trainer.heads.label_texts import open_label_texts
 from trainer.heads.queries import SubBatches
 from trainer.losses import build_loss
 from trainer.model import Model
@@ -78,8 +79,10 @@ def part_of(batch: Batch, group: Group) -> Batch:
 def context_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> StepContext:
     """Parts of a step: queries and labels in sub-batches."""
     encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
-    other = None if recipe.head.encoders == 1 else build_encoder(recipe.encoder, VOCABULARY, 1)
-    head = LabelEncoderHead(recipe, encoder, LabelTexts.open(data.layout, "tokens"), other, group)
+    facts = HeadContext(
+        lambda: build_encoder(recipe.encoder, VOCABULARY, 1), open_label_texts(data.layout, "tokens"), group
+    )
+    head = LabelEncoderHead(recipe, encoder, LABELS, facts)
     planner = Planner(recipe.negatives, LABELS, recipe.train.seed)
     return StepContext(Model(encoder, head), planner, SubBatches(encoder, head.query_batch or 0), group)
 
@@ -128,9 +131,9 @@ def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
             parts.append(encoder.encode(encoder.prepare(inputs(start, min(start + size, count)), part_key), part_key))
         return torch.cat(parts)
 
-    texts = LabelTexts.open(data.layout, "tokens")
+    texts = open_label_texts(data.layout, "tokens")
     x = encoded(query_encoder, whole_batch.inputs.slice, QUERIES, recipe.head.query_batch, 0)
-    z = encoded(label_encoder, lambda a, b: texts.take(range(a, b)), LABELS, recipe.head.label_batch, 1)
+    z = encoded(label_encoder, lambda a, b: texts.slice(a, b), LABELS, recipe.head.label_batch, 1)
     loss = build_loss(recipe.loss)(x, z, every_label(whole_batch, 0, LABELS)) / QUERIES
     loss.backward()
     return loss.item(), [gradients_of(encoder) for encoder in encoders]

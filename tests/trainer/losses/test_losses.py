@@ -215,7 +215,9 @@ def test_soft_top_k_of_many_equal_scores_sums_to_k_in_single_precision() -> None
 
 def test_soft_top_k_of_fewer_candidates_than_k_is_nothing() -> None:
     case = problem(7, queries=3, labels=4)
-    value, on_x, on_w = gradients(SoftTopK(SoftTopKSection(k=4.0)), case.x, case.w, label_range(batch_of(case.positives), 0, 4))
+    value, on_x, on_w = gradients(
+        SoftTopK(SoftTopKSection(k=4.0)), case.x, case.w, label_range(batch_of(case.positives), 0, 4)
+    )
     assert (value, on_x.abs().max(), on_w.abs().max()) == (0, 0, 0)
 
 
