@@ -2,7 +2,7 @@
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from trainer.config import Data
+from trainer.config.data import Data
 from trainer.stream import Table, open_queries
 from trainer.stream.part import WHOLE, Part
 

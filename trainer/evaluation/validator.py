@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from trainer.config import Data, Validation
+from trainer.config import Validation
+from trainer.config.data import Data
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.held_out import HOLDOUT
 from trainer.group import Group

@@ -17,10 +17,12 @@ from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
-from schemas.storage import join
 from trainer.config import Recipe, restore_recipe
 from trainer.evaluation.fusion.fused import Fused
+from trainer.evaluation.fusion.scored import Scorers
 from trainer.evaluation.fusion.tree import Fusion
+from trainer.evaluation.fusion.weights import Weights
+from trainer.evaluation.memory.memory import Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.export.index import Indexed, open_indexes, search_indexes
 from trainer.export.vectors import Vectors, map_vectors
@@ -28,7 +30,7 @@ from trainer.model import Model
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
-TEXTS, TREE = "label-texts", "fusion.json"  # where scores are fused
+TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
 _HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
 _COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 
@@ -107,9 +109,12 @@ class Exported:
             indexed = open_indexes(paths, manifest.parameters["index"], vectors)
         fused = None
         if manifest.parameters.get("shortlist"):
-            texts = Vectors([map_vectors(folder / shard.path) for shard in shards_of(manifest, TEXTS)])
+            texts = [map_vectors(folder / shard.path) for shard in shards_of(manifest, TEXTS)]
+            scorers = Scorers(Vectors(texts) if texts else None, Memory.read(str(folder), manifest))
+            tree, weights = folder / TREE, folder / WEIGHTS
+            fusion = Weights.load(str(weights)) if weights.exists() else Fusion.load(str(tree))
             frequency = _read_labels(folder, manifest, ("frequency",))["frequency"].to_numpy()
-            fused = Fused(Fusion.load(str(folder / TREE)), texts, frequency, manifest.parameters["shortlist"])
+            fused = Fused(fusion, scorers, frequency, manifest.parameters["shortlist"])
         return cls(url, manifest, recipe, folder, Serving(model, vectors, indexed, fused), scratch)
 
     @property
@@ -170,7 +175,7 @@ def _check_files(url: str, manifest: Manifest) -> None:
     """Raise TableError for a missing or a changed file."""
     for shard in manifest.shards:
         if shard.bytes <= _HASHED:
-            check_shard(join(url, shard.path), shard, "Export the run again.")
+            check_shard(url, shard, "Export the run again.")
         else:
             find_shard(url, shard)
 

@@ -1,11 +1,10 @@
 """Files of a run's fusion: published beside the checkpoint that it was fitted to, and opened for evaluation."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.manifest import Manifest, is_published, open_manifest, publish, unpublish, write_file
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import label_statistics
@@ -21,6 +20,23 @@ from trainer.model import Model
 KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
 
 
+class RunFusion(NamedTuple):
+    """Fusion of a run's checkpoint, and its manifest at `url`."""
+
+    fusion: Fusion | Weights
+    manifest: Manifest
+    url: str
+
+    @property
+    def shortlist(self) -> int:
+        """Labels of the classifier that are ranked again."""
+        return int(self.manifest.parameters["shortlist"])
+
+    def memory(self) -> Memory | None:
+        """Read the memory, where one has a weight. Raises TableError."""
+        return Memory.read(self.url, self.manifest)
+
+
 def publish_fusion(
     data: str,
     run: str,
@@ -33,13 +49,11 @@ def publish_fusion(
     url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
     if is_published(url):
         unpublish(url)
-    storage.write_bytes(join(url, name), body)
-    shards = (Shard(path=name, rows=0, bytes=len(body), sha256=storage.sha256(body)),)
     return publish(
         url,
         Manifest(
             kind=KIND,
-            shards=(*shards, *(memory.write(url) if memory else ())),
+            shards=(write_file(url, name, body), *(memory.write(url) if memory else ())),
             parents={"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
             parameters=facts,
         ),
@@ -48,17 +62,14 @@ def publish_fusion(
 
 def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group = ALONE) -> Fused:
     """Open the fusion of `checkpoint` for the rank's labels. Raises InputError where there is none; TableError."""
-    fusion, manifest = group.decide(lambda: open_fusion(data, run, checkpoint))
+    opened = group.decide(lambda: open_fusion(data, run, checkpoint))
     layout = DataLayout(data)
-    reads_texts = not isinstance(fusion, Weights) or fusion.texts > 0
-    scorers = Scorers(
-        embed_label_texts(model, layout) if reads_texts else None,
-        Memory.read(RunLayout(run).fusion(checkpoint.step), manifest),
-    )
-    return Fused(fusion, scorers, label_statistics(layout).frequency, int(manifest.parameters["shortlist"]))
+    texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
+    frequency = label_statistics(layout).frequency
+    return Fused(opened.fusion, Scorers(texts, opened.memory()), frequency, opened.shortlist)
 
 
-def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> tuple[Fusion | Weights, Manifest]:
+def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     """Open what `extremis fuse` made for `checkpoint`. Raises InputError where it made nothing, TableError."""
     url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
     if not is_published(url):
@@ -69,6 +80,5 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> tuple[Fusion | W
             f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "
             f"`extremis fuse {data} {run}` fits one anew."
         )
-    if manifest.shards[0].path == WEIGHTS:
-        return Weights.load(join(url, WEIGHTS)), manifest
-    return Fusion.load(join(url, TREE)), manifest
+    weighted = any(shard.path == WEIGHTS for shard in manifest.shards)
+    return RunFusion(Weights.load(join(url, WEIGHTS)) if weighted else Fusion.load(join(url, TREE)), manifest, url)

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,6 @@ from trainer.evaluation.fusion.weights import Weights
 from trainer.evaluation.held_out import HOLDOUT
 from trainer.evaluation.memory.memory import BUDGET, Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
-from trainer.losses import is_binary
 from trainer.model import Model, load_model
 
 SHORTLIST, QUERIES = 100, 10_000
@@ -37,13 +37,17 @@ def fit_weights(
     layout = DataLayout(data)
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step)
     table, part = open_validation(layout, split, recipe.data)
-    memory = Memory.build(model, layout, recipe.data, budget)
-    scorers = Scorers(embed_label_texts(model, layout) if model.head.has_rows else None, memory)
+    built = Memory.build(model, layout, recipe.data, budget)
+    scorers = Scorers(embed_label_texts(model, layout) if model.head.has_rows else None, built)
     scored, relevant = score_rows_of(model, scorers, first_rows(table, part, model, queries))
-    weights = Weights.fit(scored, relevant, logistic=is_binary(recipe.loss))
-    if not weights.votes:
-        memory = None
-    facts = {"shortlist": SHORTLIST, "texts": weights.texts, "votes": weights.votes, "unit": weights.unit}
+    weights = Weights.fit(scored, relevant, logistic=recipe.loss.kind == "bce")
+    memory = built if weights.votes else None
+    facts: dict[str, Any] = {
+        "shortlist": SHORTLIST,
+        "texts": weights.texts,
+        "votes": weights.votes,
+        "unit": weights.unit,
+    }
     facts |= {"split": split, "queries": relevant.rows, "memory_bytes": memory.bytes if memory else 0}
     return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory)
 

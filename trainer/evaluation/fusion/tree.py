@@ -41,6 +41,7 @@ class Fusion:
     right: np.ndarray
     value: np.ndarray
     units: np.ndarray
+    reads_texts = True
 
     @classmethod
     def fit(

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from trainer.config import Data
+from trainer.config.data import Data
 from trainer.evaluation.held_out import open_split
 from trainer.inputs import scored_columns
 from trainer.model import Model

@@ -5,7 +5,7 @@ hundred queries are enough for, and that a model trained on more data can keep.
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -41,11 +41,20 @@ class Weights:
         for _ in range(_ROUNDS):
             for name in ("votes", "texts"):
                 for value in _STEPS:
-                    changed = replace(weights, **{name: value})
+                    changed = weights.changed(name, value)
                     gain = _ndcg(changed, scored, hits, ideal)
                     if gain > best:
                         weights, best = changed, gain
         return weights
+
+    @property
+    def reads_texts(self) -> bool:
+        """True where labels' texts count."""
+        return self.texts > 0
+
+    def changed(self, name: str, value: float) -> "Weights":
+        """Return the same weights but one."""
+        return Weights(**{**asdict(self), name: value})
 
     def fuse(self, scored: Scored, frequency: np.ndarray | None = None) -> np.ndarray:
         """Return the fused scores [B, S]; frequencies do not count."""

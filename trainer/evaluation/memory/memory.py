@@ -15,7 +15,7 @@ from schemas.manifest import Manifest, Shard
 from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_array, list_column, matrix_array, matrix_column, write_shard
 from schemas.shard_files.shards import iterate_shard
-from trainer.config import Data
+from trainer.config.data import Data
 from trainer.evaluation.memory.votes import NEIGHBOURS, count_votes
 from trainer.evaluation.search import top_k
 from trainer.model import Model
