@@ -13,6 +13,7 @@ from schemas.errors import InputError
 from schemas.layout import RunLayout
 from schemas.storage import join
 from trainer.config import load_recipe
+from trainer.settings.resolve import resolve
 
 
 def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     data, run = join(folder, "data"), join(folder, "run")
     raw = _example()
-    loaded = load_recipe(recipe, overrides)
+    load_recipe(recipe, overrides)  # a fault in it is told before anything is made
     options = ShardOptions(propensity_a=0.55, propensity_b=1.5)  # of the Tate collection
     say(f"1/3 shard {raw} to {data}")
     moments = [time.perf_counter()]
@@ -32,7 +33,10 @@ def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     moments.append(time.perf_counter())
     say(f"2/3 train {recipe} into {run}, a miner beside it")
     _clear(run)
-    outcome = train(data, run, loaded, beam_options=())
+    resolved = resolve(recipe, overrides, data)
+    for line in resolved.lines(data):
+        say(line)
+    outcome = train(data, run, resolved.recipe, beam_options=())
     moments.append(time.perf_counter())
     say("3/3 evaluate on test")
     report = evaluate(data, run)

@@ -14,6 +14,7 @@ from trainer.refresh import true_ranks
 from trainer.refresh.adoption import Adoption
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
+from trainer.settings.oddities import LossWatch
 from trainer.setup import Parts
 from trainer.step import StepResult, take_step
 from trainer.stream import Batch, Source
@@ -27,6 +28,7 @@ class EpochRunner:
     def __init__(self, parts: Parts, progress: Progress) -> None:
         self._parts, self.progress = parts, progress
         self._steps_an_epoch = parts.stream.steps
+        self._losses = LossWatch()
 
     @property
     def epochs(self) -> int:
@@ -139,6 +141,12 @@ class EpochRunner:
             raise ExtremisError(
                 f"the loss is {result.loss} at step {progress.global_step} (epoch {progress.epoch}): training has "
                 "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
+            )
+        before = self._losses.jumped(result.loss)
+        if before is not None:
+            parts.say(
+                f"step {progress.global_step}: the loss jumped from {before:.3g} to {result.loss:.3g}. Where that happens "
+                "again, lower encoder.lr and classifier.lr"
             )
         if dump:
             dump.add(result.rows, result.x)

@@ -8,7 +8,8 @@ from typing import TypeAlias
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from trainer.config import Recipe, load_recipe
+from trainer.config import Recipe
+from trainer.settings.resolve import resolve
 
 SHOWN: tuple[str, ...] = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
 STRATEGIES = (  # in the order of ASTRA's Table 5
@@ -94,49 +95,47 @@ def variants_of(
 
 def _load(names: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
     """Load recipes by name, or by the path of a file, which gives the line its name. Raises InputError."""
-    return {name.rsplit("/", 1)[-1].removesuffix(".toml"): load_recipe(name, overrides) for name in names}
+    return {name.rsplit("/", 1)[-1].removesuffix(".toml"): resolve(name, overrides, data).recipe for name in names}
 
 
-def _change(
-    recipe: str, changes: Mapping[str, Sequence[str]], data: str = "", overrides: Sequence[str] = ()
-) -> Variants:
+def _change(recipe: str, changes: Mapping[str, Sequence[str]], data: str, overrides: Sequence[str] = ()) -> Variants:
     """Load `recipe` once for each name, with its changes; `overrides` come last and win. Raises InputError."""
-    return {name: load_recipe(recipe, [*keys, *overrides]) for name, keys in changes.items()}
+    return {name: resolve(recipe, [*keys, *overrides], data).recipe for name, keys in changes.items()}
 
 
 def _table_6(data: str, overrides: Sequence[str]) -> Variants:
     """Vary k_h : k_r of the recipe `astra`."""
-    negatives = load_recipe(BASE, overrides).negatives
+    negatives = resolve(BASE, overrides, data).recipe.negatives
     changes = {}
     for hard_share, random_share in _MIXTURES:
         hard, random = max(1, round(hard_share * negatives.hard)), round(random_share * negatives.random)
         changes[f"k-{hard}-{random}"] = (*overrides, f"negatives.hard={hard}", f"negatives.random={random}")
-    return _name_base(_change(BASE, changes), overrides)
+    return _name_base(_change(BASE, changes, data), data, overrides)
 
 
 def _vary_refresh(key: str, data: str, overrides: Sequence[str]) -> Variants:
     """Vary `refresh.<key>` of the recipe `astra`, as long as an epoch is left to use a table in."""
-    base = load_recipe(BASE, overrides)
+    base = resolve(BASE, overrides, data).recipe
     values = [getattr(base.refresh, key) * times for times in _MULTIPLES]
     changes = {f"{key}-{n}": (*overrides, f"refresh.{key}={n}") for n in values if n < base.train.epochs}
-    return _name_base(_change(BASE, changes), overrides)
+    return _name_base(_change(BASE, changes, data), data, overrides)
 
 
-def _name_base(variants: Variants, overrides: Sequence[str]) -> Variants:
+def _name_base(variants: Variants, data: str, overrides: Sequence[str]) -> Variants:
     """Give the line that equals the recipe `astra` its name."""
-    base = load_recipe(BASE, overrides)
+    base = resolve(BASE, overrides, data).recipe
     return {BASE if recipe == base else name: recipe for name, recipe in variants.items()}
 
 
 def _dexml_3(data: str, overrides: Sequence[str]) -> Variants:
     """Compare the batch's labels with 0 to 10 mined negatives per query, and every label."""
     sampled = {f"mined-{count}": (*overrides, f"negatives.hard={count}") for count in _MINED}
-    return {**_change("dexml-sampled", sampled), "all-labels": load_recipe("dexml", overrides)}
+    return {**_change("dexml-sampled", sampled, data), "all-labels": resolve("dexml", overrides, data).recipe}
 
 
 def _dexml_4(data: str, overrides: Sequence[str]) -> Variants:
     """Compare losses over every label."""
-    return _change("dexml", {name: (*overrides, *keys) for name, keys in _LOSSES.items()})
+    return _change("dexml", {name: (*overrides, *keys) for name, keys in _LOSSES.items()}, data)
 
 
 def _mips_2(data: str, overrides: Sequence[str]) -> Variants:
@@ -144,7 +143,7 @@ def _mips_2(data: str, overrides: Sequence[str]) -> Variants:
 
     Beside them, uniform negatives throughout, as in its Table 2. Raises TableError.
     """
-    layout, recipe = DataLayout(data), load_recipe("mips-s", overrides)
+    layout, recipe = DataLayout(data), resolve("mips-s", overrides, data).recipe
     rows = open_manifest(layout.queries("train"), "queries").rows
     rows += open_manifest(layout.labels, "labels").rows if recipe.data.label_texts else 0
     steps = -(-rows // recipe.order.batch)

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from extremis.commands.options import training_options
+from extremis.console import say
 
 
 @click.command()
@@ -27,9 +28,12 @@ def train_run(recipe: str, run: str, overrides: tuple[str, ...], **options: Any)
     """Train on the ranks that torchrun launched; rank 0 returns the outcome."""
     from extremis.training.ranks import joined
     from extremis.training.train import train as train_recipe
-    from trainer.config import load_recipe
+    from trainer.settings.resolve import resolve
 
     metrics = options.pop("metrics_host"), options.pop("metrics_port")
     with joined() as group:
-        outcome = train_recipe(run=run, recipe=load_recipe(recipe, overrides), group=group, metrics=metrics, **options)
+        resolved = resolve(recipe, overrides, options["data"])
+        for line in resolved.lines(options["data"]) if group.first else ():
+            say(line)
+        outcome = train_recipe(run=run, recipe=resolved.recipe, group=group, metrics=metrics, **options)
     return {"run": run, **outcome} if group.first else None

@@ -1,5 +1,6 @@
 """Figures of the training rows that settings are derived from."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ class Facts:
         return (self.pairs + self.label_texts) / max(1, self.points * self.labels)
 
 
+@functools.lru_cache(maxsize=8)
 def measure(data: DataLayout, split: str, part: Part, label_texts: bool) -> Facts:
     """Measure `part` of `split`; with `label_texts` labels are points too. Raises InputError, TableError."""
     queries, labels = open_queries(data, split), open_manifest(data.labels, "labels")

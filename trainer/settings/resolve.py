@@ -9,6 +9,7 @@ from schemas.layout import DataLayout
 from trainer.config import Recipe, validate
 from trainer.config.load import auto_keys, read_recipe, without_auto
 from trainer.settings.facts import Facts, measure
+from trainer.settings.oddities import odd_settings
 from trainer.settings.rules import RULES, Setting
 
 
@@ -19,13 +20,10 @@ class Resolved:
     recipe: Recipe
     settings: dict[str, Setting] = field(default_factory=dict)
 
-    def lines(self) -> list[str]:
-        """Say what was set and why, a line each."""
-        return [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
-
-    def reasons(self) -> dict[str, str]:
-        """Return why each number is as it is, by dotted key."""
-        return {key: setting.reason for key, setting in self.settings.items()}
+    def lines(self, data: str) -> list[str]:
+        """Say what was set and why, and what of the recipe is odd for DATA, a line each. Raises TableError."""
+        set_lines = [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
+        return [*set_lines, *(f"odd: {line}" for line in odd_settings(self.recipe, facts_of(self.recipe, data)))]
 
 
 def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
@@ -43,9 +41,13 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
             )
     if not keys:
         return Resolved(validate(body, source))
-    rows = validate(without_auto(body), source).data
-    facts = measure(DataLayout(data), rows.split, rows.trained, rows.label_texts)
-    return derive(body, facts, source)
+    return derive(body, facts_of(validate(without_auto(body), source), data), source)
+
+
+def facts_of(recipe: Recipe, data: str) -> Facts:
+    """Measure the rows that a recipe trains on. Raises InputError, TableError."""
+    rows = recipe.data
+    return measure(DataLayout(data), rows.split, rows.trained, rows.label_texts)
 
 
 def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:

@@ -34,11 +34,16 @@ class Part(NamedTuple):
 WHOLE = Part()
 
 
-def iterate_part(url: str, manifest: Manifest, part: Part, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of `part`, a row group at a time in storage order; empty ones are left out. Raises TableError."""
-    first = 0
+def iterate_part(
+    url: str, manifest: Manifest, part: Part, columns: Sequence[str] | None = None, limit: int | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of `part`, the first `limit` of them, a row group at a time in storage order. Raises TableError."""
+    first, left = 0, manifest.rows if limit is None else limit
     for group in iterate(url, manifest, columns):
         start, stop = part.bounds(np.array([first, first + group.num_rows]))[0]
         first += group.num_rows
+        if left <= 0:
+            return
         if start < stop:
-            yield group.slice(start, stop - start)
+            yield group.slice(start, min(stop - start, left))
+            left -= stop - start

@@ -14,8 +14,10 @@ from trainer.evaluation.fusion.files import TREE, publish_fusion
 from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
 from trainer.evaluation.fusion.scored import score_pairs
 from trainer.evaluation.fusion.tree import DEPTH, Fusion
-from trainer.evaluation.fusion.validation_rows import first_rows, open_validation
+from trainer.evaluation.fusion.validation_rows import open_validation
+from trainer.inputs import scored_columns
 from trainer.model import Model, load_model
+from trainer.stream.part import iterate_part
 
 SHORTLIST, QUERIES = 100, 10_000
 
@@ -32,7 +34,12 @@ def fit_fusion(
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step)
     table, part = open_validation(layout, split, recipe.data)
     texts, frequency = embed_label_texts(model, layout), label_statistics(layout).frequency
-    parts = [_score_shortlist(model, texts, rows, shortlist) for rows in first_rows(table, part, model, queries)]
+    parts = [
+        _score_shortlist(model, texts, rows, shortlist)
+        for rows in iterate_part(
+            table.url, table.manifest, part, scored_columns(table.manifest, model.columns), queries
+        )
+    ]
     label_scores, scores, ids, relevant = map(np.concatenate, zip(*parts, strict=True))
     tree = Fusion.fit(label_scores, scores, frequency[ids], relevant)
     facts = {

@@ -16,12 +16,14 @@ from schemas.tables import PAD
 from trainer.evaluation.fusion.files import WEIGHTS, publish_fusion
 from trainer.evaluation.fusion.ranking import embed_label_texts
 from trainer.evaluation.fusion.scored import Scored, Scorers
-from trainer.evaluation.fusion.validation_rows import first_rows, open_validation
+from trainer.evaluation.fusion.validation_rows import open_validation
 from trainer.evaluation.fusion.weights import Weights
 from trainer.evaluation.held_out import HOLDOUT
 from trainer.evaluation.memory.memory import BUDGET, Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
+from trainer.inputs import scored_columns
 from trainer.model import Model, load_model
+from trainer.stream.part import iterate_part
 
 SHORTLIST, QUERIES = 100, 10_000
 
@@ -39,7 +41,11 @@ def fit_weights(
     table, part = open_validation(layout, split, recipe.data)
     built = Memory.build(model, layout, recipe.data, budget)
     scorers = Scorers(embed_label_texts(model, layout) if model.head.has_rows else None, built)
-    scored, relevant = score_rows_of(model, scorers, first_rows(table, part, model, queries))
+    scored, relevant = score_rows_of(
+        model,
+        scorers,
+        iterate_part(table.url, table.manifest, part, scored_columns(table.manifest, model.columns), queries),
+    )
     weights = Weights.fit(scored, relevant, logistic=recipe.loss.kind == "bce")
     memory = built if weights.votes else None
     facts: dict[str, Any] = {

@@ -1,46 +1,17 @@
-"""Baselines without training: popular labels, and labels of the nearest texts by TF-IDF."""
+"""Nearest texts by TF-IDF of words and pairs of words, which vote for their labels."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import scipy.sparse
 
-from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.ragged import Ragged
-from schemas.shard_files.parquet import filters_of, list_column
-from schemas.shard_files.shards import iterate
 from schemas.tables import PAD
 from trainer.encoders.features import count_ngrams, inverse_document_frequency
 from trainer.evaluation.memory.votes import NEIGHBOURS, best_votes, count_votes
-from trainer.evaluation.metrics import Metrics
 
-TEXTS = 250_000  # of training points that are compared, at most
-QUERIES = 2_000  # of a split that are scored
 _BUCKETS = 1 << 20  # for pairs of tokens
 _BATCH = 200  # queries that are compared at a time
-
-
-class Baseline(Protocol):
-    """A ranking of labels."""
-
-    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for texts of token ids."""
-
-
-@dataclass(frozen=True, eq=False)
-class Popularity:
-    """The labels with the most training points, for every query; `frequency` [L]."""
-
-    frequency: np.ndarray
-
-    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
-        order = np.argsort(-self.frequency, kind="stable")[:k]
-        order = np.pad(order, (0, k - len(order)), constant_values=PAD)
-        scores = np.where(order == PAD, -np.inf, self.frequency[order])
-        return np.tile(scores, (texts.rows, 1)), np.tile(order, (texts.rows, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +29,7 @@ class NearestTexts:
         return cls(vectorizer, vectorizer(texts), labels)
 
     def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for texts of token ids."""
         similarity, rows = self._nearest(self.vectorizer(texts))
         return best_votes(count_votes(similarity, rows, self.labels), k)
 
@@ -97,30 +69,6 @@ class Vectorizer:
         rows = scipy.sparse.csr_matrix((values, counted.ids, counted.offsets), shape=(texts.rows, len(self.weights)))
         norms = np.sqrt(np.asarray(rows.multiply(rows).sum(1)).ravel())
         return scipy.sparse.diags(1 / np.maximum(norms, 1e-12)).dot(rows).tocsr().astype(np.float32)
-
-
-def score(baseline: Baseline, groups: Iterable, metrics: Metrics) -> dict[str, float]:
-    """Return the metrics of a baseline over `groups` of queries with their labels and filters."""
-    depth = max(metrics.ks)
-    for rows in groups:
-        filters = filters_of(rows)
-        scores, ids = baseline.rank(list_column(rows, "input_ids"), depth + filters.longest)
-        top, _ = filters.filter_ranking(ids, scores, depth)
-        metrics.update(top, list_column(rows, "label_ids"))
-    return metrics.result()
-
-
-def label_texts(data: DataLayout) -> Ragged:
-    """Read the tokens of all labels' texts. Raises TableError."""
-    return _tokens(iterate(data.labels, open_manifest(data.labels, "labels"), ["input_ids"]), "input_ids")
-
-
-def _tokens(groups: Iterator, column: str) -> Ragged:
-    parts = [list_column(group, column) for group in groups]
-    joined = parts[0]
-    for part in parts[1:]:
-        joined = joined.concat(part)
-    return joined
 
 
 def _largest(values: np.ndarray, ids: np.ndarray, width: int) -> np.ndarray:

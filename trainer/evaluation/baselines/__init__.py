@@ -1,0 +1,1 @@
+"""Baselines without training, which a model should be above."""

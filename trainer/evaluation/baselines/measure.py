@@ -1,0 +1,94 @@
+"""Metrics of the baselines on the first queries of a split."""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.layout import DataLayout
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import filters_of, list_column
+from trainer.config.data import Data
+from trainer.evaluation.baselines.popularity import Popularity
+from trainer.evaluation.baselines.tfidf import NearestTexts
+from trainer.evaluation.evaluate import KS, label_statistics
+from trainer.evaluation.held_out import open_split
+from trainer.evaluation.metrics import Metrics
+from trainer.inputs import scored_columns
+from trainer.model import DataFacts
+from trainer.stream import Table, open_queries
+from trainer.stream.part import WHOLE, Part, iterate_part
+
+TEXTS = 100_000  # training points that a query is compared with, at most
+QUERIES = 2_000  # of a split
+_TOKENS = "input_ids"
+
+
+class Baseline(Protocol):
+    """A ranking of labels without a model."""
+
+    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for texts of token ids."""
+
+
+def measure_baselines(
+    data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES
+) -> dict[str, dict[str, float]]:
+    """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and the labels of near
+    texts where rows have tokens. `trained`: the rows that a model was trained on.
+
+    Raises InputError: no such split; TableError.
+    """
+    trained = trained or Data()
+    statistics = label_statistics(data)
+    table, part = open_split(data, split, trained)
+    names = {column.name for column in table.manifest.columns}
+    groups = _first(table, part, scored_columns(table.manifest, [_TOKENS] if _TOKENS in names else []), queries)
+    baselines: dict[str, Baseline] = {"popular labels": Popularity(statistics.frequency)}
+    if _TOKENS in names:
+        vocabulary = DataFacts.of(data).vocabulary
+        texts, labels = _training_points(data, trained)
+        baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
+        texts, labels = _label_texts(data)
+        if len(texts.entries):
+            baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
+    return {
+        name: _score(baseline, groups, Metrics(KS, statistics.inverse_propensity))
+        for name, baseline in baselines.items()
+    }
+
+
+def _score(baseline: Baseline, groups: Iterable[pa.Table], metrics: Metrics) -> dict[str, float]:
+    depth = max(metrics.ks)
+    for rows in groups:
+        filters = filters_of(rows)
+        texts = list_column(rows, _TOKENS) if _TOKENS in rows.column_names else Ragged.empty(rows.num_rows)
+        scores, ids = baseline.rank(texts, depth + filters.longest)
+        top, _ = filters.filter_ranking(ids, scores, depth)
+        metrics.update(top, list_column(rows, "label_ids"))
+    return metrics.result()
+
+
+def _training_points(data: DataLayout, trained: Data) -> tuple[Ragged, Ragged]:
+    """Return the tokens of training queries, and their labels."""
+    table = open_queries(data, trained.split)
+    groups = _first(table, trained.trained, [_TOKENS, "label_ids"], TEXTS)
+    return _joined(groups, _TOKENS), _joined(groups, "label_ids")
+
+
+def _label_texts(data: DataLayout) -> tuple[Ragged, Ragged]:
+    """Return the tokens of the labels' texts, each with its own label."""
+    groups = _first(Table.open(data.labels, "labels"), WHOLE, [_TOKENS], TEXTS)
+    texts = _joined(groups, _TOKENS)
+    return texts, Ragged(np.arange(texts.rows), np.arange(texts.rows + 1))
+
+
+def _first(table: Table, part: Part, columns: Sequence[str], rows: int) -> list[pa.Table]:
+    """Read the first `rows` rows of a part of a table."""
+    return list(iterate_part(table.url, table.manifest, part, columns, rows))
+
+
+def _joined(groups: Sequence[pa.Table], column: str) -> Ragged:
+    return functools.reduce(Ragged.concat, (list_column(group, column) for group in groups))
