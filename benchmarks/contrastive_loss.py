@@ -28,6 +28,7 @@ from schemas.ragged import Ragged
 from trainer.config import Recipe
 from trainer.encoders import build_encoder
 from trainer.encoders.transformer import TransformerEncoder
+from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.heads.queries import SubBatches
 from trainer.inputs import Inputs
@@ -113,7 +114,8 @@ class Ours:
         encoder = build_encoder(recipe.encoder, 0, 0)
         assert isinstance(encoder, TransformerEncoder)
         self._encoder = encoder
-        head = LabelEncoderHead(recipe, encoder, LabelTexts(batch.labels))  # type: ignore[arg-type]
+        facts = HeadContext(lambda: encoder, LabelTexts(batch.labels))  # type: ignore[arg-type]
+        head = LabelEncoderHead(recipe, encoder, len(batch.labels), facts)
         planner, queries = Planner(recipe.negatives, len(batch.labels)), SubBatches(encoder, size)
         self._context = StepContext(Model(encoder, head), planner, queries)
         rows = np.arange(len(batch.queries))

@@ -25,6 +25,7 @@ from schemas.ragged import Ragged
 from trainer.config import Recipe
 from trainer.encoders import build_encoder
 from trainer.evaluation.search import top_k
+from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead
 from trainer.heads.queries import SubBatches
 from trainer.inputs import Inputs
@@ -141,7 +142,8 @@ class Trained:
             }
         )
         self._encoder = build_encoder(recipe.encoder, vocabulary, 0)
-        self._head = LabelEncoderHead(recipe, self._encoder, Texts(labels))  # type: ignore[arg-type]
+        facts = HeadContext(lambda: self._encoder, Texts(labels))  # type: ignore[arg-type]
+        self._head = LabelEncoderHead(recipe, self._encoder, len(labels), facts)
         planner, queries = Planner(recipe.negatives, len(labels)), SubBatches(self._encoder)
         self._context = StepContext(Model(self._encoder, self._head), planner, queries)
 

@@ -115,6 +115,7 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
     """Return the bytes that a step adds at its peak, and its seconds."""
     from trainer.config import Recipe
     from trainer.encoders import build_encoder
+    from trainer.heads.base import HeadContext
     from trainer.heads.label_encoder import LabelEncoderHead
     from trainer.heads.queries import SubBatches
     from trainer.model import Model
@@ -137,7 +138,8 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
     )
     encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
     for warm in (256, labels):
-        head = LabelEncoderHead(recipe, encoder, RandomTexts(warm))  # type: ignore[arg-type]
+        facts = HeadContext(lambda: encoder, RandomTexts(warm))  # type: ignore[arg-type]
+        head = LabelEncoderHead(recipe, encoder, warm, facts)
         queries = SubBatches(encoder, QUERY_BATCH)
         context = StepContext(Model(encoder, head), Planner(recipe.negatives, warm), queries)
         rows = random_batch(batch, warm)

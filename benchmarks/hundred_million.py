@@ -27,7 +27,7 @@ from benchmarks.common.report import report
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
-from schemas.shard_files.parquet import ShardFile, list_array
+from schemas.shard_files.parquet import list_array, writing_shard
 from trainer.config import Recipe
 from trainer.loop import Trainer
 
@@ -175,7 +175,7 @@ def _write(data: DataLayout, labels: int) -> None:
     schema = tables.queries(tables.token_type(VOCABULARY), kind)
     for seed, (split, rows) in enumerate({"train": STEPS * B, "sample": SAMPLE}.items()):
         draw = np.random.default_rng(seed)
-        with ShardFile(data.queries(split), 0, 1, schema, 8192) as shard:
+        with writing_shard(data.queries(split), 0, 1, schema, 8192) as shard:
             shard.write(_queries(draw, rows, labels, schema))
         manifest = _publish(data.queries(split), "queries", schema, [shard.entry], 8192, dict(parents))
         parents[f"queries/{split}"] = manifest.digest
@@ -202,7 +202,7 @@ def _write_labels(data: DataLayout, labels: int) -> Manifest:
     shards = []
     starts = range(0, labels, SHARD_ROWS)
     for index, start in zip(count(), starts, strict=False):
-        with ShardFile(data.labels, index, len(starts), schema, GROUP_ROWS) as shard:
+        with writing_shard(data.labels, index, len(starts), schema, GROUP_ROWS) as shard:
             for low in range(start, min(start + SHARD_ROWS, labels), GROUP_ROWS):
                 ids = np.arange(low, min(low + GROUP_ROWS, start + SHARD_ROWS, labels))
                 empty = pa.array([""] * len(ids))

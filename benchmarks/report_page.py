@@ -26,7 +26,7 @@ from benchmarks.common.report import report
 from schemas import storage, tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
-from schemas.shard_files.parquet import ShardFile, list_array, list_column
+from schemas.shard_files.parquet import list_array, list_column, writing_shard
 from schemas.shard_files.shards import iterate
 from trainer.config import load_recipe
 from trainer.loop import Trainer
@@ -106,7 +106,7 @@ def _labels(world: World) -> Manifest:
     schema = tables.labels(tables.token_type(VOCABULARY))
     draw = np.random.default_rng(1)
     url = DataLayout(world.root).labels
-    with ShardFile(url, 0, 1, schema, GROUP) as shard:
+    with writing_shard(url, 0, 1, schema, GROUP) as shard:
         for low in range(0, LABELS, GROUP):
             ids = np.arange(low, min(low + GROUP, LABELS))
             words = draw.integers(1, VOCABULARY, (len(ids), WORDS)).astype(np.uint16)

@@ -101,16 +101,20 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     results.print(grid)
 
 
+def format_metric(report: Mapping[str, Any], name: str) -> str:
+    """Format a metric of an evaluation with half the width of its 95 % interval; one it lacks as an empty text."""
+    if name not in report["metrics"]:
+        return ""
+    low, high = report["intervals"][name]
+    return f"{report['metrics'][name]:.2f} ±{(high - low) / 2:.2f}"
+
+
 def metrics_table(title: str, report: Mapping[str, Any]) -> None:
     """Print P, nDCG, R, PSP and PSnDCG by k, with half the width of the 95 % interval."""
-    metrics, intervals = report["metrics"], report.get("intervals") or {}
     families: dict[str, dict[int, str]] = {}
-    for name, value in metrics.items():
+    for name in report["metrics"]:
         family, k = name.split("@")
-        low, high = intervals.get(name, (value, value))
-        families.setdefault(family, {})[int(k)] = (
-            f"{value:.2f} ±{(high - low) / 2:.2f}" if intervals else f"{value:.2f}"
-        )
+        families.setdefault(family, {})[int(k)] = format_metric(report, name)
     ks = sorted({k for by_k in families.values() for k in by_k})
     table(
         title,

@@ -1,8 +1,7 @@
 """The whole loop on the data set that ships with the project."""
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from schemas.layout import RunLayout
 from schemas.storage import join
 from trainer.config import load_recipe
 
-PROPENSITY = (0.55, 1.5)  # of the Tate collection
-
 
 def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Shard (once), train with the miner beside, evaluate on test; print and return the results.
@@ -25,43 +22,33 @@ def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     """
     from pipelines.shard import ShardOptions, shard
 
-    seconds: dict[str, float] = {}
     data, run = join(folder, "data"), join(folder, "run")
     raw = _example()
     loaded = load_recipe(recipe, overrides)
-    options = ShardOptions(propensity_a=PROPENSITY[0], propensity_b=PROPENSITY[1])
+    options = ShardOptions(propensity_a=0.55, propensity_b=1.5)  # of the Tate collection
     say(f"1/3 shard {raw} to {data}")
-    with _timed(seconds, "shard"):
-        shard(raw, data, options, (), say)
+    moments = [time.perf_counter()]
+    shard(raw, data, options, (), say)
+    moments.append(time.perf_counter())
     say(f"2/3 train {recipe} into {run}, a miner beside it")
     _clear(run)
-    with _timed(seconds, "train"):
-        outcome = train(data, run, loaded, beam_options=())
+    outcome = train(data, run, loaded, beam_options=())
+    moments.append(time.perf_counter())
     say("3/3 evaluate on test")
-    with _timed(seconds, "evaluate"):
-        report = evaluate(data, run)
+    report = evaluate(data, run)
+    moments.append(time.perf_counter())
+    spans = zip(("shard", "train", "evaluate"), moments[:-1], moments[1:], strict=True)
+    seconds = {name: round(end - start, 2) for name, start, end in spans}
     _print(outcome, report, seconds)
     return {"data": data, "run": run, "seconds": seconds, **outcome, **report}
 
 
-@contextlib.contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[name] = round(time.perf_counter() - start, 2)
-
-
 def _print(outcome: dict[str, Any], report: dict[str, Any], seconds: dict[str, float]) -> None:
-    rows = [
-        [
-            str(row["epoch"]),
-            f"{row['loss']:.3f}",
-            "random only" if row["table_epoch"] is None else f"epoch-{row['table_epoch']:04d}",
-            "" if row["table_age"] is None else str(row["table_age"]),
-            f"{row['seconds']:.1f}",
-        ]
-        for row in outcome["epochs"]
-    ]
+    rows = []
+    for row in outcome["epochs"]:
+        made_for, age = row["table_epoch"], row["table_age"]
+        negatives = ("random only", "") if made_for is None else (f"epoch-{made_for:04d}", str(age))
+        rows.append([str(row["epoch"]), f"{row['loss']:.3f}", *negatives, f"{row['seconds']:.1f}"])
     table("epochs", ["epoch", "loss", "negatives", "age (epochs)", "seconds"], rows)
     metrics_table(f"test: {report['queries']:,} queries, 95 % intervals", report)
     results.print("seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()))

@@ -13,8 +13,7 @@ import apache_beam as beam
 from pipelines.clustering import steps
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.layout import make_layout
-from pipelines.clustering.options import ClusterOptions
-from pipelines.clustering.plan import Plan, Settled, make_plan
+from pipelines.clustering.plan import ClusterOptions, Plan, Settled, make_plan
 from pipelines.common.claim import claimed
 from pipelines.common.exchange import Exchange, choose
 from pipelines.common.progress import Progress, say_use, silent
@@ -115,11 +114,8 @@ def _settle(plan: Plan, counts: list[int]) -> Settled:
     queries, url = plan.queries, plan.inputs.source.queries_url
     shard_rows = max(1, queries.rows // len(queries.shards))
     layout = make_layout(counts, plan.size, queries.row_group_rows or 1, shard_rows, plan.seed)
-    file = open_shard(url, queries.shards[0])
-    try:
+    with open_shard(url, queries.shards[0]) as file:
         return Settled(plan, layout, file.schema_arrow)
-    finally:
-        file.close()
 
 
 def _wire(pipeline: beam.Pipeline, settled: Settled, exchange: Exchange) -> None:

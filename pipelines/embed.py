@@ -8,7 +8,7 @@ group and one batch, whatever the number of rows and labels.
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +26,7 @@ from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, publish
 from schemas.options import Options
 from schemas.reuse import Request, find_reusable
-from schemas.shard_files.parquet import ShardFile, matrix_array, open_shard
+from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
 from schemas.shard_files.shards import iterate_shard
 from schemas.storage import join
 from trainer.inputs import require_inputs
@@ -125,13 +125,17 @@ def embed(
 
 def embed_shard(shard: int, plan: Plan) -> Summary:
     """Write the embeddings of shard `shard`. Raises InputError, TableError, StorageError."""
-    source = plan.source.manifest
+    source, labels = plan.source.manifest, plan.options.what == "labels"
     model = shared_model(plan)
-    file = ShardFile(plan.out, shard, len(source.shards), plan.schema(model.width), source.row_group_rows or 1)
+    schema = plan.schema(model.width)
+    groups = iterate_shard(plan.source.url, source.shards[shard], [plan.id_column, *model.columns])
+    file = writing_shard(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1)
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:
-        for rows in embed_groups(plan, model, shard):
-            out.write(rows)
+        for group in groups:
+            x = _narrow(model.embed_table(group, plan.options.batch, labels).numpy(), plan)
+            vectors = matrix_array(x, schema.field("vector").type.value_type)
+            out.write(pa.table([group.column(plan.id_column), vectors], schema=schema))
     return Summary({plan.kind: (out.entry,)}, {plan.kind: Counter(rows=out.entry.rows)})
 
 
@@ -142,16 +146,6 @@ def shared_model(plan: Plan) -> Model:
             _MODELS.clear()
             _MODELS[plan.checkpoint] = load_encoder(DataLayout(plan.data), RunLayout(plan.run), plan.step)
         return _MODELS[plan.checkpoint]
-
-
-def embed_groups(plan: Plan, model: Model, shard: int) -> Iterator[pa.Table]:
-    """Yield the embeddings of shard `shard`, a row group at a time. Raises InputError, TableError."""
-    schema = plan.schema(model.width)
-    for group in iterate_shard(plan.source.url, plan.source.manifest.shards[shard], [plan.id_column, *model.columns]):
-        ids = group.column(plan.id_column).combine_chunks()
-        x = _narrow(model.embed_table(group, plan.options.batch, plan.options.what == "labels").numpy(), plan)
-        vectors = matrix_array(x, schema.field("vector").type.value_type)
-        yield pa.Table.from_arrays([ids, vectors], schema=schema)
 
 
 def _narrow(x: np.ndarray, plan: Plan) -> np.ndarray:
@@ -169,10 +163,10 @@ def _narrow(x: np.ndarray, plan: Plan) -> np.ndarray:
 def _publish(plan: Plan, summary: Summary, request: Request) -> Manifest:
     shards = summary.shards_of(plan.kind)
     with open_shard(plan.out, shards[0]) as first:
-        columns = columns_of(first.schema_arrow)
+        schema = first.schema_arrow
     manifest = Manifest(
         kind=plan.kind,
-        columns=columns,
+        columns=columns_of(schema),
         shards=shards,
         rows=sum(shard.rows for shard in shards),
         row_group_rows=plan.source.manifest.row_group_rows,

@@ -174,7 +174,8 @@ def merge_shard(
 def write_summary(element: tuple[int, Iterable[steps.MergedShard]], plan: Plan) -> None:
     """Leave the summary of a table, from (source, its shards), for the launching process."""
     source = plan.sources[element[0]]
-    storage.write_bytes(plan.summary(source), steps.summarize(plan, source, element[1]), durable=False)
+    body = steps.summarize(plan, source, element[1])
+    storage.write_bytes(plan.summary(source), json.dumps(body).encode(), durable=False)
 
 
 def _publish(plan: Plan, source: Source, summary: dict[str, Any]) -> Manifest:

@@ -5,25 +5,27 @@ labels ─▶ order ─▶ ids ─▶ resolve the points' labels ─▶ tokenize
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.pvalue import PCollection
 
 from pipelines import formats
 from pipelines.common import exchange
 from pipelines.common.exchange import Exchange, Files
 from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary, merge_and_write, read_summary
-from pipelines.formats.base import LABELS, PAIRS, Context, Format, Inputs
+from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.runners.runner import local_workers, make_pipeline, run
 from pipelines.sharding import dataset, identity, make_plan, read, sampling, tokenizer, wordpiece
 from pipelines.sharding.labels import OrderedLabels, order_labels, write_labels
 from pipelines.sharding.make_plan import Basis
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
-from pipelines.sharding.queries import FREQUENCIES, NamedBlocks, shard_queries
+from pipelines.sharding.queries import FREQUENCIES, shard_queries
 from pipelines.sharding.resolve import resolve_labels
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas.errors import StorageError
@@ -104,7 +106,9 @@ class Attempt:
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard, publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.data, attempt.say
-    raw = _read(attempt)
+    staging = join(attempt.staging, "rows")
+    read_plan = ReadPlan(attempt.form, inputs, options.text, staging, options.seed, read.BLOCK_ROWS)
+    raw = attempt.run("read", lambda pipeline, bulk, url: read.wire(pipeline, read_plan, bulk, url))
     counts = ", ".join(f"{raw.count_input(split, 'rows_in'):,} {split} points" for split in inputs.splits)
     say(f"{attempt.source} ({inputs.format}): {counts}, {raw.count_input(LABELS, 'rows_in'):,} labels")
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
@@ -116,27 +120,15 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     labels = make_plan.plan_labels(basis)
     queries = make_plan.plan_queries(basis, filter_pairs)
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
-    summary = raw.merge(_shard(attempt, raw, queries, labels))
+    staged = Files(join(attempt.staging, "rejects"))
+    wire = functools.partial(_wire, raw=raw, queries=queries, labels=labels, staged=staged)
+    summary = raw.merge(attempt.run("shard", wire))
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     rejects = dataset.write_rejects(data, summary.rejected)
     if rejects.rows:
         say(f"{rejects.rows:,} rejects: see {DataLayout(data).rejects}")
     parameters = _parameters(attempt, summary, queries, filter_pairs)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
-
-
-def _read(attempt: Attempt) -> Summary:
-    inputs, options = attempt.inputs, attempt.options
-    plan = ReadPlan(
-        form=attempt.form,
-        parts=inputs.parts,
-        files=identity.files_of(inputs),
-        context=Context(options.text, inputs.labels, inputs.features),
-        staging=join(attempt.staging, "rows"),
-        seed=options.seed,
-        block_rows=read.BLOCK_ROWS,
-    )
-    return attempt.run("read", lambda pipeline, bulk, url: read.wire(pipeline, plan, bulk, url))
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
@@ -156,19 +148,14 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     return tokenizer.freeze(wordpiece.train(lambda: sampling.iterate(texts), size), {}, options.max_tokens)
 
 
-def _shard(attempt: Attempt, raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> Summary:
-    staged = Files(join(attempt.staging, "rejects"))
-    return attempt.run("shard", lambda pipeline, bulk, url: _wire(pipeline, raw, queries, labels, bulk, staged, url))
-
-
 def _wire(
     pipeline: beam.Pipeline,
+    bulk: Exchange,
+    summary_url: str,
     raw: Summary,
     queries: Sequence[QueriesPlan],
     labels: LabelsPlan,
-    bulk: Exchange,
     staged: Files,
-    summary_url: str,
 ) -> None:
     """Wire the whole flow: labels in order, every split with its labels' ids, training counts, one summary at the end.
 
@@ -189,13 +176,13 @@ def _wire(
 
 def _name_labels(
     pipeline: beam.Pipeline, table: str, raw: Summary, ordered: OrderedLabels, shards: int, bulk: Exchange
-) -> NamedBlocks:
-    """Return the blocks of an input table with the ids of the labels that they name."""
+) -> dict[str, PCollection]:
+    """Return the `blocks` of an input table with the `ids` of the labels that they name."""
     blocks = raw.blocks_of(table)
     numbered = pipeline | f"Blocks {table}" >> beam.Create(list(enumerate(blocks)))
     if any(block.mentions for block in blocks):
-        return NamedBlocks(numbered, numbered | f"Resolve {table}" >> resolve_labels(ordered, shards, bulk))
-    return NamedBlocks(numbered, pipeline | f"No ids {table}" >> beam.Create([], reshuffle=False))
+        return {"blocks": numbered, "ids": numbered | f"Resolve {table}" >> resolve_labels(ordered, shards, bulk)}
+    return {"blocks": numbered, "ids": pipeline | f"No ids {table}" >> beam.Create([], reshuffle=False)}
 
 
 def _parameters(

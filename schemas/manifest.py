@@ -3,12 +3,14 @@
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Callable
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -37,10 +39,14 @@ def code_version() -> str:
         return "unknown"
 
 
-def stays_inside(path: str) -> bool:
-    """Return true where `path`, from a manifest, names something below the prefix that it is relative to."""
+def _require_inside(path: str) -> str:
     parts = PurePosixPath(path).parts
-    return bool(parts) and not (path.startswith("/") or ".." in parts or "\\" in path or "://" in path)
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
+        raise ValueError(f"{path!r} leaves its prefix")
+    return path
+
+
+Inside = Annotated[str, AfterValidator(_require_inside)]  # a path of something below the prefix that it is relative to
 
 
 class Column(BaseModel):
@@ -60,7 +66,7 @@ class Shard(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    path: str
+    path: Inside
     rows: int = Field(ge=0)
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -79,13 +85,6 @@ class Shard(BaseModel):
             checksums.unpack(text)
         return text
 
-    @field_validator("path")
-    @classmethod
-    def _inside(cls, path: str) -> str:
-        if not stays_inside(path):
-            raise ValueError(f"shard path {path!r} leaves its table")
-        return path
-
 
 class Manifest(BaseModel):
     """Manifest of a table: its content, what it was made from (`parents`: name to digest), and how.
@@ -103,20 +102,11 @@ class Manifest(BaseModel):
     rows: int = 0
     row_group_rows: int | None = None
     id_range: tuple[int, int] | None = None  # [first, last)
-    parents: dict[str, str] = {}
+    parents: dict[Inside, str] = {}  # those of a data set are paths
     parameters: dict[str, Any] = {}
     counters: dict[str, Any] = {}
     quality: dict[str, Any] = {}
     code_version: str = Field(default_factory=code_version)
-
-    @field_validator("parents")
-    @classmethod
-    def _below(cls, parents: dict[str, str]) -> dict[str, str]:
-        """Refuse parents that leave the prefix: those of a data set are paths."""
-        wrong = [name for name in parents if not stays_inside(name)]
-        if wrong:
-            raise ValueError(f"parent {wrong[0]!r} leaves its prefix")
-        return parents
 
     @property
     def digest(self) -> str:
@@ -222,28 +212,39 @@ def verify(url: str, manifest: Manifest, on_bytes: Callable[[int], None] | None 
         _require_digest(place, shard, digest.hexdigest(), "Make the table again.")
 
 
-def find_shard(url: str, shard: Shard) -> str:
-    """Return the URL of a shard of the table at `url`. Raises TableError when it is gone or not as long as it was."""
+def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> str:
+    """Return the URL of a shard of the table at `url`.
+
+    Raises TableError, which ends with `remedy`, when it is gone or not as long as it was.
+    """
     place = join(url, shard.path)
     try:
         length = storage.size(place)
     except FileNotFoundError:
-        raise TableError(f"{place}: the manifest names this shard, but it is gone. Make the table again.") from None
+        raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
     if length != shard.bytes:
-        raise TableError(f"{place}: damaged: {length} bytes, expected {shard.bytes}. Make the table again.")
+        raise TableError(f"{place}: damaged: {length} bytes, expected {shard.bytes}. {remedy}")
     return place
 
 
-def check_shard(place: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
-    """Read one shard, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
-    try:
-        data = storage.read_bytes(place)
-    except FileNotFoundError:
-        raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
-    if len(data) != shard.bytes:
-        raise TableError(f"{place}: damaged: {len(data)} bytes, expected {shard.bytes}. {remedy}")
+def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
+    """Read a shard of the table at `url`, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
+    place = find_shard(url, shard, remedy)
+    data = storage.read_bytes(place)
     _require_digest(place, shard, storage.sha256(data), remedy)
     return data
+
+
+def write_file(url: str, name: str, data: bytes) -> Shard:
+    """Publish `data` as a file of the table at `url`, without rows. Raises StorageError."""
+    storage.write_bytes(join(url, name), data)
+    return Shard(path=name, rows=0, bytes=len(data), sha256=storage.sha256(data))
+
+
+def describe_file(path: str, name: str, rows: int, checksums: str | None = None) -> Shard:
+    """Describe the shard `name`, which lies in the local file `path` until it is published."""
+    digest = storage.file_sha256(path)
+    return Shard(path=name, rows=rows, bytes=os.path.getsize(path), sha256=digest, checksums=checksums)
 
 
 def _require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:

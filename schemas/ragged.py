@@ -4,18 +4,57 @@ As in an Arrow list array, row i is the half-open range `offsets[i]` to `offsets
 need not be 0. Among label ids, negative ones are pads wherever they stand.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from schemas.tables import PAD
 
+Kind = TypeVar("Kind", bound="_Rows")
 
-class Ragged(NamedTuple):
-    """B rows of entries: `values` [V], `offsets` [B + 1] integer."""
 
+class _Rows(tuple[np.ndarray, ...]):
+    """B rows of entries: one or more columns [V], and behind them `offsets` [B + 1] integer."""
+
+    __slots__ = ()
+
+    @property
+    def rows(self) -> int:
+        return len(self[-1]) - 1
+
+    def row_of(self) -> np.ndarray:
+        """Return the row of each entry, int64."""
+        return np.repeat(np.arange(self.rows), np.diff(self[-1]))
+
+    def slice(self: Kind, start: int, stop: int) -> Kind:
+        """Return rows [start, stop); all but the offsets are views."""
+        bounds = self[-1][start : stop + 1]
+        return self._select(slice(bounds[0], bounds[-1]), bounds - bounds[0])
+
+    def take(self: Kind, rows: np.ndarray) -> Kind:
+        """Return rows `rows` [B'] in that order."""
+        starts = self[-1][rows]
+        counts = self[-1][rows + 1] - starts
+        offsets = offsets_of(counts)
+        return self._select(np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts), offsets)
+
+    def keep(self: Kind, mask: np.ndarray) -> Kind:
+        """Return all rows with only the entries where `mask` [V] is true."""
+        return self._select(mask, offsets_of(mask)[self[-1]])
+
+    def _select(self: Kind, entries: Any, offsets: np.ndarray) -> Kind:
+        return type(self)(*(column[entries] for column in self[:-1]), offsets)  # type: ignore[call-arg]
+
+
+class _Ragged(NamedTuple):
     values: np.ndarray
     offsets: np.ndarray
+
+
+class Ragged(_Rows, _Ragged):
+    """B rows of entries: `values` [V], `offsets` [B + 1] integer."""
+
+    __slots__ = ()
 
     @classmethod
     def from_counts(cls, values: np.ndarray, counts: np.ndarray) -> "Ragged":
@@ -33,10 +72,6 @@ class Ragged(NamedTuple):
         return cls(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
 
     @property
-    def rows(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
     def counts(self) -> np.ndarray:
         """Entries of each row, [B]."""
         return np.diff(self.offsets)
@@ -50,24 +85,6 @@ class Ragged(NamedTuple):
     def entries(self) -> np.ndarray:
         """Values of all rows, and of nothing before or behind them: a view."""
         return self.values[self.offsets[0] : self.offsets[-1]]
-
-    def row_of(self) -> np.ndarray:
-        """Return the row of each of `entries`, int64."""
-        return _row_of(self.offsets)
-
-    def slice(self, start: int, stop: int) -> "Ragged":
-        """Return rows [start, stop); the values are a view."""
-        bounds = self.offsets[start : stop + 1]
-        return Ragged(self.values[bounds[0] : bounds[-1]], bounds - bounds[0])
-
-    def take(self, rows: np.ndarray) -> "Ragged":
-        """Return rows `rows` [B'] in that order."""
-        places, offsets = _take(self.offsets, rows)
-        return Ragged(self.values[places], offsets)
-
-    def keep(self, mask: np.ndarray) -> "Ragged":
-        """Return all rows with only the values where `mask` [V] is true."""
-        return Ragged(self.values[mask], _keep(self.offsets, mask))
 
     def concat(self, other: "Ragged") -> "Ragged":
         """Return these rows, then those of `other`."""
@@ -119,56 +136,21 @@ class Ragged(NamedTuple):
         )
 
 
-class SparseRows(NamedTuple):
+class _SparseRows(NamedTuple):
+    ids: np.ndarray
+    values: np.ndarray
+    offsets: np.ndarray
+
+
+class SparseRows(_Rows, _SparseRows):
     """B sparse rows: `ids` [V] integer with `values` [V] float32, `offsets` [B + 1] integer.
 
     Features are int32 ids, sorted and unique within a row.
     """
 
-    ids: np.ndarray
-    values: np.ndarray
-    offsets: np.ndarray
-
-    @property
-    def rows(self) -> int:
-        return len(self.offsets) - 1
-
-    def row_of(self) -> np.ndarray:
-        """Return the row of each entry, int64."""
-        return _row_of(self.offsets)
-
-    def slice(self, start: int, stop: int) -> "SparseRows":
-        """Return rows [start, stop); ids and values are views."""
-        bounds = self.offsets[start : stop + 1]
-        entries = slice(bounds[0], bounds[-1])
-        return SparseRows(self.ids[entries], self.values[entries], bounds - bounds[0])
-
-    def take(self, rows: np.ndarray) -> "SparseRows":
-        """Return rows `rows` [B'] in that order."""
-        places, offsets = _take(self.offsets, rows)
-        return SparseRows(self.ids[places], self.values[places], offsets)
-
-    def keep(self, mask: np.ndarray) -> "SparseRows":
-        """Return all rows with only the entries where `mask` [V] is true."""
-        return SparseRows(self.ids[mask], self.values[mask], _keep(self.offsets, mask))
+    __slots__ = ()
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
     """Return the offsets int64 [B + 1], from 0, of rows of `counts` [B] entries."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-
-def _row_of(offsets: np.ndarray) -> np.ndarray:
-    return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-
-
-def _take(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (places [V'] of the entries of `rows` [B'], their offsets [B' + 1])."""
-    starts = offsets[rows]
-    counts = offsets[rows + 1] - starts
-    bounds = offsets_of(counts)
-    return np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts), bounds
-
-
-def _keep(offsets: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    return offsets_of(mask)[offsets]

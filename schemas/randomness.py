@@ -73,3 +73,9 @@ def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generato
 def torch_seed(seed: int, purpose: Purpose, *counters: int) -> int:
     """Return a seed in [0, 2**63) for generators that cannot be keyed by counters."""
     return int(generator(seed, purpose, *counters).integers(0, 2**63))
+
+
+def sample_rows(rows: int, size: int, seed: int) -> np.ndarray:
+    """Draw at most `size` distinct rows of [0, rows), in order: int64 [S], the same on any machine."""
+    draw = generator(seed, Purpose.SAMPLE)
+    return np.sort(draw.choice(rows, min(size, rows), replace=False, shuffle=False)).astype(np.int64)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InputError
-from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,6 @@ class Request:
     parents: Mapping[str, str] | None
     parameters: Mapping[str, Any]
     section: str | None = None
-
-    def recorded(self, manifest: Manifest) -> Mapping[str, Any] | None:
-        """Return the parameters of a finished table; None where it is a table of another sort."""
-        if manifest.kind != self.kind:
-            return None
-        return manifest.parameters.get(self.section) if self.section else manifest.parameters
-
-    def same_parents(self, manifest: Manifest) -> bool:
-        """Tell whether the table was made from these parents."""
-        return self.parents is None or manifest.parents == self.parents
 
     def changes(self, manifest: Manifest, recorded: Mapping[str, Any]) -> Iterator[str]:
         """Say in words how the table that is requested differs from a finished one; nothing where it is the same."""
@@ -59,16 +49,16 @@ def find_reusable(
     if not is_published(url):
         return None
     manifest = open_manifest(url)
-    recorded = request.recorded(manifest)
-    if recorded is None:
+    recorded = manifest.parameters.get(request.section) if request.section else manifest.parameters
+    if manifest.kind != request.kind or recorded is None:
         raise InputError(
             f"{url}: holds a finished {manifest.kind} table, not one of kind {request.kind}. Give another place."
         )
     changes = list(request.changes(manifest, recorded))
     if not changes:
         return manifest
-    stale = is_stale is not None and not request.same_parents(manifest) and is_stale(recorded)
-    if not (overwrite or stale):
+    other_parents = request.parents is not None and manifest.parents != request.parents
+    if not (overwrite or (is_stale is not None and other_parents and is_stale(recorded))):
         raise InputError(
             f"{url}: holds a finished {manifest.kind} table made otherwise ({'; '.join(changes)}). {remedy}"
         )
@@ -79,10 +69,8 @@ def find_reusable(
 
 def find_made_from(url: str, kind: str, parents: Mapping[str, str]) -> Manifest | None:
     """Return the table at `url` if it was made from these parents, whatever its parameters. Raises TableError."""
-    if not is_published(url):
-        return None
-    manifest = open_manifest(url, kind)
-    return manifest if manifest.parents == parents else None
+    manifest = open_if_published(url, kind)
+    return manifest if manifest is not None and manifest.parents == parents else None
 
 
 def _changes(name: str, before: Any, after: Any) -> Iterator[str]:

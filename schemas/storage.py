@@ -19,6 +19,7 @@ import fsspec
 from fsspec.core import url_to_fs
 from fsspec.exceptions import FSTimeoutError
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 from tenacity import (
     Retrying,
     retry_if_exception,
@@ -39,6 +40,7 @@ FILE_SECONDS = 900.0  # of reading a whole file at once, or of removing a prefix
 CONNECTIONS = 64  # to an object store
 READ_BYTES = 4 << 20  # of one request of a streaming pass
 TEMPORARY = ".tmp-"
+_LASTING = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 T = TypeVar("T")
 
@@ -125,50 +127,17 @@ def open_read(url: str) -> IO[bytes]:
     return io.BufferedReader(RangeReader(url, size(url)), READ_BYTES)
 
 
-class SeekableReader(io.RawIOBase):
-    """File of `length` bytes that is read at any position; how is up to those that inherit."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self._length, self._position = length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
-        return self._position
-
-
-class RangeReader(SeekableReader):
+class RangeReader(AbstractBufferedFile):
     """File of `length` bytes at `url`, read anywhere in any order; each read is one request, with retries.
 
     Reads raise StorageError, which libraries above cannot take for damaged content as they would an OSError.
     """
 
     def __init__(self, url: str, length: int) -> None:
-        super().__init__(length)
-        self._url = url
+        super().__init__(None, url, size=length, cache_type="none")
 
-    def read(self, size: int | None = -1) -> bytes:
-        start = self._position
-        end = self._length if size is None or size < 0 else min(start + size, self._length)
-        if start >= end:
-            return b""
-        data = read_range(self._url, start, end)
-        self._position += len(data)
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return read_range(self.path, start, min(end, self.size))
 
 
 def size(url: str) -> int:
@@ -207,7 +176,12 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
     """
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
-        _attempt(lambda: _write_local(path, data, durable), "write", url)
+
+        def write() -> None:
+            with _replacing(path, durable) as temporary, open(temporary, "wb") as out:
+                out.write(data)
+
+        _attempt(write, "write", url)
         return
     payload = bytes(data)
     try:
@@ -225,24 +199,18 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
     `durable` the fsync is left out. Raises StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
-    local = isinstance(fs, LocalFileSystem)
-    folder, name = os.path.split(path) if local else (tempfile.gettempdir(), path.rsplit("/", 1)[-1])
-    temporary = _temporary(folder, name)
     try:
-        if local:
-            _attempt(lambda: os.makedirs(folder or ".", exist_ok=True), "write", url)
-        try:
+        if isinstance(fs, LocalFileSystem):
+            with _replacing(path, durable) as temporary:
+                yield temporary
+            return
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+            temporary = os.path.join(folder, path.rsplit("/", 1)[-1])
             yield temporary
-        except OSError as error:
-            raise StorageError(f"could not write {url}: {error.strerror or error}; {_remedy(error)}.") from error
-        if local:
-            _attempt(lambda: _rename_local(temporary, path, durable), "write", url)
-        else:
             seconds = _seconds_for(os.path.getsize(temporary))
             _attempt(lambda: _bounded(fs, "put_file", temporary, path, seconds=seconds), "write", url)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+    except OSError as error:
+        raise StorageError(f"could not write {url}: {error.strerror or error}; {_remedy(error)}.") from error
 
 
 def remove(url: str, recursive: bool = False) -> None:
@@ -268,34 +236,30 @@ def file_sha256(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_local(path: str, data: bytes | memoryview, durable: bool) -> None:
+@contextlib.contextmanager
+def _replacing(path: str, durable: bool) -> Iterator[str]:
+    """Yield a name in the folder of `path`, whose file takes the place of `path` when the block ends."""
     folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
     os.makedirs(folder or ".", exist_ok=True)
-    temporary = _temporary(folder, name)
     try:
-        with open(temporary, "wb") as out:
-            out.write(data)
-        _rename_local(temporary, path, durable)
+        yield temporary
+        if durable:
+            _sync(temporary, os.O_RDWR)
+        os.replace(temporary, path)
+        if durable:
+            _sync(folder or ".", os.O_RDONLY)
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
 
 
-def _temporary(folder: str, name: str) -> str:
-    return os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
-
-
-def _rename_local(temporary: str, path: str, durable: bool) -> None:
-    if durable:
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-    os.replace(temporary, path)
-    if durable:
-        folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+def _sync(path: str, flags: int) -> None:
+    handle = os.open(path, flags)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _bounded(
@@ -352,11 +316,7 @@ def _is_full(error: BaseException) -> bool:
 
 def _may_pass(error: BaseException) -> bool:
     """Return true for errors of a network; a missing file, a refused permission and a full disk do not pass."""
-    if isinstance(
-        error, FileNotFoundError | FileExistsError | PermissionError | IsADirectoryError | NotADirectoryError
-    ):
-        return False
-    if _is_full(error):
+    if isinstance(error, _LASTING) or _is_full(error):
         return False
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
         return True  # fsspec's memory:// lists its files while another thread writes one

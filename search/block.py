@@ -10,6 +10,7 @@ from functools import cached_property
 import faiss
 import numpy as np
 
+from schemas.ragged import Ragged
 from search.candidates import best, pack, unpack
 from search.nearest import nearest
 
@@ -99,9 +100,7 @@ def _search_all(block: Block, queries: np.ndarray, width: int, noise: np.ndarray
     last = approximate.shape[1] - width
     floor = np.partition(approximate, last, axis=1)[:, last] - 2 * noise
     rows, columns = np.nonzero(approximate >= floor[:, None])
-    sizes = np.bincount(rows, minlength=len(queries))
-    positions = np.full((len(queries), sizes.max(initial=0)), -1)
-    positions[rows, np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)] = columns
+    positions = Ragged.from_counts(columns, np.bincount(rows, minlength=len(queries))).padded()
     return best(_keys(block, queries, positions), width)
 
 

@@ -35,16 +35,12 @@ class Exclusions:
 
     def count_in(self, start: int, stop: int) -> np.ndarray:
         """Count the labels of [start, stop) that each row loses, at most: int64 [B]."""
-        return _count_in(self.positives, start, stop) + _count_in(self.filtered, start, stop)
+        inside = (ids.keep((ids.values >= start) & (ids.values < stop)) for ids in (self.positives, self.filtered))
+        return sum((ids.counts for ids in inside), np.zeros(self.positives.rows, np.int64))
 
     def concat(self, other: "Exclusions") -> "Exclusions":
         """Return these rows, then those of `other`."""
         return Exclusions(self.positives.concat(other.positives), self.filtered.concat(other.filtered))
-
-
-def _count_in(rows: Ragged, start: int, stop: int) -> np.ndarray:
-    """Count the entries of each row in [start, stop): int64 [B]."""
-    return rows.keep((rows.values >= start) & (rows.values < stop)).counts
 
 
 def search_negatives(

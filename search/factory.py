@@ -109,9 +109,7 @@ class Factory:
             return int(bits[1]) * int(bits[2] or 8) / 8
         scalar = re.search(r"SQ(\d+|fp16|bf16)", self.spec)
         if scalar:
-            return (
-                dimension * {"fp16": 16, "bf16": 16}.get(scalar[1], int(scalar[1]) if scalar[1].isdigit() else 16) / 8
-            )
+            return dimension * (int(scalar[1]) if scalar[1].isdigit() else 16) / 8
         return 4 * dimension
 
 

@@ -11,8 +11,8 @@ import faiss
 import numpy as np
 
 from schemas.errors import InputError
+from schemas.randomness import sample_rows
 from search.factory import Factory
-from search.sample import sample_rows
 
 _FEWEST_FOR_PRODUCTS = 20
 
@@ -36,9 +36,10 @@ def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | Non
         return None
     rows, dimension = vectors.shape
     index = empty(factory, dimension)
+    size = factory.training_rows()
     try:
         with _one_thread() if factory.graph else contextlib.nullcontext():
-            index.train(_sample(vectors, factory, seed))
+            index.train(vectors if size >= rows else vectors[sample_rows(rows, size, seed)])
             index.add(vectors)
     except RuntimeError as error:
         raise InputError(
@@ -70,14 +71,6 @@ def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
     while isinstance(inner, faiss.IndexPreTransform):
         inner = faiss.downcast_index(inner.index)
     return inner if isinstance(inner, faiss.IndexHNSW) else None
-
-
-def _sample(vectors: np.ndarray, factory: Factory, seed: int) -> np.ndarray:
-    """Draw the rows to train on without replacement, in order: the same for the same block and seed."""
-    size = factory.training_rows()
-    if size >= len(vectors):
-        return vectors
-    return vectors[sample_rows(len(vectors), size, seed)]
 
 
 @contextlib.contextmanager

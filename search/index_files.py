@@ -1,13 +1,11 @@
 """Faiss indexes as files that outlive the process which built them."""
 
-from pathlib import Path
-
 import faiss
 import numpy as np
 
 from schemas import storage
 from schemas.errors import TableError
-from schemas.manifest import Shard, check_shard
+from schemas.manifest import Shard, check_shard, describe_file
 from schemas.storage import join
 from search.block import Block
 
@@ -20,13 +18,12 @@ def write_index(url: str, name: str, block: Block) -> Shard:
         index.add(block.vectors)
     with storage.writing(join(url, name)) as path:
         faiss.write_index(index, path)
-        digest, size = storage.file_sha256(path), Path(path).stat().st_size
-    return Shard(path=name, rows=len(block.vectors), bytes=size, sha256=digest)
+        return describe_file(path, name, len(block.vectors))
 
 
 def read_index(url: str, shard: Shard) -> faiss.Index:
     """Read the index in a file under `url` and compare its checksum. Raises TableError."""
-    return faiss.deserialize_index(np.frombuffer(check_shard(join(url, shard.path), shard), np.uint8))
+    return faiss.deserialize_index(np.frombuffer(check_shard(url, shard), np.uint8))
 
 
 def load_index(path: str) -> faiss.Index:

@@ -1,6 +1,5 @@
 """One epoch of a run: a table is adopted, every batch is a step, and at its end come validation and a checkpoint."""
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -55,24 +54,23 @@ class EpochRunner:
         self._begin(adoption, tables)
         stream, rows, skipped = parts.stream, 0, parts.stream.skipped_rows
         dump = parts.refresher.dump(progress.epoch, progress.step, tables, parts.model.width)
-        with contextlib.closing(dump) if dump else contextlib.nullcontext():
-            for batch in stream:
-                clock.lap("stream")
-                if batch.step == 0 and adoption.table_epoch is not None:
-                    step = progress.global_step
-                    facts = parts.refresher.staleness(adoption, step, parts.model, tables, batch)
-                    parts.tracker.record("staleness", step + 1, facts)
-                    clock.lap("rest")
-                result = self._step(batch)
-                counted_until = self._spend(counted_until)
-                self._after_step(result, dump)
-                rows += len(result.rows)
-                if on_step is not None:
-                    on_step(progress.global_step, self.total_steps, result.loss)
+        for batch in stream:
+            clock.lap("stream")
+            if batch.step == 0 and adoption.table_epoch is not None:
+                step = progress.global_step
+                facts = parts.refresher.staleness(adoption, step, parts.model, tables, batch)
+                parts.tracker.record("staleness", step + 1, facts)
                 clock.lap("rest")
-            if dump:
-                parts.refresher.publish(dump, parts.model, progress.global_step)
-                clock.lap("dump")
+            result = self._step(batch)
+            counted_until = self._spend(counted_until)
+            self._after_step(result, dump)
+            rows += len(result.rows)
+            if on_step is not None:
+                on_step(progress.global_step, self.total_steps, result.loss)
+            clock.lap("rest")
+        if dump:
+            parts.refresher.publish(dump, parts.model, progress.global_step)
+            clock.lap("dump")
         skipped = sum(parts.group.sizes(stream.skipped_rows - skipped))
         if skipped:
             parts.say(
@@ -103,8 +101,7 @@ class EpochRunner:
     def _begin(self, adoption: Adoption, tables: list[Source]) -> None:
         parts, progress = self._parts, self.progress
         parts.stream.set_epoch(progress.epoch, tables)
-        if parts.frozen is not None:
-            parts.frozen.begin(tables)
+        parts.step.queries.begin(tables)
         if progress.step:
             parts.stream.load_state_dict({**parts.stream.state_dict(), "step": progress.step})
             return
@@ -127,9 +124,12 @@ class EpochRunner:
         """Record the true ranks of a step's hard negatives; `batch` is the global one."""
         parts, head = self._parts, self._parts.model.head
         hard = parts.step.planner.hard(batch, sampled)
-        ranks = None if hard is None else true_ranks.measure(head.vectors, head.start, x, batch, hard, parts.group)
-        if ranks is not None:
-            facts = {"epoch": batch.epoch, "of": parts.labels, **parts.step.sources.facts(), **ranks.facts()}
+        if hard is None:
+            return
+        ranks = true_ranks.measure(head.vectors, head.start, x, batch, hard, parts.group)
+        if len(ranks):
+            facts = {"epoch": batch.epoch, "of": parts.labels, **parts.step.sources.facts()}
+            facts |= true_ranks.describe(ranks)
             parts.tracker.record("hard", self.progress.global_step + 1, facts)
 
     def _after_step(self, result: StepResult, dump: EmbeddingCollector | None) -> None:

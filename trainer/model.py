@@ -14,7 +14,7 @@ from trainer.config import Recipe, load_config, restore_recipe
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group
 from trainer.heads.base import Head, HeadContext
-from trainer.heads.label_texts import LabelTexts
+from trainer.heads.label_texts import open_label_texts
 from trainer.inputs import Inputs, Kind, columns_of
 
 
@@ -34,7 +34,7 @@ class Model:
         labels: int,
         features: int = 0,
         group: Group = ALONE,
-        texts: LabelTexts | None = None,
+        texts: Inputs | None = None,
     ) -> "Model":
         """Initialise a model from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError.
 
@@ -163,9 +163,9 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None) -> M
     return model
 
 
-def open_texts(data: DataLayout, recipe: Recipe) -> LabelTexts | None:
+def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
     """Open what the recipe's head reads of the labels; None for a classifier. Raises InputError, TableError."""
-    return LabelTexts.open(data, recipe.encoder.inputs) if recipe.head.encodes_labels else None
+    return open_label_texts(data, recipe.encoder.inputs) if recipe.head.encodes_labels else None
 
 
 def has_bias(recipe: Recipe) -> bool:

@@ -12,13 +12,12 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
-from trainer.encoders.frozen import FrozenEmbeddings
 from trainer.evaluation.evaluate import label_statistics, positive_weights
 from trainer.evaluation.validator import Validator
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initialise import begin_at_texts, begin_with_encoder
-from trainer.losses import is_binary
+from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.curriculum import mixtures
@@ -47,7 +46,6 @@ class Parts:
     tables: list[Source]
     stream: JoinedStream
     step: StepContext
-    frozen: FrozenEmbeddings | None
     refresher: Refresher
     validator: Validator
     saver: Saver
@@ -73,14 +71,13 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
     ahead = group.ranks == 1 and not sources.sources and model.head.has_rows
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
-    frozen = FrozenEmbeddings(model.encoder) if recipe.train.freeze_encoder else None
     clock = Clock()
 
     def before_change(rows: np.ndarray) -> None:
         writer.before_change(rows)
         sources.touch(rows)
 
-    queries = open_queries(recipe, model, group, clock, frozen)
+    queries = open_queries(recipe, model, group, clock)
     return Parts(
         recipe=recipe,
         data=data,
@@ -92,7 +89,6 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         tables=tables,
         stream=open_stream(recipe, tables, facts.labels, group, planner if ahead else None),
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
-        frozen=frozen,
         refresher=Refresher(run, recipe, tables, group, say),
         validator=Validator(recipe.validation, data, group),
         saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
@@ -107,7 +103,7 @@ def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, sa
     part = label_range(labels, group.rank, group.ranks) if group.ranks > 1 else None
     course = mixtures(negatives, recipe.train.epochs, recipe.refresh.start) if negatives.curriculum else ()
     frequency = label_statistics(data).frequency if negatives.frequency_share else None
-    if not is_binary(recipe.loss):  # what it makes of a score depends on all of them
+    if recipe.loss != binary_cross_entropy.options:  # what it makes of a score depends on all of them
         negatives = negatives.model_copy(update={"chunk": max(1, labels)})
     return Planner(negatives, labels, seed, weights, part, course, frequency)
 
@@ -131,12 +127,10 @@ def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> Neg
     return opened
 
 
-def open_queries(
-    recipe: Recipe, model: Model, group: Group, clock: Clock, frozen: FrozenEmbeddings | None = None
-) -> QueryEmbeddings:
+def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> QueryEmbeddings:
     """Open the way that queries are encoded in training."""
-    if frozen is not None:
-        return FrozenQueries(frozen)
+    if recipe.train.freeze_encoder:
+        return FrozenQueries(model.encoder)
     if model.head.query_batch is not None:
         return SubBatches(model.encoder, size=model.head.query_batch)
     if recipe.train.accumulate > 1:

@@ -14,7 +14,7 @@ from pipelines.common.assign import default_shards
 from schemas import tables
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
-from schemas.shard_files.parquet import ShardFile, list_array, matrix_array
+from schemas.shard_files.parquet import list_array, matrix_array, writing_shard
 from schemas.storage import join
 from trainer.stream import Source, Table
 
@@ -57,8 +57,8 @@ class World:
         entries: tuple[list[Shard], list[Shard]] = ([], [])
         for number in range(count):
             with (
-                ShardFile(self.queries, number, count, schemas[0], self.group) as queries,
-                ShardFile(self.negatives, number, count, schemas[1], self.group) as negatives,
+                writing_shard(self.queries, number, count, schemas[0], self.group) as queries,
+                writing_shard(self.negatives, number, count, schemas[1], self.group) as negatives,
             ):
                 for points, mined in self.pieces(edges[number], edges[number + 1]):
                     queries.write(points)

@@ -1,6 +1,5 @@
 """Focal loss (Lin et al., 2017): binary cross-entropy in which scores that are right already count less."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,12 +16,11 @@ class FocalSection(LossSection):
     gamma: float = Field(2.0, ge=0, description="how much less; 0: binary cross-entropy")
 
 
-@dataclass(frozen=True)
 class Focal(Loss):
     """sum weight p^gamma softplus(z), z = s for a negative and -s for a positive, p = sigma(z)."""
 
     section = FocalSection
-    gamma: float = 2.0
+    options: FocalSection
 
     def differentiate(self, scores: Scores) -> LossParts:
         sign = 1 - 2 * scores.positive.to(scores.pair.dtype)
@@ -35,5 +33,5 @@ class Focal(Loss):
 
     def focal(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         p, cross_entropy = torch.sigmoid(z), softplus(z)
-        factor = p**self.gamma
-        return factor * cross_entropy, factor * (self.gamma * (1 - p) * cross_entropy + p)
+        gamma, factor = self.options.gamma, p**self.options.gamma
+        return factor * cross_entropy, factor * (gamma * (1 - p) * cross_entropy + p)

@@ -7,8 +7,7 @@ import torch
 from schemas.randomness import InitialWeights, Purpose
 from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
-from trainer.encoders.base import Before, drop, finish, nothing_before
-from trainer.encoders.module_encoder import ModuleEncoder
+from trainer.encoders.base import Before, Encoder, nothing_before
 from trainer.inputs import Inputs
 
 
@@ -17,15 +16,14 @@ class MeanSection(EncoderSection):
     inputs: Literal["tokens"] = "tokens"
 
 
-class MeanEncoder(ModuleEncoder):
+class MeanEncoder(Encoder):
     section = MeanSection
 
     def __init__(self, config: MeanSection, vocabulary: int, seed: int, features: int = 0) -> None:
         bag = torch.nn.EmbeddingBag(vocabulary, config.dimension, mode="mean", include_last_offset=True)
         draw = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.EMBEDDING)
         torch.nn.init.normal_(bag.weight, std=config.dimension**-0.5, generator=draw)
-        super().__init__(config, bag)
-        self._seed = seed
+        super().__init__(config, bag, seed, config.lr)
 
     def prepare(self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before):
         tokens, offsets = (torch.from_numpy(values.astype("int64")) for values in inputs.tokens)
@@ -34,7 +32,4 @@ class MeanEncoder(ModuleEncoder):
     def encode(self, inputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         tokens, offsets, first = inputs
         with torch.set_grad_enabled(dropout_key is not None and torch.is_grad_enabled()):
-            x = finish(self._modules(tokens, offsets), normalize=self._config.normalize, scale=self._config.scale)
-            if dropout_key is None or not self._config.dropout:
-                return x
-            return drop(x, self._config.dropout, torch_generator(self._seed, Purpose.DROPOUT, *dropout_key), first)
+            return self._finish(self._modules(tokens, offsets), dropout_key, first)

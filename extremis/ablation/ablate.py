@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from extremis.ablation.comparisons import Variants
-from extremis.console import say, table
+from extremis.console import format_metric, say, table
 from extremis.evaluating.evaluate import EvaluateOptions, evaluate
 from extremis.report.build import build
 from extremis.training.train import train
@@ -98,13 +98,8 @@ def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
     """Format the metrics with half of their intervals, and the seconds of training."""
     if result["error"] is not None:
         return ["failed", *[""] * len(shown)]
-    cells = []
-    for name in shown:
-        value = result["metrics"].get(name)
-        low, high = result["intervals"].get(name, (0.0, 0.0))
-        cells.append("" if value is None else f"{value:.2f} ±{(high - low) / 2:.2f}")
     seconds = result["train_seconds"]
-    return [*cells, "" if seconds is None else f"{seconds:.0f}"]
+    return [*(format_metric(result, name) for name in shown), "" if seconds is None else f"{seconds:.0f}"]
 
 
 def _write(out: str, report: Mapping[str, Any], split: str, shown: Sequence[str]) -> None:

@@ -44,9 +44,27 @@ _MIPS = (
     "classifier.initial_scale=0.05",
 )
 _HARDEST = ("negatives.hard=100", "negatives.random=0")
-# LNS: a softmax over the positives and 200 negatives per query.
+# From scratch on the exactly hardest of every step: alone, with heavier positives, among uniform ones.
+_EXACT = (*_MIPS, "refresh.every_steps=1")
+_MIPS_1 = {
+    "nn-top": (*_EXACT, *_HARDEST),
+    "nn-top-re": (*_EXACT, *_HARDEST, "train.positive_ratio=50"),
+    "nn-top-uniform": _EXACT,
+}
+# LNS: a softmax over the positives and 200 negatives per query, from hash tables, by embedding and by label, or else.
 _LNS = ("loss.kind=softmax", "negatives.random=0", "classifier.bias=false", "classifier.initial_scale=0.05")
-
+_HASHED = (*_LNS, "negatives.lsh.hard=200")
+_UNHASHED = (*_LNS, "negatives.lsh.hard=0")
+_IN_TRAINER = ("refresh.source=in-trainer", "refresh.start=0", "refresh.every_steps=100")
+_LNS_4 = {
+    "lsh-embedding": _HASHED,
+    **{f"lsh-embedding-{count}": (*_HASHED, f"negatives.lsh.tables={count}") for count in (100, 200, 400)},
+    "lsh-label": (*_HASHED, "negatives.lsh.query=label"),
+    "sampled-softmax": (*_UNHASHED, "negatives.random=200"),
+    "frequency-based": (*_UNHASHED, "negatives.random=200", "negatives.frequency_share=1"),
+    "top-k-softmax": (*_UNHASHED, "negatives.hard=200", *_IN_TRAINER),
+    "full-softmax": (*_UNHASHED, "negatives.pool=all"),
+}
 
 Variants: TypeAlias = dict[str, Recipe]  # lines of a comparison by name
 
@@ -66,7 +84,7 @@ def variants_of(
 
     `only` keeps the lines of these names. Raises InputError.
     """
-    comparison = COMPARISONS[table] if recipes is None else Comparison(lambda _, keys: _load(recipes, keys))
+    comparison = COMPARISONS[table] if recipes is None else Comparison(functools.partial(_load, recipes))
     variants = comparison.variants(data, overrides)
     for name in only or ():
         if name not in variants:
@@ -74,18 +92,16 @@ def variants_of(
     return {name: recipe for name, recipe in variants.items() if only is None or name in only}, comparison.shown
 
 
-def _load(names: Sequence[str], overrides: Sequence[str]) -> Variants:
+def _load(names: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
     """Load recipes by name, or by the path of a file, which gives the line its name. Raises InputError."""
     return {name.rsplit("/", 1)[-1].removesuffix(".toml"): load_recipe(name, overrides) for name in names}
 
 
-def _change(recipe: str, changes: Mapping[str, Sequence[str]], overrides: Sequence[str] = ()) -> Variants:
+def _change(
+    recipe: str, changes: Mapping[str, Sequence[str]], data: str = "", overrides: Sequence[str] = ()
+) -> Variants:
     """Load `recipe` once for each name, with its changes; `overrides` come last and win. Raises InputError."""
     return {name: load_recipe(recipe, [*keys, *overrides]) for name, keys in changes.items()}
-
-
-def _table_5(data: str, overrides: Sequence[str]) -> Variants:
-    return _load(STRATEGIES, overrides)
 
 
 def _table_6(data: str, overrides: Sequence[str]) -> Variants:
@@ -123,17 +139,6 @@ def _dexml_4(data: str, overrides: Sequence[str]) -> Variants:
     return _change("dexml", {name: (*overrides, *keys) for name, keys in _LOSSES.items()})
 
 
-def _mips_1(data: str, overrides: Sequence[str]) -> Variants:
-    """Train from scratch on the exactly hardest of every step: alone, with heavier positives, among uniform ones."""
-    exact = (*_MIPS, "refresh.every_steps=1")
-    changes = {
-        "nn-top": (*exact, *_HARDEST),
-        "nn-top-re": (*exact, *_HARDEST, "train.positive_ratio=50"),
-        "nn-top-uniform": exact,
-    }
-    return _change("mips-s", changes, overrides)
-
-
 def _mips_2(data: str, overrides: Sequence[str]) -> Variants:
     """Take 100 or 15 hard negatives, after an epoch of uniform ones, from an index made 1 or 8 times per epoch.
 
@@ -148,34 +153,17 @@ def _mips_2(data: str, overrides: Sequence[str]) -> Variants:
     for times in (1, 8):
         for hard, more in ((100, _HARDEST), (15, ())):
             changes[f"mips-{hard}-ppe-{times}"] = (*warm, *more, f"refresh.every_steps={-(-steps // times)}")
-    return _change("mips-s", changes, overrides)
-
-
-def _lns_4(data: str, overrides: Sequence[str]) -> Variants:
-    """Compare softmax over negatives from hash tables, by embedding and by label, with other ways to choose them."""
-    hashed = (*_LNS, "negatives.lsh.hard=200")
-    sampled = (*_LNS, "negatives.lsh.hard=0", "negatives.random=200")
-    in_trainer = ("refresh.source=in-trainer", "refresh.start=0", "refresh.every_steps=100")
-    changes = {
-        "lsh-embedding": hashed,
-        **{f"lsh-embedding-{count}": (*hashed, f"negatives.lsh.tables={count}") for count in (100, 200, 400)},
-        "lsh-label": (*hashed, "negatives.lsh.query=label"),
-        "sampled-softmax": sampled,
-        "frequency-based": (*sampled, "negatives.frequency_share=1"),
-        "top-k-softmax": (*_LNS, "negatives.lsh.hard=0", "negatives.hard=200", *in_trainer),
-        "full-softmax": (*_LNS, "negatives.lsh.hard=0", "negatives.pool=all"),
-    }
-    return _change("lns", changes, overrides)
+    return _change("mips-s", changes, data, overrides)
 
 
 COMPARISONS = {
-    "5": Comparison(_table_5),
+    "5": Comparison(functools.partial(_load, STRATEGIES)),
     "6": Comparison(_table_6),
     "7": Comparison(functools.partial(_vary_refresh, "start")),
     "8": Comparison(functools.partial(_vary_refresh, "every")),
     "dexml-3": Comparison(_dexml_3, ("P@1", "P@5", "R@10", "R@100")),
     "dexml-4": Comparison(_dexml_4, ("P@1", "P@5", "R@10", "R@100")),
-    "mips-1": Comparison(_mips_1),
+    "mips-1": Comparison(functools.partial(_change, "mips-s", _MIPS_1)),
     "mips-2": Comparison(_mips_2),
-    "lns-4": Comparison(_lns_4),
+    "lns-4": Comparison(functools.partial(_change, "lns", _LNS_4)),
 }

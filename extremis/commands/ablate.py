@@ -4,10 +4,9 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import CommaList, json_option, set_option
-from extremis.console import print_json
+from extremis.commands.options import comma_list, json_option, set_option
 
-_NAMES = CommaList(str, "names with commas between, for example astra,renee")
+_NAMES = comma_list(str, "names with commas between, for example astra,renee")
 
 
 @click.command()
@@ -27,7 +26,7 @@ _NAMES = CommaList(str, "names with commas between, for example astra,renee")
 @click.option("--split", default="test")
 @click.option("--retry", is_flag=True, help="Continue what failed before.")
 @json_option
-def ablate(data: str, out: str, split: str, retry: bool, as_json: bool, **options: Any) -> None:
+def ablate(data: str, out: str, split: str, retry: bool, **options: Any) -> dict[str, Any]:
     """Train several recipes on DATA under OUT and compare them: tables and figures of the papers as a command.
 
     A recipe that is finished already is not trained again, and one that was cut off continues. OUT gets ablation.json,
@@ -44,6 +43,4 @@ def ablate(data: str, out: str, split: str, retry: bool, as_json: bool, **option
     from extremis.ablation.ablate import ablate as train_and_compare
     from extremis.ablation.comparisons import variants_of
 
-    report = train_and_compare(data, out, *variants_of(data, **options), split, retry)
-    if as_json:
-        print_json(report)
+    return train_and_compare(data, out, *variants_of(data, **options), split, retry)

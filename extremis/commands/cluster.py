@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from extremis.commands.options import POSITIVE, dump_options, require_watchable, stated
-from extremis.console import print_json, say
+from extremis.console import say
 from schemas.options import check
 
 
@@ -14,9 +14,7 @@ from schemas.options import check
 @click.option("--size", type=click.IntRange(2), help="C, queries per cluster. Default: the trainer's.")
 @click.option("--smallest", type=POSITIVE, help="Smallest part that halving gives. Default: the trainer's.")
 @click.option("--part-rows", type=POSITIVE, help="Queries clustered in one piece. Default: from --memory.")
-def cluster(
-    data: str, run: str, epoch: int | None, watch: bool, as_json: bool, beam_options: tuple[str, ...], **options: Any
-) -> None:
+def cluster(data: str, run: str, watch: bool, beam_options: tuple[str, ...], **options: Any) -> dict[str, Any]:
     """Publish queries in the order of balanced clusters of their embeddings, so that a stream deals whole clusters.
 
     For recipes with order.cluster above 1, such as `ngame`. Everything after -- goes to Beam.
@@ -29,18 +27,14 @@ def cluster(
       extremis cluster data/ runs/1 --memory 8GiB -- --direct_num_workers=8 --direct_running_mode=multi_processing
     """
     from extremis.training.miner import end_with_trainer
-    from pipelines.cluster import ClusterOptions
-    from pipelines.cluster import cluster as cluster_dump
-    from pipelines.cluster import watch as watch_run
+    from pipelines import cluster as clustering
 
-    cluster_options = check(ClusterOptions, stated(options))
+    require_watchable(watch, options)
+    epoch = options.pop("epoch")
+    cluster_options = check(clustering.ClusterOptions, stated(options))
     if watch:
-        require_watchable(epoch, options)
         end_with_trainer()
-        body: dict[str, Any] = {"run": run, "tables": watch_run(data, run, cluster_options, beam_options, progress=say)}
-    else:
-        manifest = cluster_dump(data, run, epoch, cluster_options, beam_options, say)
-        facts = manifest.model_dump(include={"rows", "counters"})
-        body = {"digest": manifest.digest, **facts, "clusters": manifest.parameters["clusters"]}
-    if as_json:
-        print_json(body)
+        return {"run": run, "tables": clustering.watch(data, run, cluster_options, beam_options, progress=say)}
+    manifest = clustering.cluster(data, run, epoch, cluster_options, beam_options, say)
+    facts = manifest.model_dump(include={"rows", "counters"})
+    return {"digest": manifest.digest, **facts, "clusters": manifest.parameters["clusters"]}

@@ -1,9 +1,10 @@
 """`extremis demo`."""
 
+from typing import Any
+
 import click
 
 from extremis.commands.options import json_option, recipe_option, set_option
-from extremis.console import print_json
 
 
 @click.command()
@@ -11,7 +12,7 @@ from extremis.console import print_json
 @recipe_option
 @set_option
 @json_option
-def demo(folder: str, recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def demo(folder: str, recipe: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     """Run the whole loop on the Tate collection: shard, train, mine beside it, join, evaluate.
 
     Writes DIR (default: demo).
@@ -22,6 +23,4 @@ def demo(folder: str, recipe: str, overrides: tuple[str, ...], as_json: bool) ->
     """
     from extremis.demo import demo as run_demo
 
-    report = run_demo(folder, recipe, overrides)
-    if as_json:
-        print_json(report)
+    return run_demo(folder, recipe, overrides)

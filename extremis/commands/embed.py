@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from extremis.commands.options import beam_tail, json_option, step_option
-from extremis.console import print_json, say
+from extremis.console import say
 from schemas.options import check
 
 
@@ -19,7 +19,7 @@ from schemas.options import check
 @click.option("--dtype", type=click.Choice(["float16", "float32"]), default="float16")
 @json_option
 @beam_tail
-def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], **options: Any) -> dict[str, Any]:
     """Embed queries or labels with a checkpoint of RUN, aligned with their table, to OUT.
 
     Everything after -- goes to Beam.
@@ -28,10 +28,8 @@ def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], as_json:
     Example:
       extremis embed data/ runs/1 embeddings/test --split test
     """
-    from pipelines.embed import EmbedOptions
-    from pipelines.embed import embed as embed_table
+    from pipelines import embed as embedding
 
-    manifest = embed_table(data, run, out, check(EmbedOptions, options), beam_options)
+    manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
-    if as_json:
-        print_json({"out": out, "digest": manifest.digest, "rows": manifest.rows})
+    return {"out": out, "digest": manifest.digest, "rows": manifest.rows}

@@ -4,14 +4,8 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, CommaList, json_option, step_option
-from extremis.console import metrics_table, print_json, say
-
-
-def _depth(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise ValueError(text)
-    return int(text)
+from extremis.commands.options import POSITIVE, comma_list, json_option, step_option
+from extremis.console import metrics_table, say
 
 
 @click.command()
@@ -24,7 +18,7 @@ def _depth(text: str) -> int:
 @click.option(
     "--k",
     "ks",
-    type=CommaList(_depth, "numbers from 1 to 1000 with commas between"),
+    type=comma_list(click.IntRange(1, 1000), "numbers from 1 to 1000 with commas between"),
     default=(),
     metavar="K,...",
     help="More values of k, e.g. 20,100; at most 1000.",
@@ -38,7 +32,7 @@ def _depth(text: str) -> int:
     help="Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis fuse).",
 )
 @json_option
-def evaluate(data: str, run: str, no_filter: bool, as_json: bool, **options: Any) -> None:
+def evaluate(data: str, run: str, no_filter: bool, **options: Any) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
     \b
@@ -47,23 +41,21 @@ def evaluate(data: str, run: str, no_filter: bool, as_json: bool, **options: Any
       extremis evaluate data/ runs/1 --k 20,100 --zero-shot
       torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
-    from extremis.evaluating.evaluate import EvaluateOptions
-    from extremis.evaluating.evaluate import evaluate as evaluate_run
+    from extremis.evaluating import evaluate as evaluating
     from extremis.training.ranks import joined
 
-    evaluate_options = EvaluateOptions(filter=not no_filter, **options)
+    evaluate_options = evaluating.EvaluateOptions(filter=not no_filter, **options)
     with joined() as group:
-        report = evaluate_run(data, run, evaluate_options, group)
+        report = evaluating.evaluate(data, run, evaluate_options, group)
     if not group.first:
-        return
+        return None
     split = evaluate_options.split
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
     if evaluate_options.zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
         say("no PSP: this data set does not state its propensity constants (extremis shard --propensity A,B)")
-    if as_json:
-        print_json({"data": data, "run": run, "split": split, **report})
+    return {"data": data, "run": run, "split": split, **report}
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import CommaList, json_option, step_option
-from extremis.console import print_json, say
+from extremis.commands.options import comma_list, json_option, step_option
+from extremis.console import say
 
 
 @click.command()
@@ -23,7 +23,7 @@ from extremis.console import print_json, say
 @click.option(
     "--precision",
     "precisions",
-    type=CommaList(float, "numbers with commas between, for example 0.5,0.9"),
+    type=comma_list(float, "numbers with commas between, for example 0.5,0.9"),
     default="0.5,0.7,0.9",
     metavar="SHARE,...",
     help="Precisions to make thresholds for.",
@@ -37,7 +37,7 @@ from extremis.console import print_json, say
 )
 @click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")
 @json_option
-def export(data: str, run: str, out: str, as_json: bool, **options: Any) -> None:
+def export(data: str, run: str, out: str, **options: Any) -> dict[str, Any]:
     """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index where L is large.
 
     A transformer becomes a directory that sentence-transformers and transformers open. See docs/export.md.
@@ -46,12 +46,10 @@ def export(data: str, run: str, out: str, as_json: bool, **options: Any) -> None
     Example:
       extremis export data/ runs/1 exported/
     """
-    from trainer.export.export import ExportOptions
-    from trainer.export.export import export as export_run
+    from trainer.export import export as exporting
 
-    manifest = export_run(data, run, out, ExportOptions(**options), say)
+    manifest = exporting.export(data, run, out, exporting.ExportOptions(**options), say)
     facts = manifest.parameters
     say(f"{out}: step {facts['step']:,}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
-    if as_json:
-        shown = {name: facts[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
-        print_json({"out": out, "digest": manifest.digest, "labels": manifest.rows, **shown})
+    shown = {name: facts[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
+    return {"out": out, "digest": manifest.digest, "labels": manifest.rows, **shown}

@@ -1,9 +1,11 @@
 """`extremis fuse`."""
 
+from typing import Any
+
 import click
 
 from extremis.commands.options import POSITIVE, json_option, step_option
-from extremis.console import print_json, say
+from extremis.console import say
 
 
 @click.command()
@@ -14,7 +16,7 @@ from extremis.console import print_json, say
 @click.option("--shortlist", type=POSITIVE, default=100, help="Number of best labels per query.")
 @click.option("--queries", type=POSITIVE, default=10_000, help="The first of the split.")
 @json_option
-def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, queries: int, as_json: bool) -> None:
+def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, queries: int) -> dict[str, Any]:
     """Learn to fuse the scores of RUN's classifier with those of the labels' texts (NGAME's score fusion).
 
     A regression tree of depth 7 on both scores and the label's frequency, kept in RUN/fusion. Needs the extra fusion.
@@ -31,5 +33,4 @@ def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, quer
     facts = manifest.parameters
     pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
     say(f"fitted on {facts['queries']:,} queries of {split}: {pairs}")
-    if as_json:
-        print_json({"data": data, "run": run, "digest": manifest.digest, **facts})
+    return {"data": data, "run": run, "digest": manifest.digest, **facts}

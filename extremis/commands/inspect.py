@@ -5,7 +5,6 @@ from typing import Any
 import click
 
 from extremis.commands.options import NOT_NEGATIVE, json_option
-from extremis.console import print_json
 
 
 @click.command()
@@ -16,7 +15,7 @@ from extremis.console import print_json
 @click.option("--run", metavar="RUN", help="Show the hard negatives of this run's newest table.")
 @click.option("--split", help="Split of the queries. Default: train for samples, all splits for a key.")
 @json_option
-def inspect(url: str, as_json: bool, **options: Any) -> None:
+def inspect(url: str, **options: Any) -> dict[str, Any]:
     """Describe what is at URL (a table, a DATA, a RUN): kinds, rows, shards, parents, sizes, checks, some rows as text.
 
     --key and --run take DATA for URL.
@@ -30,6 +29,4 @@ def inspect(url: str, as_json: bool, **options: Any) -> None:
     """
     from extremis.inspecting.inspect import inspect_url
 
-    body = inspect_url(url, **options)
-    if as_json:
-        print_json(body)
+    return inspect_url(url, **options)

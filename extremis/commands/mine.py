@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from extremis.commands.options import NOT_NEGATIVE, POSITIVE, dump_options, require_watchable, stated
-from extremis.console import print_json, say
+from extremis.console import say
 from schemas.options import check
 
 
@@ -34,9 +34,7 @@ from schemas.options import check
 @click.option("--threads", type=POSITIVE, help="Faiss threads per worker. Default: all cores.")
 @click.option("--audit-queries", type=NOT_NEGATIVE, help="Rows to search exactly too. Default: 200 to 1000.")
 @click.option("--keep-index", metavar="URL", help="Keep every block's Faiss index under URL, for serving.")
-def mine(
-    data: str, run: str, epoch: int | None, watch: bool, as_json: bool, beam_options: tuple[str, ...], **options: Any
-) -> None:
+def mine(data: str, run: str, watch: bool, beam_options: tuple[str, ...], **options: Any) -> dict[str, Any]:
     """Make hard-negative tables from the dumps of RUN. Everything after -- goes to Beam.
 
     \b
@@ -48,21 +46,17 @@ def mine(
       extremis mine data/ runs/1 --skip-top 5 --relative-margin 0.05 --overwrite
     """
     from extremis.training.miner import end_with_trainer
-    from pipelines.mine import MineOptions
-    from pipelines.mine import mine as mine_dump
-    from pipelines.mine import watch as watch_run
+    from pipelines import mine as mining
 
-    mine_options = check(MineOptions, stated(options))
-    tables: Any
+    require_watchable(watch, options)
+    epoch = options.pop("epoch")
+    mine_options = check(mining.MineOptions, stated(options))
     if watch:
-        require_watchable(epoch, options)
         end_with_trainer()
-        tables = watch_run(data, run, mine_options, beam_options, progress=say)
-    else:
-        manifests = mine_dump(data, run, epoch, mine_options, beam_options, say)
-        tables = {name: _report(name, manifest, mine_options.target_recall) for name, manifest in manifests.items()}
-    if as_json:
-        print_json({"run": run, "tables": tables})
+        return {"run": run, "tables": mining.watch(data, run, mine_options, beam_options, progress=say)}
+    manifests = mining.mine(data, run, epoch, mine_options, beam_options, say)
+    tables = {name: _report(name, manifest, mine_options.target_recall) for name, manifest in manifests.items()}
+    return {"run": run, "tables": tables}
 
 
 def _report(name: str, manifest: Any, target_recall: float) -> dict[str, Any]:

@@ -1,17 +1,16 @@
 """Options that several commands share, and parsers of their values."""
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from extremis.console import print_json
 from schemas.errors import InputError
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 POSITIVE, NOT_NEGATIVE = click.IntRange(1), click.IntRange(0)
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
 beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 step_option = click.option("--step", type=NOT_NEGATIVE, help="Step of the checkpoint. Default: the newest.")
 recipe_option = click.option("--recipe", default="astra", help="A recipe's name or TOML file.")
@@ -29,7 +28,7 @@ fields_option = click.option(
 )
 
 
-def combine(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def combine(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return one decorator that adds arguments and options in this order."""
 
     def decorate(command: Any) -> Any:
@@ -38,6 +37,19 @@ def combine(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
         return command
 
     return decorate
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., None]:
+    """Add --json to a command: print the object that it returns, if it returns one."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
+    @functools.wraps(command)
+    def with_json(as_json: bool, **options: Any) -> None:
+        body = command(**options)
+        if as_json and body is not None:
+            print_json(body)
+
+    return with_json
 
 
 training_options = combine(
@@ -67,12 +79,10 @@ dump_options = combine(  # of a pipeline that makes a table from a dump
 )
 
 
-def require_watchable(epoch: int | None, options: dict[str, Any]) -> None:
+def require_watchable(watch: bool, options: dict[str, Any]) -> None:
     """Check that nothing names one dump or place beside --watch. Raises InputError."""
-    names = ["epoch", *(name for name in ("queries", "out", "for_epoch", "overwrite") if options[name])]
-    if epoch is None:
-        names.remove("epoch")
-    if names:
+    names = [name for name in ("epoch", "queries", "out", "for_epoch", "overwrite") if options[name] is not None]
+    if watch and names:
         flags = " ".join(f"--{name.replace('_', '-')}" for name in names)
         raise InputError(f"--watch processes every dump and publishes each table in its place; leave out {flags}.")
 
@@ -82,35 +92,31 @@ def stated(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-class Count(click.ParamType):
-    """A whole number, also written as 370e6."""
+def number(text: str) -> int:
+    """Parse a whole number, also written as 370e6."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value < 1 or value != int(value) or value > 1e15:
+        raise click.BadParameter(f"{text!r} is no whole number of at least 1, such as 370e6.")
+    return int(value)
 
-    name = "number"
 
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+def comma_list(
+    parse: Callable[[str], Any], expected: str, count: int | None = None
+) -> Callable[[str | tuple[Any, ...]], tuple[Any, ...]]:
+    """Return a parser of values with commas between. `parse` reads one value, or raises ValueError or BadParameter."""
+
+    def convert(text: str | tuple[Any, ...]) -> tuple[Any, ...]:
+        if isinstance(text, tuple):  # the option's default
+            return text
         try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if number < 1 or number != int(number) or number > 1e15:
-            self.fail(f"{value!r} is no whole number of at least 1, such as 370e6.", param, context)
-        return int(number)
-
-
-class CommaList(click.ParamType):
-    """A tuple of values with commas between. `parse` reads one value, or raises ValueError."""
-
-    def __init__(self, parse: Callable[[str], Any], expected: str, count: int | None = None) -> None:
-        self.name = "list"
-        self._parse, self._expected, self._count = parse, expected, count
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[Any, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            values = tuple(self._parse(part.strip()) for part in value.split(",") if part.strip())
-        except ValueError:
+            values = tuple(parse(part.strip()) for part in text.split(",") if part.strip())
+        except (ValueError, click.BadParameter):
             values = ()
-        if not values or self._count not in (None, len(values)):
-            self.fail(f"{value!r}: expected {self._expected}.", param, context)
+        if not values or count not in (None, len(values)):
+            raise click.BadParameter(f"{text!r}: expected {expected}.")
         return values
+
+    return convert

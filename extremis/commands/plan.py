@@ -4,13 +4,12 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, Count, json_option, recipe_option, set_option, stated
-from extremis.console import print_json
+from extremis.commands.options import POSITIVE, json_option, number, recipe_option, set_option, stated
 
 
 @click.command()
-@click.option("--queries", type=Count(), help="N. Default: as many as DATA has.")
-@click.option("--labels", type=Count(), help="L. Default: as many as DATA has.")
+@click.option("--queries", type=number, help="N. Default: as many as DATA has.")
+@click.option("--labels", type=number, help="L. Default: as many as DATA has.")
 @click.option("--data", help="A sharded sample of the data; its averages stand for all rows.")
 @click.option("--tokens", type=float, default=32, help="Tokens per query, on average.")
 @click.option("--label-tokens", type=float, default=8, help="Tokens per label, on average.")
@@ -28,7 +27,7 @@ from extremis.console import print_json
 @click.option("--memory", default="8GiB", help="Memory of each process.")
 @click.option("--calibrate/--no-calibrate", default=True, help="Measure this machine to estimate the times.")
 @json_option
-def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, as_json: bool, **options: Any) -> None:
+def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, **options: Any) -> dict[str, Any]:
     """Say what a run will take before it is started: bytes of every table, memory and time of every step.
 
     \b
@@ -36,15 +35,13 @@ def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, as_json: bool
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
       extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
     """
-    from extremis.planning.plan import plan as make_plan
-    from extremis.planning.plan import show, workload
+    from extremis.planning import plan as planning
     from trainer.config import load_recipe
 
     keys = {"dimension": "encoder.dimension", "width": "negatives.width", "epochs": "train.epochs"}
     changes = stated({key: options.pop(name) for name, key in keys.items()})
     loaded = load_recipe(recipe, (*overrides, *(f"{key}={value}" for key, value in changes.items())))
     data, queries, labels, memory = (options.pop(name) for name in ("data", "queries", "labels", "memory"))
-    report = make_plan(workload(data, queries, labels, loaded, memory, options), data, calibrate)
-    show(report)
-    if as_json:
-        print_json(report)
+    report = planning.plan(planning.workload(data, queries, labels, loaded, memory, options), data, calibrate)
+    planning.show(report)
+    return report

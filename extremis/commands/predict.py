@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from extremis.commands.options import POSITIVE, fields_option, json_option, text_option
-from extremis.console import print_json, say
+from extremis.console import say
 from schemas.errors import InputError
 
 
@@ -26,7 +26,7 @@ from schemas.errors import InputError
 @click.option("--no-filter", is_flag=True, help="With --data: keep the filter's pairs among the predictions.")
 @click.option("--threads", type=POSITIVE, help="Default: all cores.")
 @json_option
-def predict(exported: str, places: tuple[str, ...], data: str | None, as_json: bool, **options: Any) -> None:
+def predict(exported: str, places: tuple[str, ...], data: str | None, **options: Any) -> dict[str, Any]:
     """Predict labels with an export, for the texts of INPUT, or for a split of --data, and write them to OUT.
 
     INPUT is a file, a folder or a pattern of text lines (.txt), JSON lines (.jsonl: key, text) or Parquet, at any URL.
@@ -62,5 +62,4 @@ def predict(exported: str, places: tuple[str, ...], data: str | None, as_json: b
         f"{report['out']}: {report['predictions']:,} labels for {report['queries']:,} queries, "
         f"{1000 * report['seconds'] / max(1, report['queries']):.2f} ms per query"
     )
-    if as_json:
-        print_json(report)
+    return report

@@ -1,14 +1,16 @@
 """`extremis recipes`."""
 
+from typing import Any
+
 import click
 
 from extremis.commands.options import json_option
-from extremis.console import print_json, table
+from extremis.console import table
 
 
 @click.command()
 @json_option
-def recipes(as_json: bool) -> None:
+def recipes() -> dict[str, Any]:
     """List the recipes that ship with Extremis.
 
     \b
@@ -24,5 +26,4 @@ def recipes(as_json: bool) -> None:
         random = "all labels" if negatives.pool == "all" else f"{negatives.random} {negatives.pool}"
         rows.append([name, recipe.head.kind, recipe.loss.kind, str(negatives.hard), random, str(recipe.train.epochs)])
     table("recipes", ["name", "head", "loss", "hard", "random", "epochs"], rows)
-    if as_json:
-        print_json({name: recipe.model_dump(mode="json") for name, recipe in by_name.items()})
+    return {name: recipe.model_dump(mode="json") for name, recipe in by_name.items()}

@@ -1,9 +1,11 @@
 """`extremis report`."""
 
+from typing import Any
+
 import click
 
 from extremis.commands.options import json_option
-from extremis.console import print_json, say
+from extremis.console import say
 
 
 @click.command()
@@ -12,7 +14,7 @@ from extremis.console import print_json, say
 @click.option("--queries", type=click.IntRange(0, 1000), default=300, help="Queries to show.")
 @click.option("--predictions/--no-predictions", default=True, help="Load each run's newest checkpoint.")
 @json_option
-def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bool, as_json: bool) -> None:
+def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bool) -> dict[str, Any]:
     """Write one HTML page about runs, to read and to search: it opens from a disk and needs no network.
 
     Data, training, negative tables, metrics (of `extremis evaluate`), and queries with their positives, predictions and
@@ -27,5 +29,4 @@ def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bo
 
     body = build(urls, out, say, queries, predictions)
     say(f"{body['out']}: {body['bytes']:,} bytes in {body['seconds']} s")
-    if as_json:
-        print_json(body)
+    return body

@@ -11,7 +11,7 @@ from extremis.commands.train import train_run
 @click.command()
 @training_options
 @beam_tail
-def run(**options: Any) -> None:
+def run(**options: Any) -> dict[str, Any] | None:
     """Train RECIPE on DATA into RUN, with a miner process beside the trainer.
 
     The trainer does not wait for the miner: a table that is late is used from a later epoch. Everything after -- goes
@@ -21,4 +21,4 @@ def run(**options: Any) -> None:
     Example:
       extremis run astra data/ runs/1
     """
-    train_run(**options)
+    return train_run(**options)

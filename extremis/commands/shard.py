@@ -8,13 +8,13 @@ import click
 from extremis.commands.options import (
     NOT_NEGATIVE,
     POSITIVE,
-    CommaList,
     beam_tail,
+    comma_list,
     fields_option,
     json_option,
     text_option,
 )
-from extremis.console import print_json, say
+from extremis.console import say
 from schemas.options import check
 from schemas.shard_files.sinks import SINKS
 
@@ -38,7 +38,7 @@ class _FormOption(click.Option):
 @text_option
 @click.option(
     "--propensity",
-    type=CommaList(float, "two numbers A,B, for example 0.55,1.5", count=2),
+    type=comma_list(float, "two numbers A,B, for example 0.55,1.5", count=2),
     metavar="A,B",
     help="Propensity constants, e.g. 0.55,1.5. Default: unknown, and no PSP metrics.",
 )
@@ -78,15 +78,7 @@ class _FormOption(click.Option):
 @click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")
 @json_option
 @beam_tail
-def shard(
-    source: str,
-    data: str,
-    propensity: tuple[float, float] | None,
-    overwrite: bool,
-    as_json: bool,
-    beam_options: tuple[str, ...],
-    **options: Any,
-) -> None:
+def shard(source: str, data: str, beam_options: tuple[str, ...], **options: Any) -> dict[str, Any]:
     """Tokenize and shard raw data: INPUT to DATA. Everything after -- goes to Beam.
 
     INPUT is a prefix with files of one of the forms of docs/formats.md, or a pattern such as raw/*-2024.jsonl.
@@ -98,11 +90,9 @@ def shard(
       extremis shard queries/ data/ --format jsonl --fields key=id,text=query,labels=positives
       extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
     """
-    from pipelines.shard import ShardOptions
-    from pipelines.shard import shard as shard_data
+    from pipelines import shard as sharding
 
-    a, b = propensity or (None, None)
-    shard_options = check(ShardOptions, {**options, "propensity_a": a, "propensity_b": b})
-    manifest = shard_data(source, data, shard_options, beam_options, say, overwrite=overwrite)
-    if as_json:
-        print_json({"data": data, "digest": manifest.digest, "tables": manifest.parents, **manifest.parameters})
+    (a, b), overwrite = options.pop("propensity") or (None, None), options.pop("overwrite")
+    shard_options = check(sharding.ShardOptions, {**options, "propensity_a": a, "propensity_b": b})
+    manifest = sharding.shard(source, data, shard_options, beam_options, say, overwrite=overwrite)
+    return {"data": data, "digest": manifest.digest, "tables": manifest.parents, **manifest.parameters}

@@ -5,12 +5,11 @@ from typing import Any
 import click
 
 from extremis.commands.options import training_options
-from extremis.console import print_json
 
 
 @click.command()
 @training_options
-def train(**options: Any) -> None:
+def train(**options: Any) -> dict[str, Any] | None:
     """Train RECIPE on DATA into RUN, with the tables that a miner elsewhere publishes.
 
     RECIPE is a name (see `extremis recipes`) or a TOML file.
@@ -21,25 +20,16 @@ def train(**options: Any) -> None:
       extremis train astra data/ runs/1 --resume
       torchrun --nproc-per-node 2 -m extremis train astra data/ runs/1
     """
-    train_run(**options)
+    return train_run(**options)
 
 
-def train_run(
-    recipe: str,
-    run: str,
-    overrides: tuple[str, ...],
-    metrics_host: str,
-    metrics_port: int | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Train on the ranks that torchrun launched; rank 0 reports."""
+def train_run(recipe: str, run: str, overrides: tuple[str, ...], **options: Any) -> dict[str, Any] | None:
+    """Train on the ranks that torchrun launched; rank 0 returns the outcome."""
     from extremis.training.ranks import joined
     from extremis.training.train import train as train_recipe
     from trainer.config import load_recipe
 
+    metrics = options.pop("metrics_host"), options.pop("metrics_port")
     with joined() as group:
-        metrics = metrics_host, metrics_port
         outcome = train_recipe(run=run, recipe=load_recipe(recipe, overrides), group=group, metrics=metrics, **options)
-    if as_json and group.first:
-        print_json({"run": run, **outcome})
+    return {"run": run, **outcome} if group.first else None

@@ -6,11 +6,11 @@ import numpy as np
 
 from extremis.inspecting.decode_text import TextDecoder, clean, input_columns
 from extremis.inspecting.rows import Rows
-from extremis.inspecting.run_tables import RunTable, run_tables
+from extremis.inspecting.run_tables import run_tables
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
 from schemas.tables import PAD
 
@@ -36,32 +36,21 @@ class Example:
         return [*self.positives, *(label for label, _ in self.negatives), *(label for label, _ in self.predictions)]
 
 
-def splits_of(data: DataLayout) -> list[str]:
-    """List the splits of DATA, train first. Raises TableError."""
+def splits_of(data: DataLayout, only: str | None = None) -> list[str]:
+    """List the splits of DATA, train first, or the split `only`. Raises InputError where it has none, TableError."""
     parents = open_manifest(data.root, "data").parents
     names = [name.removeprefix("queries/") for name in parents if name.startswith("queries/")]
-    return sorted(names, key=lambda name: (name != "train", name))
-
-
-def require_split(data: DataLayout, split: str) -> str:
-    """Return `split`. Raises InputError where DATA has no such split, TableError."""
-    splits = splits_of(data)
-    if split not in splits:
-        raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(splits)}.")
-    return split
-
-
-def newest_joined(run: RunLayout, queries: Manifest) -> RunTable | None:
-    """Return the newest finished table of the run that is aligned with `queries`, or None."""
-    return next((table for table in run_tables(run) if table.manifest.parents.get("queries") == queries.digest), None)
+    names.sort(key=lambda name: (name != "train", name))
+    if only is not None and only not in names:
+        raise InputError(f"{data.root}: no split {only!r}; this data set has {', '.join(names)}.")
+    return names if only is None else [only]
 
 
 def read_examples(
-    data: DataLayout, split: str, rows: np.ndarray, decoder: TextDecoder, joined: RunTable | None = None
+    data: DataLayout, split: str, rows: np.ndarray, decoder: TextDecoder, run: RunLayout | None
 ) -> list[Example]:
-    """Read rows of a split, in ascending order, with the negatives of the table `joined`. Raises TableError."""
+    """Read rows of a split, ascending, with the negatives of the newest aligned table of `run`. Raises TableError."""
     queries = Rows(data.queries(split), open_manifest(data.queries(split), "queries"))
-    rows = np.unique(np.asarray(rows, np.int64))
     batch = queries.read(rows, ["query_id", "key", "label_ids", *input_columns(queries.columns)])
     columns = [batch.column(name).to_pylist() for name in ("query_id", "key", "label_ids")]
     texts = decoder.texts(batch, LONGEST_QUERY)
@@ -69,6 +58,8 @@ def read_examples(
         Example(split, row, clean(key, LONGEST_LABEL), text, list(positives))
         for row, key, positives, text in zip(*columns, texts, strict=True)
     ]
+    tables = run_tables(run) if run is not None else ()
+    joined = next((t for t in tables if t.manifest.parents.get("queries") == queries.manifest.digest), None)
     if joined is not None:
         table = Rows(joined.url, joined.manifest).read(rows, ["label_ids", "scores"])
         labels, scores = matrix_column(table, "label_ids"), matrix_column(table, "scores")
@@ -77,15 +68,16 @@ def read_examples(
     return examples
 
 
-def find_example(data: DataLayout, key: str, decoder: TextDecoder, split: str | None, run: RunLayout | None) -> Example:
-    """Find the query of this key in `split`, or in the first split that has it. Raises InputError, TableError."""
-    splits = splits_of(data) if split is None else [require_split(data, split)]
+def find_query(data: DataLayout, key: str, split: str | None) -> tuple[str, np.ndarray]:
+    """Find the query of this key in `split`, or in the first split that has it: split and row [1].
+
+    Raises InputError, TableError.
+    """
+    splits = splits_of(data, split)
     for name in splits:
-        manifest = open_manifest(data.queries(name), "queries")
-        row = Rows(data.queries(name), manifest).find(key)
+        row = Rows(data.queries(name), open_manifest(data.queries(name), "queries")).find(key)
         if row is not None:
-            joined = None if run is None else newest_joined(run, manifest)
-            return read_examples(data, name, np.asarray([row]), decoder, joined)[0]
+            return name, np.asarray([row])
     raise InputError(
         f"{data.root}: no query with key {key!r} in {', '.join(splits)}. "
         "Keys are those of the input (uid, _id, or a line's number); rows that were rejected are in "

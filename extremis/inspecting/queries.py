@@ -9,10 +9,8 @@ from extremis.inspecting.decode_text import TextDecoder
 from extremis.inspecting.examples import (
     LONGEST_LABEL,
     Example,
-    find_example,
-    newest_joined,
+    find_query,
     read_examples,
-    require_split,
     splits_of,
 )
 from schemas.layout import DataLayout, RunLayout
@@ -28,15 +26,14 @@ def inspect_queries(
     """
     decoder = TextDecoder(data)
     if key is not None:
-        examples = [find_example(data, key, decoder, split, run)]
+        name, numbers = find_query(data, key, split)
     else:
-        splits = splits_of(data)
+        splits = splits_of(data, split)
         if not splits or rows == 0:
             return {}
-        name = require_split(data, split) if split else splits[0]
-        manifest = open_manifest(data.queries(name), "queries")
-        joined = None if run is None else newest_joined(run, manifest)
-        examples = read_examples(data, name, np.arange(min(rows, manifest.rows)), decoder, joined)
+        name = splits[0]
+        numbers = np.arange(min(rows, open_manifest(data.queries(name), "queries").rows))
+    examples = read_examples(data, name, numbers, decoder, run)
     texts = decoder.labels((label for example in examples for label in example.label_ids), LONGEST_LABEL)
     for example in examples:
         _print(example, texts, run)
@@ -55,15 +52,9 @@ def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> No
 
 
 def _describe(example: Example, texts: dict[int, str]) -> dict[str, Any]:
+    facts = {"split": example.split, "query_id": example.row, "key": example.key, "text": example.text}
     positives = [{"label_id": label, "text": texts.get(label, "")} for label in example.positives]
     negatives = [
         {"label_id": label, "text": texts.get(label, ""), "score": score} for label, score in example.negatives
     ]
-    return {
-        "split": example.split,
-        "query_id": example.row,
-        "key": example.key,
-        "text": example.text,
-        "positives": positives,
-        "negatives": negatives,
-    }
+    return {**facts, "positives": positives, "negatives": negatives}

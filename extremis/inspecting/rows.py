@@ -1,5 +1,6 @@
 """Rows of a published table by number and by key, read from the row groups that hold them."""
 
+import bisect
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -52,8 +53,11 @@ class Rows:
         `extremis shard` orders rows by a salted hash of the key, so a bisection reads a few row groups. Of a table in
         another order the keys are read from the start.
         """
-        row = self._bisect(key)
-        return self._scan(key) if row is None else row
+        for number in (*self._likely_group(key), *range(self.groups)):
+            position = pc.index(self._keys(number), key).as_py()
+            if position >= 0:
+                return int(self._first[number]) + int(position)
+        return None
 
     def _read(self, numbers: np.ndarray, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """Yield row groups in ascending order; each shard is opened once."""
@@ -63,30 +67,18 @@ class Rows:
                 for number in numbers[self._shard[numbers] == index].tolist():
                     yield read_group(file, int(self._group[number]), columns, join(self.url, shard.path))
 
-    def _bisect(self, key: str) -> int | None:
+    def _likely_group(self, key: str) -> list[int]:
+        """Find the row group that has the key if rows are in the order of its hash; empty where none can have it."""
         seed = self.manifest.parameters.get("seed")
         if not isinstance(seed, int):
-            return None
+            return []
+
+        def last_hash(number: int) -> np.uint64:
+            return hash_strings(self._keys(number), seed)[-1]
+
         target = hash_strings(pa.array([key], pa.string()), seed)[0]
-        low, high = 0, self.groups
-        while low < high:
-            middle = (low + high) // 2
-            hashes = hash_strings(self._keys(middle), seed)
-            if target < hashes[0]:
-                high = middle
-            elif target > hashes[-1]:
-                low = middle + 1
-            else:
-                return self._position(key, middle)
-        return None
-
-    def _scan(self, key: str) -> int | None:
-        rows = (self._position(key, number) for number in range(self.groups))
-        return next((row for row in rows if row is not None), None)
-
-    def _position(self, key: str, number: int) -> int | None:
-        index = pc.index(self._keys(number), key).as_py()
-        return None if index < 0 else int(self._first[number]) + int(index)
+        number = bisect.bisect_left(range(self.groups), target, key=last_hash)
+        return [number] if number < self.groups else []
 
     def _keys(self, number: int) -> pa.Array:
-        return pa.concat_arrays([pa.array([], pa.string()), *self.group(number, ["key"]).column("key").chunks])
+        return self.group(number, ["key"]).column("key").combine_chunks()

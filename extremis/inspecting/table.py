@@ -65,7 +65,7 @@ def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
         return []
     for group in iterate(url, manifest):
         first = group.slice(0, rows)
-        sample = [_shorten(row) for row in first.to_pylist()]
+        sample = [{name: _shorten(value) for name, value in row.items()} for row in first.to_pylist()]
         decoder = _decoder_of(url, manifest) if "input_ids" in first.column_names else None
         if decoder is not None:
             for row, text in zip(sample, decoder.texts(first, LONGEST_LABEL), strict=True):
@@ -87,12 +87,9 @@ def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
         return None
 
 
-def _shorten(row: dict[str, Any]) -> dict[str, Any]:
-    short: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, str):
-            value = clean(value)
-        elif isinstance(value, list) and len(value) > _SHOWN_VALUES:
-            value = [*value[:_SHOWN_VALUES], "…"]
-        short[name] = value
-    return short
+def _shorten(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list) and len(value) > _SHOWN_VALUES:
+        return [*value[:_SHOWN_VALUES], "…"]
+    return value

@@ -41,7 +41,7 @@ class Rates:
         rows = workload.queries + workload.labels
         return {
             "shard": rows / self.shard_rows_per_second / workload.workers,
-            "mine": self.mine_seconds * workload.refreshes / workload.workers,
+            "mine": self.mine_seconds * workload.dumps / workload.workers,
             "train": workload.steps / self.train_steps_per_second / workload.ranks,
         }
 
@@ -60,11 +60,10 @@ def mine_seconds(workload: Workload, sizes: Sizes) -> float:
     blocks = sizes.blocks
     if blocks is None:
         return 0.0
-    planned = max(stop - start for part in blocks.bounds for start, stop in part)
+    planned = max(stop - start for start, stop in blocks.bounds)
     rows = min(planned, _BLOCK_ROWS)
-    smaller = re.sub(
-        r"\d+", lambda n: str(max(1, int(int(n[0]) * (rows / planned) ** 0.5))), blocks.factory.spec, count=1
-    )
+    share = (rows / planned) ** 0.5
+    smaller = re.sub(r"\d+", lambda number: str(max(1, int(int(number[0]) * share))), blocks.factory.spec, count=1)
     factory = blocks.factory if blocks.factory.exact else Factory(smaller)
     draw = np.random.default_rng(0)
     vectors = draw.standard_normal((rows, workload.columns)).astype(np.float32)
@@ -76,12 +75,9 @@ def mine_seconds(workload: Workload, sizes: Sizes) -> float:
     for first in range(0, _BLOCK_QUERIES, blocks.batch):
         search(block, queries[first : first + blocks.batch], width)
     seconds = time.perf_counter() - start
-    count = sum(len(part) for part in blocks.bounds)
-    return (
-        seconds
-        * _work(blocks.factory, planned, count, workload.rows, width)
-        / _work(factory, rows, 1, _BLOCK_QUERIES, width)
-    )
+    count = len(blocks.bounds)
+    work = _work(blocks.factory, planned, count, workload.rows, width)
+    return seconds * work / _work(factory, rows, 1, _BLOCK_QUERIES, width)
 
 
 def _work(factory: Factory, rows: int, blocks: int, queries: int, width: int) -> float:

@@ -5,9 +5,8 @@ from typing import Any
 
 from extremis.console import results, table
 from extremis.planning import sample
-from extremis.planning.sizes import Sizes, measure
+from extremis.planning.sizes import measure
 from extremis.planning.workload import Workload
-from pipelines.sharding.options import ShardOptions
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -29,41 +28,33 @@ def workload(
 
 
 def plan(workload: Workload, data: str | None, calibrate: bool) -> dict[str, Any]:
-    """Estimate sizes, and times with `calibrate`, and say whether they fit. `data`: a sample that stands for all rows.
+    """Estimate sizes, and times with `calibrate`, as one JSON object. `data`: a sample that stands for all rows.
 
     Raises InputError: wrong numbers, too little memory for mining; TableError: no DATA there.
     """
-    if data is not None:
-        workload, rows = sample.from_data(data, workload)
-    else:
-        rows = sample.made_up(workload)
-    sizes = measure(workload, rows, ShardOptions())
+    workload, rows = sample.made_up(workload) if data is None else sample.from_data(data, workload)
+    sizes = measure(workload, rows)
     seconds = None
     if calibrate:
         from extremis.planning.calibrate import calibrate as measure_rates
 
         rates = measure_rates(workload, sizes)
         seconds = {"rates": asdict(rates), "steps": rates.seconds(workload)}
-    return describe(workload, sizes, seconds)
-
-
-def describe(workload: Workload, sizes: Sizes, seconds: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the plan as one JSON object."""
     over = {step: need for step, need in sizes.memory.items() if need > workload.memory}
     recipe, blocks = workload.recipe, sizes.blocks
     facts = {"recipe": recipe.method, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
     return {
         "workload": {**asdict(workload), **facts},
         "tables": {name: asdict(size) for name, size in sizes.tables.items()},
-        "bytes": sizes.total,
+        "bytes": sum(size.bytes * size.times for size in sizes.tables.values()),
         "memory": sizes.memory,
         "mining": blocks
         and {
             "index": blocks.factory.spec,
-            "blocks": sum(len(part) for part in blocks.bounds),
-            "block_rows": blocks.rows,
+            "blocks": len(blocks.bounds),
+            "block_rows": blocks.block_rows,
             "query_batch": blocks.batch,
-            "refreshes": workload.refreshes,
+            "refreshes": workload.dumps,
         },
         "steps": workload.steps,
         "seconds": seconds,
@@ -74,17 +65,10 @@ def describe(workload: Workload, sizes: Sizes, seconds: dict[str, Any] | None) -
 
 def show(plan: dict[str, Any]) -> None:
     """Print the tables, the steps and the verdict."""
-    rows = [
-        [
-            name,
-            f"{size['rows']:,}",
-            f"{size['shards']:,}",
-            say_bytes(size["bytes"]),
-            f"{size['times']}",
-            say_bytes(size["bytes"] * size["times"]),
-        ]
-        for name, size in plan["tables"].items()
-    ]
+    rows = []
+    for name, size in plan["tables"].items():
+        numbers = [f"{size['rows']:,}", f"{size['shards']:,}", say_bytes(size["bytes"]), str(size["times"])]
+        rows.append([name, *numbers, say_bytes(size["bytes"] * size["times"])])
     table("on storage", ["table", "rows", "shards", "bytes", "times", "in all"], rows)
     times = (plan["seconds"] or {}).get("steps", {})
     limit = plan["workload"]["memory"]

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from extremis.planning.workload import Workload
 from schemas import tables
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import open_manifest
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, matrix_array
 
@@ -19,72 +20,65 @@ _LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz      ", np.uint8)
 def from_data(data: str, workload: Workload) -> tuple[Workload, dict[str, pa.Table]]:
     """Read the first rows of DATA's tables; return the workload with their averages, and them. Raises TableError."""
     layout = DataLayout(data)
-    train, labels = open_manifest(layout.queries("train"), "queries"), open_manifest(layout.labels, "labels")
     tokenizer = open_manifest(layout.tokenizer, "tokenizer")
-    sample = {"queries": _head(layout.queries("train"), train), "labels": _head(layout.labels, labels)}
+    sample = {"queries": _head(layout.queries("train"), "queries"), "labels": _head(layout.labels, "labels")}
     queries, names = sample["queries"], sample["labels"]
     workload = replace(
         workload,
-        tokens=_mean_length(queries, "input_ids"),
-        label_tokens=_mean_length(names, "input_ids"),
-        labels_per_query=_mean_length(queries, "label_ids"),
-        key_bytes=_mean_bytes(queries, "key"),
-        text_bytes=_mean_bytes(names, "text"),
+        tokens=_mean(pc.list_value_length(queries["input_ids"])),
+        label_tokens=_mean(pc.list_value_length(names["input_ids"])),
+        labels_per_query=_mean(pc.list_value_length(queries["label_ids"])),
+        key_bytes=_mean(pc.binary_length(queries["key"])),
+        text_bytes=_mean(pc.binary_length(names["text"])),
         vocabulary=int(tokenizer.parameters["vocabulary"]),
     )
     return workload, sample
 
 
-def made_up(workload: Workload, seed: int = 0) -> dict[str, pa.Table]:
-    """Make up rows for the workload: ids by Zipf's law, lengths by Poisson's, random keys."""
-    draw = np.random.default_rng(seed)
+def made_up(workload: Workload) -> tuple[Workload, dict[str, pa.Table]]:
+    """Make up rows for the workload, and return both: ids by Zipf's law, lengths by Poisson's, random keys."""
+    draw = np.random.default_rng(0)
     ids, kind = np.arange(ROWS), tables.label_type(workload.labels)
     tokens = tables.token_type(workload.vocabulary)
     queries = [
         pa.array(ids),
-        pa.array(_words(draw, ROWS, workload.key_bytes, spaces=False)),
+        pa.array(_words(draw, workload.key_bytes, _LETTERS[:16])),
         _lists(draw, workload.tokens, workload.vocabulary, tokens),
         _lists(draw, workload.labels_per_query, workload.labels, kind),
     ]
     labels = [
         pa.array(ids),
-        pa.array(_words(draw, ROWS, workload.key_bytes, spaces=False)),
-        pa.array(_words(draw, ROWS, workload.text_bytes, spaces=True)),
+        pa.array(_words(draw, workload.key_bytes, _LETTERS[:16])),
+        pa.array(_words(draw, workload.text_bytes, _LETTERS)),
         _lists(draw, workload.label_tokens, workload.vocabulary, tokens),
         pa.array(draw.zipf(1.5, ROWS).clip(max=workload.queries)),
     ]
-    return {
+    return workload, {
         "queries": pa.Table.from_arrays(queries, schema=tables.queries(tokens, kind)),
         "labels": pa.Table.from_arrays(labels, schema=tables.labels(tokens)),
     }
 
 
-def embeddings(workload: Workload, dtype: str, seed: int = 1) -> pa.Table:
+def embeddings(workload: Workload, dtype: str) -> pa.Table:
     """Make up embeddings (float16) or vectors (float32): normal numbers, which do not compress."""
-    draw = np.random.default_rng(seed)
-    schema = tables.embeddings(workload.columns, dtype)
-    values = draw.standard_normal((ROWS, workload.columns)).astype(dtype)
-    columns = [pa.array(np.arange(ROWS)), matrix_array(values, schema.field("vector").type.value_type)]
-    return pa.Table.from_arrays(columns, schema=schema)
+    values = np.random.default_rng(1).standard_normal((ROWS, workload.columns)).astype(dtype)
+    columns = [pa.array(np.arange(ROWS)), matrix_array(values, pa.from_numpy_dtype(dtype))]
+    return pa.Table.from_arrays(columns, schema=tables.embeddings(workload.columns, dtype))
 
 
-def negatives(workload: Workload, width: int, seed: int = 2) -> pa.Table:
-    """Make up negatives of `width` labels: frequent ones more often, scores descending, around -5 as with a bias."""
-    draw = np.random.default_rng(seed)
-    schema = tables.negatives(width, tables.label_type(workload.labels))
+def negatives(workload: Workload) -> pa.Table:
+    """Make up K negatives a row: frequent labels more often, scores descending, around -5 as with a bias."""
+    draw = np.random.default_rng(2)
+    width, kind = workload.recipe.negatives.table_width, tables.label_type(workload.labels)
     label_ids = _zipfian(draw, ROWS * width, workload.labels).reshape(ROWS, width)
-    scores = -np.sort(5 - draw.standard_normal((ROWS, width)), axis=1)
-    columns = [
-        pa.array(np.arange(ROWS)),
-        matrix_array(label_ids, schema.field("label_ids").type.value_type),
-        matrix_array(scores.astype(np.float16), pa.float16()),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    scores = -np.sort(5 - draw.standard_normal((ROWS, width)), axis=1).astype(np.float16)
+    columns = [pa.array(np.arange(ROWS)), matrix_array(label_ids, kind), matrix_array(scores, pa.float16())]
+    return pa.Table.from_arrays(columns, schema=tables.negatives(width, kind))
 
 
-def _head(url: str, manifest: Manifest) -> pa.Table:
+def _head(url: str, kind: str) -> pa.Table:
     parts: list[pa.Table] = []
-    for part in shards.iterate(url, manifest):
+    for part in shards.iterate(url, open_manifest(url, kind)):
         parts.append(part)
         if sum(part.num_rows for part in parts) >= ROWS:
             break
@@ -104,17 +98,12 @@ def _zipfian(draw: np.random.Generator, count: int, size: int) -> np.ndarray:
     return (ranks * 2_654_435_761) % size
 
 
-def _words(draw: np.random.Generator, rows: int, mean: float, *, spaces: bool) -> list[str]:
-    letters = _LETTERS if spaces else _LETTERS[:16]
-    lengths = draw.poisson(mean, rows).clip(min=1)
+def _words(draw: np.random.Generator, mean: float, letters: np.ndarray) -> list[str]:
+    lengths = draw.poisson(mean, ROWS).clip(min=1)
     text = letters[draw.integers(0, len(letters), int(lengths.sum()))].tobytes().decode()
     ends = np.cumsum(lengths).tolist()
     return [text[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
 
 
-def _mean_length(table: pa.Table, column: str) -> float:
-    return len(table.column(column).combine_chunks().flatten()) / max(1, table.num_rows)
-
-
-def _mean_bytes(table: pa.Table, column: str) -> float:
-    return sum(len(value) for value in table.column(column).cast(pa.binary()).to_pylist()) / max(1, table.num_rows)
+def _mean(lengths: pa.ChunkedArray) -> float:
+    return pc.mean(lengths).as_py() or 0.0

@@ -1,6 +1,6 @@
 """Bytes on storage and in memory, summed from the own estimates of the pipelines and the trainer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -41,22 +41,21 @@ class Sizes:
     memory: dict[str, int]
     blocks: Blocks | None
 
-    @property
-    def total(self) -> int:
-        """Sum the bytes on storage when the run is finished."""
-        return sum(table.bytes * table.times for table in self.tables.values())
 
-
-def measure(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions) -> Sizes:
+def measure(workload: Workload, rows: dict[str, pa.Table]) -> Sizes:
     """Estimate the sizes of the whole run from `rows`, a sample of queries and of labels."""
-    tables = data_tables(workload, rows, options)
+    tables = data_tables(workload, rows)
     blocks = None
-    if workload.refreshes:
-        tables |= dump_tables(workload, tables)
-        blocks = mining_blocks(workload, tables)
-        tables |= negative_tables(workload, tables)
-    if workload.clusterings:
-        tables |= cluster_tables(workload, tables)
+    if workload.dumps:
+        tables |= source_tables("embeddings", sample.embeddings(workload, "float16"), workload, tables)
+        if workload.recipe.clusters:
+            tables["queries in cluster order"] = replace(tables["queries"], times=workload.dumps)
+        else:
+            size = int(row_bytes(sample.embeddings(workload, "float32"), VECTOR_GROUP_ROWS) * workload.labels)
+            shards = -(-workload.labels // VECTOR_ROWS)
+            tables["vectors"] = TableSize(workload.labels, size, shards, workload.dumps)
+            blocks = mining_blocks(workload, tables)
+            tables |= source_tables("negatives", sample.negatives(workload), workload, tables)
     parameters, optimizer = parameter_bytes(workload.recipe, workload.vocabulary, workload.labels)
     kept = workload.recipe.checkpoint.keep
     files = 2 + len(row_ranges(0, workload.labels, sum(label_bytes(workload.recipe))))
@@ -64,7 +63,7 @@ def measure(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions
     memory = {"shard": shard_memory(workload, rows, tables)}
     if blocks is not None:
         memory["mine"] = blocks.estimate.total
-    if workload.clusterings:
+    if workload.recipe.clusters and workload.dumps:
         queries = tables["queries"]
         memory["cluster"] = worker_bytes(queries.rows, workload.columns, queries.bytes / queries.rows, workload.memory)
     memory["train"] = train_memory(workload, rows, parameters + optimizer)
@@ -77,46 +76,21 @@ def row_bytes(table: pa.Table, row_group_rows: int) -> float:
     return (encode(table, row_group_rows).size - footer) / table.num_rows
 
 
-def data_tables(workload: Workload, rows: dict[str, pa.Table], options: ShardOptions) -> dict[str, TableSize]:
+def data_tables(workload: Workload, rows: dict[str, pa.Table]) -> dict[str, TableSize]:
     """Estimate queries and labels, as `extremis shard` cuts them."""
     sizes = {}
     for name, count in (("queries", workload.queries), ("labels", workload.labels)):
-        group = options.row_group_rows or assign.default_row_group_rows(count)
-        size = int(row_bytes(rows[name], group) * count)
-        shards = options.shards if name == "queries" else None
-        sizes[name] = TableSize(count, size, shards or assign.default_shards(count, size, options.shard_bytes))
+        size = int(row_bytes(rows[name], assign.default_row_group_rows(count)) * count)
+        sizes[name] = TableSize(count, size, assign.default_shards(count, size, ShardOptions().shard_bytes))
     return sizes
 
 
-def dump_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Estimate the embeddings of each source (float16) and the vectors (float32) of every dump."""
-    each = row_bytes(sample.embeddings(workload, "float16"), assign.default_row_group_rows(workload.queries))
-    sizes = {
-        f"embeddings of {name}": TableSize(count, int(each * count), data[name].shards, workload.refreshes)
-        for name, count in workload.sources.items()
-    }
-    size = int(row_bytes(sample.embeddings(workload, "float32"), VECTOR_GROUP_ROWS) * workload.labels)
-    sizes["vectors"] = TableSize(workload.labels, size, -(-workload.labels // VECTOR_ROWS), workload.refreshes)
-    return sizes
-
-
-def negative_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Estimate the tables of K negatives for each row of every source, of every refresh."""
-    table = sample.negatives(workload, workload.recipe.negatives.table_width)
-    each = row_bytes(table, assign.default_row_group_rows(workload.queries))
+def source_tables(kind: str, rows: pa.Table, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
+    """Estimate the tables of `kind`, `rows` a sample, which have a row for each of every source, of every dump."""
+    each = row_bytes(rows, assign.default_row_group_rows(workload.queries))
     return {
-        f"negatives of {name}": TableSize(count, int(each * count), data[name].shards, workload.refreshes)
+        f"{kind} of {name}": TableSize(count, int(each * count), data[name].shards, workload.dumps)
         for name, count in workload.sources.items()
-    }
-
-
-def cluster_tables(workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
-    """Estimate the embeddings of the queries (float16) and the queries in cluster order, of every clustering."""
-    each = row_bytes(sample.embeddings(workload, "float16"), assign.default_row_group_rows(workload.queries))
-    queries, times = data["queries"], workload.clusterings
-    return {
-        "embeddings of queries": TableSize(queries.rows, int(each * queries.rows), queries.shards, times),
-        "queries in cluster order": TableSize(queries.rows, queries.bytes, queries.shards, times),
     }
 
 
@@ -159,7 +133,5 @@ def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int)
 
 def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
     """Make the manifest of a planned table, as far as mining reads it."""
-    each = -(-table.rows // table.shards)
-    names = [shard_name(0, table.shards)]
-    shards = tuple(Shard(path=name, rows=each, bytes=0, sha256="0" * 64) for name in names)
-    return Manifest(kind=kind, shards=shards, rows=table.rows, row_group_rows=row_group_rows)
+    shard = Shard(path=shard_name(0, table.shards), rows=-(-table.rows // table.shards), bytes=0, sha256="0" * 64)
+    return Manifest(kind=kind, shards=(shard,), rows=table.rows, row_group_rows=row_group_rows)

@@ -56,11 +56,6 @@ class Workload:
         return -(-self.rows // self.recipe.order.batch) * self.recipe.train.epochs
 
     @property
-    def refreshes(self) -> int:
-        """Count the dumps, and the tables mined from them, of the whole run."""
-        return 0 if self.recipe.clusters else len(self.recipe.table_epochs())
-
-    @property
-    def clusterings(self) -> int:
-        """Count the dumps, and the tables in cluster order made from them, of the whole run."""
-        return len(self.recipe.table_epochs()) if self.recipe.clusters else 0
+    def dumps(self) -> int:
+        """Count the dumps of the whole run, and the tables mined from them or put into cluster order by them."""
+        return len(self.recipe.table_epochs())

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.formats import keyed_parquet, lines
-from pipelines.formats.base import Context, Part
+from pipelines.formats.base import Part
 from pipelines.formats.fields import Fields
 from pipelines.formats.keyed import FEATURES, JSONL, PAIRED, PARQUET, PLAIN, Keyed, features_in
 from pipelines.formats.names import listed, listing
@@ -16,8 +16,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
-FORMS = ("text", "jsonl", "parquet")
-_ENDS = {"jsonl": rf"\.{JSONL}$", "parquet": rf"\.{PARQUET}$", "text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$"}
+_ENDS = {"text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$", "jsonl": rf"\.{JSONL}$", "parquet": rf"\.{PARQUET}$"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Texts:
         for form, end in _ENDS.items():
             if re.search(end, url):
                 return form
-        raise InputError(f"{url}: its name does not say what it holds. Say so with --form {'|'.join(FORMS)}.")
+        raise InputError(f"{url}: its name does not say what it holds. Say so with --form {'|'.join(_ENDS)}.")
 
     def _read_lines(self, url: str, rows: int, seen: int) -> Iterator[pa.RecordBatch]:
         for block in lines.read_blocks(url, rows):
@@ -91,10 +90,9 @@ class Texts:
             )
         # As a point whose labels are elsewhere: only key, text and features are read.
         part = Part("test", url, {(FEATURES if features else PLAIN) + PAIRED: url})
-        context = Context("title" if self.title_only else "title+content")
         first = 0
         for raw in keyed.read(part, rows):
-            parsed = keyed.parse_points(raw, first, part, context)
+            parsed = keyed.parse(raw, first, part, "title" if self.title_only else "title+content")
             if parsed.rejects:
                 reject = parsed.rejects[0]
                 raise InputError(f"{reject.file}, line {reject.line}: {reject.detail}. Fix it, or leave the row out.")

@@ -1,9 +1,10 @@
-"""Writers of predictions, as JSON lines, Parquet, a TREC run or a SciPy matrix: one file, published when complete."""
+"""Files of predictions: JSON lines, Parquet, a TREC run or a SciPy matrix; one file, published when complete."""
 
 import contextlib
+import functools
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,8 @@ from scipy import sparse
 
 from schemas import storage
 from schemas.errors import InputError
+from schemas.ragged import offsets_of
+from schemas.shard_files.parquet import list_column
 from schemas.tables import PAD
 
 _ENDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".trec": "trec", ".run": "trec", ".npz": "npz"}
@@ -25,131 +28,90 @@ _SCHEMA = pa.schema(
     ]
 )
 
-
-class Writer(ABC):
-    """Base of writers: takes predictions batch by batch. `path`: the file in the making; `label_keys` [L]."""
-
-    def __init__(self, path: str, label_keys: pa.Array) -> None:
-        self._path, self._label_keys = path, label_keys
-
-    @abstractmethod
-    def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
-        """Write label ids int64 [B, k], best first, PAD at the end, and scores float32 [B, k] of queries `keys` [B]."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Complete the file."""
-
-    def _table(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> pa.Table:
-        """Make rows of a key, the keys, scores and ids of its labels, without pads."""
-        present = ids != PAD
-        offsets = pa.array(_row_ends(present).astype(np.int32))
-        flat = pa.array(ids[present])
-        labels = self._label_keys.take(flat).cast(pa.string())
-        columns = [labels, pa.array(scores[present], pa.float32()), flat]
-        lists = [pa.ListArray.from_arrays(offsets, column) for column in columns]
-        return pa.Table.from_arrays([keys, *lists], schema=_SCHEMA)
+Write = Callable[[pa.Table], None]  # takes predictions batch by batch, as `prediction_table` makes them
 
 
 @contextlib.contextmanager
-def open_writer(out: str, form: str | None, label_keys: pa.Array) -> Iterator[Writer]:
-    """Open a writer whose file is published at `out` when the block ends without an error.
+def open_writer(out: str, form: str | None, labels: int) -> Iterator[Write]:
+    """Open a writer of predictions out of L labels, whose file is published at `out` when the block ends without error.
 
     Raises InputError where neither `form` nor the name says what to write, StorageError.
     """
     form = form or next((form for end, form in _ENDS.items() if out.endswith(end)), None)
     if form is None:
         raise InputError(f"{out}: its name does not say what to write ({', '.join(_ENDS)}). Say so with --to FORM.")
-    with storage.writing(out) as path:
-        writer = _WRITERS[form](path, label_keys)
-        try:
-            yield writer
-        except BaseException:
-            with contextlib.suppress(Exception):
-                writer.close()
-            raise
-        writer.close()
+    with storage.writing(out) as path, _FORMS[form](path, labels) as write:
+        yield write
 
 
-class _Lines(Writer):
-    """Base of writers of text lines."""
+def prediction_table(keys: pa.Array, ids: np.ndarray, scores: np.ndarray, label_keys: pa.Array) -> pa.Table:
+    """Make a row of key, labels' keys, scores and label ids for each query, without pads.
 
-    def __init__(self, path: str, label_keys: pa.Array) -> None:
-        super().__init__(path, label_keys)
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class JsonLines(_Lines):
-    """Writer of {"key", "labels": [keys], "scores": [...], "label_ids": [...]} per query."""
-
-    def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
-        for row in self._table(keys, ids, scores).to_pylist():
-            row["scores"] = [float(f"{score:.7g}") for score in row["scores"]]
-            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    `keys` [B]; label ids int64 [B, k], best first, PAD at the end; `scores` float32 [B, k]; `label_keys` [L].
+    """
+    present = ids != PAD
+    offsets = pa.array(offsets_of(present.sum(axis=1)).astype(np.int32))
+    flat = pa.array(ids[present])
+    columns = [label_keys.take(flat).cast(pa.string()), pa.array(scores[present], pa.float32()), flat]
+    lists = [pa.ListArray.from_arrays(offsets, column) for column in columns]
+    return pa.Table.from_arrays([keys, *lists], schema=_SCHEMA)
 
 
-class Trec(_Lines):
-    """Writer of lines `query Q0 label rank score tag`, rank from 1, for trec_eval and pytrec_eval."""
-
-    def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
-        for row in self._table(keys, ids, scores).to_pylist():
-            query = row["key"]
-            for rank, (label, score) in enumerate(zip(row["labels"], row["scores"], strict=True), 1):
-                if len(query.split()) != 1 or len(label.split()) != 1:
-                    raise InputError(
-                        f"a TREC run separates its fields by blanks: the keys {query!r} and {label!r} cannot both be "
-                        "written. Write .jsonl, .parquet or .npz instead."
-                    )
-                self._file.write(f"{query} Q0 {label} {rank} {score:.9g} {_TAG}\n")
+@contextlib.contextmanager
+def _write_lines(format_query: Callable[[dict[str, Any]], str], path: str, labels: int) -> Iterator[Write]:
+    with open(path, "w", encoding="utf-8") as file:
+        yield lambda table: file.writelines(map(format_query, table.to_pylist()))
 
 
-class Parquet(Writer):
-    """Writer of columns key string, labels list<string>, scores list<float>, label_ids list<int64>."""
-
-    def __init__(self, path: str, label_keys: pa.Array) -> None:
-        super().__init__(path, label_keys)
-        self._writer = pq.ParquetWriter(path, _SCHEMA, compression="zstd")
-
-    def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
-        self._writer.write_table(self._table(keys, ids, scores))
-
-    def close(self) -> None:
-        self._writer.close()
+def _json_line(query: dict[str, Any]) -> str:
+    """Format {"key", "labels": [keys], "scores": [...], "label_ids": [...]}."""
+    query["scores"] = [float(f"{score:.7g}") for score in query["scores"]]
+    return json.dumps(query, ensure_ascii=False) + "\n"
 
 
-class Matrix(Writer):
-    """Writer for `scipy.sparse.load_npz`: CSR [N, L] float32, row n the n-th query, its columns in ascending order.
+def _trec_lines(query: dict[str, Any]) -> str:
+    """Format lines `query Q0 label rank score tag`, rank from 1, for trec_eval and pytrec_eval."""
+    key, lines = query["key"], ""
+    for rank, (label, score) in enumerate(zip(query["labels"], query["scores"], strict=True), 1):
+        if len(key.split()) != 1 or len(label.split()) != 1:
+            raise InputError(
+                f"a TREC run separates its fields by blanks: the keys {key!r} and {label!r} cannot both be "
+                "written. Write .jsonl, .parquet or .npz instead."
+            )
+        lines += f"{key} Q0 {label} {rank} {score:.9g} {_TAG}\n"
+    return lines
+
+
+@contextlib.contextmanager
+def _write_parquet(path: str, labels: int) -> Iterator[Write]:
+    """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>."""
+    with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
+        yield writer.write_table
+
+
+@contextlib.contextmanager
+def _write_matrix(path: str, labels: int) -> Iterator[Write]:
+    """Write for `scipy.sparse.load_npz`: CSR [N, L] float32, row n the n-th query, its columns in ascending order.
 
     All predictions are kept in memory until the file is written.
     """
+    batches = [sparse.csr_array((0, labels), dtype=np.float32)]
 
-    def __init__(self, path: str, label_keys: pa.Array) -> None:
-        super().__init__(path, label_keys)
-        self._batches = [sparse.csr_array((0, len(label_keys)), dtype=np.float32)]
+    def write(table: pa.Table) -> None:
+        ids, offsets = list_column(table, "label_ids")
+        values = list_column(table, "scores").values, ids, offsets
+        batches.append(sparse.csr_array(values, shape=(table.num_rows, labels)))
 
-    def write(self, keys: pa.Array, ids: np.ndarray, scores: np.ndarray) -> None:
-        present = ids != PAD
-        values = scores[present].astype(np.float32), ids[present], _row_ends(present)
-        self._batches.append(sparse.csr_array(values, shape=(len(ids), len(self._label_keys))))
-
-    def close(self) -> None:
-        matrix = sparse.csr_matrix(sparse.vstack(self._batches, format="csr"))
-        matrix.sort_indices()
-        with open(self._path, "wb") as file:
-            sparse.save_npz(file, matrix, compressed=False)
+    yield write
+    matrix = sparse.csr_matrix(sparse.vstack(batches, format="csr"))
+    matrix.sort_indices()
+    with open(path, "wb") as file:
+        sparse.save_npz(file, matrix, compressed=False)
 
 
-def _row_ends(present: np.ndarray) -> np.ndarray:
-    """Return the end of each row among all labels, from 0: int64 [B + 1]."""
-    return np.concatenate([[0], np.cumsum(present.sum(axis=1))])
-
-
-_WRITERS: dict[str, Callable[[str, pa.Array], Writer]] = {
-    "jsonl": JsonLines,
-    "trec": Trec,
-    "parquet": Parquet,
-    "npz": Matrix,
+_FORMS: dict[str, Callable[[str, int], contextlib.AbstractContextManager[Write]]] = {
+    "jsonl": functools.partial(_write_lines, _json_line),
+    "trec": functools.partial(_write_lines, _trec_lines),
+    "parquet": _write_parquet,
+    "npz": _write_matrix,
 }

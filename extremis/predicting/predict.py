@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from extremis.console import Bar
 from extremis.predicting.inputs import Texts
-from extremis.predicting.outputs import open_writer
+from extremis.predicting.outputs import open_writer, prediction_table
 from pipelines.sharding.tokenizer import encode, open_tokenizer
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -73,11 +73,11 @@ def _predict(
     keys = exported.label_table()["key"].combine_chunks()
     done = predictions = 0
     began = time.perf_counter()
-    with Bar("predict", total) as bar, open_writer(out, options.to, keys) as writer:
+    with Bar("predict", total) as bar, open_writer(out, options.to, len(keys)) as write:
         for table, scores, ids in iterate_ranked(exported.serving, rows, options.k, filter=options.filter):
             if options.threshold is not None:
                 ids = np.where(scores >= options.threshold, ids, PAD)
-            writer.write(table["key"].combine_chunks(), ids, scores)
+            write(prediction_table(table["key"].combine_chunks(), ids, scores, keys))
             done += table.num_rows
             predictions += int((ids != PAD).sum())
             bar.update(done)

@@ -6,7 +6,7 @@ from typing import Any
 
 from extremis.inspecting.examples import splits_of
 from extremis.report.charts import SHOWN_METRICS, data_charts, metric_charts, table_charts, training_charts
-from extremis.report.data import Facts, describe
+from extremis.report.data import describe
 from extremis.report.page import render
 from extremis.report.queries import Sample, sample
 from extremis.report.runs import Run, differing, names_of, open_run
@@ -35,7 +35,22 @@ def build(
         say(f"reading {queries} queries of {data.root}")
         splits = [split for split in splits_of(data) if split in ("train", "test", "val")] or splits_of(data)
         examples = sample(data, runs, splits[:2], queries, predict)
-    page = render(_template_values(facts, runs, examples), _script_values(facts, runs, examples))
+    values = {
+        "runs": runs,
+        "data": facts,
+        "differences": differing({run.name: run.config for run in runs}),
+        "metrics": _metric_tables(runs),
+        "notes": examples.notes,
+        "queries": len(examples.queries),
+    }
+    charts = {
+        "data": data_charts(facts) if facts else [],
+        "training": training_charts(runs),
+        "tables": table_charts(runs),
+        "metrics": metric_charts(runs),
+    }
+    names = [run.name for run in runs]
+    page = render(values, {"charts": charts, "runs": names, "queries": examples.queries, "labels": examples.labels})
     storage.write_bytes(out, page)
     seconds = round(time.perf_counter() - began, 2)
     return {"out": out, "bytes": len(page), "seconds": seconds, "runs": {run.name: run.layout.root for run in runs}}
@@ -56,28 +71,6 @@ def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
     return data, runs
 
 
-def _script_values(facts: Facts | None, runs: list[Run], examples: Sample) -> dict[str, Any]:
-    charts = {
-        "data": data_charts(facts) if facts else [],
-        "training": training_charts(runs),
-        "tables": table_charts(runs),
-        "metrics": metric_charts(runs),
-    }
-    labels = {str(label): text for label, text in examples.labels.items()}
-    return {"charts": charts, "runs": [run.name for run in runs], "queries": examples.queries, "labels": labels}
-
-
-def _template_values(facts: Facts | None, runs: list[Run], examples: Sample) -> dict[str, Any]:
-    return {
-        "runs": runs,
-        "data": facts,
-        "differences": differing({run.name: run.config for run in runs}) if len(runs) > 1 else [],
-        "metrics": _metric_tables(runs),
-        "notes": examples.notes,
-        "queries": len(examples.queries),
-    }
-
-
 def _metric_tables(runs: list[Run]) -> list[dict[str, Any]]:
     """Make a table per split: metrics by run, with half of their intervals, and the best of each column marked."""
     tables = []
@@ -89,9 +82,8 @@ def _metric_tables(runs: list[Run]) -> list[dict[str, Any]]:
         for run_name, body in bodies.items():
             cells = []
             for name in names:
-                value = body["metrics"].get(name)
-                low, high = (body.get("intervals") or {}).get(name, (value, value))
-                half = None if value is None else (high - low) / 2
+                value, (low, high) = body["metrics"].get(name), body["intervals"].get(name, (0, 0))
+                half = (high - low) / 2
                 cells.append({"value": value, "half": half, "best": len(bodies) > 1 and value == best[name]})
             rows.append({"run": run_name, "step": body["step"], "queries": body["queries"], "cells": cells})
         tables.append({"split": split, "names": names, "rows": rows})

@@ -49,19 +49,17 @@ def data_charts(facts: Facts) -> list[Chart]:
     tail = _chart("tail", "Training points per label, by rank", traces, "rank of the label", "training points", note)
     tail["figure"]["layout"]["xaxis"] |= _LOG
     tail["figure"]["layout"]["yaxis"] |= _LOG
-    charts = [tail, _lengths("labels", "Labels per point", facts.splits, [split.labels for split in facts.splits])]
-    tokens = [(split, split.tokens) for split in facts.splits if split.tokens is not None]
-    if tokens:
-        charts.append(_lengths("tokens", "Tokens per point", *zip(*tokens, strict=True)))
-    return charts
+    lengths = [_lengths(name, f"{name.capitalize()} per point", facts.splits) for name in ("labels", "tokens")]
+    return _drawn([tail, *lengths])
 
 
-def _lengths(name: str, title: str, splits: Sequence[Split], histograms: Sequence[Any]) -> Chart:
+def _lengths(name: str, title: str, splits: Sequence[Split]) -> Chart:
     """Draw shares of rows per value: splits of different sizes, with bins of different widths, then compare."""
-    traces = [
-        line(split.name, number, values, 100 * rows / max(1, rows.sum()) / np.diff(values).max(initial=1))
-        for number, (split, (values, rows)) in enumerate(zip(splits, histograms, strict=True))
-    ]
+    traces = []
+    for number, split in enumerate(splits):
+        values, rows = getattr(split, name) or ((), np.zeros(0))
+        share = 100 * rows / max(1, rows.sum()) / np.diff(values).max(initial=1)
+        traces.append(line(split.name, number, values, share))
     return _chart(name, title, traces, title.lower(), "% of points, per value")
 
 
@@ -89,12 +87,9 @@ def _curves(
     traces = []
     for number, run in enumerate(runs):
         for dash, (field, label) in enumerate(fields.items()):
-            steps, values = run.curve(kind, field)
-            if over == "epoch":
-                steps = run.epochs(kind, field)
-            if len(values):
-                legend = " ".join(filter(None, (run.name, label)))
-                traces.append(line(legend, number, steps, values, dash, points=over == "epoch"))
+            places, values = run.curve(kind, field, over)
+            legend = f"{run.name} {label}".rstrip()
+            traces.append(line(legend, number, places, values, dash, points=over == "epoch"))
     return _chart(name, title, traces, over, unit)
 
 
@@ -105,9 +100,8 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
         seconds = {row["epoch"]: row.get("seconds", 0.0) for row in run.records.get("epoch", [])}
         rows = {row["epoch"]: row[name] for row in run.records.get("validation", []) if name in row}
         epochs = sorted(rows.keys() & seconds.keys())
-        if epochs:
-            ends = [sum(length for epoch, length in seconds.items() if epoch <= last) for last in epochs]
-            traces.append(line(run.name, number, ends, [rows[epoch] for epoch in epochs], points=True))
+        ends = [sum(length for epoch, length in seconds.items() if epoch <= last) for last in epochs]
+        traces.append(line(run.name, number, ends, [rows[epoch] for epoch in epochs], points=True))
     note = "seconds of epochs: mining beside the training is in them where it takes the same cores"
     identity = f"time-to-{name.replace('@', '-')}"
     return _chart(identity, f"Validation {name} against time", traces, "seconds of training", "%", note)
@@ -119,7 +113,7 @@ def _step_times(number: int, run: Run, several: bool) -> Chart:
     parts = sorted({key for row in rows for key in row if key.startswith("seconds_")})
     epochs = [row["epoch"] for row in rows]
     traces = [
-        _bars(part.removeprefix("seconds_"), color, epochs, [row.get(part, 0.0) for row in rows])
+        _trace("bar", part.removeprefix("seconds_"), color, x=epochs, y=[row.get(part, 0.0) for row in rows])
         for color, part in enumerate(parts)
     ]
     title = f"Where the time goes: {run.name}" if several else "Where the time goes"
@@ -160,9 +154,8 @@ def _quality(name: str, title: str, runs: Sequence[Run], field: str) -> Chart:
                 for table in run.tables
                 if table.source == source and table.manifest.quality.get(field) is not None
             }
-            if values:
-                legend = run.name if source == "queries" else f"{run.name} {source}"
-                traces.append(line(legend, number, values.keys(), values.values(), dash, points=True))
+            legend = run.name if source == "queries" else f"{run.name} {source}"
+            traces.append(line(legend, number, values.keys(), values.values(), dash, points=True))
     return _chart(name, title, traces, "made for epoch", "%")
 
 
@@ -171,11 +164,10 @@ def _ages(runs: Sequence[Run]) -> Chart:
     traces = []
     for number, run in enumerate(runs):
         rows = [row for row in run.records.get("epoch", []) if row.get("table_age") is not None]
-        if rows:
-            epochs, ages = ([row[name] for row in rows] for name in ("epoch", "table_age"))
-            texts = [f"table of epoch {row['table_epoch']}{', late' if row.get('late') else ''}" for row in rows]
-            hover = {"text": texts, "hovertemplate": "%{y}<br>%{text}"}
-            traces.append({**line(run.name, number, epochs, ages, points=True), **hover})
+        epochs, ages = ([row[name] for row in rows] for name in ("epoch", "table_age"))
+        texts = [f"table of epoch {row['table_epoch']}{', late' if row.get('late') else ''}" for row in rows]
+        hover = {"text": texts, "hovertemplate": "%{y}<br>%{text}"}
+        traces.append({**line(run.name, number, epochs, ages, points=True), **hover})
     return _chart("age", "Age of the table trained on", traces, "epoch", "epochs")
 
 
@@ -185,9 +177,8 @@ def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
     fields = {"positive_score_quantiles": "positives", "score_quantiles": "hard negatives"}
     for color, (field, label) in enumerate(fields.items()):
         rows = {table.epoch: table.manifest.quality[field] for table in tables if table.manifest.quality.get(field)}
-        if rows:
-            box = {part: _plain(row[quantile] for row in rows.values()) for part, quantile in _BOX.items()}
-            traces.append({**_trace("box", label, color, rows.keys()), **box, "whiskerwidth": 0.5})
+        box = {part: [row[quantile] for row in rows.values()] for part, quantile in _BOX.items()}
+        traces.append({**_trace("box", label, color, x=rows.keys(), **box), "whiskerwidth": 0.5})
     note = "box: 10 to 90 %, line: median, whiskers: 1 to 99 %"
     return _chart(name, title, traces, "made for epoch", "score", note)
 
@@ -199,7 +190,7 @@ def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
     for color, (field, label) in enumerate(FATES.items()):
         counts = [table.manifest.counters.get(field, 0) / max(1, table.manifest.rows) for table in tables]
         if any(counts):
-            traces.append(_bars(label, color, epochs, counts))
+            traces.append(_trace("bar", label, color, x=epochs, y=counts))
     return _chart(name, title, traces, "made for epoch", "candidates per row", barmode="stack")
 
 
@@ -212,20 +203,20 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
             if split not in run.evaluations:
                 continue
             body = run.evaluations[split]
-            values = {name: body["metrics"][name] for name in SHOWN_METRICS if name in body["metrics"]}
-            metrics.append(_bars(run.name, number, values.keys(), values.values()))
-            ends = [body.get("intervals", {}).get(name, [value] * 2) for name, value in values.items()]
+            names = [name for name in SHOWN_METRICS if name in body["metrics"]]
+            values, ends = ([body[part][name] for name in names] for part in ("metrics", "intervals"))
+            metrics.append(_trace("bar", run.name, number, x=names, y=values))
             metrics[-1]["error_y"] = {
                 "type": "data",
                 "symmetric": False,
                 "thickness": 1.2,
                 "width": 3,
-                "array": _plain(high - value for (_, high), value in zip(ends, values.values(), strict=True)),
-                "arrayminus": _plain(value - low for (low, _), value in zip(ends, values.values(), strict=True)),
+                "array": _plain(high - value for (_, high), value in zip(ends, values, strict=True)),
+                "arrayminus": _plain(value - low for (low, _), value in zip(ends, values, strict=True)),
             }
-            parts = (body.get("deciles") or {}).get("P@5")
-            if parts:
-                deciles.append(_bars(run.name, number, [f"{10 * i}-{10 * (i + 1)} %" for i in range(10)], parts))
+            parts = (body.get("deciles") or {}).get("P@5", [])
+            bins = [f"{10 * i}-{10 * (i + 1)} %" for i in range(len(parts))]
+            deciles.append(_trace("bar", run.name, number, x=bins, y=parts))
         note = "lines at the ends of the bars: 95 % intervals by bootstrap"
         charts.append(_chart(f"metrics-{split}", f"Metrics on {split}", metrics, "", "%", note))
         note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"
@@ -238,21 +229,19 @@ def line(name: str, color: int, x: Iterable[Any], y: Iterable[Any], dash: int = 
     """Make a line, with a marker at each point where `points`."""
     style = {"width": 2, "dash": _DASHES[dash % len(_DASHES)]}
     mode = "lines+markers" if points else "lines"
-    return {**_trace("scatter", name, color, x), "y": _plain(y), "mode": mode, "line": style, "marker": {"size": 6}}
+    return {**_trace("scatter", name, color, x=x, y=y), "mode": mode, "line": style, "marker": {"size": 6}}
 
 
-def _bars(name: str, color: int, x: Iterable[Any], y: Iterable[Any]) -> Trace:
-    return {**_trace("bar", name, color, x), "y": _plain(y)}
-
-
-def _trace(kind: str, name: str, color: int, x: Iterable[Any]) -> Trace:
+def _trace(kind: str, name: str, color: int, **values: Iterable[Any]) -> Trace:
     # Plotly reads some markup in names.
-    return {"type": kind, "name": html.escape(name, quote=False), "meta": color, "x": _plain(x)}
+    name = html.escape(name, quote=False)
+    return {"type": kind, "name": name, "meta": color, **{part: _plain(row) for part, row in values.items()}}
 
 
 def _chart(
     identity: str, title: str, traces: list[Trace], x: str, y: str, note: str = "", barmode: str = "group"
 ) -> Chart:
+    traces = [trace for trace in traces if trace["x"]]
     x_axis, y_axis = _axis(x), _axis(y)
     if "epoch" in x and traces:  # whole numbers, with a tick for each as long as there is room
         values = [value for trace in traces for value in trace["x"]]

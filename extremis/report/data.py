@@ -58,8 +58,7 @@ def describe(data: DataLayout) -> Facts:
     """Read manifests, the labels' frequencies and a sample of row groups. Raises TableError."""
     manifest = open_manifest(data.root, "data")
     splits = [_split(data, name) for name in splits_of(data)]
-    rejects = manifest.parents.get("rejects")
-    rejected = open_manifest(data.rejects, "rejects").rows if rejects else 0
+    rejected = open_manifest(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
     return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected)
 
 
@@ -67,16 +66,14 @@ def _split(data: DataLayout, name: str) -> Split:
     url = data.queries(name)
     manifest = open_manifest(url, "queries")
     rows = Rows(url, manifest)
-    has_tokens = "input_ids" in rows.columns
-    counts: dict[str, list[np.ndarray]] = {"input_ids": [], "label_ids": []}
-    columns = [column for column in counts if column in rows.columns]
+    columns = [column for column in ("input_ids", "label_ids") if column in rows.columns]
+    counts = {column: np.empty(0, np.int64) for column in columns}
     for number in np.unique(np.linspace(0, rows.groups - 1, min(SAMPLED_GROUPS, rows.groups)).astype(int)).tolist():
         group = rows.group(number, columns)
         for column in columns:
-            counts[column].append(list_column(group, column).counts)
-    labels = np.concatenate([np.empty(0, np.int64), *counts["label_ids"]])
-    tokens = np.concatenate([np.empty(0, np.int64), *counts["input_ids"]]) if has_tokens else None
-    return Split(name, manifest, len(labels), None if tokens is None else histogram(tokens), histogram(labels))
+            counts[column] = np.append(counts[column], list_column(group, column).counts)
+    histograms = {column: histogram(lengths) for column, lengths in counts.items()}
+    return Split(name, manifest, len(counts["label_ids"]), histograms.get("input_ids"), histograms["label_ids"])
 
 
 def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarray]:

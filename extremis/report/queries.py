@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from extremis.inspecting.decode_text import TextDecoder
-from extremis.inspecting.examples import LONGEST_LABEL, Example, newest_joined, read_examples
+from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples
 from extremis.inspecting.rows import Rows
 from extremis.report.runs import Run
 from schemas.errors import ExtremisError
@@ -60,7 +60,7 @@ def sample(data: DataLayout, runs: list[Run], splits: list[str], count: int, pre
         _, _, first = row_groups_of(manifest)
         rows = sample_rows(manifest.rows, -(-count // len(splits)), first)
         for run in runs:
-            by_run[run.name] += read_examples(data, split, rows, decoder, newest_joined(run.layout, manifest))
+            by_run[run.name] += read_examples(data, split, rows, decoder, run.layout)
     for example in (example for examples in by_run.values() for example in examples):
         example.negatives = example.negatives[:NEGATIVES]
     scores: dict[str, Scores] = {run.name: {} for run in runs}
@@ -102,14 +102,7 @@ def _describe(examples: tuple[Example, ...], scores: list[Scores]) -> dict[str, 
         _describe_view(example, by_row.get((query.split, query.row), {}))
         for example, by_row in zip(examples, scores, strict=True)
     ]
-    return {
-        "split": query.split,
-        "row": query.row,
-        "key": query.key,
-        "text": query.text,
-        "positives": query.positives,
-        "runs": views,
-    }
+    return {**{name: getattr(query, name) for name in ("split", "row", "key", "text", "positives")}, "runs": views}
 
 
 def _describe_view(example: Example, scores: dict[int, float]) -> dict[str, Any]:

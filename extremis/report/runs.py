@@ -31,15 +31,10 @@ class Run:
     evaluations: dict[str, dict[str, Any]]  # the newest of each split
     finished: bool
 
-    def curve(self, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (step [n], value [n]) of the records of `kind`, at most POINTS of them."""
-        rows = [row for row in self.records.get(kind, []) if _is_number(row.get(name))]
-        steps, values = (np.asarray([row[field] for row in rows], float) for field in ("step", name))
-        return thin(steps, values, POINTS)
-
-    def epochs(self, kind: str, name: str) -> np.ndarray:
-        """Return the epoch [n] of every record of `kind` that has a number `name`."""
-        return np.asarray([row["epoch"] for row in self.records.get(kind, []) if _is_number(row.get(name))])
+    def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return (step or epoch [n], value [n]) of the records of `kind` with a number `name`, at most POINTS."""
+        rows = [row for row in self.records.get(kind, []) if isinstance(row.get(name), int | float)]
+        return thin(np.asarray([row[over] for row in rows]), np.asarray([row[name] for row in rows], float), POINTS)
 
     @property
     def seconds(self) -> float:
@@ -115,7 +110,3 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in section.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -25,7 +25,6 @@ class MetricsState(Collector):
         self._batch = batch
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
-        self._table = ""
         self._mark: tuple[float, int] | None = None  # second and step that the rate is counted from
 
     def step(self, step: int, total: int, loss: float) -> None:
@@ -50,18 +49,16 @@ class MetricsState(Collector):
                     self._values[metric] = float(value)
                 else:
                     self._values.pop(metric, None)
-            if kind == "adoption":
-                self._table = _table_of(values)
 
     def note(self) -> str:
         """Describe loss, rate, and the table that is trained on."""
         with self._lock:
-            values, table = dict(self._values), self._table
+            values = dict(self._values)
         rate = values.get("rows_per_second")
         parts = [
             f"loss {values['loss']:.3f}" if "loss" in values else "",
             f"{rate:,.0f} rows/s" if rate else "",
-            table,
+            _table_of(values),
         ]
         return "  ".join(part for part in parts if part)
 
@@ -73,10 +70,10 @@ class MetricsState(Collector):
             yield GaugeMetricFamily(f"extremis_{name}", _HELP.get(name, ""), value)
 
 
-def _table_of(values: Mapping[str, Any]) -> str:
+def _table_of(values: Mapping[str, float]) -> str:
     """Name the table in use by the epoch that it was made for, and its delay where the next one is late."""
-    made_for, late = values.get("table_epoch"), values.get("late")
+    made_for, late = values.get("adoption_table_epoch"), values.get("adoption_late")
     if made_for is None:
         return "no table yet: late" if late else ""
-    overdue = f", {values['epoch'] - made_for} epoch(s) back, late" if late else ""
-    return f"table {made_for}{overdue}{', stale' if values.get('stale') else ''}"
+    overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) back, late" if late else ""
+    return f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}"

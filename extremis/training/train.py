@@ -29,10 +29,8 @@ def train(
     `metrics`: host and port of rank 0's metrics for Prometheus; None: not served.
     Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError.
     """
-    if resume and group.decide(lambda: storage.exists(RunLayout(run).config)):
-        trainer = Trainer.resume(data, run, recipe, say, group)
-    else:
-        trainer = Trainer.start(data, run, recipe, say, group)
+    is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
+    trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group)
     state = MetricsState(recipe.order.batch)
     trainer.on_record(state.record)
     miner = None

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
 from pipelines.clustering.inputs import Inputs
 from pipelines.clustering.layout import Layout
-from pipelines.clustering.options import ClusterOptions
 from pipelines.clustering.top import TopTree, grow
+from pipelines.common.options import DumpOptions
 from pipelines.common.vector_blocks import dimension_of
 from pipelines.common.watch import require_unused
 from schemas.errors import InputError
@@ -28,6 +29,14 @@ _SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
 _FEW = 8  # queries: smaller clusters are worth no halving, unless they are asked for
 
 
+class ClusterOptions(DumpOptions):
+    """Options of `extremis cluster`. None: as the trainer requests in the dump, or from the sizes."""
+
+    size: int | None = Field(default=None, ge=2, description="C, queries of a cluster, at most")
+    smallest: int | None = Field(default=None, ge=1, description="clusters can be dealt in halves down to so many")
+    part_rows: int | None = Field(default=None, ge=1, description="queries clustered in one piece; None: from memory")
+
+
 @dataclass(frozen=True)
 class Plan:
     """The clustering of one table: its inputs, sizes and parts."""
@@ -37,7 +46,6 @@ class Plan:
     smallest: int
     seed: int
     tree: TopTree
-    part_rows: int
 
     @property
     def dimension(self) -> int:
@@ -116,7 +124,7 @@ def make_plan(inputs: Inputs, options: ClusterOptions) -> Plan:
     sample = np.empty((0, dimension), np.float32)
     if parts > 1:
         sample = inputs.source.some_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
-    return Plan(inputs, size, smallest, options.seed, grow(sample, parts, options.seed), part_rows)
+    return Plan(inputs, size, smallest, options.seed, grow(sample, parts, options.seed))
 
 
 def worker_bytes(queries: int, dimension: int, stored: float, memory: int) -> int:

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vector_blocks import require_finite
+from pipelines.common.vector_blocks import read_groups, require_finite
 from schemas.errors import TableError
 from schemas.manifest import Manifest, open_manifest, require_parent
-from schemas.shard_files.parquet import matrix_column, open_shard, row_groups_of
-from schemas.shard_files.shards import iterate_shard, read_group
+from schemas.randomness import sample_rows
+from schemas.shard_files.parquet import matrix_column, row_groups_of
+from schemas.shard_files.shards import iterate_shard
 from schemas.storage import join
 from search.block import padded
 from search.exclusions import Exclusions
-from search.sample import sample_rows
 
 
 class Batch(NamedTuple):
@@ -63,18 +63,12 @@ class Source:
 
     def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
         """Read about `rows` embeddings float32 [S, D] of a few row groups: the same for the same seed."""
-        shard, group, first = row_groups_of(self.embeddings)
-        picked = sample_rows(len(shard), groups, seed)
+        picked = sample_rows(len(row_groups_of(self.embeddings)[0]), groups, seed)
         each = -(-rows // len(picked)) if len(picked) else 0
         parts = [np.empty((0, dimension), np.float32)]
-        for m in picked:
-            entry = self.embeddings.shards[shard[m]]
-            place = join(self.embeddings_url, entry.path)
-            with open_shard(self.embeddings_url, entry) as file:
-                table = read_group(file, int(group[m]), ["vector"], place).slice(0, each)
-            queries = matrix_column(table, "vector")
-            require_finite(queries, int(first[m]), self.embeddings_url)
-            parts.append(padded(queries, dimension))
+        for first, vectors in read_groups(self.embeddings_url, self.embeddings, picked):
+            require_finite(vectors[:each], first, self.embeddings_url)
+            parts.append(padded(vectors[:each], dimension))
         return np.concatenate(parts)
 
     def aligned(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:

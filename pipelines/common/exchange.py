@@ -8,7 +8,7 @@ their own get the messages themselves. A message is an Arrow IPC stream of one r
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 from apache_beam.runners.runner import PipelineRunner
@@ -24,15 +24,6 @@ Packet = bytes | tuple[str, int, int]
 K = TypeVar("K")
 
 
-@runtime_checkable  # Beam compares the arguments of a step with its annotations
-class Exchange(Protocol):
-    """Way of record batches between workers; instances are picklable."""
-
-    def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
-        """Turn (destination, batch) into (destination, packet), which `receive` opens anywhere. Raises StorageError."""
-        ...
-
-
 @dataclass(frozen=True)
 class Files:
     """Exchange through files under a prefix that every worker reaches. A retried bundle writes another file."""
@@ -40,6 +31,7 @@ class Files:
     prefix: str
 
     def send(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
+        """Turn (destination, batch) into (destination, packet), which `receive` opens anywhere. Raises StorageError."""
         out = pa.BufferOutputStream()
         places: list[tuple[K, int, int]] = []
         for destination, batch in parts:
@@ -63,6 +55,9 @@ class Shuffle:
             out = pa.BufferOutputStream()
             _write(out, batch)
             yield destination, out.getvalue().to_pybytes()
+
+
+Exchange = Files | Shuffle  # of record batches between workers
 
 
 def choose(runner: PipelineRunner | None, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:

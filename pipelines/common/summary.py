@@ -1,19 +1,18 @@
 """Summaries: reports of the workers to the launching process, merged in any order."""
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import PCollection
+from pydantic import TypeAdapter
 
 from pipelines.common.exchange import Packet, receive
-from pipelines.formats.rejects import Reason, Reject, Rejects
+from pipelines.formats.rejects import Rejects, add_counts
 from schemas import storage
 from schemas.manifest import Shard
 
@@ -41,16 +40,6 @@ class Block:
         rows = pa.concat_batches(list(receive([self.sampled, self.rest])))
         return rows.append_column("part", pa.array(np.full(rows.num_rows, self.part, np.int32)))
 
-    def to_json(self) -> list[Any]:
-        """Return it as JSON values."""
-        return [self.table, self.part, self.number, self.sampled, self.rest, self.mentions]
-
-    @classmethod
-    def from_json(cls, body: Sequence[Any]) -> "Block":
-        """Read what `to_json` gave."""
-        table, part, number, sampled, rest, mentions = body
-        return cls(table, part, number, tuple(sampled), tuple(rest), tuple(mentions) if mentions else None)
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -73,12 +62,9 @@ class Summary:
         shards = {
             table: self.shards.get(table, ()) + other.shards.get(table, ()) for table in {*self.shards, *other.shards}
         }
-        counters = {table: Counter(counts) for table, counts in self.counters.items()}
-        for table, counts in other.counters.items():
-            counters.setdefault(table, Counter()).update(counts)
         return Summary(
             shards,
-            counters,
+            add_counts(self.counters, other.counters),
             self.rejects.merge(other.rejects),
             self.blocks + other.blocks,
             self.rejected + other.rejected,
@@ -102,38 +88,8 @@ class Summary:
         """Return a counter of an input table, which the first pipeline counted."""
         return self.count(INPUT + table, name)
 
-    def to_json(self) -> bytes:
-        """Return it as JSON."""
-        body = {
-            "shards": {table: [s.model_dump() for s in self.shards_of(table)] for table in self.shards},
-            "counters": self.counters,
-            "rejects": [[table, reason.value, n] for (table, reason), n in self.rejects.counts.items()],
-            "first_rejects": [[r.file, r.line, r.reason.value, r.detail] for r in self.rejects.first],
-            "blocks": [block.to_json() for block in self.blocks],
-            "rejected": self.rejected,
-            "files": self.files,
-            "features": self.features,
-        }
-        return json.dumps(body).encode()
 
-    @classmethod
-    def from_json(cls, data: bytes) -> "Summary":
-        """Read what `to_json` gave."""
-        body = json.loads(data)
-        return cls(
-            {table: tuple(Shard(**shard) for shard in shards) for table, shards in body["shards"].items()},
-            {table: Counter(counts) for table, counts in body["counters"].items()},
-            Rejects(
-                Counter({(table, Reason(reason)): n for table, reason, n in body["rejects"]}),
-                tuple(
-                    Reject(file, line, Reason(reason), detail) for file, line, reason, detail in body["first_rejects"]
-                ),
-            ),
-            tuple(Block.from_json(block) for block in body["blocks"]),
-            tuple((table, tuple(packet)) for table, packet in body["rejected"]),
-            {url: (size, digest) for url, (size, digest) in body["files"].items()},
-            body["features"],
-        )
+_AS_JSON = TypeAdapter(Summary)
 
 
 class MergeSummaries(beam.CombineFn):
@@ -162,9 +118,9 @@ def merge_and_write(summaries: PCollection, url: str) -> None:
 
 def write_summary(summary: Summary, url: str) -> None:
     """Write `summary` at `url`. Raises StorageError."""
-    storage.write_bytes(url, summary.to_json(), durable=False)
+    storage.write_bytes(url, _AS_JSON.dump_json(summary), durable=False)
 
 
 def read_summary(url: str) -> Summary:
     """Read the summary at `url`. Raises StorageError."""
-    return Summary.from_json(storage.read_bytes(url))
+    return _AS_JSON.validate_json(storage.read_bytes(url))

@@ -1,6 +1,7 @@
 """Blocks of vectors: labels [start, stop) of [0, L), the unit that is indexed, searched and discarded."""
 
 import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -32,23 +33,29 @@ def read_block(
     Columns beyond the table's D are zeros; with `drop_bias` its last one, which meets a constant 1, is, too. Raises
     TableError: damaged, or vectors that are not finite.
     """
-    shard_of, group_of, first = row_groups_of(manifest)
+    _, _, first_rows = row_groups_of(manifest)
     block = np.zeros((stop - start, dimension), np.float32)
-    begin = int(np.searchsorted(first, start, side="right")) - 1
-    end = int(np.searchsorted(first, stop, side="left"))
-    for shard in np.unique(shard_of[begin:end]):
-        entry = manifest.shards[shard]
-        place = join(url, entry.path)
-        with open_shard(url, entry) as file:
-            for m in np.flatnonzero(shard_of[begin:end] == shard) + begin:
-                rows = matrix_column(read_group(file, int(group_of[m]), ["vector"], place), "vector")
-                low, high = max(start, int(first[m])), min(stop, int(first[m + 1]))
-                rows = rows[low - first[m] : high - first[m]]
-                require_finite(rows, low, url)
-                block[low - start : high - start, : rows.shape[1]] = rows
-                if drop_bias:
-                    block[low - start : high - start, rows.shape[1] - 1] = 0
+    begin = int(np.searchsorted(first_rows, start, side="right")) - 1
+    end = int(np.searchsorted(first_rows, stop, side="left"))
+    for first, vectors in read_groups(url, manifest, range(begin, end)):
+        low, high = max(start, first), min(stop, first + len(vectors))
+        rows = vectors[low - first : high - first]
+        require_finite(rows, low, url)
+        block[low - start : high - start, : rows.shape[1]] = rows
+        if drop_bias:
+            block[low - start : high - start, rows.shape[1] - 1] = 0
     return block
+
+
+def read_groups(url: str, manifest: Manifest, groups: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first row, vectors [n, D]) of the row groups `groups`, numbers in the whole table. Raises TableError."""
+    shard_of, group_of, first = row_groups_of(manifest)
+    for shard, of_shard in itertools.groupby(groups, key=lambda group: int(shard_of[group])):
+        entry = manifest.shards[shard]
+        with open_shard(url, entry) as file:
+            for group in of_shard:
+                rows = read_group(file, int(group_of[group]), ["vector"], join(url, entry.path))
+                yield int(first[group]), matrix_column(rows, "vector")
 
 
 def dimension_of(table: Manifest) -> int:

@@ -5,14 +5,11 @@ from dataclasses import replace
 from pipelines.formats.base import Format
 from pipelines.formats.beir import Beir
 from pipelines.formats.fields import parse_fields
-from pipelines.formats.jsonl import Jsonl
-from pipelines.formats.keyed import Keyed
+from pipelines.formats.keyed import Jsonl, Keyed, Parquet
 from pipelines.formats.names import listed, listing
-from pipelines.formats.parquet import Parquet
+from pipelines.formats.xc_aligned import XcSparse, XcText
 from pipelines.formats.xc_raw import XcRaw
 from pipelines.formats.xc_single import XcSingle
-from pipelines.formats.xc_sparse import XcSparse
-from pipelines.formats.xc_text import XcText
 from schemas.errors import InputError
 
 # In the order in which they are tried.

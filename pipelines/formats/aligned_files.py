@@ -11,6 +11,9 @@ from schemas.errors import InputError
 # The roles of files, and LABELS; BOTH is the old form's file of labels and features.
 FEATURES, BOTH, TEXT, JSON = "features", "both", "text", "json"
 _MATRICES = (LABELS, FEATURES, BOTH)
+MAX_FEATURES = 1 << 31  # an id is an int32
+MAX_LABELS = 1 << 31
+_LABELS_A_POINT = 1000
 _MISSING = 1000  # rows at the end that a matrix in text need not write, if it has as many besides
 
 
@@ -18,13 +21,42 @@ def read_size(url: str) -> tuple[int, int]:
     """Return (rows, columns) of the matrix at `url`, from its header. Raises InputError, StorageError."""
     if url.endswith(".npz"):
         return npz.read_shape(url)
+    rows, columns = read_header(url, "rows columns", "two")
+    return rows, columns
+
+
+def read_header(url: str, names: str, count: str) -> list[int]:
+    """Read the whole numbers called `names` (`count` says how many, in a word) from the first line of `url`.
+
+    Raises InputError, StorageError.
+    """
     header = lines.first_line(url)
     sizes = sparse.whole_numbers(header)
-    if len(sizes) != 2:
+    if len(sizes) != len(names.split()):
         raise InputError(
-            f"{url}, line 1: expected the header `rows columns`, two whole numbers; got {sparse.shown(header)}."
+            f"{url}, line 1: expected the header `{names}`, {count} whole numbers; got {sparse.shown(header)}."
         )
-    return sizes[0], sizes[1]
+    return sizes
+
+
+def check_features(features: int, url: str) -> None:
+    """Raise InputError where the header of `url` states more features than there can be."""
+    if features > MAX_FEATURES:
+        raise InputError(f"{url}: the header states {features:,} features; there can be {MAX_FEATURES:,}. Fix it.")
+
+
+def labels_by_number(labels: int, points: int, url: str) -> Part:
+    """Make the part of `labels` labels of which the header of `url` states nothing but their number.
+
+    Raises InputError where there cannot be so many: they would all be written.
+    """
+    limit = min(MAX_LABELS, _LABELS_A_POINT * (points + _LABELS_A_POINT))
+    if labels > limit:
+        raise InputError(
+            f"{url}: the header states {labels:,} labels for {points:,} points; at most {limit:,} are believed without "
+            "a file of the labels. Fix the header."
+        )
+    return Part(LABELS, "labels", {}, rows=labels)
 
 
 def first_line_of_rows(role: str, url: str) -> int:

@@ -3,7 +3,7 @@
 Parsers never raise over a bad row: it becomes a Reject. They raise InputError only for what makes a file unusable.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.formats.rejects import Reason, Reject
-from schemas.shard_files import parquet
 
 SPLITS = ("train", "val", "test")
 LABELS = "labels"
@@ -64,15 +63,6 @@ Text = Literal["title+content", "title"]
 
 
 @dataclass(frozen=True)
-class Context:
-    """Options of a parser, and the sizes that `Inputs` states."""
-
-    text: Text
-    labels: int | None = None
-    features: int | None = None
-
-
-@dataclass(frozen=True)
 class Parsed:
     """Normalised columns of the good rows, and the rejects. `batch` has the columns of `*_schema` below."""
 
@@ -115,39 +105,28 @@ class Format(Protocol):
     @property
     def name(self) -> str:
         """Name of the form, as in `--format`."""
-        ...
 
     @property
     def expects(self) -> str:
         """Line for messages: the files that make this form."""
-        ...
 
     def recognises(self, source: str, names: Sequence[str]) -> bool:
         """Tell whether the `names` under `source` look like this form; opens a file only if names decide nothing."""
-        ...
 
     def find(self, source: str) -> Inputs:
         """Find the data set at `source`, a prefix or a glob. Raises InputError: files are missing or given twice."""
-        ...
 
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield raw blocks of exactly `block_rows` rows (the last may be shorter): cheap, in the one reader of a part.
 
         Raises InputError (unusable file), StorageError.
         """
-        ...
 
-    def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        """Parse points of a raw block that starts at 0-based row `first_row` of its part."""
-        ...
+    def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
+        """Parse a raw block that starts at 0-based row `first_row` of its part: points, labels or pairs, as its table.
 
-    def parse_labels(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        """Parse labels of a raw block. In a form without keys every row has to come out, or the data set is refused."""
-        ...
-
-    def parse_pairs(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        """Parse pairs of a raw block; forms without a pairs file never get one."""
-        ...
+        In a form without keys every label has to come out, or the data set is refused; such a form has no pairs.
+        """
 
 
 def points_schema(labels: str | None, features: bool) -> pa.Schema:
@@ -176,9 +155,16 @@ def pairs_schema() -> pa.Schema:
     return pa.schema([("row", pa.int64()), ("query_key", pa.string()), ("label_key", pa.string())])
 
 
-def list_column(rows: Sequence[Sequence[int]], kind: pa.DataType) -> pa.ListArray:
-    """Return a list column of `kind` from Python rows of integers."""
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    values = np.fromiter((value for row in rows for value in row), np.int64, int(offsets[-1]))
-    return parquet.list_array(values, offsets, kind)
+def decode_column(column: pa.Array, note: Callable[[int, int], None]) -> pa.StringArray:
+    """Return a binary column without nulls as text; where a value is not UTF-8, "", and `note(row, byte)` gets told."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = []
+        for row, value in enumerate(column.to_pylist()):
+            try:
+                texts.append(value.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                texts.append("")
+                note(row, error.start)
+        return pa.array(texts, pa.string())

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json
 
 from pipelines.formats.base import points_schema
 from pipelines.formats.fields import Fields
+from pipelines.formats.sparse import unite_keys
 
 _ROW = "\x01row"  # put into each object: Arrow itself would not mind an object that ends in another line
 
@@ -41,33 +41,14 @@ def read_points(lines: Sequence[bytes], first_row: int, fields: Fields) -> pa.Re
     if len(rows) != count or rows.null_count or (rows.to_numpy() != np.arange(count)).any():
         return None
     named = labels.flatten()
-    lengths = np.diff(labels.offsets.to_numpy())
+    offsets = labels.offsets.to_numpy()
     if keys.null_count or texts.null_count or titles.null_count < count or labels.null_count or named.null_count:
         return None
-    if (lengths == 0).any() or not _all_named(keys) or not _all_named(named):
+    if (np.diff(offsets) == 0).any() or not _all_named(keys) or not _all_named(named):
         return None
-    once, merged = _once(named, lengths)
-    columns = [pa.array(np.arange(first_row, first_row + count)), keys, texts, once, pa.array(merged, pa.int32())]
+    columns = [pa.array(np.arange(first_row, first_row + count)), keys, texts, *unite_keys(named, offsets - offsets[0])]
     return pa.record_batch(columns, schema=points_schema("label_keys", features=False))
 
 
 def _all_named(column: pa.Array) -> bool:
     return bool(np.diff(np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]).all())
-
-
-def _once(named: pa.Array, lengths: np.ndarray) -> tuple[pa.ListArray, np.ndarray]:
-    """Return (the keys of each row, sorted and each once; how many were there again)."""
-    coded = named.dictionary_encode()
-    order = pc.sort_indices(coded.dictionary)
-    rank = np.empty(len(order), np.int64)
-    rank[order.to_numpy()] = np.arange(len(order))
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    ranks = rank[coded.indices.to_numpy()]
-    by = np.lexsort((ranks, owner))
-    owner, ranks = owner[by], ranks[by]
-    new = np.ones(len(ranks), bool)
-    new[1:] = (owner[1:] != owner[:-1]) | (ranks[1:] != ranks[:-1])
-    kept = np.bincount(owner[new], minlength=len(lengths))
-    offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
-    values = coded.dictionary.take(order).take(pa.array(ranks[new]))
-    return pa.ListArray.from_arrays(pa.array(offsets), values), lengths - kept

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import orjson
 import pyarrow as pa
 
 from pipelines.formats import keyed_lines, keyed_pairs, keyed_parquet, lines
-from pipelines.formats.base import LABELS, PAIRS, SPLITS, Context, Inputs, Parsed, Part, labels_schema
+from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, Parsed, Part, Text, labels_schema
 from pipelines.formats.fields import Fields, Shape
 from pipelines.formats.names import listed, listing
 from schemas.errors import InputError
@@ -33,57 +33,82 @@ class Keyed:
             return keyed_parquet.read_blocks(url, block_rows, [*vars(self.fields).values()])
         return lines.read_blocks(url, block_rows)
 
-    def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
+    def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
         ((role, url),) = part.files.items()
-        features, labels = role.removesuffix(PAIRED) == FEATURES, not role.endswith(PAIRED)
         parser = keyed_parquet if url.endswith(f".{PARQUET}") else keyed_lines
-        return parser.parse_points(raw, first_row, part.name, Shape(self.fields, context.text, features, labels))
-
-    def parse_labels(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        """Parse labels: they are points that name none."""
-        ((role, url),) = part.files.items()
-        parsed = self.parse_points(raw, first_row, replace(part, files={role + PAIRED: url}), context)
-        return Parsed(parsed.batch.select(labels_schema(role == FEATURES).names), parsed.rejects)
-
-    def parse_pairs(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        (url,) = part.files.values()
-        if url.endswith(f".{PARQUET}"):
-            return keyed_parquet.parse_pairs(raw, first_row, part.name, self.fields)
-        if re.search(rf"\.{TSV}$", url):
-            return keyed_pairs.parse_pairs(raw, first_row, part.name)
-        return keyed_lines.parse_pairs(raw, first_row, part.name, self.fields)
+        if part.table.startswith(PAIRS):
+            if re.search(rf"\.{TSV}$", url):
+                return keyed_pairs.parse_pairs(raw, first_row, part.name)
+            return parser.parse_pairs(raw, first_row, part.name, self.fields)
+        # Labels are points that name none.
+        features, labels = role.removesuffix(PAIRED) == FEATURES, part.table == LABELS
+        shape = Shape(self.fields, text, features, not (labels or role.endswith(PAIRED)))
+        parsed = parser.parse_points(raw, first_row, part.name, shape)
+        return Parsed(parsed.batch.select(labels_schema(features).names), parsed.rejects) if labels else parsed
 
 
-def find_tables(form: str, source: str, kind: str, expects: str, fields: Fields) -> Inputs:
-    """Find the data set at `source` whose points are in files of `kind`; labels and pairs may be of another kind.
+@dataclass(frozen=True)
+class Parquet(Keyed):
+    """`train.parquet`, `labels.parquet`, and where there are any `test.parquet`, `val.parquet`; each may be many files
+    (`train-00000-of-00016.parquet`, `train/*.parquet`).
 
-    Raises InputError: no points or labels, one file in two dresses, or columns that are missing.
+    Columns are those of `Jsonl`: `key` and `text` strings, `labels` a list of strings. So are pairs.
     """
-    root, names = listing(source)
-    parts: list[Part] = []
-    shared = _table(names, "queries", kind)
-    paired = [split for split in SPLITS if _pairs(names, split)]
-    for split in SPLITS:
-        files = _table(names, _STEMS[split], kind)
-        if files and shared and split in paired:
-            raise InputError(f"{source}: both {files[0]} and {shared[0]} hold points of {split}. Remove one.")
-        of_split = files or (shared if split in paired else [])
-        if split in paired and not of_split:
-            raise InputError(f"{source}: {_pairs(names, split)[0]} has no points beside it. Expected {expects}.")
-        suffix = PAIRED if split in paired else ""
-        parts += _parts(root, split, of_split, fields, (fields.key,) if suffix else (fields.key, fields.labels), suffix)
-        parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
-    of_labels = _table(names, _STEMS[LABELS], kind) or _table(names, _STEMS[LABELS], rf"(?:{JSONL}|{PARQUET})")
-    parts += _parts(root, LABELS, of_labels, fields, (fields.key,))
-    for table in ("train", LABELS):
-        if not any(part.table == table for part in parts):
-            raise InputError(f"{source}: no {table} here; found: {listed(names)}. Expected {expects}.")
-    return Inputs(form, tuple(parts), keyed=True, shared_points=bool(shared and paired))
+
+    name: str = "parquet"
+    expects: str = "train.parquet (key, text, labels) and labels.parquet (key, text), and where there are any others"
+    kind: str = PARQUET  # of the files of points; labels and pairs may be of another kind
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        shared = _table(names, "queries", self.kind) and _pairs(names, "train")
+        return bool(_table(names, _STEMS["train"], self.kind) or shared)
+
+    def find(self, source: str) -> Inputs:
+        """Find the data set at `source`.
+
+        Raises InputError: no points or labels, one file in two dresses, or columns that are missing.
+        """
+        root, names = listing(source)
+        fields, parts = self.fields, list[Part]()
+        shared = _table(names, "queries", self.kind)
+        paired = [split for split in SPLITS if _pairs(names, split)]
+        for split in SPLITS:
+            files = _table(names, _STEMS[split], self.kind)
+            if files and shared and split in paired:
+                raise InputError(f"{source}: both {files[0]} and {shared[0]} hold points of {split}. Remove one.")
+            of_split = files or (shared if split in paired else [])
+            if split in paired and not of_split:
+                pairs = _pairs(names, split)[0]
+                raise InputError(f"{source}: {pairs} has no points beside it. Expected {self.expects}.")
+            suffix, required = (PAIRED, [fields.key]) if split in paired else ("", [fields.key, fields.labels])
+            parts += _parts(root, split, of_split, fields, required, suffix)
+            parts += _parts(root, PAIRS + split, _pairs(names, split), fields, (fields.query_key, fields.label_key))
+        stem = _STEMS[LABELS]
+        of_labels = _table(names, stem, self.kind) or _table(names, stem, rf"(?:{JSONL}|{PARQUET})")
+        parts += _parts(root, LABELS, of_labels, fields, (fields.key,))
+        for table in ("train", LABELS):
+            if not any(part.table == table for part in parts):
+                raise InputError(f"{source}: no {table} here; found: {listed(names)}. Expected {self.expects}.")
+        return Inputs(self.name, tuple(parts), keyed=True, shared_points=bool(shared and paired))
 
 
-def has_points(names: Sequence[str], kind: str) -> bool:
-    """Tell whether `names` hold train points in files that end in `kind`."""
-    return bool(_table(names, _STEMS["train"], kind) or (_table(names, "queries", kind) and _pairs(names, "train")))
+@dataclass(frozen=True)
+class Jsonl(Parquet):
+    """`train.jsonl`, `labels.jsonl`, and where there are any `test.jsonl`, `val.jsonl`; each may be many files
+    (`train-00001.jsonl.gz`, `train/*.jsonl`).
+
+    A point has `key`, `text` and `labels`, a list of label keys; a label has `key` and `text`. Pairs may be in files of
+    their own (`pairs_train.jsonl`, `.tsv`, `.parquet`), and then the points of all splits in one `queries.jsonl`.
+    """
+
+    name: str = "jsonl"
+    expects: str = (
+        "train.jsonl (key, text, labels) and labels.jsonl (key, text), and where there are any test.jsonl, ..."
+    )
+    kind: str = JSONL
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        return super().recognises(source, names) and "corpus.jsonl" not in names
 
 
 def features_in(urls: Sequence[str], fields: Fields) -> bool:

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.formats import fast_jsonl, records
-from pipelines.formats.base import Parsed, list_column, pairs_schema, points_schema
+from pipelines.formats.base import Parsed, pairs_schema, points_schema
 from pipelines.formats.fields import Fields, Shape
 from pipelines.formats.records import Bad, Record
 from pipelines.formats.rejects import Reason
 from pipelines.formats.sparse import feature_columns
-from schemas.ragged import SparseRows
+from schemas.ragged import SparseRows, offsets_of
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -41,9 +41,7 @@ def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -
 
     rows, good, rejects = records.each(lines, first_row, file, read, skip_blank=True)
     keys, texts, features, named, merged = zip(*good, strict=True) if good else ((), (), (), (), ())
-    columns = [rows, keys, texts, *(_features(features) if shape.features else [])]
-    if shape.labels:
-        columns.append(_strings(named))
+    columns = [rows, keys, texts, *(_features(features) if shape.features else []), *([named] if shape.labels else [])]
     schema = points_schema("label_keys" if shape.labels else None, shape.features)
     return Parsed(pa.record_batch([*columns, merged], schema=schema), rejects)
 
@@ -103,12 +101,7 @@ def _feature_pair(record: Record, fields: Fields) -> tuple[list[int], list[float
 
 
 def _features(rows: Sequence[tuple[list[int], list[float]]]) -> list[pa.Array]:
-    ids = list_column([ids for ids, _ in rows], pa.int64())
-    values = np.fromiter(chain.from_iterable(values for _, values in rows), np.float32, len(ids.values))
-    return feature_columns(SparseRows(ids.values.to_numpy(), values, ids.offsets.to_numpy().astype(np.int64)))
-
-
-def _strings(rows: Sequence[list[str]]) -> pa.ListArray:
-    offsets = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(list(chain.from_iterable(rows)), pa.string()))
+    offsets = offsets_of(np.array([len(ids) for ids, _ in rows], np.int64))
+    ids = np.fromiter(chain.from_iterable(ids for ids, _ in rows), np.int64, offsets[-1])
+    values = np.fromiter(chain.from_iterable(values for _, values in rows), np.float32, offsets[-1])
+    return feature_columns(SparseRows(ids, values, offsets))

@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.formats import records
-from pipelines.formats.base import Parsed, RawRows, pairs_schema, points_schema
+from pipelines.formats.base import Parsed, RawRows, decode_column, pairs_schema, points_schema
 from pipelines.formats.fields import Fields, Shape
 from pipelines.formats.rejects import Reason
-from pipelines.formats.sparse import feature_columns, merge_labels
+from pipelines.formats.sparse import feature_columns, unite_keys
 from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
@@ -46,16 +46,11 @@ def read_blocks(url: str, block_rows: int, columns: Sequence[str]) -> Iterator[p
 def _batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with _open(url) as file:
         present = [name for name in columns if name in file.schema_arrow.names]
-        for group in range(file.num_row_groups):  # one at a time: Arrow joins no dictionaries within lists
-            batches = file.iter_batches(rows, row_groups=[group], columns=present, use_threads=False)
-            while True:
-                try:
-                    batch = next(batches, None)
-                except (pa.ArrowException, OSError, ValueError) as error:
-                    raise _damaged(url, error) from None
-                if batch is None:
-                    break
-                yield batch
+        try:
+            for group in range(file.num_row_groups):  # one at a time: Arrow joins no dictionaries within lists
+                yield from file.iter_batches(rows, row_groups=[group], columns=present, use_threads=False)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _damaged(url, error) from None
 
 
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
@@ -110,24 +105,23 @@ class _Rows(RawRows):
     def text(self, shape: Shape) -> pa.Array:
         """Return the title, and then text or else content, as far as there are any."""
         fields = shape.fields
-        nothing = pa.array([""] * self.raw.num_rows, pa.string())
-        title, body, content = (
+        absent = pa.array(np.zeros(self.raw.num_rows, bool)), pa.array([""] * self.raw.num_rows, pa.string())
+        (has_title, title), (has_body, body), (has_content, content) = (
             (self.raw[name].is_valid(), self._strings(name, "a string", nulls=True))
             if name in self.raw.schema.names
-            else (None, nothing)
+            else absent
             for name in fields.texts
         )
-        has_title, has_body, has_content = (_present(column[0], nothing) for column in (title, body, content))
         if not shape.features:
             missing = pc.invert(pc.or_(has_title, pc.or_(has_body, has_content)))
             self._reject(missing, Reason.MISSING_FIELD, f"{fields.text} is null")
-        rest = pc.if_else(has_body, body[1], content[1])
+        rest = pc.if_else(has_body, body, content)
         if shape.text == "title":
-            return pc.if_else(has_title, title[1], rest)
-        gap = pc.if_else(pc.and_(pc.not_equal(title[1], ""), pc.not_equal(rest, "")), " ", "")
-        return pc.binary_join_element_wise(title[1], gap, rest, "")
+            return pc.if_else(has_title, title, rest)
+        gap = pc.if_else(pc.and_(pc.not_equal(title, ""), pc.not_equal(rest, "")), " ", "")
+        return pc.binary_join_element_wise(title, gap, rest, "")
 
-    def labels(self, name: str) -> list[pa.Array]:
+    def labels(self, name: str) -> tuple[pa.Array, pa.Array]:
         """Return the columns label_keys and merged."""
         offsets, flat = self._list(name, "a list of label keys")
         inner = _Rows(pa.record_batch({name: flat}), 0, self._file)
@@ -135,14 +129,8 @@ class _Rows(RawRows):
         owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
         for reject in inner.rejects:
             self._note(int(owner[reject.line - 1]), reject.reason, reject.detail)
-        sorted_keys = keys.unique().sort()
-        index = pc.index_in(keys, value_set=sorted_keys).to_numpy().astype(np.int64)
-        once, merged = merge_labels(SparseRows(index, np.ones(len(index), np.float32), offsets))
-        self._reject(
-            pa.array(np.diff(once.offsets) == 0), Reason.NO_LABELS, f"the point has no labels ({name} is empty)"
-        )
-        named = pa.ListArray.from_arrays(pa.array(once.offsets.astype(np.int32)), sorted_keys.take(pa.array(once.ids)))
-        return [named, pa.array(merged)]
+        self._reject(pa.array(np.diff(offsets) == 0), Reason.NO_LABELS, f"the point has no labels ({name} is empty)")
+        return unite_keys(keys, offsets)
 
     def features(self, fields: Fields) -> list[pa.Array]:
         """Return the columns feature_ids and feature_values; a row without any is empty."""
@@ -189,24 +177,11 @@ class _Rows(RawRows):
         missing = column.is_null()
         if not nulls:
             self._reject(missing, Reason.MISSING_FIELD, f"{name} is null")
-        column = column.cast(pa.string(), safe=False) if not pa.types.is_dictionary(column.type) else _plain(column)
-        column = column.fill_null("")
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid:
-            column = self._replace_wrong(column, name)
-        return column
-
-    def _replace_wrong(self, column: pa.StringArray, name: str) -> pa.StringArray:
-        """Replace strings that are not UTF-8, which are rejected, by ""."""
-        strings = []
-        for row, value in enumerate(column.cast(pa.binary()).to_pylist()):
-            try:
-                strings.append(value.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                strings.append("")
-                self._note(row, Reason.NOT_UNICODE, f"byte {error.start} of {name} is not UTF-8")
-        return pa.array(strings, pa.string())
+        plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        content = plain.cast(pa.string(), safe=False).fill_null("").cast(pa.binary())
+        return decode_column(
+            content, lambda row, byte: self._note(row, Reason.NOT_UNICODE, f"byte {byte} of {name} is not UTF-8")
+        )
 
     def _list(self, name: str, expected: str, nulls: bool = False) -> tuple[np.ndarray, pa.Array]:
         """Return (offsets int64 [B + 1], entries) of a column of lists; null is an empty list."""
@@ -256,14 +231,6 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
 def _damaged(url: str, error: Exception) -> InputError:
     reason = " ".join(str(error).split()).rstrip(".")[:200]
     return InputError(f"{url}: not a Parquet file, or a damaged one: {reason}. Copy it again.")
-
-
-def _present(valid: pa.BooleanArray | None, like: pa.Array) -> pa.BooleanArray:
-    return pa.array(np.zeros(len(like), bool)) if valid is None else valid
-
-
-def _plain(column: pa.DictionaryArray) -> pa.Array:
-    return column.dictionary.cast(pa.string()).take(column.indices)
 
 
 def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -5,6 +5,7 @@ import codecs
 import contextlib
 import gzip
 import hashlib
+import io
 import lzma
 import re
 import zlib
@@ -156,10 +157,8 @@ def _damaged(url: str, name: str, error: Exception) -> InputError:
     )
 
 
-class _Counted:
+class _Counted(io.RawIOBase):
     """File that counts the bytes read from it, for decompressors that read it once from its start."""
-
-    closed = False
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -172,9 +171,3 @@ class _Counted:
 
     def readable(self) -> bool:
         return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass

@@ -2,15 +2,17 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 import pyarrow as pa
 
 from schemas import tables
 
 SHOWN = 5
+K = TypeVar("K")
 
 
 class Reason(str, Enum):
@@ -52,20 +54,29 @@ def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Rejects:
-    """Counts by (input table, reason) and the first few rows of all; merging is associative and commutative."""
+    """Counts by reason of each input table, and the first few rows of all; merging is associative and commutative."""
 
-    counts: Counter[tuple[str, Reason]] = field(default_factory=Counter)
+    counts: Mapping[str, Counter[Reason]] = field(default_factory=dict)
     first: tuple[Reject, ...] = ()
 
     @classmethod
     def of(cls, table: str, rejects: Sequence[Reject]) -> "Rejects":
         """Count the rejects of one input table."""
-        return cls(Counter((table, reject.reason) for reject in rejects), tuple(heapq.nsmallest(SHOWN, rejects)))
+        return cls({table: Counter(reject.reason for reject in rejects)}, tuple(heapq.nsmallest(SHOWN, rejects)))
 
     def merge(self, other: "Rejects") -> "Rejects":
         """Return both as one."""
-        return Rejects(self.counts + other.counts, tuple(heapq.nsmallest(SHOWN, [*self.first, *other.first])))
+        first = heapq.nsmallest(SHOWN, [*self.first, *other.first])
+        return Rejects(add_counts(self.counts, other.counts), tuple(first))
 
     def by_reason(self, table: str) -> dict[str, int]:
         """Count the rejects of `table` by reason."""
-        return {reason.value: n for (name, reason), n in sorted(self.counts.items()) if name == table}
+        return {reason.value: n for reason, n in sorted(self.counts.get(table, {}).items())}
+
+
+def add_counts(first: Mapping[str, Counter[K]], second: Mapping[str, Counter[K]]) -> dict[str, Counter[K]]:
+    """Add the counters of each table."""
+    total = {table: Counter(counts) for table, counts in first.items()}
+    for table, counts in second.items():
+        total.setdefault(table, Counter()).update(counts)
+    return total

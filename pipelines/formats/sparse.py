@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.formats import records
-from schemas.ragged import SparseRows
+from schemas.ragged import SparseRows, offsets_of
 from schemas.shard_files import parquet
 
 MAX_DIGITS = 18  # of an index: what int64 holds for certain
@@ -49,25 +50,11 @@ def only_finite(ragged: SparseRows) -> tuple[SparseRows, dict[int, str]]:
 
 
 def cut_at_space(lines: pa.LargeBinaryArray) -> tuple[pa.LargeBinaryArray, pa.LargeBinaryArray]:
-    """Cut each line [B] into what stands before its first space and the rest, which is empty without a space."""
-    data, offsets = as_numpy(lines)
-    spaces = np.flatnonzero(data == ord(" "))
-    if not len(spaces):
-        return lines, pa.nulls(len(lines), pa.large_binary()).fill_null(b"")
-    nearest = np.searchsorted(spaces, offsets[:-1])
-    first = np.where(nearest < len(spaces), spaces[np.minimum(nearest, len(spaces) - 1)], len(data))
-    cut = np.minimum(first, offsets[1:])
-    # A byte is in the head from its line's start up to the cut: +1 there, -1 here, and a running sum says where it is.
-    steps = np.zeros(len(data) + 1, np.int8)
-    filled = cut > offsets[:-1]
-    steps[offsets[:-1][filled]] = 1
-    steps[cut[filled & (cut < offsets[1:])]] = -1
-    whole = filled & (cut == offsets[1:])
-    following = offsets[1:][whole]
-    steps[following] = np.where(steps[following] == 1, 0, -1)
-    head = np.cumsum(steps[:-1], dtype=np.int8).astype(bool)
-    heads = np.concatenate([[0], np.cumsum(cut - offsets[:-1])])
-    return as_lines(data[head], heads), as_lines(data[~head], offsets - heads)
+    """Cut each line [B] into what stands before its first space and what stands behind it, if only nothing."""
+    cut = pc.split_pattern(lines, " ", max_splits=1)
+    first = cut.offsets[:-1]
+    second = pc.if_else(pc.equal(cut.value_lengths(), 2), pc.add(first, 1), None)
+    return cut.values.take(first), cut.values.take(second).fill_null(b"")
 
 
 def sort_rows(ragged: SparseRows) -> SparseRows:
@@ -85,6 +72,16 @@ def merge_labels(ragged: SparseRows) -> tuple[SparseRows, np.ndarray]:
     again = _again(ragged)
     merged = np.bincount(ragged.row_of()[again], minlength=ragged.rows).astype(np.int32)
     return ragged.keep(~again), merged
+
+
+def unite_keys(keys: pa.StringArray, offsets: np.ndarray) -> tuple[pa.ListArray, pa.Array]:
+    """Return the columns label_keys and merged of rows that name `keys` [V]: row i those from `offsets[i]` on."""
+    coded = keys.dictionary_encode()
+    order = pc.sort_indices(coded.dictionary)
+    rank = np.argsort(order.to_numpy())
+    once, merged = merge_labels(SparseRows(rank[coded.indices], np.ones(len(coded), np.float32), offsets))
+    named = coded.dictionary.take(order).take(pa.array(once.ids))
+    return pa.ListArray.from_arrays(pa.array(once.offsets.astype(np.int32)), named), pa.array(merged)
 
 
 def merge_features(ragged: SparseRows) -> SparseRows:
@@ -115,12 +112,6 @@ def as_numpy(lines: pa.LargeBinaryArray) -> tuple[np.ndarray, np.ndarray]:
     bounds = np.frombuffer(offsets, np.int64)[lines.offset : lines.offset + len(lines) + 1]
     content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     return content[bounds[0] : bounds[-1]], bounds - bounds[0]
-
-
-def as_lines(data: np.ndarray, offsets: np.ndarray) -> pa.LargeBinaryArray:
-    """Return the binary array of bytes uint8 [V] and offsets [B + 1]."""
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), pa.py_buffer(np.ascontiguousarray(data))]
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
 def _again(ragged: SparseRows) -> np.ndarray:
@@ -186,9 +177,7 @@ def _fields(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> _Fiel
     lengths = np.append(before[1:], len(data)) - start
     full = lengths > 0
     start, lengths, kind = start[full], lengths[full], kind[full]
-    ends = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=ends[1:])
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data[kinds == _FIELD])]
+    buffers = [None, pa.py_buffer(offsets_of(lengths).astype(np.int32)), pa.py_buffer(data[kinds == _FIELD])]
     text = pa.Array.from_buffers(pa.string(), len(lengths), buffers)
     marks = int(np.count_nonzero(kinds == _MARK))
     return _Fields(text, start, lengths, np.searchsorted(start, offsets), kind, marks)

@@ -1,24 +1,29 @@
-"""XC forms whose files stand beside each other, row by row: label matrix, feature matrix, texts.
+"""XC forms whose files stand beside each other, row by row: label matrix, feature matrix, texts."""
 
-`xc_sparse` and `xc_text` say which names their files have; reading and parsing are the same.
-"""
-
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from pipelines.formats import sparse
+from pipelines.formats import sparse, xc_files
 from pipelines.formats.aligned_files import FEATURES, JSON, TEXT, first_line_of_rows, read_nothing, read_part
-from pipelines.formats.base import LABELS, Context, Parsed, Part, RawRows, labels_schema, points_schema
+from pipelines.formats.base import (
+    LABELS,
+    Inputs,
+    Parsed,
+    Part,
+    RawRows,
+    Text,
+    decode_column,
+    labels_schema,
+    points_schema,
+)
 from pipelines.formats.rejects import Reason
 from pipelines.formats.xc_raw import XcRaw
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 from schemas.shard_files import parquet
-
-_JSON = XcRaw()
 
 
 @dataclass(frozen=True)
@@ -29,26 +34,53 @@ class Aligned:
         """Yield blocks with the columns of each file: lines, or rows of an npz matrix; sizes are in the metadata."""
         return read_nothing(part.rows, block_rows) if part.rows is not None else read_part(part, block_rows)
 
-    def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        if JSON in part.files and LABELS not in part.files:
-            parsed = _JSON.parse_points(raw.select([JSON]).rename_columns(["line"]), first_row, part, context)
-            return _with_features(parsed, raw, first_row, part)
+    def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
+        points = part.table != LABELS
+        if points and LABELS not in part.files:
+            return _with_features(_parse_json(raw, first_row, part, text), raw, first_row, part)
         rows = Rows(raw, first_row, part)
-        keys, texts = rows.names(context)
-        labels, merged = rows.labels(LABELS, rows.matrix(LABELS))
+        keys, texts = rows.names(text)
+        labels = rows.labels(LABELS, rows.matrix(LABELS)) if points else ()
         features = sparse.feature_columns(rows.matrix(FEATURES)) if FEATURES in part.files else []
-        return rows.parsed(
-            [rows.numbers, keys, texts, *features, labels, merged], points_schema("label_ids", bool(features))
-        )
+        schema = points_schema("label_ids", bool(features)) if points else labels_schema(bool(features))
+        return rows.parsed([rows.numbers, keys, texts, *features, *labels], schema)
 
-    def parse_labels(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        rows = Rows(raw, first_row, part)
-        keys, texts = rows.names(context)
-        features = sparse.feature_columns(rows.matrix(FEATURES)) if FEATURES in part.files else []
-        return rows.parsed([rows.numbers, keys, texts, *features], labels_schema(bool(features)))
 
-    def parse_pairs(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        raise NotImplementedError("this form has no pairs file")
+@dataclass(frozen=True)
+class XcSparse(Aligned):
+    """`trn_X_Y.txt`, `trn_X_Xf.txt`, and where there are any those of `tst` and `val`, `lbl_X_Xf.txt`, and texts.
+
+    A matrix is text (first line `rows columns`, then fields `index:value`) or an .npz file of SciPy. Texts are lines
+    (`trn_X.txt`) or the records of the raw form (`trn.json.gz`), whose `target_ind` serves where `trn_X_Y` is missing.
+    """
+
+    name: str = "xc-sparse"
+    expects: str = "trn_X_Xf.txt, trn_X_Y.txt, and where there are any lbl_X_Xf.txt, tst_X_Xf.txt, tst_X_Y.txt, texts"
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        return xc_files.is_any(names, "train", FEATURES)
+
+    def find(self, source: str) -> Inputs:
+        return xc_files.find_parts(source, self.name, self.expects, (LABELS, FEATURES, TEXT, JSON), FEATURES)
+
+
+@dataclass(frozen=True)
+class XcText(Aligned):
+    """`trn_X.txt`, `trn_X_Y.txt`, `Y.txt` (one text a line, one label a line), and where there are any those of `tst`
+    and `val`.
+
+    Texts may be called `trn.raw.txt`, `lbl.raw.txt`, or `raw_data/train.raw.txt`, `raw_data/label.raw.txt`, and lie
+    under `raw/`; the label matrix may be `trn_X_Y.npz` or `Y.trn.npz`.
+    """
+
+    name: str = "xc-text"
+    expects: str = "trn_X.txt (or trn.raw.txt), trn_X_Y.txt (or Y.trn.npz), Y.txt (or lbl.raw.txt), and those of tst"
+
+    def recognises(self, source: str, names: Sequence[str]) -> bool:
+        return xc_files.is_any(names, "train", TEXT) and not xc_files.is_any(names, "train", FEATURES)
+
+    def find(self, source: str) -> Inputs:
+        return xc_files.find_parts(source, self.name, self.expects, (LABELS, TEXT), TEXT)
 
 
 class Rows(RawRows):
@@ -63,16 +95,16 @@ class Rows(RawRows):
         url = self._part.files[role]
         self.reject(row, url.rsplit("/", 1)[-1], self.first_row + row + first_line_of_rows(role, url), reason, detail)
 
-    def names(self, context: Context) -> tuple[pa.Array, pa.Array]:
+    def names(self, text: Text) -> tuple[pa.Array, pa.Array]:
         """Return (keys, texts) [B]: those of the JSON records, or the lines known by their rows as `#17`."""
         part, count = self._part, self.raw.num_rows
         keys = [f"#{row}" for row in range(self.first_row, self.first_row + count)]
         if JSON not in part.files:
             return pa.array(keys, pa.string()), self._texts()
-        parsed = _JSON.parse_labels(self.raw.select([JSON]).rename_columns(["line"]), self.first_row, part, context)
+        parsed = _parse_json(self.raw, self.first_row, replace(part, table=LABELS), text)
         texts = [""] * count
-        for row, key, text in zip(*(parsed.batch[name].to_pylist() for name in ("row", "key", "text")), strict=True):
-            keys[row - self.first_row], texts[row - self.first_row] = key, text
+        for row, key, content in zip(*parsed.batch.to_pydict().values(), strict=True):
+            keys[row - self.first_row], texts[row - self.first_row] = key, content
         for bad in parsed.rejects:
             self.reject_in(JSON, bad.line - 1 - self.first_row, bad.reason, bad.detail)
         return pa.array(keys, pa.string()), pa.array(texts, pa.string())
@@ -80,18 +112,10 @@ class Rows(RawRows):
     def _texts(self) -> pa.Array:
         if TEXT not in self._part.files:
             return pa.array([""] * self.raw.num_rows, pa.string())
-        column = self.raw[TEXT]
-        try:
-            return column.cast(pa.string())
-        except pa.ArrowInvalid:
-            texts = []
-            for row, line in enumerate(column.to_pylist()):
-                try:
-                    texts.append(line.decode("utf-8"))
-                except UnicodeDecodeError as error:
-                    texts.append("")
-                    self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {error.start} is not UTF-8")
-            return pa.array(texts, pa.string())
+        return decode_column(
+            self.raw[TEXT],
+            lambda row, byte: self.reject_in(TEXT, row, Reason.NOT_UNICODE, f"byte {byte} is not UTF-8"),
+        )
 
     def matrix(self, role: str) -> SparseRows:
         """Read the rows of the matrix in the file of `role`. Raises InputError: an index is not below the columns."""
@@ -121,6 +145,10 @@ class Rows(RawRows):
         for row in np.flatnonzero(np.diff(kept.offsets) == 0).tolist():
             self.reject_in(role, row, Reason.NO_LABELS, "the point has no labels")
         return parquet.list_array(kept.ids, kept.offsets, pa.int64()), pa.array(merged)
+
+
+def _parse_json(raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
+    return XcRaw().parse(raw.select([JSON]).rename_columns(["line"]), first_row, part, text)
 
 
 def _with_features(parsed: Parsed, raw: pa.RecordBatch, first_row: int, part: Part) -> Parsed:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from pipelines.formats import lines
-from pipelines.formats.aligned_files import FEATURES, JSON, TEXT, read_size
+from pipelines.formats.aligned_files import FEATURES, JSON, TEXT, check_features, labels_by_number, read_size
 from pipelines.formats.base import LABELS, SPLITS, Inputs, Part
 from pipelines.formats.names import filters_at, listing, one_of
-from pipelines.formats.sizes import check_features, labels_by_number
 from schemas.errors import InputError
 from schemas.storage import join
 
@@ -60,11 +59,12 @@ def find_parts(source: str, name: str, expects: str, roles: Sequence[str], requi
         if table != LABELS:
             if not files.keys() & {LABELS, required} and table != "train":
                 continue  # texts alone make no split, nor do they make a test split of another form
-            if JSON not in files:
-                _require(source, names, table, LABELS, expects, files)
-            _require(source, names, table, required, expects, files)
+            needed = [required] if JSON in files else [LABELS, required]
+            for role in [role for role in needed if role not in files]:
+                one_of(source, names, usual(table, role), f"{expects}, of each split", required=True)
         if files:
-            parts.append(Part(table, _name(table, files), files))
+            first = next(files[role] for role in (LABELS, JSON, TEXT, FEATURES) if role in files)
+            parts.append(Part(table, first.rsplit("/", 1)[-1], files))
     return _sized(source, name, parts, names)
 
 
@@ -97,13 +97,3 @@ def _sized(source: str, name: str, parts: list[Part], names: Sequence[str]) -> I
     else:
         labels = None  # a line is a label: they are counted
     return Inputs(name, tuple(parts), keyed=False, filters=filters_at(source, names), labels=labels, features=features)
-
-
-def _require(source: str, names: Sequence[str], table: str, role: str, expects: str, files: dict[str, str]) -> None:
-    if role not in files:
-        one_of(source, names, usual(table, role), f"{expects}, of each split", required=True)
-
-
-def _name(table: str, files: dict[str, str]) -> str:
-    first = next(files[role] for role in (LABELS, JSON, TEXT, FEATURES) if role in files)
-    return first.rsplit("/", 1)[-1]

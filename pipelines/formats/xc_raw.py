@@ -2,22 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from pipelines.formats import lines, records
 from pipelines.formats.aligned_files import JSON
-from pipelines.formats.base import (
-    LABELS,
-    SPLITS,
-    Context,
-    Inputs,
-    Parsed,
-    Part,
-    labels_schema,
-    list_column,
-    points_schema,
-)
+from pipelines.formats.base import LABELS, SPLITS, Inputs, Parsed, Part, Text, labels_schema, points_schema
 from pipelines.formats.names import filters_at, one_of
 from pipelines.formats.records import Bad, Record
 from pipelines.formats.rejects import Reason
@@ -51,36 +42,29 @@ class XcRaw:
     def read(self, part: Part, block_rows: int) -> Iterator[pa.RecordBatch]:
         return lines.read_blocks(part.files[JSON], block_rows)
 
-    def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        def read(record: Record, row: int) -> tuple[str, str, list[int], int]:
-            key, body = _key(record, row), _text(record, context.text)
-            target = records.whole_numbers(records.required(record, "target_ind"), "target_ind")
-            if not target:
-                shown = records.shown(key)
-                raise Bad(Reason.NO_LABELS, f"the point {shown} has no labels (target_ind is empty)")
-            ids = sorted(set(target))
-            if ids[0] < 0 or ids[-1] >= 1 << 63:
-                wrong = ids[0] if ids[0] < 0 else ids[-1]
-                raise Bad(Reason.LABEL_OUT_OF_RANGE, f"the label {records.shown(wrong)} does not exist")
-            return key, body, ids, len(target) - len(ids)
+    def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
+        points = part.table != LABELS
+
+        def read(record: Record, row: int) -> tuple[Any, ...]:
+            key, body = _key(record, row), _text(record, text)
+            return (key, body, *_targets(record, key)) if points else (key, body)
 
         rows, good, rejects = records.each(raw["line"].to_pylist(), first_row, part.name, read)
-        keys, texts, ids, merged = zip(*good, strict=True) if good else ((), (), (), ())
-        columns = [rows, keys, texts, list_column(ids, pa.int64()), merged]
-        return Parsed(pa.record_batch(columns, schema=points_schema("label_ids", features=False)), rejects)
+        schema = points_schema("label_ids", features=False) if points else labels_schema(features=False)
+        columns = [rows, *(zip(*good, strict=True) if good else [()] * (len(schema) - 1))]
+        return Parsed(pa.record_batch(columns, schema=schema), rejects)
 
-    def parse_labels(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        rows, good, rejects = records.each(
-            raw["line"].to_pylist(),
-            first_row,
-            part.name,
-            lambda record, row: (_key(record, row), _text(record, context.text)),
-        )
-        keys, texts = zip(*good, strict=True) if good else ((), ())
-        return Parsed(pa.record_batch([rows, keys, texts], schema=labels_schema(features=False)), rejects)
 
-    def parse_pairs(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-        raise NotImplementedError("this form has no pairs file")
+def _targets(record: Record, key: str) -> tuple[list[int], int]:
+    """Return the label ids, sorted, once each, and how many were named again. Raises Bad."""
+    target = records.whole_numbers(records.required(record, "target_ind"), "target_ind")
+    if not target:
+        raise Bad(Reason.NO_LABELS, f"the point {records.shown(key)} has no labels (target_ind is empty)")
+    ids = sorted(set(target))
+    if ids[0] < 0 or ids[-1] >= 1 << 63:
+        wrong = ids[0] if ids[0] < 0 else ids[-1]
+        raise Bad(Reason.LABEL_OUT_OF_RANGE, f"the label {records.shown(wrong)} does not exist")
+    return ids, len(target) - len(ids)
 
 
 def _key(record: Record, row: int) -> str:

@@ -7,13 +7,21 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pipelines.formats import lines, sparse
-from pipelines.formats.aligned_files import BOTH, FEATURES, read_file, read_nothing
-from pipelines.formats.base import LABELS, SPLITS, Context, Inputs, Parsed, Part, points_schema
+from pipelines.formats.aligned_files import (
+    BOTH,
+    FEATURES,
+    check_features,
+    labels_by_number,
+    read_file,
+    read_header,
+    read_nothing,
+)
+from pipelines.formats.base import LABELS, SPLITS, Inputs, Parsed, Part, Text, points_schema
 from pipelines.formats.names import filters_at, listing, one_of
-from pipelines.formats.sizes import check_features, labels_by_number
 from pipelines.formats.xc_aligned import Aligned, Rows
-from schemas.errors import InputError
 from schemas.storage import join
+
+_HEADER = ("points features labels", "three")
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class XcSingle(Aligned):
             for split in SPLITS
         }
         parts = [Part(split, name, {BOTH: join(source, name)}) for split, name in files.items() if name]
-        sizes = [_read_sizes(part.files[BOTH]) for part in parts]
+        sizes = [read_header(part.files[BOTH], *_HEADER) for part in parts]
         features, labels = max(size[1] for size in sizes), max(size[2] for size in sizes)
         check_features(features, source)
         parts.append(labels_by_number(labels, sum(size[0] for size in sizes), parts[0].files[BOTH]))
@@ -49,30 +57,20 @@ class XcSingle(Aligned):
         if part.rows is not None:
             yield from read_nothing(part.rows, block_rows)
             return
-        rows, features, labels = _read_sizes(part.files[BOTH])
+        rows, features, labels = read_header(part.files[BOTH], *_HEADER)
         sizes = {FEATURES: str(features).encode(), LABELS: str(labels).encode()}
         for block in read_file(BOTH, part.files[BOTH], rows, block_rows):
             yield pa.record_batch(block).replace_schema_metadata(sizes)
 
-    def parse_points(self, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
+    def parse(self, raw: pa.RecordBatch, first_row: int, part: Part, text: Text) -> Parsed:
+        if part.table == LABELS:
+            return super().parse(raw, first_row, part, text)
         rows = Rows(raw, first_row, part)
-        keys, texts = rows.names(context)
+        keys, texts = rows.names(text)
         of_labels, of_features = sparse.cut_at_space(raw[BOTH])
         features = sparse.feature_columns(rows.checked(FEATURES, BOTH, *sparse.parse_pairs(of_features)))
         labels, merged = rows.labels(BOTH, rows.checked(LABELS, BOTH, *sparse.parse_indices(of_labels)))
         return rows.parsed([rows.numbers, keys, texts, *features, labels, merged], points_schema("label_ids", True))
-
-
-def _read_sizes(url: str) -> tuple[int, int, int]:
-    """Read (points, features, labels) from the header of the file at `url`. Raises InputError, StorageError."""
-    header = lines.first_line(url)
-    sizes = sparse.whole_numbers(header)
-    if len(sizes) != 3:
-        raise InputError(
-            f"{url}, line 1: expected the header `points features labels`, three whole numbers; got "
-            f"{sparse.shown(header)}."
-        )
-    return sizes[0], sizes[1], sizes[2]
 
 
 def _matching(split: str, names: Sequence[str]) -> list[str]:

@@ -4,9 +4,11 @@ A file is its chunks laid end to end; a chunk of n rows is n · F keys, then n f
 positives in this block, infinity without any. Little-endian, as every machine that Faiss runs on.
 """
 
+import contextlib
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
+from typing import IO
 
 import numpy as np
 
@@ -23,18 +25,10 @@ class Chunks:
 
 
 class ChunkWriter:
-    """Writer of chunks to `url`, whole or not at all; a context manager. `chunks` is set when it has ended."""
+    """Writer of chunks to a file; `chunks` are those that are written."""
 
-    chunks: Chunks
-
-    def __init__(self, url: str) -> None:
-        self._writing = storage.writing(url, durable=False)
-        self._rows = 0
-        self._checksums: list[int] = []
-
-    def __enter__(self) -> "ChunkWriter":
-        self._file = open(self._writing.__enter__(), "wb")
-        return self
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.chunks = file, Chunks(0, ())
 
     def write(self, keys: np.ndarray, weakest: np.ndarray) -> None:
         """Append keys uint64 [n, F] and weakest float32 [n]."""
@@ -43,13 +37,14 @@ class ChunkWriter:
             data = np.ascontiguousarray(part).data.cast("B")
             self._file.write(data)
             checksum = zlib.crc32(data, checksum)
-        self._rows += len(keys)
-        self._checksums.append(checksum)
+        self.chunks = Chunks(self.chunks.rows + len(keys), (*self.chunks.checksums, checksum))
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
-        self.chunks = Chunks(self._rows, tuple(self._checksums))
-        self._writing.__exit__(kind, error, trace)
+
+@contextlib.contextmanager
+def writing_chunks(url: str) -> Iterator[ChunkWriter]:
+    """Write chunks to `url`, whole or not at all. Raises StorageError."""
+    with storage.writing(url, durable=False) as path, open(path, "wb") as file:
+        yield ChunkWriter(file)
 
 
 def read_chunk(url: str, chunks: Chunks, number: int, batch: int, fetch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,53 +1,43 @@
 """False-negative filters, applied once all blocks are merged: the rank window and the margin to the weakest positive.
 
 NV-Retriever (arXiv:2407.15831) calls them Top-k shifted by N, TopK-MarginPos and TopK-PercPos.
+
+Ranks [skip_top, window) are counted over all labels that are neither positive nor filtered, best first. With a margin
+a negative is kept where its score < p - margin - relative_margin · |p|, p the lowest score among the row's positives.
+Rows without positives keep theirs.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.mining.options import MineOptions
 from search.candidates import EMPTY, best, unpack
 
 
-@dataclass(frozen=True)
-class Filters:
-    """Ranks [skip_top, window) are counted over all labels that are neither positive nor filtered, best first.
+def has_margin(options: MineOptions) -> bool:
+    """Tell whether the scores of positives matter."""
+    return options.margin is not None or options.relative_margin is not None
 
-    With a margin a negative is kept where its score < p - margin - relative_margin · |p|, p the lowest score among the
-    row's positives. Rows without positives keep theirs.
-    """
 
-    skip_top: int = 0
-    window: int | None = None
-    margin: float | None = None
-    relative_margin: float | None = None
+def fetched(options: MineOptions, width: int) -> int:
+    """Return how many candidates of each label range let a row keep `width`, unless a margin drops more."""
+    return options.window or options.skip_top + width * (2 if has_margin(options) else 1)
 
-    @property
-    def has_margin(self) -> bool:
-        """Tell whether the scores of positives matter."""
-        return self.margin is not None or self.relative_margin is not None
 
-    def fetch(self, width: int) -> int:
-        """Return how many candidates of each label range let a row keep `width`, unless a margin drops more."""
-        return self.window or self.skip_top + width * (2 if self.has_margin else 1)
-
-    def limits(self, weakest: np.ndarray) -> np.ndarray:
-        """Bound scores float32 [B] by the weakest positive's score [B], which is infinity where there is none."""
-        if not self.has_margin:
-            return np.full(len(weakest), np.inf, np.float32)
-        some = np.isfinite(weakest)
-        positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
-        limits = positive - (self.margin or 0.0) - (self.relative_margin or 0.0) * np.abs(positive)
-        return np.where(some, limits, np.inf).astype(np.float32)
+def limits(options: MineOptions, weakest: np.ndarray) -> np.ndarray:
+    """Bound scores float32 [B] by the weakest positive's score [B], which is infinity where there is none."""
+    some = np.isfinite(weakest)
+    positive = np.where(some, weakest, np.float32(0)).astype(np.float64)
+    highest = positive - (options.margin or 0.0) - (options.relative_margin or 0.0) * np.abs(positive)
+    return np.where(some, highest, np.inf).astype(np.float32)
 
 
 def select(
     ranges: Sequence[np.ndarray],
     weakest: np.ndarray,
-    filters: Filters,
+    options: MineOptions,
     width: int,
     counts: Counter[str] | None = None,
 ) -> np.ndarray:
@@ -59,15 +49,15 @@ def select(
     counts = Counter() if counts is None else counts
     ranges = list(ranges)
     ranked = ranges[0] if len(ranges) == 1 else np.sort(np.concatenate(ranges, axis=1), axis=1)
-    if filters.skip_top:
-        last = _key_at(ranked, filters.skip_top - 1)
+    if options.skip_top:
+        last = _key_at(ranked, options.skip_top - 1)
         ranges = [_drop(keys, keys <= last[:, None], counts, "skipped_top") for keys in ranges]
-    if filters.window is not None:
-        last = _key_at(ranked, filters.window - 1)
+    if options.window is not None:
+        last = _key_at(ranked, options.window - 1)
         ranges = [_drop(keys, keys > last[:, None], counts, "beyond_window") for keys in ranges]
-    if filters.has_margin:
-        limits = filters.limits(weakest)
-        ranges = [_drop(keys, unpack(keys)[1] >= limits[:, None], counts, "above_margin") for keys in ranges]
+    if has_margin(options):
+        highest = limits(options, weakest)
+        ranges = [_drop(keys, unpack(keys)[1] >= highest[:, None], counts, "above_margin") for keys in ranges]
     kept = np.concatenate([best(keys, width) for keys in ranges], axis=1)
     counts["kept"] += int((kept != EMPTY).sum())
     return kept

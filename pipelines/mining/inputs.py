@@ -138,16 +138,14 @@ def _sources(
         return (open_source("queries", place, "queries", options.queries, embeddings),)
     assert epoch is not None
     assert dump is not None
-    return tuple(_dumped_source(data, layout, epoch, name) for name in _source_names(dump))
-
-
-def _dumped_source(data: str, layout: RunLayout, epoch: int, name: str) -> Source:
-    """Open source `name` as the trainer calls it: `queries`, `labels`, or a split where splits are mixed."""
-    layouts = DataLayout(data)
-    place = layouts.labels if name == "labels" else layouts.queries("train" if name == "queries" else name)
-    url = layout.embeddings(epoch, name)
-    kind = "labels" if name == "labels" else "queries"
-    return open_source(name, place, kind, url, open_manifest(url, "embeddings"))
+    sources = []
+    # As the trainer calls them: `queries`, `labels`, or a split where splits are mixed.
+    for name in _source_names(dump):
+        tables, kind = DataLayout(data), "labels" if name == "labels" else "queries"
+        place = tables.labels if name == "labels" else tables.queries("train" if name == "queries" else name)
+        url = layout.embeddings(epoch, name)
+        sources.append(open_source(name, place, kind, url, open_manifest(url, "embeddings")))
+    return tuple(sources)
 
 
 def _vectors(

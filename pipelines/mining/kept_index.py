@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from pipelines.common.vector_blocks import read_block
-from pipelines.mining.plan import Plan
+from pipelines.mining.plan import SEARCH_OPTIONS, Plan
 from schemas import storage
 from schemas.errors import InputError
 from schemas.manifest import Manifest, Shard, open_manifest, publish
@@ -27,6 +27,7 @@ def _request(plan: Plan) -> Request:
     """Return what decides a kept index: the vectors, and these parameters."""
     inputs = plan.inputs
     parameters = {
+        **plan.options.model_dump(include={*SEARCH_OPTIONS}),
         "factory": "Flat" if plan.factory.exact else plan.factory.spec,
         "metric": "inner product",
         "dimension": inputs.dimension,
@@ -34,11 +35,6 @@ def _request(plan: Plan) -> Request:
         "by": inputs.by,
         "drop_bias": inputs.drop_bias,
         "blocks": [list(bounds) for bounds in plan.bounds],
-        "seed": plan.options.seed,
-        "nprobe": plan.options.nprobe,
-        "ef_search": plan.options.ef_search,
-        "refine": plan.options.refine,
-        "target_recall": plan.options.target_recall,
         "width": plan.fetch,
     }
     return Request(KIND, {"vectors": inputs.vectors.digest}, parameters)

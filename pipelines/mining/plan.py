@@ -12,7 +12,7 @@ from pipelines.common.aligned import Source
 from pipelines.common.vector_blocks import block_bounds, equal_ranges
 from pipelines.common.watch import require_unused
 from pipelines.mining import memory
-from pipelines.mining.filters import Filters
+from pipelines.mining.filters import fetched
 from pipelines.mining.inputs import Inputs
 from pipelines.mining.memory import Estimate, Sizes
 from pipelines.mining.options import MineOptions
@@ -31,30 +31,41 @@ from search.params import SearchParams
 
 _FEWEST_AUDITED = 200
 _MOST_AUDITED = 1000
+# Options that decide the content of a table as they are; those of a search decide that of a kept index, too.
+SEARCH_OPTIONS = ("nprobe", "ef_search", "refine", "target_recall", "seed")
+_RANK_OPTIONS = ("skip_top", "window", "margin", "relative_margin", "audit_queries")
 
 Task = tuple[int, bool, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Blocks:
+    """Cut of [0, L) for a memory: `bounds` are the P blocks [start, stop), of one label range after the other.
+
+    `range_of` names the range of each, `block_rows` is the most vectors of any, `batch` the queries searched at a time.
+    `estimate` is of the largest block.
+    """
+
+    factory: Factory
+    batch: int
+    block_rows: int
+    bounds: tuple[tuple[int, int], ...]
+    range_of: tuple[int, ...]
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Plan(Blocks):
     """The search of one run, and where its tables go.
 
-    `bounds` are the P blocks [start, stop) of [0, L), of one label range after the other; `range_of` names the range of
-    each. `width` is K of one range, `fetch` the candidates that a row needs of each block.
+    `width` is K of one range, `fetch` the candidates that a row needs of each block.
     """
 
     inputs: Inputs
     sources: tuple[Source, ...]
     width: int
     fetch: int
-    factory: Factory
     params: SearchParams
-    filters: Filters
-    bounds: tuple[tuple[int, int], ...]
-    range_of: tuple[int, ...]
-    block_rows: int
-    batch: int
-    estimate: Estimate
     previous: dict[str, Previous]
     options: MineOptions
 
@@ -113,23 +124,14 @@ class Plan:
         """Return the parameters of a table's manifest: all that decides its content, besides its parents."""
         options, inputs = self.options, self.inputs
         return {
+            **options.model_dump(include={*SEARCH_OPTIONS, *_RANK_OPTIONS}),
             "by": inputs.by,
             "width": self.width,
             "ranges": [list(bounds) for bounds in equal_ranges(0, inputs.labels, options.ranges)],
             "index": self.factory.spec,
-            "nprobe": options.nprobe,
-            "ef_search": options.ef_search,
-            "refine": options.refine,
-            "target_recall": options.target_recall,
-            "skip_top": options.skip_top,
-            "window": options.window,
-            "margin": options.margin,
-            "relative_margin": options.relative_margin,
             "block_rows": self.block_rows,
             "blocks": len(self.bounds),
             "query_batch": self.batch,
-            "audit_queries": options.audit_queries,
-            "seed": options.seed,
             "epoch": inputs.epoch,
             "step": inputs.requested.get("step"),
             "use_from": inputs.use_from,
@@ -193,14 +195,13 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous
         raise InputError(f"{inputs.vectors_url}: {inputs.labels} labels; mining goes up to {MOST_LABELS}.")
     if options.ranges > inputs.labels:
         raise InputError(f"--ranges {options.ranges}: there are only {inputs.labels} labels.")
-    filters = Filters(options.skip_top, options.window, options.margin, options.relative_margin)
     if options.window is not None and options.window < options.skip_top + width:
         raise InputError(
             f"--window {options.window}: ranks [{options.skip_top}, {options.window}) are fewer than K={width}, so no "
             f"row could keep K. Give --window {options.skip_top + width} or more, or a smaller --width."
         )
     fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
-    fetch = filters.fetch(width)
+    fetch = fetched(options, width)
     queries = [source.queries for source in inputs.sources]
     sizes = sizes_of(inputs.dimension, inputs.vectors, queries, options, fetch, width * options.ranges)
     # Every source counts, made already or not: a table is the same after an attempt that was cut off.
@@ -210,35 +211,15 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous
     if not blocks.factory.exact:
         index.empty(blocks.factory, blocks.factory.dimension(inputs.dimension))  # refused here rather than on a worker
     return Plan(
+        **vars(blocks),
         inputs=inputs,
         sources=inputs.sources,
         width=width,
         fetch=fetch,
-        factory=blocks.factory,
         params=fixed,
-        filters=filters,
-        bounds=tuple(block for part in blocks.bounds for block in part),
-        range_of=tuple(number for number, part in enumerate(blocks.bounds) for _ in part),
-        block_rows=blocks.rows,
-        batch=blocks.batch,
-        estimate=blocks.estimate,
         previous=previous,
         options=options,
     )
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Cut of [0, L) for a memory: blocks [start, stop) of each label range, of at most `rows` vectors.
-
-    `estimate` is of the largest block.
-    """
-
-    factory: Factory
-    batch: int
-    rows: int
-    bounds: list[list[tuple[int, int]]]
-    estimate: Estimate
 
 
 def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Sizes) -> Blocks:
@@ -266,9 +247,12 @@ def settle(spec: str, labels: int, queries: int, options: MineOptions, sizes: Si
     if not rows:
         least = min(most, memory.SMALLEST_BLOCK)
         rows = max(least, memory.fit_rows(factory, most, batch, options.memory, sizes))
-    bounds = block_bounds(labels, options.ranges, rows)
-    longest = max(stop - start for blocks in bounds for start, stop in blocks)
-    return Blocks(factory, batch, rows, bounds, memory.require_fit(factory, longest, batch, options.memory, sizes))
+    parts = block_bounds(labels, options.ranges, rows)
+    bounds = tuple(block for part in parts for block in part)
+    range_of = tuple(number for number, part in enumerate(parts) for _ in part)
+    longest = max(stop - start for start, stop in bounds)
+    need = memory.require_fit(factory, longest, batch, options.memory, sizes)
+    return Blocks(factory, batch, rows, bounds, range_of, need)
 
 
 def sizes_of(

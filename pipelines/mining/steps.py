@@ -18,14 +18,15 @@ from pipelines.common.aligned import Source
 from pipelines.common.vector_blocks import read_block
 from pipelines.mining import overlap
 from pipelines.mining.audit import Audit, audit_block, measure, merge_audits, stack, weakest_positives
-from pipelines.mining.candidate_files import Chunks, ChunkWriter, read_chunk
-from pipelines.mining.filters import select
+from pipelines.mining.candidate_files import Chunks, read_chunk, writing_chunks
+from pipelines.mining.filters import has_margin, select
 from pipelines.mining.plan import Plan
 from pipelines.mining.profile import Profile
 from schemas import storage, tables
 from schemas.layout import shard_name
 from schemas.manifest import Shard
-from schemas.shard_files.parquet import ShardFile, matrix_array
+from schemas.randomness import sample_rows
+from schemas.shard_files.parquet import matrix_array, writing_shard
 from search import params
 from search.block import Block
 from search.candidates import EMPTY, merge, unpack
@@ -33,7 +34,6 @@ from search.exclusions import Exclusions, positive_scores, search_negatives
 from search.index import build, set_up
 from search.index_files import write_index
 from search.params import SearchParams
-from search.sample import sample_rows
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
@@ -101,7 +101,7 @@ def search_shard(plan: Plan, loaded: LoadedBlock, source: Source, shard: int, pr
     sampled = _sampled_rows(plan, source, shard)
     counts: Counter[str] = Counter()
     held: list[tuple[np.ndarray, Exclusions]] = []
-    with profile.stage("search"), ChunkWriter(plan.candidates(source, shard, number)) as out:
+    with profile.stage("search"), writing_chunks(plan.candidates(source, shard, number)) as out:
         for batch in source.batches(shard, plan.batch, plan.dimension):
             keys = search_negatives(block, batch.queries, batch.exclusions, plan.fetch, counts, tuned.factor)
             out.write(keys, _weakest(plan, block, batch.queries, batch.exclusions))
@@ -124,7 +124,7 @@ def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[Blo
     sampled = [np.empty((0, plan.columns), np.uint64)]
     padded = first = 0
     shards, group = len(source.queries.shards), source.queries.row_group_rows or 1
-    with profile.stage("merge"), ShardFile(plan.inputs.table(source), shard, shards, plan.schema, group) as out:
+    with profile.stage("merge"), writing_shard(plan.inputs.table(source), shard, shards, plan.schema, group) as out:
         for number, ids in enumerate(source.id_batches(shard, plan.batch)):
             keys = _merge_chunk(plan, source, shard, blocks, number, counts)
             padded += int((keys == EMPTY).any(axis=1).sum())
@@ -140,8 +140,8 @@ def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[Blo
     return MergedShard(shard, out.entry, counters, keys, audit, shares, tuned, profile)
 
 
-def summarize(plan: Plan, source: Source, merged: Iterable[MergedShard]) -> bytes:
-    """Return shards in order, counters, quality and profile of a table, as JSON for the launching process."""
+def summarize(plan: Plan, source: Source, merged: Iterable[MergedShard]) -> dict[str, Any]:
+    """Return shards in order, counters, quality and profile of a table, as JSON values for the launching process."""
     shards = sorted(merged, key=lambda shard: shard.shard)
     audit = stack([shard.audit for shard in shards], plan.columns)
     quality = measure(np.concatenate([shard.sampled for shard in shards]), audit)
@@ -150,13 +150,12 @@ def summarize(plan: Plan, source: Source, merged: Iterable[MergedShard]) -> byte
         values = [getattr(tuned[block], name) for block in sorted(tuned)]
         if any(value is not None for value in values):
             quality[name] = {"least": min(values), "most": max(values)}
-    body: dict[str, Any] = {
+    return {
         "shards": [shard.entry.model_dump() for shard in shards],
         "counters": {name: sum(shard.counters[name] for shard in shards) for name in shards[0].counters},
         "quality": {**quality, **_overlap(plan, source, [shard.overlaps for shard in shards])},
         "profile": reduce(Profile.add, (shard.profile for shard in shards), Profile()).facts(),
     }
-    return json.dumps(body, sort_keys=True).encode()
 
 
 def funnel(counts: Counter[str]) -> dict[str, int]:
@@ -179,7 +178,7 @@ def _tune(plan: Plan, block: Block) -> SearchParams:
 
 def _weakest(plan: Plan, block: Block, queries: np.ndarray, exclusions: Exclusions) -> np.ndarray:
     weakest = np.full(len(queries), np.inf, np.float32)
-    if plan.filters.has_margin:
+    if has_margin(plan.options):
         np.minimum.at(weakest, *positive_scores(block, queries, exclusions))
     return weakest
 
@@ -209,7 +208,7 @@ def _merge_chunk(
         ranges[of] = merge([ranges[of], keys], plan.fetch) if of in ranges else keys
         weakest = lowest if weakest is None else np.minimum(weakest, lowest)
     assert weakest is not None
-    return select([ranges[of] for of in sorted(ranges)], weakest, plan.filters, plan.width, counts)
+    return select([ranges[of] for of in sorted(ranges)], weakest, plan.options, plan.width, counts)
 
 
 def _exact_rows(plan: Plan, blocks: list[BlockCandidates], rows: int) -> Audit:
@@ -220,7 +219,7 @@ def _exact_rows(plan: Plan, blocks: list[BlockCandidates], rows: int) -> Audit:
     ]
     whole = merge_audits([offer.audit for offer in blocks], plan.fetch)
     weakest = weakest_positives(rows, whole)
-    return whole._replace(exact=select([audit.exact for audit in by_range], weakest, plan.filters, plan.width))
+    return whole._replace(exact=select([audit.exact for audit in by_range], weakest, plan.options, plan.width))
 
 
 def _overlap(plan: Plan, source: Source, shares: list[np.ndarray | None]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ class _Graph(PipelineVisitor):
         transform = applied.transform
         inputs = [self._read(pcoll) for pcoll in applied.inputs if isinstance(pcoll, PCollection)]
         if isinstance(transform, Impulse):
-            self._write(applied, None, [_task(_impulse)()])
+            self._write(applied, None, [_task(list)([b""])])
         elif isinstance(transform, beam.ParDo):
             self._add_bundles(applied, inputs[0])
         elif isinstance(transform, beam.GroupByKey):
@@ -146,13 +146,13 @@ def run_bundle(step: Step, elements: Elements, sides: Sequence[Sequence[Elements
 
     One list for each of the step's tags. Raises what the DoFn raises.
     """
-    outputs = _Outputs()
+    outputs: defaultdict[str | None, _Collected] = defaultdict(_Collected)
     kept = [outputs[tag].values for tag in step.tags]
     if not elements:
         return kept
     fn, args, kwargs, views = pickler.loads(step.fn)
     maps = [
-        SideInputMap(view, options, [_windowed(value) for part in parts for value in part])
+        SideInputMap(view, options, [GlobalWindows.windowed_value(value) for part in parts for value in part])
         for (view, options), parts in zip(views, sides, strict=True)
     ]
     runner = DoFnRunner(fn, args, kwargs, maps, Windowing(GlobalWindows()), outputs)
@@ -163,7 +163,7 @@ def run_bundle(step: Step, elements: Elements, sides: Sequence[Sequence[Elements
         for element in elements:
             if step.run in _STOPPED:
                 break
-            runner.process(_windowed(element))
+            runner.process(GlobalWindows.windowed_value(element))
         runner.finish()
         runner.teardown()
     finally:
@@ -200,21 +200,6 @@ class _Collected(Receiver):
 
     def receive(self, windowed_value: WindowedValue) -> None:
         self.values.append(windowed_value.value)
-
-
-class _Outputs(dict[str | None, _Collected]):
-    """Outputs of a DoFn, by tag."""
-
-    def __missing__(self, tag: str | None) -> _Collected:
-        return self.setdefault(tag, _Collected())
-
-
-def _windowed(value: Any) -> WindowedValue:
-    return GlobalWindows.windowed_value(value)
-
-
-def _impulse() -> Elements:
-    return [b""]
 
 
 def _task(function: Any) -> Any:

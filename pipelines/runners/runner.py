@@ -111,21 +111,17 @@ def _runner(flags: Sequence[str]) -> PipelineRunner:
     if name in _IN_PROCESS:
         return FnApiRunner()
     if name == "DaskRunner":
-        return _dask_runner()
+        try:
+            from pipelines.runners.dask_runner import DaskRunner
+        except ImportError as error:
+            raise InputError(f"no Dask here ({error}): pip install 'extremis[dask]'.") from None
+        return DaskRunner()
     try:
         return create_runner(name)
     except (ValueError, ImportError, AttributeError) as error:
         raise InputError(
             f"cannot use the Beam runner {name!r}: {error}. Leave --runner out to run in this process."
         ) from None
-
-
-def _dask_runner() -> PipelineRunner:
-    try:
-        from pipelines.runners.dask_runner import DaskRunner
-    except ImportError as error:
-        raise InputError(f"no Dask here ({error}): pip install 'extremis[dask]'.") from None
-    return DaskRunner()
 
 
 def _refuse_unknown(flags: Sequence[str]) -> None:

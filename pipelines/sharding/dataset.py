@@ -14,7 +14,7 @@ from schemas import manifest as manifests
 from schemas import storage, tables
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard, columns_of
+from schemas.manifest import Manifest, columns_of
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files import parquet
 from schemas.storage import join
@@ -65,10 +65,8 @@ def end(data: str) -> None:
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
     """Write the tokenizer's files, which the workers load; their manifest, to be published with the rest."""
-    entries = []
-    for name, content in sorted(tokenizer.files.items()):
-        storage.write_bytes(join(DataLayout(data).tokenizer, name), content)
-        entries.append(Shard(path=name, rows=0, bytes=len(content), sha256=storage.sha256(content)))
+    folder = DataLayout(data).tokenizer
+    entries = [manifests.write_file(folder, name, content) for name, content in sorted(tokenizer.files.items())]
     facts = {"vocabulary": tokenizer.vocabulary, **parameters}
     return Manifest(kind="tokenizer", shards=tuple(entries), parameters=facts)
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pyarrow as pa
 
-from schemas import storage
 from schemas.errors import InputError
 from schemas.shard_files import parquet
 
@@ -19,9 +18,9 @@ def parse_pairs(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
         if not fields:
             continue
         if len(fields) != 2 or not all(field.isdigit() and len(field) < 19 for field in fields):
+            shown = repr(line[:60].decode("utf-8", "replace"))
             raise InputError(
-                f"{url}, line {number}: expected two whole numbers `row label`, got {_shown(line)}. "
-                "Fix or remove the line."
+                f"{url}, line {number}: expected two whole numbers `row label`, got {shown}. Fix or remove the line."
             )
         row, label = int(fields[0]), int(fields[1])
         if row >= rows:
@@ -38,16 +37,6 @@ def parse_pairs(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
     return np.unique(np.asarray(pairs, np.int64).reshape(-1, 2), axis=0)
 
 
-def save(pairs: np.ndarray, url: str) -> None:
-    """Leave `pairs` (int64 [F, 2]) where `load` finds them. Raises StorageError."""
-    storage.write_bytes(url, pairs.astype("<i8").tobytes(), durable=False)
-
-
-def load(url: str) -> np.ndarray:
-    """Read the pairs int64 [F, 2] that `save` left at `url`. Raises StorageError."""
-    return np.frombuffer(storage.read_bytes(url), "<i8").reshape(-1, 2)
-
-
 def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.ListArray:
     """Return the labels that `pairs` (int64 [F, 2], sorted) name for each of `rows` [B]: a list column of `type`."""
     first = np.searchsorted(pairs[:, 0], rows, "left")
@@ -55,7 +44,3 @@ def join_pairs(rows: np.ndarray, pairs: np.ndarray, type: pa.DataType) -> pa.Lis
     offsets = np.concatenate([[0], np.cumsum(counts)])
     picked = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
     return parquet.list_array(pairs[picked, 1], offsets, type)
-
-
-def _shown(line: bytes) -> str:
-    return repr(line[:60].decode("utf-8", "replace"))

@@ -9,6 +9,8 @@ import hashlib
 import numpy as np
 import pyarrow as pa
 
+from pipelines.formats.sparse import as_numpy
+
 # A longer value is hashed by its BLAKE2b, so that no column takes as many steps as its longest value has words.
 _LONG = 512
 
@@ -17,19 +19,10 @@ def hash_strings(column: pa.Array, seed: int) -> np.ndarray:
     """Hash each value of a string, binary or list column of fixed-width numbers [B], salted: uint64 [B]."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    kind = column.type
-    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    if pa.types.is_list(kind):
-        width = kind.value_type.bit_width // 8
-        data = column.values.buffers()[1]
-        first = column.values.offset * width
-        offsets = column.offsets.to_numpy().astype(np.int64) * width + first
-    else:
-        _, of_offsets, data = column.buffers()
-        whole = np.frombuffer(of_offsets, np.int64 if wide else np.int32) if of_offsets else np.zeros(1, np.int32)
-        offsets = whole[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return hash_bytes(content, offsets, seed)
+    if pa.types.is_list(column.type):
+        content = column.values.to_numpy().view(np.uint8)
+        return hash_bytes(content, column.offsets.to_numpy().astype(np.int64) * column.values.type.byte_width, seed)
+    return hash_bytes(*as_numpy(column.cast(pa.large_binary())), seed) if len(column) else np.zeros(0, np.uint64)
 
 
 def hash_bytes(content: np.ndarray, offsets: np.ndarray, seed: int) -> np.ndarray:

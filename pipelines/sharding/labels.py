@@ -1,7 +1,7 @@
 """Labels: parsed blocks to ordered shards, whose ranks are the ids; joined with training counts and written."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -10,18 +10,16 @@ import pyarrow as pa
 from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
 
 from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch
+from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive
 from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.base import LABELS
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import rows
-from pipelines.sharding.frequencies import sum_counts
 from pipelines.sharding.plan import LabelsPlan
 from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
 from schemas.shard_files import parquet, shards
 
 KEYS = "keys"
-COUNTS = pa.schema([("label_id", pa.int64()), ("count", pa.int64())])
 
 
 class OrderedLabels(NamedTuple):
@@ -102,12 +100,14 @@ def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: di
     shard, parts = element
     table = gather(parts["rows"], plan.row_schema)
     first = int(first_ids(sizes)[shard])
-    counts = gather(parts["counts"], COUNTS).to_batches()
+    frequency = sum_counts(receive(parts["counts"]), first, table.num_rows)
     table = table.append_column("label_id", pa.array(np.arange(first, first + table.num_rows)))
-    table = table.append_column("frequency", pa.array(sum_counts(counts, first, table.num_rows)))
+    table = table.append_column("frequency", pa.array(frequency))
     table = table.select(plan.schema.names).cast(plan.schema)
     entry = shards.write_shard(plan.table, shard, plan.shards, table, plan.row_group_rows, plan.sink)
-    return Summary(shards={plan.name: (entry,)}, counters={plan.name: _count(table)})
+    counters = count_tokens(table)
+    counters.update(rows_out=table.num_rows, without_training_points=int((frequency == 0).sum()))
+    return Summary(shards={plan.name: (entry,)}, counters={plan.name: counters})
 
 
 def duplicates(ordered: rows.Ordered, sources: Mapping[int, str]) -> list[Reject]:
@@ -120,11 +120,22 @@ def duplicates(ordered: rows.Ordered, sources: Mapping[int, str]) -> list[Reject
     return rejects
 
 
-def _count(labels: pa.Table) -> Counter[str]:
-    frequency = labels["frequency"].to_numpy()
-    counts = count_tokens(labels)
-    counts.update(rows_out=labels.num_rows, without_training_points=int((frequency == 0).sum()))
-    return counts
+def count_labels(label_ids: np.ndarray, first: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Count `label_ids` [V]: (shard, columns `label_id` and `count`); shard s has [first[s], first[s + 1]).
+
+    first: int64 [shards + 1]. So no worker ever holds counts of all labels.
+    """
+    ids, counts = np.unique(label_ids, return_counts=True)
+    batch = pa.record_batch({"label_id": pa.array(ids, pa.int64()), "count": pa.array(counts, pa.int64())})
+    return assign.split_by(batch, np.searchsorted(first, ids, side="right") - 1)
+
+
+def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.ndarray:
+    """Sum the training points of the labels [first, first + labels): int64 [labels]."""
+    total = np.zeros(labels, np.int64)
+    for part in parts:
+        np.add.at(total, part["label_id"].to_numpy() - first, part["count"].to_numpy())
+    return total
 
 
 def count_tokens(table: pa.Table) -> Counter[str]:

@@ -1,7 +1,7 @@
 """Making of the plans: every choice of a sharding run that depends on what the first pipeline counted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from pipelines.common import assign
@@ -18,30 +18,6 @@ from schemas.storage import join
 # Bytes on storage a unit, measured on WordPiece ids, random keys and Zipfian labels; text is a byte a byte before zstd.
 _BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "text": 0.5}
 _BYTES_A_TOKEN = 4.5  # of text
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of one input table, as the first pipeline counted them."""
-
-    rows: int
-    text_bytes: int
-    key_bytes: int
-    mentions: int
-    features: int
-    with_features: int
-
-    @classmethod
-    def of(cls, table: str, raw: Summary) -> "Sizes":
-        """Read them from the first pipeline's summary."""
-        names = ("rows", "text_bytes", "key_bytes", "mentions", "features", "with_features")
-        return cls(*(raw.count_input(table, name) for name in names))
-
-    def estimated_bytes(self, max_tokens: int, text: bool) -> float:
-        """Estimate what the table takes on storage."""
-        tokens = min(self.text_bytes / _BYTES_A_TOKEN, self.rows * max_tokens)
-        units = {"tokens": tokens, "key": self.key_bytes, "mentions": self.mentions, "features": self.features}
-        return sum(_BYTES[name] * n for name, n in units.items()) + text * _BYTES["text"] * self.text_bytes
 
 
 class Basis(NamedTuple):
@@ -70,21 +46,21 @@ def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesP
 def plan_labels(basis: Basis) -> LabelsPlan:
     """Plan the table of labels."""
     inputs, raw, data, options, vocabulary = basis
-    sizes = Sizes.of(LABELS, raw)
-    estimate = sizes.estimated_bytes(options.max_tokens, text=True) + 2 * sizes.rows
+    rows = raw.count_input(LABELS, "rows")
+    estimate = _estimated_bytes(LABELS, basis, text=True) + 2 * rows
     shards = max(1, -(-int(estimate) // options.shard_bytes))
     if not inputs.keyed:  # contiguous ranges of ids, none of them empty
-        shards = -(-sizes.rows // max(1, -(-sizes.rows // shards)))
+        shards = -(-rows // max(1, -(-rows // shards)))
     return LabelsPlan(
         table=DataLayout(data).labels,
         shards=max(1, shards),
-        row_group_rows=options.row_group_rows or assign.default_row_group_rows(sizes.rows),
+        row_group_rows=options.row_group_rows or assign.default_row_group_rows(rows),
         vocabulary=vocabulary,
         tokenizer=DataLayout(data).tokenizer,
-        features=sizes.with_features > 0,
+        features=raw.count_input(LABELS, "with_features") > 0,
         sources=sources_of(inputs, LABELS),
         sink="parquet",
-        rows=sizes.rows,
+        rows=rows,
         keyed=inputs.keyed,
     )
 
@@ -108,7 +84,7 @@ def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
     for split, url in inputs.filters.items():
         rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
         pairs = filters.parse_pairs(storage.read_bytes(url), url, rows, labels)
-        filters.save(pairs, _filter_url(data, split))
+        storage.write_bytes(_filter_url(data, split), pairs.tobytes(), durable=False)
         counts[split] = len(pairs)
     return counts
 
@@ -126,18 +102,16 @@ def sources_of(inputs: Inputs, *tables: str) -> Mapping[int, str]:
 
 def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
     inputs, raw, data, options, vocabulary = basis
-    sizes = Sizes.of(split, raw)
     pairs = PAIRS + split
-    if inputs.of(pairs):
-        sizes = replace(sizes, mentions=sizes.mentions + raw.count_input(pairs, "rows"))
-    estimate = sizes.estimated_bytes(options.max_tokens, options.keep_text)
+    rows = raw.count_input(split, "rows")
+    estimate = _estimated_bytes(split, basis, options.keep_text)
     return QueriesPlan(
         table=DataLayout(data).queries(split),
-        shards=options.shards or assign.default_shards(sizes.rows, estimate, options.shard_bytes),
-        row_group_rows=options.row_group_rows or assign.default_row_group_rows(sizes.rows),
+        shards=options.shards or assign.default_shards(rows, estimate, options.shard_bytes),
+        row_group_rows=options.row_group_rows or assign.default_row_group_rows(rows),
         vocabulary=vocabulary,
         tokenizer=DataLayout(data).tokenizer,
-        features=sizes.with_features > 0,
+        features=raw.count_input(split, "with_features") > 0,
         sources=sources_of(inputs, split, pairs),
         sink=options.sink,
         split=split,
@@ -149,6 +123,20 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
         filters=_filter_url(data, split) if filtered else None,
         keep_text=options.keep_text,
     )
+
+
+def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
+    """Estimate what a table takes on storage, with its `text` or without."""
+    raw = basis.raw
+    text_bytes = raw.count_input(table, "text_bytes")
+    units = {
+        "tokens": min(text_bytes / _BYTES_A_TOKEN, raw.count_input(table, "rows") * basis.options.max_tokens),
+        "key": raw.count_input(table, "key_bytes"),
+        "mentions": raw.count_input(table, "mentions") + raw.count_input(PAIRS + table, "rows"),
+        "features": raw.count_input(table, "features"),
+        "text": text * text_bytes,
+    }
+    return sum(_BYTES[name] * n for name, n in units.items())
 
 
 def _filter_url(data: str, split: str) -> str:

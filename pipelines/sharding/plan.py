@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipelines.formats.base import Context, Format, Part
+from pipelines.formats.base import Format, Inputs, Text
 from schemas import tables
 from schemas.shard_files.shards import Sink
 
@@ -15,9 +15,8 @@ class ReadPlan:
     """Plan of the first pipeline: input files to parsed blocks below `staging`."""
 
     form: Format
-    parts: tuple[Part, ...]
-    files: tuple[str, ...]  # URLs
-    context: Context
+    inputs: Inputs
+    text: Text
     staging: str
     seed: int
     block_rows: int

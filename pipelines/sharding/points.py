@@ -1,15 +1,19 @@
 """Points of one block with their labels' ids: rows for the shards, and rejects. No Beam here."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import filters
 from pipelines.sharding.plan import QueriesPlan
 from pipelines.sharding.rows import unite
 from schemas.shard_files import parquet
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 def attach_labels(
@@ -33,10 +37,15 @@ def attach_labels(
     batch = batch.append_column("label_ids", unite(owner[exists], label_ids[exists], batch.num_rows, kind))
     if exists.all():
         return batch, []
-    rejects = _unknown(batch, plan.sources, owner[~exists], index[~exists], keys)
+    assert keys is not None
+    unknown = batch.select(["part", "row", "key"]).take(pa.array(owner[~exists]))
+    unknown = unknown.append_column("label", keys.take(pa.array(index[~exists])))
+    detail = "{key} names the label {label}, which is not among the labels"
+    rejects = reject_rows(unknown, plan.sources, Reason.UNKNOWN_LABEL, detail)
     if plan.pairs:
         return batch, rejects
-    return _drop(batch, plan.sources, np.bincount(owner[exists], minlength=batch.num_rows) == 0, rejects)
+    batch, lost = without_labels(batch, plan.sources)
+    return batch, rejects + lost
 
 
 def attach_filters(batch: pa.RecordBatch, pairs: np.ndarray | None, plan: QueriesPlan) -> pa.RecordBatch:
@@ -47,15 +56,23 @@ def attach_filters(batch: pa.RecordBatch, pairs: np.ndarray | None, plan: Querie
     return batch.append_column("filter_label_ids", filters.join_pairs(batch["row"].to_numpy(), pairs, kind))
 
 
-def without_labels(table: pa.Table, sources: Mapping[int, str]) -> tuple[pa.Table, list[Reject]]:
-    """Return ordered rows that have a label, and rejects for the others."""
-    empty = parquet.list_column(table, "label_ids").counts == 0
-    if not empty.any():
-        return table, []
-    rejects = [
-        _no_labels(row, sources) for row in table.filter(pa.array(empty)).select(["part", "row", "key"]).to_pylist()
-    ]
-    return table.filter(pa.array(~empty)), rejects
+def without_labels(rows: Rows, sources: Mapping[int, str]) -> tuple[Rows, list[Reject]]:
+    """Return rows that have a label, and rejects for the others."""
+    labelled = pc.greater(pc.list_value_length(rows["label_ids"]), 0)
+    if pc.all(labelled, min_count=0).as_py():
+        return rows, []
+    lost = rows.select(["part", "row", "key"]).filter(pc.invert(labelled))
+    detail = "the point {key} is left without a label"
+    return rows.filter(labelled), reject_rows(lost, sources, Reason.NO_LABELS, detail)
+
+
+def reject_rows(rows: Rows, sources: Mapping[int, str], reason: Reason, detail: str) -> list[Reject]:
+    """Reject `rows` with the columns part, row, and those that `detail` names in braces."""
+    rejects = []
+    for row in rows.to_pylist():
+        values = {name: ascii(value)[:80] for name, value in row.items()}
+        rejects.append(Reject(sources[row["part"]], row["row"] + 1, reason, detail.format(**values)))
+    return rejects
 
 
 def _check_range(batch: pa.RecordBatch, plan: QueriesPlan, kind: pa.DataType) -> tuple[pa.RecordBatch, list[Reject]]:
@@ -67,38 +84,9 @@ def _check_range(batch: pa.RecordBatch, plan: QueriesPlan, kind: pa.DataType) ->
         owner = np.repeat(np.arange(batch.num_rows), np.diff(offsets))
         # Labels are sorted: of a row's labels beyond the end the last is the largest.
         worst = dict(zip(owner[beyond].tolist(), values[beyond].tolist(), strict=True))
-        for row, label in worst.items():
-            place = plan.sources[batch["part"][row].as_py()], batch["row"][row].as_py() + 1
-            detail = f"label {label} does not exist: there are labels 0 to {plan.labels - 1}"
-            rejects.append(Reject(*place, Reason.LABEL_OUT_OF_RANGE, detail))
+        wrong = batch.select(["part", "row"]).take(pa.array(list(worst)))
+        wrong = wrong.append_column("label", pa.array(list(worst.values())))
+        detail = f"label {{label}} does not exist: there are labels 0 to {plan.labels - 1}"
+        rejects = reject_rows(wrong, plan.sources, Reason.LABEL_OUT_OF_RANGE, detail)
         batch = batch.filter(pa.array(~np.isin(np.arange(batch.num_rows), list(worst))))
     return batch.set_column(column, "label_ids", batch["label_ids"].cast(pa.list_(kind))), rejects
-
-
-def _unknown(
-    batch: pa.RecordBatch, sources: Mapping[int, str], owner: np.ndarray, index: np.ndarray, keys: pa.Array | None
-) -> list[Reject]:
-    assert keys is not None
-    rows = pa.array(owner)
-    columns = [batch["part"].take(rows), batch["row"].take(rows), batch["key"].take(rows), keys.take(pa.array(index))]
-    return [
-        Reject(
-            sources[part],
-            row + 1,
-            Reason.UNKNOWN_LABEL,
-            f"{ascii(key)[:80]} names the label {ascii(label)[:80]}, which is not among the labels",
-        )
-        for part, row, key, label in zip(*(column.to_pylist() for column in columns), strict=True)
-    ]
-
-
-def _drop(
-    batch: pa.RecordBatch, sources: Mapping[int, str], gone: np.ndarray, rejects: list[Reject]
-) -> tuple[pa.RecordBatch, list[Reject]]:
-    lost = batch.filter(pa.array(gone)).select(["part", "row", "key"]).to_pylist()
-    return batch.filter(pa.array(~gone)), [*rejects, *(_no_labels(row, sources) for row in lost)]
-
-
-def _no_labels(row: dict, sources: Mapping[int, str]) -> Reject:
-    detail = f"the point {ascii(row['key'])[:80]} is left without a label"
-    return Reject(sources[row["part"]], row["row"] + 1, Reason.NO_LABELS, detail)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -14,12 +14,12 @@ from pipelines.common import assign
 from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive
 from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.rejects import Reason, Reject
-from pipelines.sharding import filters, points, rows
-from pipelines.sharding.frequencies import count_labels
-from pipelines.sharding.labels import count_tokens, duplicates
+from pipelines.sharding import points, rows
+from pipelines.sharding.labels import count_labels, count_tokens, duplicates
 from pipelines.sharding.plan import QueriesPlan
 from pipelines.sharding.resolve import known_ids
 from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
+from schemas import storage
 from schemas.shard_files import parquet, shards
 
 FREQUENCIES = "frequencies"
@@ -28,29 +28,23 @@ PAIRS = pa.schema(
 )
 
 
-class NamedBlocks(NamedTuple):
-    """Blocks of an input table (number, Block), and the ids of the labels that they name (number, packet)."""
-
-    blocks: PCollection
-    ids: PCollection
-
-
 @beam.ptransform_fn
 def shard_queries(
     pipeline: Any,
     plan: QueriesPlan,
-    named: NamedBlocks,
-    pairs: NamedBlocks | None,
+    named: dict[str, PCollection],
+    pairs: dict[str, PCollection] | None,
     label_sizes: PCollection,
     exchange: Exchange,
     staged: Files,
 ) -> dict[str, PCollection]:
     """Shard one split; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
-    named: the split's blocks; pairs: blocks of its pairs, or None. label_sizes: (label shard, number of labels).
+    named: the split's `blocks` (number, Block), and `ids` (number, packet) of the labels that they name. pairs: those
+    of its pairs, or None. label_sizes: (label shard, number of labels).
     """
     assembled = (
-        named._asdict()
+        named
         | "Join ids" >> beam.CoGroupByKey()
         | "Assemble" >> beam.ParDo(AssemblePoints(plan, exchange, staged)).with_outputs(SUMMARY, main=ROWS)
     )
@@ -58,7 +52,7 @@ def shard_queries(
     parts = {"rows": assembled[ROWS], "every": pipeline | "Shards" >> every_shard(plan.shards)}
     if pairs is not None:
         joined = (
-            pairs._asdict()
+            pairs
             | "Join ids of pairs" >> beam.CoGroupByKey()
             | "Pairs" >> beam.FlatMap(assemble_pairs, plan, exchange, staged).with_outputs(SUMMARY, main=ROWS)
         )
@@ -84,7 +78,9 @@ class AssemblePoints(beam.DoFn):
     def setup(self) -> None:
         plan = self._plan
         self._tokens = open_tokens(plan)
-        self._filters = filters.load(plan.filters) if plan.filters else None
+        self._filters = (
+            np.frombuffer(storage.read_bytes(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
+        )
 
     def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
         plan = self._plan
@@ -121,7 +117,12 @@ def order_shard(
     if plan.pairs:
         pairs = gather(parts["pairs"], PAIRS)
         table, unknown = rows.add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
-        lost_pairs = _lost(pairs.filter(pa.array(unknown)), plan)
+        lost_pairs = points.reject_rows(
+            pairs.filter(pa.array(unknown)),
+            plan.sources,
+            Reason.UNKNOWN_QUERY,
+            "the query {key} is not among the points",
+        )
         yield TaggedOutput(SUMMARY, reported(f"pairs/{plan.source}", lost_pairs, staged))
         table, lost = points.without_labels(table, plan.sources)
         if plan.shared:
@@ -148,18 +149,6 @@ def write_shard(element: tuple[int, Packet], plan: QueriesPlan, sizes: dict[int,
     table = table.append_column("query_id", ids).select(plan.schema.names).cast(plan.schema)
     entry = shards.write_shard(plan.table, shard, plan.shards, table, plan.row_group_rows, plan.sink)
     return Summary(shards={plan.name: (entry,)})
-
-
-def _lost(pairs: pa.Table, plan: QueriesPlan) -> list[Reject]:
-    return [
-        Reject(
-            plan.sources[row["part"]],
-            row["row"] + 1,
-            Reason.UNKNOWN_QUERY,
-            f"the query {ascii(row['key'])[:80]} is not among the points",
-        )
-        for row in pairs.to_pylist()
-    ]
 
 
 def _with_labels(parts: dict[str, Any], plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:

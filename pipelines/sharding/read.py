@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 from pipelines.common.exchange import Exchange, Files, Packet, receive
 from pipelines.common.summary import INPUT, Block, Summary, merge_and_write
 from pipelines.formats import lines
-from pipelines.formats.base import LABELS, PAIRS, Context, Format, Parsed, Part
+from pipelines.formats.base import PAIRS
 from pipelines.formats.rejects import Rejects, to_batch
 from pipelines.sharding.blocks import split_mentions, split_sample, with_hashes
 from pipelines.sharding.hashing import hash_strings
+from pipelines.sharding.identity import files_of
 from pipelines.sharding.plan import ReadPlan
 
 BLOCK_ROWS = 1 << 14
@@ -24,19 +25,19 @@ def wire(pipeline: beam.Pipeline, plan: ReadPlan, exchange: Exchange, summary_ur
     staged = Files(plan.staging)
     parsed = (
         pipeline
-        | "Parts" >> beam.Create(range(len(plan.parts)))
+        | "Parts" >> beam.Create(range(len(plan.inputs.parts)))
         | "Read" >> beam.FlatMap(read_part, plan, exchange)
         # One file has but one reader: grouping by block spreads the parsing over the workers.
         | "Spread" >> beam.GroupByKey()
         | "Parse" >> beam.Map(parse_block, plan, staged)
     )
-    hashed = pipeline | "Files" >> beam.Create(plan.files) | "Hash" >> beam.Map(hash_file)
+    hashed = pipeline | "Files" >> beam.Create(files_of(plan.inputs)) | "Hash" >> beam.Map(hash_file)
     merge_and_write((parsed, hashed) | "Summaries" >> beam.Flatten(), summary_url)
 
 
 def read_part(number: int, plan: ReadPlan, exchange: Exchange) -> Iterator[tuple[tuple[int, int], Packet]]:
     """Send the raw rows of part `number`: ((part, block), packet)."""
-    for block, raw in enumerate(plan.form.read(plan.parts[number], plan.block_rows)):
+    for block, raw in enumerate(plan.form.read(plan.inputs.parts[number], plan.block_rows)):
         yield from exchange.send([((number, block), raw)])
 
 
@@ -44,9 +45,10 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     """Parse ((part, block), raw rows) to a Block in staging; a retried bundle leaves files that nobody reads."""
     (number, block), packets = element
     (raw,) = receive(packets)
-    part = plan.parts[number]
-    parsed = _parse(plan.form, raw, block * plan.block_rows, part, plan.context)
-    rows, mentions = split_mentions(_hashed(parsed.batch, part.table, plan.seed), plan.seed)
+    part = plan.inputs.parts[number]
+    parsed = plan.form.parse(raw, block * plan.block_rows, part, plan.text)
+    hashed = _hashed_pairs if part.table.startswith(PAIRS) else with_hashes
+    rows, mentions = split_mentions(hashed(parsed.batch, plan.seed), plan.seed)
     parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
     if parsed.rejects:
         parts.append(("rejects", to_batch(parsed.rejects)))
@@ -65,26 +67,12 @@ def hash_file(url: str) -> Summary:
     return Summary(files={url: lines.identify(url)})
 
 
-def _parse(form: Format, raw: pa.RecordBatch, first_row: int, part: Part, context: Context) -> Parsed:
-    if part.table == LABELS:
-        return form.parse_labels(raw, first_row, part, context)
-    if part.table.startswith(PAIRS):
-        parsed = form.parse_pairs(raw, first_row, part, context)
-        return Parsed(_as_points(parsed.batch), parsed.rejects)
-    return form.parse_points(raw, first_row, part, context)
-
-
-def _as_points(pairs: pa.RecordBatch) -> pa.RecordBatch:
-    """Return pairs as points that name one label each."""
-    offsets = pa.array(range(pairs.num_rows + 1), pa.int32())
+def _hashed_pairs(pairs: pa.RecordBatch, seed: int) -> pa.RecordBatch:
+    """Return pairs as points that name one label each, with the hash of their keys."""
+    keys, offsets = pairs["query_key"], pa.array(range(pairs.num_rows + 1), pa.int32())
     named = pa.ListArray.from_arrays(offsets, pairs["label_key"])
-    return pa.record_batch({"row": pairs["row"], "key": pairs["query_key"], "label_keys": named})
-
-
-def _hashed(batch: pa.RecordBatch, table: str, seed: int) -> pa.RecordBatch:
-    if table.startswith(PAIRS):
-        return batch.append_column("hash", pa.array(hash_strings(batch["key"], seed)))
-    return with_hashes(batch, seed)
+    hashes = pa.array(hash_strings(keys, seed))
+    return pa.record_batch({"row": pairs["row"], "key": keys, "label_keys": named, "hash": hashes})
 
 
 def _features(rows: pa.RecordBatch) -> int:

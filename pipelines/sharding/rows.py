@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.ragged import offsets_of
 from schemas.shard_files import parquet
 
 LISTS = ("label_ids", "filter_label_ids")  # united over the rows that are merged
@@ -58,9 +59,7 @@ def unite(owner: np.ndarray, ids: np.ndarray, rows: int, kind: pa.DataType) -> p
     owner, ids = owner[by], ids[by]
     new = np.ones(len(ids), bool)
     new[1:] = (owner[1:] != owner[:-1]) | (ids[1:] != ids[:-1])
-    offsets = np.zeros(rows + 1, np.int64)
-    np.cumsum(np.bincount(owner[new], minlength=rows), out=offsets[1:])
-    return parquet.list_array(ids[new], offsets, kind)
+    return parquet.list_array(ids[new], offsets_of(np.bincount(owner[new], minlength=rows)), kind)
 
 
 def add_pairs(rows: pa.Table, keys: pa.Array, ids: np.ndarray) -> tuple[pa.Table, np.ndarray]:
@@ -80,9 +79,7 @@ def _sort(rows: pa.Table) -> pa.Table:
     rows = rows.combine_chunks()
     by = [rows[name].to_numpy() for name in ("row", "part", "content", "hash")]
     done = rows.take(pa.array(np.lexsort(by))).combine_chunks()
-    hashes, keys = done["hash"].to_numpy(), done["key"]
-    tied = np.flatnonzero(hashes[1:] == hashes[:-1])
-    if len(tied) and not pc.all(pc.equal(keys.take(pa.array(tied)), keys.take(pa.array(tied + 1)))).as_py():
+    if not _ties(done)[1].all():
         # Two keys have one hash: rare enough for the slow way.
         names = ("hash", "key", "content", "part", "row")
         return rows.sort_by([(name, "ascending") for name in names]).combine_chunks()
@@ -92,10 +89,14 @@ def _sort(rows: pa.Table) -> pa.Table:
 def _starts(rows: pa.Table) -> np.ndarray:
     """Mark each ordered row that is the first of its key: bool [N]."""
     starts = np.ones(rows.num_rows, bool)
-    hashes = rows["hash"].to_numpy()
-    tied = np.flatnonzero(hashes[1:] == hashes[:-1])
-    if len(tied):
-        keys = rows["key"]
-        same = pc.equal(keys.take(pa.array(tied)), keys.take(pa.array(tied + 1)))
-        starts[tied[same.to_numpy(zero_copy_only=False)] + 1] = False
+    tied, same = _ties(rows)
+    starts[tied[same] + 1] = False
     return starts
+
+
+def _ties(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ordered rows whose hash the next row has, too; and which of them have its key as well."""
+    hashes, keys = rows["hash"].to_numpy(), rows["key"]
+    tied = np.flatnonzero(hashes[1:] == hashes[:-1])
+    same = pc.equal(keys.take(pa.array(tied)), keys.take(pa.array(tied + 1)))
+    return tied, same.to_numpy(zero_copy_only=False)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from schemas import storage
 from schemas.errors import InputError
+from schemas.ragged import offsets_of
 from schemas.storage import join
 
 FILE = "tokenizer.json"
@@ -117,6 +118,5 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.n
         values.append(np.fromiter(chain.from_iterable(ids), np.uint32, sum(counts)))
         lengths += counts
         truncated += [bool(encoding.overflowing) for encoding in encodings]
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = offsets_of(np.asarray(lengths, np.int64))
     return np.concatenate([np.zeros(0, np.uint32), *values]), offsets, np.asarray(truncated, bool)

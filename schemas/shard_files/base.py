@@ -1,14 +1,15 @@
 """Interface of an open shard, whatever its file format."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
 from schemas.shard_files.ranges import Mapped, Pieces, Range, Source
 
 
-class OpenShard(ABC):
+class OpenShard(AbstractContextManager["OpenShard"]):
     """An open shard, whose row groups are read by any number of threads.
 
     Raises ValueError, and what Arrow raises, over damaged bytes.
@@ -40,11 +41,8 @@ class OpenShard(ABC):
         groups = [self.read_row_group(group) for group in range(self.num_row_groups)]
         return pa.concat_tables(groups) if groups else self.schema_arrow.empty_table()
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Close what is open; by default only memory is held."""
-
-    def __enter__(self) -> "OpenShard":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

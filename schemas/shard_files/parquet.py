@@ -4,8 +4,7 @@ import contextlib
 import os
 import struct
 from collections import deque
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 from schemas import checksums, storage
 from schemas.checksums import crc32
 from schemas.layout import shard_name
-from schemas.manifest import Manifest, Shard
+from schemas.manifest import Manifest, Shard, describe_file
 from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges
 from schemas.shard_files.base import OpenShard
@@ -24,60 +23,54 @@ from schemas.storage import join
 EXTENSION = "parquet"
 _ENDING = struct.Struct("<I4s")  # the length of the footer's metadata, and the magic
 _MAGIC = b"PAR1"
-_TAIL = 1 << 16  # read at first: most footers fit
 _CHUNK_BYTES = 900  # of parsed metadata in memory, a column chunk
 
 
 def encode(table: pa.Table, row_group_rows: int) -> pa.Buffer:
     """Return `table` as Parquet bytes with row groups of `row_group_rows` rows (the last may be shorter)."""
     out = pa.BufferOutputStream()
-    writer = ShardEncoder(out, table.schema, row_group_rows)
-    writer.write(table)
-    writer.close()
+    with contextlib.closing(ShardEncoder(out, table.schema, row_group_rows)) as writer:
+        writer.write(table)
     return out.getvalue()
 
 
 class ShardEncoder:
     """Writes one shard to an Arrow output stream; row groups are exactly `row_group_rows` but for the last."""
 
+    entry: Shard  # of a shard that is published
+
     def __init__(self, out: pa.NativeFile, schema: pa.Schema, row_group_rows: int) -> None:
-        # Floating values do not repeat, so a dictionary only costs time there.
-        plain = [field.name for field in schema if _is_matrix(field.type) or _is_floats(field.type)]
-        dictionary = [field.name for field in schema if field.name not in plain and field.name != "query_id"]
         self._writer = pq.ParquetWriter(
             out,
             schema,
             compression="zstd",
             compression_level=1,
-            use_dictionary=_leaf_names(schema, dictionary),
+            use_dictionary=_leaves_that_repeat(schema),
             write_statistics=False,
             write_page_checksum=True,  # compressed bytes that have changed can decode to other values without an error
             store_schema=True,
         )
         self._schema = schema
         self._row_group_rows = row_group_rows
-        self._pending: list[pa.Table] = []
-        self._pending_rows = 0
+        self._pending = schema.empty_table()
         self.rows = 0
 
     def write(self, table: pa.Table) -> None:
         """Append rows; full row groups are written out as they fill."""
-        self._pending.append(table.cast(self._schema))
-        self._pending_rows += table.num_rows
         self.rows += table.num_rows
-        if self._pending_rows < self._row_group_rows:
-            return
-        ready = pa.concat_tables(self._pending)
-        full = ready.num_rows - ready.num_rows % self._row_group_rows
-        self._writer.write_table(ready.slice(0, full).combine_chunks(), row_group_size=self._row_group_rows)
-        self._pending = [ready.slice(full)]
-        self._pending_rows = ready.num_rows - full
+        pending = pa.concat_tables([self._pending, table.cast(self._schema)])
+        full = pending.num_rows - pending.num_rows % self._row_group_rows
+        self._flush(pending.slice(0, full))
+        self._pending = pending.slice(full)
 
     def close(self) -> None:
-        if self._pending_rows:
-            rest = pa.concat_tables(self._pending).combine_chunks()
-            self._writer.write_table(rest, row_group_size=self._row_group_rows)
+        """Write the rows of the last row group, and the footer."""
+        self._flush(self._pending)
         self._writer.close()
+
+    def _flush(self, rows: pa.Table) -> None:
+        if rows.num_rows:
+            self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
@@ -85,14 +78,11 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
     name = shard_name(index, count)
     data = memoryview(encode(table, row_group_rows))
     storage.write_bytes(join(url, name), data)
-    return _entry(name, table.num_rows, data, storage.sha256(data))
+    digest = storage.sha256(data)
+    return Shard(path=name, rows=table.num_rows, bytes=len(data), sha256=digest, checksums=_checksums_of(data))
 
 
-def _entry(name: str, rows: int, data: memoryview, sha256: str) -> Shard:
-    return Shard(path=name, rows=rows, bytes=len(data), sha256=sha256, checksums=checksums_of(data))
-
-
-def checksums_of(data: memoryview) -> str:
+def _checksums_of(data: memoryview) -> str:
     """Return CRC-32 of a shard's footer and of every column chunk, row group by row group, packed for its manifest."""
     size, _ = _ENDING.unpack(data[-_ENDING.size :])
     metadata = pq.read_metadata(pa.BufferReader(data))
@@ -105,51 +95,19 @@ def checksums_of(data: memoryview) -> str:
     return checksums.pack(sums)
 
 
-class ShardFile:
-    """Writes shard `index` of `count` under the prefix `url` table by table, in the bytes of `write_shard`.
+@contextlib.contextmanager
+def writing_shard(url: str, index: int, count: int, schema: pa.Schema, row_group_rows: int) -> Iterator[ShardEncoder]:
+    """Yield the writer of shard `index` of `count` under the prefix `url`, in the bytes of `write_shard`.
 
-    Memory is bounded by one row group. Use as a context manager; `entry` is there once it has ended, and nothing is
-    published when an error ends it. Raises StorageError.
+    Memory is bounded by one row group. Its `entry` is there once the block has ended, and nothing is published when an
+    error ends it. Raises StorageError.
     """
-
-    entry: Shard
-
-    def __init__(self, url: str, index: int, count: int, schema: pa.Schema, row_group_rows: int) -> None:
-        self._name = shard_name(index, count)
-        self._writing = storage.writing(join(url, self._name))
-        self._schema, self._row_group_rows = schema, row_group_rows
-
-    def __enter__(self) -> "ShardFile":
-        self._path = self._writing.__enter__()
-        try:
-            self._out = pa.OSFile(self._path, "wb")
-            self._encoder = ShardEncoder(self._out, self._schema, self._row_group_rows)
-        except BaseException as failed:  # a full disk: the format's first bytes are written here
-            self._writing.__exit__(type(failed), failed, failed.__traceback__)
-            raise
-        return self
-
-    def write(self, table: pa.Table) -> None:
-        """Append rows."""
-        self._encoder.write(table)
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            if error is None:
-                self._encoder.close()
-                self._out.close()
-                digest = storage.file_sha256(self._path)
-                data = memoryview(Mapped(self._path, os.path.getsize(self._path)).whole)
-                self.entry = _entry(self._name, self._encoder.rows, data, digest)
-            else:
-                with contextlib.suppress(Exception):  # or the writer would close itself later, on a closed file
-                    self._encoder.close()
-        except BaseException as failed:
-            self._writing.__exit__(type(failed), failed, failed.__traceback__)
-            raise
-        finally:
-            self._out.close()
-        self._writing.__exit__(kind, error, trace)
+    name = shard_name(index, count)
+    with storage.writing(join(url, name)) as path:
+        with pa.OSFile(path, "wb") as out, contextlib.closing(ShardEncoder(out, schema, row_group_rows)) as encoder:
+            yield encoder
+        data = memoryview(Mapped(path, os.path.getsize(path)).whole)
+        encoder.entry = describe_file(path, name, encoder.rows, _checksums_of(data))
 
 
 class ParquetShard(OpenShard):
@@ -161,7 +119,7 @@ class ParquetShard(OpenShard):
     def __init__(self, source: Source, length: int, expected: str | None, verify: bool = True) -> None:
         super().__init__(source)
         self._length = length
-        footer = _footer(source, length)
+        footer, _ = ranges.read_end(source, length, _ENDING, _MAGIC)
         self._chunks: np.ndarray | None = None
         if expected is not None and verify:
             sums = checksums.unpack(expected)
@@ -224,19 +182,6 @@ def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> ParquetShar
         return ParquetShard(source, shard.bytes, shard.checksums, access.verify)
 
 
-def _footer(source: Source, length: int) -> pa.Buffer:
-    """Read the metadata at the end of a file, with its length and the magic behind it. Raises ValueError."""
-    start = max(0, length - _TAIL)
-    tail = source.read(start, length)
-    if tail.size < _ENDING.size:
-        raise ValueError("too short for Parquet")
-    size, magic = _ENDING.unpack(tail[-_ENDING.size :])
-    first = length - _ENDING.size - size
-    if magic != _MAGIC or first < 0:
-        raise ValueError("no Parquet footer at its end")
-    return tail[first - start :] if first >= start else source.read(first, length)
-
-
 def _chunk(column: pq.ColumnChunkMetaData) -> Range:
     start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return start, start + column.total_compressed_size
@@ -294,14 +239,12 @@ def matrix_array(matrix: np.ndarray, type: pa.DataType) -> pa.FixedSizeListArray
     return pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
 
 
-def _is_matrix(type: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(type))
-
-
-def _is_floats(type: pa.DataType) -> bool:
-    return bool(pa.types.is_list(type) and pa.types.is_floating(type.value_type))
-
-
-def _leaf_names(schema: pa.Schema, names: list[str]) -> list[str]:
-    """Return names of leaves in Parquet: those of lists are `column.list.element`."""
-    return [f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name for name in names]
+def _leaves_that_repeat(schema: pa.Schema) -> list[str]:
+    """Return the leaves to write with a dictionary, which only costs time for ids of rows and floating values."""
+    leaves = []
+    for field in schema:
+        is_list = pa.types.is_list(field.type)
+        floats = is_list and pa.types.is_floating(field.type.value_type)
+        if not (field.name == "query_id" or pa.types.is_fixed_size_list(field.type) or floats):
+            leaves.append(f"{field.name}.list.element" if is_list else field.name)
+    return leaves

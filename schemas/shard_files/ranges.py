@@ -2,20 +2,22 @@
 
 import contextlib
 import mmap
-import os
+import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from fsspec.spec import AbstractBufferedFile
 
 from schemas import storage
 from schemas.errors import StorageError, TableError
 from schemas.manifest import Shard, find_shard
 from schemas.shard_files.cache import LocalCache
-from schemas.storage import SeekableReader, join
+from schemas.storage import join
 
 GAP = 1 << 17  # bytes between two ranges that cost less to read along than a request of their own
+_TAIL = 1 << 16  # read at first: most footers and indexes fit
 
 Range = tuple[int, int]
 
@@ -39,11 +41,8 @@ class Mapped:
     """
 
     def __init__(self, path: str, length: int) -> None:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            self._map = mmap.mmap(handle, length, access=mmap.ACCESS_READ)
-        finally:
-            os.close(handle)
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
         self._length = length
         self.whole = pa.py_buffer(self._map)
 
@@ -100,6 +99,22 @@ def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
         raise
 
 
+def read_end(source: Source, length: int, footer: struct.Struct, magic: bytes) -> tuple[pa.Buffer, tuple[int, ...]]:
+    """Read the index of a file of `length` bytes, with the `footer` behind it, and the facts of the footer.
+
+    Its last facts are the bytes of the index, and `magic`. Raises ValueError where it is another.
+    """
+    begin = max(0, length - _TAIL)
+    tail = source.read(begin, length)
+    if tail.size < footer.size:
+        raise ValueError(f"{length} bytes are too few for a shard")
+    *facts, size, actual = footer.unpack(tail[-footer.size :])
+    start = length - footer.size - size
+    if actual != magic or start < 0:
+        raise ValueError("no index of a shard at its end")
+    return tail[start - begin :] if start >= begin else source.read(start, length), (*facts, size)
+
+
 @contextlib.contextmanager
 def naming_damage(place: str, remedy: str = "Make the table again.") -> Iterator[None]:
     """Turn any error of Arrow over bytes that do not decode into a TableError, on one line, that names `place`."""
@@ -131,22 +146,21 @@ class Pieces:
         raise ValueError(f"bytes [{start}, {stop}) are none of those that its footer names")
 
 
-class PiecesFile(SeekableReader):
+class PiecesFile(AbstractBufferedFile):
     """File of `length` bytes, of which only `pieces` can be read; `pieces` may be replaced."""
 
     def __init__(self, length: int) -> None:
-        super().__init__(length)
+        super().__init__(None, "", size=length, cache_type="none")
         self.pieces = Pieces(())
 
     def read_buffer(self, size: int) -> pa.Buffer:
         """Read without a copy, as Arrow asks for it."""
-        data = self.pieces.read(self._position, self._position + size)
-        self._position += size
+        data = self.pieces.read(self.loc, self.loc + size)
+        self.loc += size
         return data
 
-    def read(self, size: int | None = -1) -> bytes:
-        rest = self._length - self._position
-        return self.read_buffer(rest if size is None or size < 0 else size).to_pybytes()
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self.pieces.read(start, end).to_pybytes()
 
 
 def merged(ranges: Iterable[Range], gap: int = GAP) -> list[Range]:

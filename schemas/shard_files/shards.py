@@ -70,12 +70,9 @@ def iterate(url: str, manifest: Manifest, columns: Sequence[str] | None = None) 
 
 def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the row groups of one shard in storage order. Raises TableError."""
-    file = open_shard(url, shard)
-    try:
+    with open_shard(url, shard) as file:
         for group in range(file.num_row_groups):
             yield read_group(file, group, columns, join(url, shard.path))
-    finally:
-        file.close()
 
 
 def read_group(

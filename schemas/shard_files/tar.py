@@ -49,9 +49,13 @@ class Layout:
         ends = np.cumsum(blocks.reshape(-1))
         return cls((ends - blocks.reshape(-1)).reshape(blocks.shape), int(ends[-1]) if len(ends) else 0)
 
-    def payload(self, number: int, head: int) -> np.ndarray:
-        """Return the byte at which the values of member `number` of each sample start, [B]."""
-        return (self.starts[:, number] + 1) * BLOCK + head
+    def places(self, number: int, member: Member, offsets: np.ndarray) -> np.ndarray:
+        """Return the position, in values, of every value of `member`, which is that `number`: int64 [V].
+
+        `offsets` [B + 1]: of the values of each sample.
+        """
+        starts = ((self.starts[:, number] + 1) * BLOCK + member.head) // member.dtype.itemsize
+        return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
 
 
 def members_of(schema: pa.Schema) -> list[Member]:
@@ -77,22 +81,16 @@ def encode(ids: np.ndarray, columns: Mapping[str, Ragged], members: list[Member]
         blocks[start] = _tar_headers(member, digits, _size(member, count))
         if member.head:
             blocks[start + 1, : member.head] = _npy_headers(member.dtype, count)
-        place = _places(layout.payload(number, member.head) // member.dtype.itemsize, offsets)
-        blocks.reshape(-1).view(member.dtype)[place] = values
+        blocks.reshape(-1).view(member.dtype)[layout.places(number, member, offsets)] = values
     return blocks.reshape(-1)
 
 
-def gather(data: np.ndarray, layout: Layout, number: int, member: Member, offsets: np.ndarray) -> np.ndarray:
-    """Return the values [V], at `offsets` [B + 1], of member `number` out of tar blocks `data` uint8 [bytes]."""
-    place = _places(layout.payload(number, member.head) // member.dtype.itemsize, offsets)
-    return data.view(member.dtype)[place]
-
-
 def _member(field: pa.Field) -> Member:
+    value_type = field.type.value_type if pa.types.is_list(field.type) else pa.null()
     if pa.types.is_string(field.type):
         member = Member(field.name, np.dtype(np.uint8), 0)
-    elif pa.types.is_list(field.type) and _is_number(field.type.value_type):
-        member = Member(field.name, pa.array([], field.type.value_type).to_numpy().dtype, _NPY_HEAD)
+    elif pa.types.is_integer(value_type) or pa.types.is_floating(value_type):
+        member = Member(field.name, pa.array([], value_type).to_numpy().dtype, _NPY_HEAD)
     else:
         raise ValueError(f"column {field.name}: a tar holds strings and lists of numbers, not {field.type}")
     if ID_DIGITS + 1 + len(member.suffix) > _LONGEST_NAME:
@@ -100,17 +98,8 @@ def _member(field: pa.Field) -> Member:
     return member
 
 
-def _is_number(type: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(type) or pa.types.is_floating(type))
-
-
 def _size(member: Member, counts: np.ndarray) -> np.ndarray:
     return member.head + counts.astype(np.int64) * member.dtype.itemsize
-
-
-def _places(starts: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the position of every value of rows that start at `starts` [B] and have `offsets` [B + 1]: int64 [V]."""
-    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
 
 
 def _tar_headers(member: Member, digits: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ of the index.
     tar entries | two zero blocks | index | CRC-32 of the index, its length, magic
 """
 
-import hashlib
 import json
 import struct
 import threading
@@ -21,7 +20,7 @@ import pyarrow as pa
 from schemas import checksums, storage
 from schemas.checksums import crc32
 from schemas.layout import shard_name
-from schemas.manifest import Shard
+from schemas.manifest import Shard, describe_file
 from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges, tar
 from schemas.shard_files.base import OpenShard
@@ -32,7 +31,6 @@ from schemas.storage import join
 EXTENSION = "tar"
 _MAGIC = b"XTARIDX1"
 _FOOTER = struct.Struct("<IQ8s")
-_TAIL = 1 << 16  # read at first: most indexes fit
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
@@ -42,16 +40,13 @@ def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_row
     Raises StorageError; ValueError for other columns and ids.
     """
     name = shard_name(index, count, EXTENSION)
-    digest, size, end = hashlib.sha256(), 0, memoryview(b"")
-    with storage.writing(join(url, name)) as path, open(path, "wb") as out:
-        for piece in encode(table, row_group_rows):
-            out.write(piece)
-            digest.update(piece)
-            size += len(piece)
-            end = piece
-    # Without the footer: a CRC-32 over bytes and their own CRC-32 is the same for all bytes.
-    packed = checksums.pack([crc32(end[: -_FOOTER.size])])
-    return Shard(path=name, rows=table.num_rows, bytes=size, sha256=digest.hexdigest(), checksums=packed)
+    with storage.writing(join(url, name)) as path:
+        with open(path, "wb") as out:
+            for piece in encode(table, row_group_rows):
+                out.write(piece)
+        # Of the last piece without the footer: a CRC-32 over bytes and their own CRC-32 is the same for all bytes.
+        packed = checksums.pack([crc32(piece[: -_FOOTER.size])])
+        return describe_file(path, name, table.num_rows, packed)
 
 
 def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
@@ -71,11 +66,13 @@ def encode(table: pa.Table, row_group_rows: int) -> Iterator[memoryview]:
     start = 0
     with pa.ipc.new_file(out, schema, options=options) as index:
         for first in range(0, table.num_rows, row_group_rows):
-            ids, columns = _columns(table.slice(first, row_group_rows), members)
+            rows = table.slice(first, row_group_rows)
+            ids = rows.column("query_id").to_numpy()
+            columns = {member.column: _ragged(rows, member.column) for member in members}
             facts = {
                 "start": start,
                 "first_id": int(ids[0]),
-                "crc32": {name: crc32(np.ascontiguousarray(rows.values).data) for name, rows in columns.items()},
+                "crc32": {name: crc32(np.ascontiguousarray(column.values).data) for name, column in columns.items()},
             }
             counts = [pa.array(columns[member.column].counts.astype(np.uint32)) for member in members]
             batch = pa.record_batch(counts, schema=schema)
@@ -137,9 +134,10 @@ class TarShard(OpenShard):
     def _column(self, group: "_Group", name: str, data: np.ndarray) -> pa.Array:
         if name == "query_id":
             return pa.array(np.arange(group.first_id, group.first_id + group.rows))
-        number = next(number for number, member in enumerate(self._members) if member.column == name)
+        number = [member.column for member in self._members].index(name)
         offsets = offsets_of(group.counts[name])
-        values = tar.gather(data, group.layout, number, self._members[number], offsets)
+        member = self._members[number]
+        values = data.view(member.dtype)[group.layout.places(number, member, offsets)]
         if self._verify and crc32(values.data) != group.crc32[name]:
             raise ValueError(f"the values of {name} do not match their CRC-32")
         return _array(values, offsets, self.schema_arrow.field(name).type)
@@ -168,15 +166,8 @@ def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> TarShard:
 
 def _index(source: Source, length: int, expected: str | None, verify: bool) -> pa.Buffer:
     """Read the index behind the archive; verified by the manifest's CRC-32 and its own. Raises ValueError."""
-    begin = max(0, length - _TAIL)
-    tail = source.read(begin, length)
-    if tail.size < _FOOTER.size:
-        raise ValueError("too short for a tar with an index")
-    checksum, size, magic = _FOOTER.unpack(tail[-_FOOTER.size :])
-    start = length - _FOOTER.size - size
-    if magic != _MAGIC or start < 0:
-        raise ValueError("no index behind the archive")
-    content = tail[start - begin : tail.size - _FOOTER.size] if start >= begin else source.read(start, start + size)
+    end, (checksum, size) = ranges.read_end(source, length, _FOOTER, _MAGIC)
+    content = end[:size]
     if verify:
         actual = crc32(content)
         if expected is not None and actual != checksums.unpack(expected)[0]:
@@ -186,24 +177,14 @@ def _index(source: Source, length: int, expected: str | None, verify: bool) -> p
     return content
 
 
-def _columns(rows: pa.Table, members: list[tar.Member]) -> tuple[np.ndarray, dict[str, Ragged]]:
-    """Return ids [B], and the column of each member."""
-    return rows.column("query_id").to_numpy(), {member.column: _ragged(rows, member.column) for member in members}
-
-
 def _ragged(rows: pa.Table, name: str) -> Ragged:
-    if pa.types.is_string(rows.schema.field(name).type):
-        rows = pa.table({name: _as_bytes(rows.column(name))})
-    return list_column(rows, name)
-
-
-def _as_bytes(column: pa.ChunkedArray) -> pa.ListArray:
-    """Return strings as lists of their UTF-8 bytes."""
-    strings = pa.concat_arrays(column.chunks)
+    """Return a list column, or a column of strings as their UTF-8 bytes."""
+    if not pa.types.is_string(rows.schema.field(name).type):
+        return list_column(rows, name)
+    strings = pa.concat_arrays(rows.column(name).chunks)
     _, offsets, data = strings.buffers()
-    numbers = pa.Array.from_buffers(pa.int32(), len(strings) + 1, [None, offsets], offset=strings.offset)
-    values = pa.Array.from_buffers(pa.uint8(), len(data or b""), [None, data])
-    return pa.ListArray.from_arrays(numbers, values)
+    bounds = np.frombuffer(offsets, np.int32)[strings.offset :][: len(strings) + 1].astype(np.int64)
+    return Ragged(np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0])
 
 
 def _array(values: np.ndarray, offsets: np.ndarray, type: pa.DataType) -> pa.Array:

@@ -25,7 +25,7 @@ OUTSIDE = ("../other/part-0.parquet", "/etc/passwd", "a/../../b", "s3://bucket/k
 def test_a_shard_cannot_lie_outside_of_its_table(path: str, tmp_path: Path) -> None:
     body = json.loads(Manifest(kind="queries").model_dump_json())
     body["shards"] = [{"path": path, "rows": 1, "bytes": 1, "sha256": "0" * 64}]
-    refuse_body(tmp_path, body, "leaves its table")
+    refuse_body(tmp_path, body, "leaves its prefix")
 
 
 @pytest.mark.parametrize("name", ["queries/../../secret", "/etc", "s3://bucket/x", ""])

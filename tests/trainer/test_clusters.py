@@ -72,7 +72,7 @@ def test_batches_are_whole_clusters_that_grow_with_the_epochs(data: SmallData, t
     orders = []
     for epoch in range(4):
         stream.set_epoch(epoch)
-        size = stream.cluster
+        size = stream.order.cluster
         assert size == (2, 4, 8, 8)[epoch]  # twice as many would be more than a stream gives to a batch
         rows = [batch.rows for batch in stream]
         assert sorted(np.concatenate(rows)) == list(range(250))

@@ -13,7 +13,7 @@ from schemas.ragged import Ragged
 from tests.builders import SmallData, build_data
 from tests.training import Killed, silent, train, with_sections
 from trainer.config import Recipe, load_recipe
-from trainer.encoders.frozen import FrozenEmbeddings
+from trainer.heads.queries import FrozenQueries
 from trainer.loop import Trainer
 from trainer.model import load_model
 from trainer.stream import Batch, open_sources
@@ -83,10 +83,10 @@ def test_a_frozen_encoder_encodes_each_query_once(
     trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), second(first), silent)
     encoder, encoded = trainer.model.encoder, []
     seen: dict[int, torch.Tensor] = {}
-    real = FrozenEmbeddings.of
+    real = FrozenQueries.embed
 
-    def of(self: FrozenEmbeddings, batch: Batch) -> torch.Tensor:
-        x = real(self, batch)
+    def embed(self: FrozenQueries, batch: Batch, first: int) -> torch.Tensor:
+        x = real(self, batch, first)
         again = torch.stack([seen.setdefault(row, vector) for row, vector in zip(batch.rows.tolist(), x, strict=True)])
         assert torch.equal(again, x)
         whole = encoder.encode(encoder.prepare(batch.inputs))
@@ -98,7 +98,7 @@ def test_a_frozen_encoder_encodes_each_query_once(
         encoded.append(len(embeddings := type(encoder).encode(encoder, inputs, key)))
         return embeddings
 
-    monkeypatch.setattr(FrozenEmbeddings, "of", of)
+    monkeypatch.setattr(FrozenQueries, "embed", embed)
     monkeypatch.setattr(encoder, "encode", encode)
     train(trainer)
     assert sum(encoded) == len(seen) == len(data.points["train"].positives)
@@ -106,16 +106,16 @@ def test_a_frozen_encoder_encodes_each_query_once(
 
 def test_embeddings_of_other_tables_are_forgotten(data: SmallData, first: str, tmp_path: Path) -> None:
     trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), second(first), silent)
-    kept = FrozenEmbeddings(trainer.model.encoder)
+    kept = FrozenQueries(trainer.model.encoder)
     train_split, test_split = (open_sources(data.layout, split, False) for split in ("train", "test"))
     kept.begin(train_split)
     batch = next(iter(trainer.stream))
-    x = kept.of(batch)
+    x = kept.embed(batch, 0)
     kept.begin(train_split)
-    assert torch.equal(kept.of(Batch(0, 0, batch.rows, batch.inputs.slice(0, 0), *Ragged.empty(0))), x)
+    assert torch.equal(kept.embed(Batch(0, 0, batch.rows, batch.inputs.slice(0, 0), *Ragged.empty(0)), 0), x)
     kept.begin(test_split)
     few = batch.inputs.slice(1, 3)
-    of_others = kept.of(Batch(0, 0, np.array([0, 1]), few, *Ragged.empty(2)))
+    of_others = kept.embed(Batch(0, 0, np.array([0, 1]), few, *Ragged.empty(2)), 0)
     torch.testing.assert_close(of_others, x[1:3])
 
 

@@ -1,16 +1,21 @@
 """Checkpoints: safetensors files by label range and a manifest with the state, whole or not there. No pickle."""
 
+import errno
 import itertools
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 
 from schemas import storage
 from schemas.layout import RunLayout, numbered
-from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
-from trainer.checkpoints.tensors import read_tensors, write_tensors
+from schemas.manifest import Manifest, Shard, check_shard, describe_file, is_published, open_manifest, unpublish
+from schemas.storage import join
 
 FILE_BYTES = 1 << 28  # of vectors and their optimizer's state, at most, in a file
 _VECTORS = "vectors-"
@@ -73,7 +78,7 @@ class Checkpoint:
                 tensor[first - start : first - start + len(rows[name])] = rows[name]
 
     def _read(self, shard: Shard) -> dict[str, torch.Tensor]:
-        return read_tensors(self.url, shard, f"Remove {self.url} to go on from the checkpoint before it.")
+        return load(check_shard(self.url, shard, f"Remove {self.url} to go on from the checkpoint before it."))
 
 
 def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
@@ -85,27 +90,25 @@ def row_ranges(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
 
 def write_rows(url: str, first: int, rows: Mapping[str, torch.Tensor]) -> Shard:
     """Write a file of the rows [n, ...] of labels [first, first + n). Raises StorageError."""
-    return write_tensors(url, f"{_VECTORS}{first:012d}.safetensors", len(rows["weight"]), rows)
+    return write_tensors(url, f"{_VECTORS}{first:012d}", rows, len(rows["weight"]))
 
 
-def write_part(url: str, name: str, tensors: Mapping[str, torch.Tensor]) -> Shard:
-    """Write a file of tensors that have no labels. Raises StorageError."""
-    return write_tensors(url, f"{name}.safetensors", 0, tensors)
+def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows: int = 0) -> Shard:
+    """Write a file of tensors; its entry says that it holds `rows` of labels. Raises StorageError."""
+    name = f"{name}.safetensors"
+    with storage.writing(join(url, name)) as path:
+        save_tensors(path, {key: value.detach().cpu().contiguous() for key, value in tensors.items()})
+        return describe_file(path, name, rows)
 
 
-def publish_checkpoint(
-    url: str, shards: list[Shard], labels: int, state: Mapping[str, Any], parents: Mapping[str, str]
-) -> Manifest:
-    """Make a checkpoint of its files: those of rows by ascending label. Raises StorageError."""
-    manifest = Manifest(
-        kind="checkpoint",
-        shards=tuple(shards),
-        rows=labels,
-        id_range=(0, labels),
-        parameters=dict(state),
-        parents=dict(parents),
-    )
-    return publish(url, manifest)
+def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a local safetensors file. Raises OSError, which the library names in its text alone."""
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        reason = re.search(r"os error (\d+)", str(error))
+        number = int(reason[1]) if reason else errno.EIO
+        raise OSError(number, os.strerror(number)) from error
 
 
 def latest_checkpoint(run: RunLayout) -> Checkpoint | None:

@@ -10,8 +10,8 @@ import torch
 
 from schemas import storage
 from schemas.layout import RunLayout
-from schemas.manifest import Shard, unpublish
-from trainer.checkpoints.checkpoint import drop_old_checkpoints, publish_checkpoint, row_ranges, write_part, write_rows
+from schemas.manifest import Manifest, Shard, publish, unpublish
+from trainer.checkpoints.checkpoint import drop_old_checkpoints, row_ranges, write_rows, write_tensors
 from trainer.checkpoints.snapshot import RowSnapshot
 from trainer.group import ALONE, Group
 
@@ -104,12 +104,19 @@ class CheckpointWriter:
             unpublish(url)
             storage.remove(url, recursive=True)
         group.barrier()
-        shards = [write_part(url, name, tensors) for name, tensors in contents.parts.items()] if group.first else []
+        shards = [write_tensors(url, name, tensors) for name, tensors in contents.parts.items()] if group.first else []
         shards += self._write_rows(url, contents, snapshot)
         by_rank = group.gather_objects(shards)
         if group.first:
-            gathered = [shard for part in by_rank for shard in part]
-            publish_checkpoint(url, gathered, contents.labels, contents.state, contents.parents)
+            manifest = Manifest(
+                kind="checkpoint",
+                shards=tuple(shard for part in by_rank for shard in part),  # those of rows by ascending label
+                rows=contents.labels,
+                id_range=(0, contents.labels),
+                parameters=dict(contents.state),
+                parents=dict(contents.parents),
+            )
+            publish(url, manifest)
             drop_old_checkpoints(self._run, self._keep, contents.best)
 
     def _write_rows(self, url: str, contents: Contents, snapshot: RowSnapshot | None) -> list[Shard]:

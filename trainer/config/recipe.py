@@ -39,8 +39,8 @@ class Recipe(Options):
     logging: Logging = Logging()
 
     @model_validator(mode="after")
-    def _check_head(self) -> "Recipe":
-        encodes, pool = self.head.encodes_labels, self.negatives.pool
+    def _check_model(self) -> "Recipe":
+        encodes, pool, encoder = self.head.encodes_labels, self.negatives.pool, self.encoder
         if pool not in self.head.POOLS:
             raise ValueError(
                 f"negatives.pool = {pool!r} is not of head.kind = {self.head.kind!r}: set negatives.pool to one of "
@@ -61,20 +61,11 @@ class Recipe(Options):
                 f"train.accumulate = {self.train.accumulate} divides the batch of a classifier: for head.kind = "
                 "'label-encoder' leave it out and set head.query_batch"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_positive_ratio(self) -> "Recipe":
         if self.train.positive_ratio != 1 and self.loss.kind != "bce":
             raise ValueError(
                 f"train.positive_ratio = {self.train.positive_ratio:g} weighs the positive part of loss.kind = 'bce': "
                 f"leave it out for {self.loss.kind!r}, whose positives and negatives are in one term"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_encoder(self) -> "Recipe":
-        encodes, encoder = self.head.encodes_labels, self.encoder
         if self.train.freeze_encoder and encodes:
             raise ValueError(
                 "train.freeze_encoder leaves head.kind = 'label-encoder' nothing to learn: set head.kind = 'classifier'"
@@ -83,32 +74,22 @@ class Recipe(Options):
         return self
 
     @model_validator(mode="after")
-    def _check_minutes(self) -> "Recipe":
+    def _check_rows(self) -> "Recipe":
         if self.train.minutes and self.negatives.curriculum:
             raise ValueError(
                 f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, and negatives.curriculum "
                 "goes by it: set one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_clusters(self) -> "Recipe":
-        if not self.clusters:
-            return self
-        if self.negatives.hard:
+        if self.clusters and self.negatives.hard:
             raise ValueError(
                 f"order.cluster makes in-batch negatives hard, and a table's rows are in another order: set "
                 f"negatives.hard = 0 (it is {self.negatives.hard}), or order.cluster = 1 and no doubling"
             )
-        if self.data.mix or self.data.label_texts:
+        if self.clusters and (self.data.mix or self.data.label_texts):
             raise ValueError(
                 "order.cluster deals the clusters of one split: leave out data.mix and data.label_texts, or set "
                 "order.cluster = 1 and no doubling"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_sources(self) -> "Recipe":
         thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
         if self.negatives.hard and thin:
             raise ValueError(

@@ -1,28 +1,21 @@
 """A bag of embeddings over tokens, hashed n-grams and sparse features: trains from scratch on a CPU in minutes."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import nn
 
 from schemas.errors import TableError
 from schemas.ragged import SparseRows
 from schemas.randomness import InitialWeights, Purpose, generator
 from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
-from trainer.encoders.base import (
-    Before,
-    Encoder,
-    Size,
-    clip_gradients,
-    drop,
-    finish,
-    nothing_before,
-    reduce_parameters,
-)
+from trainer.encoders.base import Before, Encoder, Size, clip_gradients, nothing_before
 from trainer.encoders.embedding_bag import BagGradients, BagInputs
 from trainer.encoders.features import (
     count_ngrams,
@@ -74,10 +67,12 @@ class BagEncoder(Encoder):
     """
 
     section = BagSection
+    _config: BagSection
 
     def __init__(self, config: BagSection, vocabulary: int, seed: int, features: int = 0) -> None:
-        self.dimension = config.dimension
-        self._config, self._seed = config, seed
+        draw_dense = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.DENSE)
+        layers = {"dense": Residual(config.dimension, config.hidden, draw_dense)} if config.residual else {}
+        super().__init__(config, nn.Sequential(OrderedDict(layers)), seed, config.dense_lr)
         reads_tokens, reads_features = config.inputs != "features", config.inputs != "tokens"
         self._vocabulary = vocabulary if reads_tokens else 0
         self._sparse_from = self._vocabulary + (config.buckets if reads_tokens and config.ngrams > 1 else 0)
@@ -89,13 +84,6 @@ class BagEncoder(Encoder):
         self._weights = torch.ones(self._features)
         self._weights[self._vocabulary : self._sparse_from] = config.ngram_weight
         self._weights[self._sparse_from :] = config.feature_weight
-        draw_dense = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.DENSE)
-        self._dense = Residual(config.dimension, config.hidden, draw_dense) if config.residual else None
-        self._dense_optimizer = (
-            None
-            if self._dense is None
-            else torch.optim.AdamW(self._dense.parameters(), lr=config.dense_lr, weight_decay=config.weight_decay)
-        )
         self._gradients = BagGradients(self._table)
 
     @classmethod
@@ -148,58 +136,39 @@ class BagEncoder(Encoder):
         with torch.no_grad():
             v = inputs.sums(rows)
             if dropout_key is None:
-                return self._finish(v, None)
+                return self._finish(self._modules(v), None)
         if torch.is_grad_enabled():
             self._gradients.add(inputs, rows, v.requires_grad_())
-        return self._finish(v, dropout_key, inputs.first)
+        return self._finish(self._modules(v), dropout_key, inputs.first)
 
     def reduce(self, group: Group) -> None:
         self._gradients.reduce(group)
-        if self._dense is not None:
-            reduce_parameters(self._dense.parameters(), group)
+        super().reduce(group)
 
     def update(self, factor: float, clip: float = 0.0) -> None:
         touched = self._gradients.take()
-        dense = () if self._dense is None else self._dense.parameters()
-        clip_gradients([None if touched is None else touched[1].grad, *(each.grad for each in dense)], clip)
+        dense = (parameter.grad for parameter in self._modules.parameters())
+        clip_gradients([None if touched is None else touched[1].grad, *dense], clip)
         if touched is not None:
             self._table.update(*touched, self._config.lr * factor)
-        if self._dense_optimizer is not None:
-            self._dense_optimizer.param_groups[0]["lr"] = self._config.dense_lr * factor
-            self._dense_optimizer.step()
-            self._dense_optimizer.zero_grad()
+        super().update(factor)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        named = {"embedding": self._table.weight, "feature_weights": self._weights}
-        if self._dense is not None:
-            named |= {f"dense.{name}": value.detach() for name, value in self._dense.named_parameters()}
-        return named
+        return {"embedding": self._table.weight, "feature_weights": self._weights, **super().tensors()}
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
         named = {f"embedding.{name}": value for name, value in self._table.state.items()}
-        if self._dense_optimizer is not None and self._dense is not None:
-            for name, parameter in self._dense.named_parameters():
-                for key, value in self._dense_optimizer.state.get(parameter, {}).items():
-                    named[f"dense.{name}.{key}"] = torch.as_tensor(value)
-        return named
+        return named | super().optimizer_tensors()
 
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         self._table.weight.copy_(tensors["embedding"])
         self._weights = tensors["feature_weights"].clone()
-        if self._dense is not None:
-            with torch.no_grad():
-                for name, parameter in self._dense.named_parameters():
-                    parameter.copy_(tensors[f"dense.{name}"])
+        super().load_tensors(tensors)
 
     def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         for name, value in self._table.state.items():
             value.copy_(tensors[f"embedding.{name}"])
-        if self._dense_optimizer is not None and self._dense is not None:
-            for name, parameter in self._dense.named_parameters():
-                prefix = f"dense.{name}."
-                saved = {key[len(prefix) :]: value.clone() for key, value in tensors.items() if key.startswith(prefix)}
-                if saved:
-                    self._dense_optimizer.state[parameter] = saved
+        super().load_optimizer_tensors(tensors)
 
     def _drop_features(self, rows: SparseRows, dropout_key: tuple[int, ...], before: Before) -> SparseRows:
         share = self._config.feature_dropout
@@ -232,11 +201,3 @@ class BagEncoder(Encoder):
         assert inputs.tokens is not None, "these rows were read without tokens"
         sizes = {"vocabulary": self._vocabulary, "buckets": self._config.buckets}
         return count_ngrams(inputs.tokens, ngrams=self._config.ngrams, **sizes)
-
-    def _finish(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor:
-        if self._dense is not None:
-            x = self._dense(x)
-        x = finish(x, normalize=self._config.normalize, scale=self._config.scale)
-        if dropout_key is not None and self._config.dropout:
-            x = drop(x, self._config.dropout, torch_generator(self._seed, Purpose.DROPOUT, *dropout_key), first)
-        return x

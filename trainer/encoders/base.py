@@ -7,8 +7,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
+from schemas.randomness import Purpose
 from trainer.config.encoder import EncoderSection
+from trainer.device import torch_generator
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 
@@ -32,15 +35,18 @@ class Size(NamedTuple):
 class Encoder(ABC):
     """Inputs to x [B, D] float32, with its own parameters, optimizers and files.
 
+    Its parameters are those of torch modules, trained with AdamW; an encoder with others adds them to these methods.
     Each rank has a whole one and encodes parts of the batch; all stay the same, to the bit, by `reduce` and `update`.
     """
 
     section: ClassVar[type[EncoderSection]]  # options of this kind
-    dimension: int
 
-    @abstractmethod
-    def __init__(self, config: Any, vocabulary: int, seed: int, features: int = 0) -> None:
-        """Build a freshly initialised encoder; `config` is of type `section`. Raises InputError."""
+    def __init__(self, config: EncoderSection, modules: nn.Module, seed: int, lr: float) -> None:
+        """Train the parameters of `modules` at `lr`. A subclass is built by (section, vocabulary, seed, features)."""
+        self.dimension = config.dimension
+        self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
+        parameters = {"params": list(modules.parameters())}  # there may be none
+        self._optimizer = torch.optim.AdamW([parameters], lr=lr, weight_decay=config.weight_decay)
 
     @classmethod
     def size(cls, config: Any, vocabulary: int) -> Size:
@@ -48,7 +54,8 @@ class Encoder(ABC):
 
         By default one is built, and Adam's state is twice its parameters.
         """
-        parameters = cls(config, vocabulary, 0)._measure().parameters
+        encoder: Encoder = config.implementation(config, vocabulary, 0)
+        parameters = encoder._measure().parameters
         return Size(parameters, 2 * parameters)
 
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:  # noqa: B027
@@ -74,32 +81,59 @@ class Encoder(ABC):
         Equal keys draw equal dropout. In training under `torch.no_grad` there is dropout, and no graph.
         """
 
-    @abstractmethod
     def reduce(self, group: Group) -> None:
-        """Sum the gradients over ranks, before `update`; the same bits on every rank."""
+        """Sum the gradients over ranks, before `update`; the same bits on every rank.
 
-    @abstractmethod
+        They go in one message; a parameter that no rank has a gradient for keeps none.
+        """
+        parameters = list(self._modules.parameters())
+        if group.ranks == 1 or not parameters:
+            return
+        flags = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
+        has_gradient = group.max(flags).bool().tolist()
+        trained = [parameter for parameter, flag in zip(parameters, has_gradient, strict=True) if flag]
+        for parameter in trained:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if trained:
+            flat = group.sum(torch.cat([parameter.grad.view(-1) for parameter in trained]))  # type: ignore[union-attr]
+            for parameter, part in zip(trained, flat.split([parameter.numel() for parameter in trained]), strict=True):
+                parameter.grad = part.view_as(parameter)
+
     def update(self, factor: float, clip: float = 0.0) -> None:
         """Make one optimizer step by the gradients since the last one; `factor` in [0, 1] scales every rate.
 
         With `clip`, gradients whose norm over all of them together is greater are scaled down to it.
         """
+        clip_gradients((parameter.grad for parameter in self._modules.parameters()), clip)
+        self._optimizer.param_groups[0]["lr"] = self._lr * factor
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
-    @abstractmethod
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the parameters needed to encode, by name."""
+        return {name: value.detach() for name, value in self._modules.named_parameters()}
 
-    @abstractmethod
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
         """Return the optimizer's state, needed only to go on training, by name."""
+        return {
+            f"{name}.{key}": torch.as_tensor(value)
+            for name, parameter in self._modules.named_parameters()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+        }
 
-    @abstractmethod
+    @torch.no_grad()
     def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `tensors` returned."""
+        for name, parameter in self._modules.named_parameters():
+            parameter.copy_(tensors[name])
 
-    @abstractmethod
     def load_optimizer_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `optimizer_tensors` returned."""
+        for name, parameter in self._modules.named_parameters():
+            keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}.{key}" in tensors]
+            if keys:
+                self._optimizer.state[parameter] = {key: tensors[f"{name}.{key}"].clone() for key in keys}
 
     def write(self, folder: Path, tokens: int) -> None:
         """Write the parameters to the empty `folder`; texts are cut after `tokens` tokens."""
@@ -108,6 +142,21 @@ class Encoder(ABC):
     def load(self, folder: Path) -> None:
         """Read what `write` wrote; this encoder was built by `config.at_folder(folder)`."""
         self.load_tensors(load_file(folder / WEIGHTS))
+
+    def _finish(self, x: torch.Tensor, dropout_key: tuple[int, ...] | None, first: int = 0) -> torch.Tensor:
+        """Apply the last steps to x [b, D]: unit norm, a factor, in training dropout; what it keeps is scaled up.
+
+        They are rows [first, first + b) of a batch, and are dropped as they would be in it.
+        """
+        if self._config.normalize:
+            x = torch.nn.functional.normalize(x, dim=1)
+        if self._config.scale != 1.0:
+            x = x * self._config.scale
+        if dropout_key is None or not self._config.dropout:
+            return x
+        draw = torch_generator(self._seed, Purpose.DROPOUT, *dropout_key)
+        kept = torch.rand((first + len(x), *x.shape[1:]), generator=draw)[first:] >= self._config.dropout
+        return x * kept / (1 - self._config.dropout)
 
     def _measure(self) -> Size:
         """Return the bytes of the tensors that there are."""
@@ -119,23 +168,6 @@ def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def reduce_parameters(parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
-    """Sum dense gradients over ranks in one message; a parameter that no rank has a gradient for keeps none."""
-    if group.ranks == 1:
-        return
-    parameters = list(parameters)
-    flags = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
-    has_gradient = group.max(flags).bool().tolist()
-    trained = [parameter for parameter, flag in zip(parameters, has_gradient, strict=True) if flag]
-    for parameter in trained:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    if trained:
-        flat = group.sum(torch.cat([parameter.grad.view(-1) for parameter in trained]))  # type: ignore[union-attr]
-        for parameter, part in zip(trained, flat.split([parameter.numel() for parameter in trained]), strict=True):
-            parameter.grad = part.view_as(parameter)
-
-
 @torch.no_grad()
 def clip_gradients(gradients: Iterable[torch.Tensor | None], limit: float) -> None:
     """Scale gradients so that their norm, taken together, is `limit` at most; 0 is no limit."""
@@ -144,19 +176,3 @@ def clip_gradients(gradients: Iterable[torch.Tensor | None], limit: float) -> No
         return
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in present]))
     torch._foreach_mul_(present, (limit / norm).clamp(max=1.0))
-
-
-def finish(x: torch.Tensor, *, normalize: bool, scale: float) -> torch.Tensor:
-    """Apply the last step of every encoder: optional unit norm, then a constant factor."""
-    if normalize:
-        x = torch.nn.functional.normalize(x, dim=1)
-    return x * scale if scale != 1.0 else x
-
-
-def drop(x: torch.Tensor, share: float, generator: torch.Generator, first: int = 0) -> torch.Tensor:
-    """Apply inverted dropout: entries are zeroed with probability `share`, others scaled up.
-
-    x [b, D] are rows [first, first + b) of a batch, and are dropped as they would be in it.
-    """
-    kept = torch.rand((first + len(x), *x.shape[1:]), generator=generator)[first:] >= share
-    return x * kept / (1 - share)

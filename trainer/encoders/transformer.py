@@ -12,8 +12,7 @@ from schemas.errors import InputError
 from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
-from trainer.encoders.base import Before, drop, finish, nothing_before
-from trainer.encoders.module_encoder import ModuleEncoder
+from trainer.encoders.base import Before, Encoder, nothing_before
 from trainer.encoders.sentence_transformers import read_bottleneck, write_modules
 from trainer.inputs import Inputs
 from trainer.padding import pad_rows
@@ -61,14 +60,13 @@ class PaddedInputs:
     first: int = 0
 
 
-class TransformerEncoder(ModuleEncoder):
+class TransformerEncoder(Encoder):
     """x = dropout(bottleneck(pool(model(tokens)))); every parameter is trained with AdamW."""
 
     section = TransformerSection
     _config: TransformerSection
 
     def __init__(self, config: TransformerSection, vocabulary: int, seed: int, features: int = 0) -> None:
-        self._seed = seed
         self._model = _load_model(config.model)
         hidden = int(self._model.config.hidden_size)
         if not config.bottleneck and config.dimension != hidden:
@@ -86,7 +84,7 @@ class TransformerEncoder(ModuleEncoder):
         if self._bottleneck is not None:
             modules["bottleneck"] = self._bottleneck
         # A pooler that pooling by mean or [CLS] never calls takes no gradient and stays as it is.
-        super().__init__(config, modules)
+        super().__init__(config, modules, seed, config.lr)
 
     @property
     def model(self) -> Any:
@@ -106,16 +104,14 @@ class TransformerEncoder(ModuleEncoder):
         if dropout_key is None:
             self._modules.eval()
             with torch.no_grad():
-                return self._embed(inputs)
+                return self._finish(self._embed(inputs), None)
         self._modules.train()
         # The model's own dropout draws from torch's global generator: key it by the step, and leave it as it was.
         # Its masks are of padded batches: those of a part are its own, and not the part of the whole batch's.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(self._seed, Purpose.MODEL_DROPOUT, *(*dropout_key, inputs.first)[:3]))
             x = self._embed(inputs)
-        if self._config.dropout:
-            x = drop(x, self._config.dropout, torch_generator(self._seed, Purpose.DROPOUT, *dropout_key), inputs.first)
-        return x
+        return self._finish(x, dropout_key, inputs.first)
 
     def write(self, folder: Path, tokens: int) -> None:
         """Write what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` open.
@@ -143,9 +139,7 @@ class TransformerEncoder(ModuleEncoder):
         else:
             weight = inputs.mask.unsqueeze(2).to(states.dtype)
             x = (states * weight).sum(1) / weight.sum(1)
-        if self._bottleneck is not None:
-            x = self._bottleneck(x)
-        return finish(x, normalize=self._config.normalize, scale=self._config.scale)
+        return x if self._bottleneck is None else self._bottleneck(x)  # type: ignore[no-any-return]
 
 
 def _load_model(name: str) -> Any:

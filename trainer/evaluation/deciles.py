@@ -35,11 +35,10 @@ class Deciles:
     `frequency` is [L] int64, of the train split.
     """
 
-    def __init__(self, frequency: np.ndarray, ks: Sequence[int] = (1, 3, 5, 10), bins: int = BINS) -> None:
+    def __init__(self, frequency: np.ndarray, ks: Sequence[int] = (1, 3, 5, 10)) -> None:
         self.ks = tuple(ks)
-        self.bins = bins
-        self._bin = bins_of_equal_mass(frequency, bins)
-        self._hits = np.zeros((max(self.ks), bins), dtype=np.int64)
+        self._bin = bins_of_equal_mass(frequency)
+        self._hits = np.zeros((max(self.ks), BINS), dtype=np.int64)
         self._points = 0
 
     def update(self, top: np.ndarray, positives: Ragged) -> None:
@@ -62,4 +61,4 @@ class Deciles:
 
     def labels(self) -> list[int]:
         """Count the labels of each bin."""
-        return np.bincount(self._bin, minlength=self.bins).tolist()
+        return np.bincount(self._bin, minlength=BINS).tolist()

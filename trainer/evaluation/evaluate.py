@@ -91,22 +91,18 @@ class Scores:
         return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
 
+@dataclass(frozen=True)
 class Scorer:
     """A model against one split of DATA.
 
     Each rank of `group` embeds a part of the queries and scores all against its labels; all get the same scores.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        queries: Table,
-        statistics: LabelStatistics,
-        group: Group = ALONE,
-        ranking: Ranking | None = None,
-    ) -> None:
-        self._model, self._queries, self._statistics, self._group = model, queries, statistics, group
-        self._ranking = ranking
+    model: Model
+    queries: Table
+    statistics: LabelStatistics
+    group: Group = ALONE
+    ranking: Ranking | None = None
 
     @classmethod
     def open(
@@ -129,7 +125,7 @@ class Scorer:
     @property
     def rows(self) -> int:
         """Queries of the split."""
-        return self._queries.manifest.rows
+        return self.queries.manifest.rows
 
     def score(
         self,
@@ -145,18 +141,18 @@ class Scorer:
         `seen_only`: labels without a training point are no candidates. `zero_shot`: they are reported separately.
         Raises InputError for both at once, and where every label has a training point.
         """
-        frequency = self._statistics.frequency
+        frequency = self.statistics.frequency
         ks = sorted({*KS, *ks})
         unseen = ZeroShot(frequency, ks) if zero_shot else None
         if zero_shot and seen_only:
             raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
         seen_labels = np.flatnonzero(frequency) if seen_only else None
-        metrics = Metrics(ks, self._statistics.inverse_propensity)
-        ranking = self._ranking or Ranking.of(self._model, self._group)
+        metrics = Metrics(ks, self.statistics.inverse_propensity)
+        ranking = self.ranking or Ranking.of(self.model, self.group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         seen = filtered = 0
         for group in iterate(
-            self._queries.url, self._queries.manifest, scored_columns(self._queries.manifest, self._model.columns)
+            self.queries.url, self.queries.manifest, scored_columns(self.queries.manifest, self.model.columns)
         ):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
@@ -179,8 +175,8 @@ class Scorer:
         return Scores(metrics, deciles, seen, filtered, unseen)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
-        group = self._group
+        group = self.group
         parts = [label_range(rows.num_rows, rank, group.ranks) for rank in range(group.ranks)]
         start, stop = parts[group.rank]
-        part = self._model.embed_table(rows.slice(start, stop - start))
+        part = self.model.embed_table(rows.slice(start, stop - start))
         return group.gather(part, [stop - start for start, stop in parts])

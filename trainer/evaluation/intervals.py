@@ -1,7 +1,7 @@
 """Confidence intervals of metrics by the percentile bootstrap over points (Efron, 1979)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +12,6 @@ from trainer.evaluation.metrics import Contributions, Metrics
 _WEIGHTS = 1 << 22  # entries of one chunk of weights [S, N], 32 MiB
 
 
-class Interval(NamedTuple):
-    """The two ends of an interval, x 100 like the metric."""
-
-    low: float
-    high: float
-
-
 def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
     """Return metrics x 100, and the ends of the 95 % interval of each. Raises InputError where no point was counted."""
     ends = bootstrap(metrics.contributions(), resamples)
@@ -27,8 +20,8 @@ def with_intervals(metrics: Metrics, resamples: int = 1000) -> dict[str, Any]:
 
 def bootstrap(
     contributions: Mapping[str, Contributions], resamples: int = 1000, level: float = 0.95, seed: int = 0
-) -> dict[str, Interval]:
-    """Return metric -> interval between its (1 - level)/2 and (1 + level)/2 quantiles over resamples of the N points.
+) -> dict[str, tuple[float, float]]:
+    """Return metric -> ends x 100: its (1 - level)/2 and (1 + level)/2 quantiles over resamples of the N points.
 
     `contributions`: [N] each, as `Metrics.contributions()` gives them. All metrics see the same resamples, a ratio of
     sums is taken anew in each, and the same seed gives the same intervals on any machine.
@@ -53,7 +46,7 @@ def bootstrap(
         np.divide(weights @ achieved, below, out=(chunk := np.zeros_like(below)), where=below > 0)
         values[start : start + len(weights)] = 100 * chunk
     ends = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return {name: Interval(float(low), float(high)) for name, low, high in zip(contributions, *ends, strict=True)}
+    return {name: (float(low), float(high)) for name, low, high in zip(contributions, *ends, strict=True)}
 
 
 def _weights(points: int, resamples: int, seed: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -60,13 +60,10 @@ class Metrics:
             raise InputError("there is nothing to measure: no point was evaluated. Is the split empty?")
         joined: dict[str, Contributions] = {}
         for family in self._batches[0]:
-            achieved = np.concatenate([batch[family].achieved for batch in self._batches])
-            parts = [batch[family].achievable for batch in self._batches]
-            achievable = np.concatenate([part for part in parts if part is not None]) if parts[0] is not None else None
-            for column, k in enumerate(self.ks):
-                joined[f"{family}@{k}"] = Contributions(
-                    achieved[:, column], None if achievable is None else achievable[:, column]
-                )
+            batches = zip(*(batch[family] for batch in self._batches), strict=True)
+            columns = [np.concatenate(parts) for parts in batches if parts[0] is not None]
+            for index, k in enumerate(self.ks):
+                joined[f"{family}@{k}"] = Contributions(*(column[:, index] for column in columns))
         return joined
 
     def result(self) -> dict[str, float]:
@@ -95,11 +92,6 @@ class Rankings:
     inverse_propensity: np.ndarray | None = None
 
     @property
-    def counts(self) -> np.ndarray:
-        """Positives of each point, [B]."""
-        return self.positives.counts
-
-    @property
     def depth(self) -> int:
         """The greatest k."""
         return int(self.ks.max())
@@ -117,7 +109,7 @@ class Rankings:
     @cached_property
     def ideal(self) -> np.ndarray:
         """I_i up to each k, [B, len(ks)]."""
-        attainable = np.minimum(np.maximum(self.counts, 1)[:, None], self.ks)
+        attainable = np.minimum(np.maximum(self.positives.counts, 1)[:, None], self.ks)
         return np.cumsum(self.discounts)[attainable - 1]
 
     @cached_property
@@ -127,7 +119,7 @@ class Rankings:
         if weights is None:
             return None
         gains = self.hits * _widen(weights[np.maximum(self.top, 0)], self.depth)
-        return gains, _greatest(weights[self.positives.entries], self.counts, self.depth)
+        return gains, _greatest(weights[self.positives.entries], self.positives.counts, self.depth)
 
     def up_to_k(self, gains: np.ndarray) -> np.ndarray:
         """Sum the gains [B, depth] of the ranks up to each k, [B, len(ks)]."""
@@ -146,7 +138,7 @@ def ndcg(rankings: Rankings) -> Contributions:
 
 def recall(rankings: Rankings) -> Contributions:
     """Return the contributions to R@k."""
-    return Contributions(rankings.up_to_k(rankings.hits) / np.maximum(rankings.counts, 1)[:, None])
+    return Contributions(rankings.up_to_k(rankings.hits) / np.maximum(rankings.positives.counts, 1)[:, None])
 
 
 def psp(rankings: Rankings) -> Contributions | None:
@@ -181,12 +173,11 @@ def contributions(
     if inverse_propensity is not None:
         refuse_unknown(rankings.top, positives.entries, len(inverse_propensity))
     families: dict[str, Contributions | None] = {name: import_name(place)(rankings) for name, place in METRICS.items()}
-    return {name: _narrow(part) for name, part in families.items() if part is not None}
-
-
-def _narrow(part: Contributions) -> Contributions:
-    achieved, achievable = part
-    return Contributions(achieved.astype(np.float32), None if achievable is None else achievable.astype(np.float32))
+    return {
+        name: Contributions(*(column.astype(np.float32) for column in part if column is not None))
+        for name, part in families.items()
+        if part is not None
+    }
 
 
 def _greatest(weights: np.ndarray, counts: np.ndarray, depth: int) -> np.ndarray:

@@ -45,9 +45,6 @@ class _Subset:
         return self.rows[self.ids[places]]
 
 
-__all__ = ["BLOCK_ROWS", "filtered_top_k", "top_k"]
-
-
 @torch.no_grad()
 def top_k(
     queries: torch.Tensor, vectors: Rows, k: int, block_rows: int = BLOCK_ROWS

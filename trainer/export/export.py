@@ -1,6 +1,7 @@
 """Writing of an export: a run's checkpoint as files for serving, published by a manifest written last."""
 
 import functools
+import itertools
 import json
 import shutil
 import tempfile
@@ -14,9 +15,9 @@ import torch
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, shard_name
-from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.manifest import Manifest, Shard, describe_file, is_published, open_manifest, publish, unpublish, write_file
 from schemas.reuse import Request, find_reusable
-from schemas.shard_files.parquet import ShardFile, list_column
+from schemas.shard_files.parquet import list_column, writing_shard
 from schemas.shard_files.shards import iterate, iterate_shard
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint
@@ -27,17 +28,7 @@ from trainer.evaluation.fusion.fit import open_fusion
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.label_embeddings import embed_labels, embed_texts
-from trainer.export.exported import (
-    INDEX,
-    KIND,
-    LABELS,
-    TEXTS,
-    THRESHOLDS,
-    TREE,
-    VECTORS,
-    Serving,
-    iterate_ranked,
-)
+from trainer.export.exported import INDEX, KIND, LABELS, TEXTS, THRESHOLDS, TREE, VECTORS, Serving, iterate_ranked
 from trainer.export.index import choose_index, write_indexes
 from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
@@ -117,7 +108,11 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     model = load_encoder(layout, RunLayout(run), options.step)
     facts = DataFacts.of(layout)
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
-    shards = [*_write_encoders(layout, model, tokens, out), *_write_labels(layout, out)]
+    shards = []
+    for name, encoder in model.encoders.items():  # of queries, and of labels where they have one of their own
+        files = _write_encoder(layout, encoder, tokens, join(out, name))
+        shards += [_in_folder(name, shard) for shard in files]
+    shards += _write_labels(layout, out)
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         target = _Target(out, options.dtype, Path(scratch))
         rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
@@ -125,7 +120,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
         index_shards, index = _write_index(layout, serving, options, out)
         thresholds = _measure_thresholds(layout, serving, split, options.precisions, say)
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
-    shards += [*written, *index_shards, _write(out, THRESHOLDS, body)]
+    shards += [*written, *index_shards, write_file(out, THRESHOLDS, body)]
     manifest = Manifest(
         kind=KIND,
         shards=tuple(shards),
@@ -181,13 +176,8 @@ def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) 
     return stored
 
 
-def _write_encoders(data: DataLayout, model: Model, tokens: int, out: str) -> Iterator[Shard]:
-    """Write the folder of each encoder, of queries and of labels, with the tokenizer's files."""
-    for name, encoder in model.encoders.items():
-        yield from _write_encoder(data, encoder, tokens, out, name)
-
-
-def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, out: str, name: str) -> Iterator[Shard]:
+def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, url: str) -> Iterator[Shard]:
+    """Write the folder of an encoder at `url`, with the tokenizer's files."""
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         folder = Path(scratch)
         encoder.write(folder, tokens)
@@ -196,7 +186,7 @@ def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, out: str, na
                 (folder / shard.path).write_bytes(storage.read_bytes(join(data.tokenizer, shard.path)))
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                yield _write(out, f"{name}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+                yield write_file(url, path.relative_to(folder).as_posix(), path.read_bytes())
 
 
 def _write_labels(data: DataLayout, out: str) -> Iterator[Shard]:
@@ -207,10 +197,9 @@ def _write_labels(data: DataLayout, out: str) -> Iterator[Shard]:
         first = next(groups, None)
         if first is None:
             continue
-        file = ShardFile(join(out, LABELS), number, len(manifest.shards), first.schema, manifest.row_group_rows or 1)
-        with file as table:
-            table.write(first)
-            for group in groups:
+        row_group_rows = manifest.row_group_rows or 1
+        with writing_shard(join(out, LABELS), number, len(manifest.shards), first.schema, row_group_rows) as table:
+            for group in itertools.chain([first], groups):
                 table.write(group)
         yield _in_folder(LABELS, table.entry)
 
@@ -229,10 +218,9 @@ def _write_vectors(folder: str, labels: int, rows_of: RowsOf, target: _Target) -
         local = Path(storage.filesystem(url)[1]) if storage.is_local(url) else target.scratch / f"{folder}-{number}"
         with storage.writing(url) as path:
             write_vectors(Path(path), rows, start, target.dtype)
-            size, digest = Path(path).stat().st_size, storage.file_sha256(path)
+            shards.append(describe_file(path, name, len(rows)))
             if not storage.is_local(url):
                 shutil.copyfile(path, local)
-        shards.append(Shard(path=name, rows=len(rows), bytes=size, sha256=digest))
         mapped.append(map_vectors(local))
     return shards, Vectors(mapped)
 
@@ -274,7 +262,7 @@ def _write_serving(
         TEXTS, labels, functools.partial(_concatenate, embed_texts, model, data), target
     )
     fused = Fused(tree, texts, label_statistics(data).frequency, int(manifest.parameters["shortlist"]))
-    return [*shards, *text_shards, _write(target.out, TREE, tree.to_json())], Serving(model, vectors, fused=fused)
+    return [*shards, *text_shards, write_file(target.out, TREE, tree.to_json())], Serving(model, vectors, fused=fused)
 
 
 def _write_index(
@@ -320,11 +308,6 @@ def _measure_thresholds(
         "of `split`, at least the share `precision` is right",
         "thresholds": [threshold._asdict() for threshold in predictions.thresholds(precisions)],
     }
-
-
-def _write(out: str, name: str, data: bytes) -> Shard:
-    storage.write_bytes(join(out, name), data)
-    return Shard(path=name, rows=0, bytes=len(data), sha256=storage.sha256(data))
 
 
 def _in_folder(folder: str, shard: Shard) -> Shard:

@@ -17,7 +17,6 @@ from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
-from schemas.storage import join
 from trainer.config import Recipe, restore_recipe
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.tree import Fusion
@@ -170,7 +169,7 @@ def _check_files(url: str, manifest: Manifest) -> None:
     """Raise TableError for a missing or a changed file."""
     for shard in manifest.shards:
         if shard.bytes <= _HASHED:
-            check_shard(join(url, shard.path), shard, "Export the run again.")
+            check_shard(url, shard, "Export the run again.")
         else:
             find_shard(url, shard)
 

@@ -1,36 +1,27 @@
 """Classifier vectors in safetensors files by label range: written a range at a time, memory-mapped to be read."""
 
-import json
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+
+from trainer.checkpoints.checkpoint import save_tensors
 
 NAME = "weight"
-DTYPES = {"float32": ("F32", np.float32), "float16": ("F16", np.float16)}
-_HEADER = struct.Struct("<Q")
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 def write_vectors(path: Path, rows: torch.Tensor, start: int, dtype: str) -> None:
     """Write `rows` [n, D], the vectors of labels [start, start + n), to a file. `dtype`: a name of DTYPES."""
-    block = rows.detach().to(torch.float16 if dtype == "float16" else torch.float32).contiguous()
-    save_file({NAME: block}, path, metadata={"start": str(start)})
+    save_tensors(str(path), {NAME: rows.detach().to(DTYPES[dtype]).contiguous()}, {"start": str(start)})
 
 
 def map_vectors(path: Path) -> np.ndarray:
-    """Map the rows [n, D] of a file of `write_vectors` into memory. Raises ValueError for another file."""
-    with open(path, "rb") as file:
-        (length,) = _HEADER.unpack(file.read(_HEADER.size))
-        entry = json.loads(file.read(length))[NAME]
-    kinds = dict(DTYPES.values())
-    offset = _HEADER.size + length + entry["data_offsets"][0]
-    if not np.prod(entry["shape"]):
-        return np.empty(entry["shape"], kinds[entry["dtype"]])
-    # Copy on write: torch has no read-only memory.
-    return np.memmap(path, kinds[entry["dtype"]], "c", offset, tuple(entry["shape"]))
+    """Map the rows [n, D] of a file of `write_vectors` into memory; what is changed there stays there."""
+    with safe_open(path, "pt") as file:
+        return file.get_tensor(NAME).numpy()  # type: ignore[no-any-return]
 
 
 class Vectors:

@@ -12,7 +12,6 @@ from trainer.config import Recipe
 from trainer.config.head import HeadSection
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group
-from trainer.heads.label_texts import LabelTexts
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
@@ -42,7 +41,7 @@ class HeadContext:
     """Facts that a head is built with: texts of labels, where there are any; an encoder of its own, built if asked."""
 
     build_encoder: Callable[[], Encoder]
-    texts: LabelTexts | None = None
+    texts: Inputs | None = None
     group: Group = ALONE
 
 

@@ -1,6 +1,5 @@
 """Classifier: one vector a label, gathered and updated by the rows that a step touches."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,13 +12,11 @@ from trainer.device import torch_generator
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
-from trainer.losses import build_loss, is_binary
-from trainer.losses.binary import binary_cross_entropy, binary_step
+from trainer.losses import Loss, binary_cross_entropy, build_loss
+from trainer.losses.binary import binary_step
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import zeros
 from trainer.stream.batch import Candidates
-
-LossOf = Callable[[torch.Tensor, torch.Tensor, Candidates, Group], torch.Tensor]  # of x [B, D], w [C, D]
 
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 
@@ -47,7 +44,7 @@ class Classifier(Head):
         labels: int,
         dimension: int,
         seed: int,
-        loss: LossOf = binary_cross_entropy,
+        loss: Loss = binary_cross_entropy,
         group: Group = ALONE,
     ) -> None:
         self.labels = labels
@@ -66,8 +63,8 @@ class Classifier(Head):
 
     @classmethod
     def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "Classifier":
-        loss = binary_cross_entropy if is_binary(recipe.loss) else build_loss(recipe.loss)
-        return cls(recipe.classifier, labels, encoder.dimension, recipe.train.seed, loss, context.group)
+        seed, loss = recipe.train.seed, build_loss(recipe.loss)
+        return cls(recipe.classifier, labels, encoder.dimension, seed, loss, context.group)
 
     @property
     def vectors(self) -> torch.Tensor:
@@ -87,10 +84,10 @@ class Classifier(Head):
     ) -> tuple[float, torch.Tensor]:
         """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
-        Gather, loss, backward pass and update; binary cross-entropy does it in one pass over rows in main memory.
+        Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows.
         """
         lr = self._lr * factor
-        if self.matrix.compiled and self._loss is binary_cross_entropy:
+        if self._loss.options == binary_cross_entropy.options:
             return binary_step(x, self.matrix, candidates, lr, number, scale)
         leaf, w = x.detach().requires_grad_(), self.matrix.gather(candidates.ids)
         value = self._loss(leaf, w, candidates, self._group) * scale

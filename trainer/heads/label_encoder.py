@@ -11,10 +11,9 @@ from schemas.tables import PAD
 from trainer.config import Recipe
 from trainer.config.head import HeadSection
 from trainer.encoders import Encoder
-from trainer.group import ALONE, Group, label_range
+from trainer.group import label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.heads.gradient_cache import LABELS, CachedEmbeddings, EmbeddingKey
-from trainer.heads.label_texts import LabelTexts
 from trainer.inputs import Inputs
 from trainer.losses import build_loss
 from trainer.negatives.candidates import draw_positives, every_query_with
@@ -53,33 +52,25 @@ class LabelEncoderHead(Head):
     section = LabelEncoderSection
     has_rows = False
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        encoder: Encoder,
-        texts: LabelTexts | None,
-        label_encoder: Encoder | None = None,
-        group: Group = ALONE,
-    ) -> None:
+    def __init__(self, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> None:
         assert isinstance(recipe.head, LabelEncoderSection)
         self._options = recipe.head
         self._pool, self._seed = recipe.negatives.pool, recipe.train.seed
-        self._texts, self._group = texts, group
-        self._label_encoder, self._shared = label_encoder or encoder, label_encoder is None
+        self._texts, self._group = context.texts, context.group
+        self._label_encoder = encoder if recipe.head.shared else context.build_encoder()
         self._loss = build_loss(recipe.loss)
         self._vectors: torch.Tensor | None = None
         self._pending: tuple[CachedEmbeddings, torch.Tensor] | None = None
         self.query_batch = recipe.head.query_batch
-        self.labels = 0 if texts is None else len(texts)
-        self.start, self.stop = label_range(self.labels, group.rank, group.ranks)
+        self.labels = 0 if self._texts is None else labels
+        self.start, self.stop = label_range(self.labels, self._group.rank, self._group.ranks)
 
     @classmethod
     def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "LabelEncoderHead":
-        second = None if recipe.head.encoders == 1 else context.build_encoder()
-        return cls(recipe, encoder, context.texts, second, context.group)
+        return cls(recipe, encoder, labels, context)
 
     def encoders(self) -> dict[str, Encoder]:
-        return {} if self._shared else {"label-encoder": self._label_encoder}
+        return {} if self._options.shared else {"label-encoder": self._label_encoder}
 
     @property
     def vectors(self) -> torch.Tensor:
@@ -95,7 +86,7 @@ class LabelEncoderHead(Head):
         return self._vectors
 
     @property
-    def texts(self) -> LabelTexts:
+    def texts(self) -> Inputs:
         assert self._texts is not None, "this model was loaded to embed what it is given"
         return self._texts
 

@@ -1,7 +1,6 @@
 """Texts of labels on disk, as an encoder reads them: rows are read by label id, and none stays in memory."""
 
 import tempfile
-from collections.abc import Sequence
 from typing import IO
 
 import numpy as np
@@ -14,33 +13,19 @@ from schemas.shard_files.shards import iterate
 from trainer.inputs import Inputs, Kind, columns_of, require_inputs
 
 
-class LabelTexts:
-    """Tokens, features or both of the labels [0, L), decoded once into scratch files that are mapped into memory.
+def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
+    """Open tokens, features or both of DATA's labels [0, L), decoded once into scratch files that are mapped.
 
-    The system keeps of them in memory what it has room for. They are gone when the process ends.
+    The system keeps of them in memory what it has room for. They are gone when the process ends. Raises InputError
+    where the labels lack what `kind` reads, TableError.
     """
-
-    def __init__(self, columns: dict[str, Ragged], rows: int) -> None:
-        self._inputs, self._rows = Inputs.from_columns(columns), rows
-
-    @classmethod
-    def open(cls, data: DataLayout, kind: Kind) -> "LabelTexts":
-        """Open DATA's. Raises InputError where the labels lack what `kind` reads, TableError."""
-        manifest = open_manifest(data.labels, "labels")
-        require_inputs(data.labels, manifest, kind)
-        names = columns_of(kind)
-        writers = {name: _Writer() for name in names}
-        for group in iterate(data.labels, manifest, names):
-            for name, writer in writers.items():
-                writer.add(list_column(group, name))
-        return cls({name: writer.mapped() for name, writer in writers.items()}, manifest.rows)
-
-    def __len__(self) -> int:
-        return self._rows
-
-    def take(self, ids: np.ndarray | Sequence[int]) -> Inputs:
-        """Return the labels `ids` [n], in that order."""
-        return self._inputs.take(np.asarray(ids, np.int64))
+    manifest = open_manifest(data.labels, "labels")
+    require_inputs(data.labels, manifest, kind)
+    writers = {name: _Writer() for name in columns_of(kind)}
+    for group in iterate(data.labels, manifest, list(writers)):
+        for name, writer in writers.items():
+            writer.add(list_column(group, name))
+    return Inputs.from_columns({name: writer.mapped() for name, writer in writers.items()})
 
 
 class _Writer:

@@ -1,33 +1,37 @@
 """Embeddings of a batch's queries in training, and the way of their gradient back into the encoder."""
 
-from collections.abc import Callable
-from typing import Protocol
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from trainer.encoders import Encoder
-from trainer.encoders.frozen import FrozenEmbeddings
 from trainer.group import Group
 from trainer.heads.gradient_cache import CachedEmbeddings, EmbeddingKey
-from trainer.stream.batch import Batch
+from trainer.stream import Batch, Source
 
 
-class QueryEmbeddings(Protocol):
+class QueryEmbeddings(ABC):
     """Embeddings of one batch after the other, each followed by its gradient."""
 
-    trains: bool  # False: the encoder stays as it is, and no gradient is wanted
+    trains = True  # False: the encoder stays as it is, and no gradient is wanted
 
+    def begin(self, sources: Sequence[Source]) -> None:  # noqa: B027
+        """Begin an epoch over `sources`."""
+
+    @abstractmethod
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
         """Return x [b, D] of a rank's part of a batch, without a graph; it begins at row `first` of the global one."""
 
+    @abstractmethod
     def backward(self, gradient: torch.Tensor) -> None:
         """Add to the encoder's gradients from `gradient` [b, D] on the last x."""
 
 
-class WholeBatch:
+class WholeBatch(QueryEmbeddings):
     """Queries at once, with their graph in memory; `lap` hears when they are prepared."""
-
-    trains = True
 
     def __init__(self, encoder: Encoder, group: Group, lap: Callable[[str], None]) -> None:
         self._encoder, self._group, self._lap = encoder, group, lap
@@ -43,10 +47,8 @@ class WholeBatch:
         self._x.backward(gradient)
 
 
-class SubBatches:
+class SubBatches(QueryEmbeddings):
     """Queries in `parts` sub-batches, or in such of `size` rows (0: one), the graph of one in memory at a time."""
-
-    trains = True
 
     def __init__(self, encoder: Encoder, size: int = 0, parts: int = 0) -> None:
         self._encoder, self._size, self._parts = encoder, size, parts
@@ -61,16 +63,37 @@ class SubBatches:
         self._cached.backward(gradient)
 
 
-class FrozenQueries:
-    """Queries by an encoder that does not learn, each encoded once."""
+class FrozenQueries(QueryEmbeddings):
+    """Queries by an encoder that does not change, each encoded once (NGAME, appendix C, module M2), without dropout.
+
+    A scratch file of [N, D] float16 holds x of the training rows by their ids, and every x is rounded to it: a run that
+    is resumed encodes again and gets the same. Row ids belong to tables: with other tables all are encoded again.
+    """
 
     trains = False
 
-    def __init__(self, embeddings: FrozenEmbeddings) -> None:
-        self._embeddings = embeddings
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._tables: list[str] = []
+
+    def begin(self, sources: Sequence[Source]) -> None:
+        """Begin an epoch over `sources`: forget the rows of others."""
+        tables = [source.table.manifest.digest for source in sources]
+        if tables == self._tables:
+            return
+        self._tables = tables
+        rows = sum(source.rows for source in sources)
+        with tempfile.TemporaryFile(prefix="extremis-frozen-") as scratch:  # the map keeps it
+            self._x = np.memmap(scratch, np.float16, "w+", shape=(max(1, rows), self._encoder.dimension))
+        self._encoded = np.zeros(rows, bool)
 
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
-        return self._embeddings.of(batch)
+        new = np.flatnonzero(~self._encoded[batch.rows])
+        if len(new):
+            encoded = self._encoder.encode(self._encoder.prepare(batch.inputs.take(new)))
+            self._x[batch.rows[new]] = encoded.float().numpy()
+            self._encoded[batch.rows[new]] = True
+        return torch.from_numpy(self._x[batch.rows].astype(np.float32))
 
     def backward(self, gradient: torch.Tensor) -> None:
         raise AssertionError("a frozen encoder takes no gradient")

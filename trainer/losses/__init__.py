@@ -1,21 +1,14 @@
 """Losses over candidate scores. Each returns the sum over queries; callers divide by the global batch size."""
 
+from trainer.config.loss import LossSection
 from trainer.losses.base import Loss
-from trainer.losses.binary import OneVsAll, binary_cross_entropy
-from trainer.losses.build import build_loss, is_binary
-from trainer.losses.contrastive import DecoupledSoftmax, InfoNCE, SoftmaxCrossEntropy
-from trainer.losses.soft_top_k import SoftTopK
-from trainer.losses.triplet import Triplet
+from trainer.losses.binary import binary_cross_entropy
 
-__all__ = [
-    "DecoupledSoftmax",
-    "InfoNCE",
-    "Loss",
-    "OneVsAll",
-    "SoftTopK",
-    "SoftmaxCrossEntropy",
-    "Triplet",
-    "binary_cross_entropy",
-    "build_loss",
-    "is_binary",
-]
+
+def build_loss(config: LossSection) -> Loss:
+    """Build the loss that `config` describes."""
+    loss: Loss = config.implementation(config)
+    return loss
+
+
+__all__ = ["Loss", "binary_cross_entropy", "build_loss"]

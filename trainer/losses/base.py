@@ -1,7 +1,6 @@
 """Base of all losses over candidates: a value, and slopes with respect to the scores, which become gradients here."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -26,7 +25,6 @@ class LossParts(NamedTuple):
     pool_slopes: BlockFunction
 
 
-@dataclass(frozen=True)
 class Loss(ABC):
     """A loss over any candidates with positives, summed over the queries; scores are x.w / `temperature`.
 
@@ -36,13 +34,8 @@ class Loss(ABC):
 
     section: ClassVar[type[LossSection]] = LossSection  # options of this kind
 
-    temperature: float = 1.0
-    chunk: int = 0
-
-    @classmethod
-    def of(cls, config: Any) -> "Loss":
-        """Build the loss that `config`, of type `section`, describes: its fields are those of the section."""
-        return cls(**config.model_dump(exclude={"kind"}))
+    def __init__(self, options: LossSection) -> None:
+        self.options = options
 
     def __call__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, group: Group = ALONE) -> torch.Tensor:
         """Return this rank's part of the loss; the sum over ranks is the loss.
@@ -65,10 +58,11 @@ class _LossFunction(Function):
     def forward(  # type: ignore[override]
         ctx: Any, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, loss: Loss, group: Group
     ) -> torch.Tensor:
+        temperature = loss.options.temperature
         wide = torch.promote_types(torch.promote_types(x.dtype, w.dtype), torch.float32)
         with torch.autocast(x.device.type, enabled=False):
-            scaled, vectors = x.to(wide) / loss.temperature, w.to(wide)
-            scores = Scores(scaled, vectors, candidates, loss.chunk, group)
+            scaled, vectors = x.to(wide) / temperature, w.to(wide)
+            scores = Scores(scaled, vectors, candidates, loss.options.chunk, group)
             parts = loss.differentiate(scores)
             grad_x = sparse_product(scores.query, scores.label, parts.pair_slopes, len(x), vectors, ascending=True)
             grad_w = sparse_product(scores.label, scores.query, parts.pair_slopes, len(w), scaled)
@@ -76,7 +70,7 @@ class _LossFunction(Function):
                 slopes = parts.pool_slopes(columns, block)
                 grad_x.addmm_(slopes, vectors[columns])
                 grad_w[columns].addmm_(slopes.T, scaled)
-            ctx.save_for_backward(grad_x.div_(loss.temperature).to(x.dtype), grad_w.to(w.dtype))
+            ctx.save_for_backward(grad_x.div_(temperature).to(x.dtype), grad_w.to(w.dtype))
             return parts.value
 
     @staticmethod

@@ -1,11 +1,10 @@
 """Binary cross-entropy over candidates: positives, hard and random negatives (ASTRA, equations 1 and 2)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch.nn.functional import softplus
 
+from trainer.config.loss import LossSection
 from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores, masked_scores
 from trainer.rows import kernels
@@ -14,7 +13,6 @@ from trainer.rows.threads import PARTS, in_parts
 from trainer.stream.batch import Candidates
 
 
-@dataclass(frozen=True)
 class OneVsAll(Loss):
     """sum_P softplus(-s) + sum_H softplus(s) + sum_R weight * softplus(s), R without P and H.
 
@@ -35,7 +33,7 @@ class OneVsAll(Loss):
         )
 
 
-binary_cross_entropy = OneVsAll()
+binary_cross_entropy = OneVsAll(LossSection())
 
 
 @torch.no_grad()
@@ -45,7 +43,7 @@ def binary_step(
     """Update the rows `candidates.ids`; return `scale` times the loss of x [B, D], and its gradient on x.
 
     The same as gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is read
-    once and written once, and no [C, D] is made. `rows` are in main memory.
+    once and written once, and no [C, D] is made.
     """
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0

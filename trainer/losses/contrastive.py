@@ -6,7 +6,6 @@ differ in how much another positive of the query counts: as much as a label (Sof
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +13,6 @@ from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores, finite
 
 
-@dataclass(frozen=True)
 class Contrastive(Loss):
     """sum_P v log(D_j / e^{s_j}), negatives weighted in D_j: a sampled one estimates the sum over all labels."""
 
@@ -42,7 +40,6 @@ class Contrastive(Loss):
         )
 
 
-@dataclass(frozen=True)
 class SoftmaxCrossEntropy(Contrastive):
     """Equation 3: -sum_P v (s_j - log sum over every candidate of e^s). Positives in the denominator count 1 each."""
 
@@ -50,7 +47,6 @@ class SoftmaxCrossEntropy(Contrastive):
         return torch.ones_like(scores.pair)
 
 
-@dataclass(frozen=True)
 class InfoNCE(Contrastive):
     """Equation 4: another positive counts as the pool holds it. The same as equation 3 where the pool is every label
     once, or the union of the batch's positives and negatives."""
@@ -59,7 +55,6 @@ class InfoNCE(Contrastive):
         return scores.pool_weight_of_pairs()
 
 
-@dataclass(frozen=True)
 class DecoupledSoftmax(Contrastive):
     """Equation 5: negatives alone beside the positive itself, so that no positive is pushed down by another."""
 

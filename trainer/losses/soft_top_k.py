@@ -1,6 +1,5 @@
 """SoftTop-k (DEXML, equations 6 and 7): positives are to be among the k best, in any order."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,7 +22,6 @@ class SoftTopKSection(LossSection):
     alpha: float = Field(2.0, gt=0, description="the steepness of its sigmoid")
 
 
-@dataclass(frozen=True)
 class SoftTopK(Loss):
     """-sum_P v log sigma(alpha (s_j + t)), where t is such that sigma(alpha (s + t)) sums to k over all candidates.
 
@@ -32,12 +30,10 @@ class SoftTopK(Loss):
     """
 
     section = SoftTopKSection
-
-    k: float = 5.0
-    alpha: float = 2.0
+    options: SoftTopKSection
 
     def differentiate(self, scores: Scores) -> LossParts:
-        alpha, query, positive = self.alpha, scores.query, scores.positive
+        alpha, query, positive = self.options.alpha, scores.query, scores.positive
         t = self.threshold(scores)
         weight = torch.where(positive, scores.weight, 0)
         share = torch.where(positive, 1, scores.weight).log()
@@ -64,26 +60,26 @@ class SoftTopK(Loss):
 
         Bisection of a bracket that holds t for certain, with Newton's step on log(sum / k) wherever it stays inside.
         """
-        share = torch.where(scores.positive, 1, scores.weight)
+        k, share = self.options.k, torch.where(scores.positive, 1, scores.weight)
         count = scores.sum(
             scores.pool_weight.sum()
             - scores.masked_weight()
             + share.new_zeros(scores.queries).index_add_(0, scores.query, share)
         )
         greatest, least = self._score_range(scores)
-        enough = count > self.k
-        middle = torch.logit(torch.where(enough, self.k / count, 0.5)) / self.alpha
+        enough = count > k
+        middle = torch.logit(torch.where(enough, k / count, 0.5)) / self.options.alpha
         # All scores at the greatest (the least) one give the lower (the upper) end.
         low, high = middle - greatest, middle - least
         t = low
-        tolerance = 64 * torch.finfo(t.dtype).eps * self.k
+        tolerance = 64 * torch.finfo(t.dtype).eps * k
         for _ in range(_PASSES):
             total, slope = self._sums(scores, share, t)
-            miss = total - self.k
+            miss = total - k
             if bool(((miss.abs() <= tolerance) | ~enough).all()):
                 break
             low, high = torch.where(miss < 0, t, low), torch.where(miss > 0, t, high)
-            newton = t - (total / self.k).log() * total / slope
+            newton = t - (total / k).log() * total / slope
             inside = (newton > low) & (newton < high)
             t = torch.where(inside, newton, (low + high) / 2)
         return torch.where(enough, t, _FAR)
@@ -102,15 +98,15 @@ class SoftTopK(Loss):
 
     def _sums(self, scores: Scores, share: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sum [B] of sigma(alpha (s + t)) over all candidates, and its derivative in t."""
-        sigma = torch.sigmoid(self.alpha * (scores.pair + t[scores.query]))
+        sigma = torch.sigmoid(self.options.alpha * (scores.pair + t[scores.query]))
         pairs = torch.stack([share * sigma, share * sigma * (1 - sigma)])
         sums = pairs.new_zeros(2, scores.queries).index_add_(1, scores.query, pairs)
         for columns, s in scores.blocks():
-            sigma = (s + t[:, None]).mul_(self.alpha).sigmoid_()
+            sigma = (s + t[:, None]).mul_(self.options.alpha).sigmoid_()
             sums[0] += sigma @ scores.pool_weight[columns]
             sums[1] += sigma.addcmul_(sigma, sigma, value=-1) @ scores.pool_weight[columns]
         total, slope = scores.sum(sums)
-        return total, self.alpha * slope
+        return total, self.options.alpha * slope
 
 
 def _log_derivative(logits: torch.Tensor) -> torch.Tensor:

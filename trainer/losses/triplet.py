@@ -1,8 +1,7 @@
 """Triplet loss with a margin, of every positive against every negative (NGAME, section 3)."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -32,7 +31,6 @@ class TripletSection(LossSection):
             )
 
 
-@dataclass(frozen=True)
 class Triplet(Loss):
     """sum_P sum_N v weight * max(0, s_n - s_j + margin), over the negatives with s_n >= least.
 
@@ -40,20 +38,15 @@ class Triplet(Loss):
     """
 
     section = TripletSection
-
-    margin: float = 0.3
-    least: float = -math.inf
-
-    @classmethod
-    def of(cls, config: Any) -> "Triplet":
-        least = 1 - config.radius**2 / 2 if config.radius else -math.inf
-        return cls(config.temperature, config.chunk, config.margin, least)
+    options: TripletSection
 
     def differentiate(self, scores: Scores) -> LossParts:
-        positives = _SortedPositives(scores, self.margin, self.least)
+        margin, radius = self.options.margin, self.options.radius
+        least = 1 - radius**2 / 2 if radius else -math.inf
+        positives = _SortedPositives(scores, margin, least)
         negative = ~scores.positive
         query, s, weight = scores.query[negative].long(), scores.pair[negative], scores.weight[negative]
-        below = torch.where(s >= self.least, positives.count_below(query, s + self.margin), 0)
+        below = torch.where(s >= least, positives.count_below(query, s + margin), 0)
         value = positives.loss(query, s, below) @ weight
         by_rank = torch.zeros_like(positives.weight).view(-1)
         by_rank.index_add_(0, query * positives.weight.shape[1] + below, weight)

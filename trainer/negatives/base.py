@@ -61,7 +61,6 @@ class NegativeSource(ABC):
     """
 
     name: ClassVar[str]
-    needs_x: ClassVar[bool] = True  # False: batches are planned ahead, before their queries are embedded
     stateful: ClassVar[bool] = False  # True: a resumed run needs its `state`, which one rank saves
     first_epoch: int = 0
 
@@ -71,9 +70,6 @@ class NegativeSource(ABC):
 
         On several ranks each returns labels of its own range, or all the same labels.
         """
-
-    def start(self) -> None:  # noqa: B027
-        """Get ready for the first step, unless `load` brings the state of an earlier one."""
 
     def touch(self, rows: np.ndarray) -> None:  # noqa: B027
         """Note that vectors `rows` [C], counted from the rank's first, each once, are updated."""
@@ -85,7 +81,7 @@ class NegativeSource(ABC):
         """Drop what a run that is resumed from the checkpoint will not have."""
 
     def state(self) -> State:
-        """Return what a resumed run needs, as arrays by name; not copied."""
+        """Return what a resumed run needs, as arrays by name, not copied; nothing before it was first asked."""
         return {}
 
     def load(self, state: State) -> None:  # noqa: B027
@@ -111,7 +107,6 @@ class NegativeSources:
     """All sources of a run that need embeddings, asked and kept up together."""
 
     sources: list[NegativeSource] = field(default_factory=list)
-    _started: set[str] = field(default_factory=set)
 
     @property
     def stateful(self) -> list[str]:
@@ -120,21 +115,17 @@ class NegativeSources:
 
     def find(self, batch: Batch, x: torch.Tensor) -> list[Sampled]:
         """Return what each source that serves the batch's epoch finds for it; x [B, D]."""
-        serving = [source for source in self.sources if batch.epoch >= source.first_epoch]
-        for source in serving:
-            if source.name not in self._started:
-                source.start()
-                self._started.add(source.name)
+        serving = (source for source in self.sources if batch.epoch >= source.first_epoch)
         return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
 
     def touch(self, rows: np.ndarray) -> None:
         """Note that vectors `rows` [C], each once, are updated."""
-        for source in self._running():
+        for source in self.sources:
             source.touch(rows)
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:
         """Follow `step` of `epoch`, which was number `global_step` of the run, counted from 1."""
-        for source in self._running():
+        for source in self.sources:
             source.after_step(global_step, epoch, step)
 
     def before_checkpoint(self) -> None:
@@ -148,17 +139,15 @@ class NegativeSources:
 
     def state(self) -> State:
         """Return the state of every source by its name; empty before the first was asked."""
-        return {f"{s.name}.{name}": array for s in self._running() for name, array in s.state().items()}
+        return {f"{s.name}.{name}": array for s in self.sources for name, array in s.state().items()}
 
     def load(self, state: State) -> None:
         """Go on from a `state`. Raises ValueError where it is of other sources."""
-        for source in self.sources if state else ():
+        for source in self.sources:
             prefix = f"{source.name}."
-            source.load({name.removeprefix(prefix): a for name, a in state.items() if name.startswith(prefix)})
-            self._started.add(source.name)
-
-    def _running(self) -> list[NegativeSource]:
-        return [source for source in self.sources if source.name in self._started]
+            own = {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+            if own:
+                source.load(own)
 
 
 def within(batch: Batch, start: int, stop: int) -> Batch:

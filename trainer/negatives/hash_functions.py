@@ -4,6 +4,7 @@ Function j L + t is number j of table t's K. A code is a function of the vector 
 the coordinates in their order, whatever else is hashed beside it.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -20,7 +21,7 @@ _ATTEMPTS = 64  # of an empty bin to borrow another's winner by chance, before t
 _NONE = -1
 
 
-def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> "SimHash | Dwta":
+def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> "HashFunctions":
     """Open the family by name; `width` is m of DWTA. Raises ValueError for too many buckets, or no bin."""
     buckets = (2 if family == "simhash" else width) ** bits
     if not 2 <= buckets <= MOST_BUCKETS:
@@ -33,13 +34,35 @@ def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: in
 
 
 @dataclass(frozen=True)
-class SimHash:
-    """Signs of Gaussian projections (equation 2): two vectors at angle a share one with probability 1 - a / pi."""
+class HashFunctions(ABC):
+    """A family of functions: K `bits` to a code, one code a table."""
 
     dimension: int  # D
     bits: int  # K
     tables: int  # L
     seed: int
+
+    @property
+    @abstractmethod
+    def buckets(self) -> int:
+        """Number of codes."""
+
+    def codes(self, vectors: np.ndarray) -> np.ndarray:
+        """Hash `vectors` [n, D] to codes [n, L], uint8 up to 256 buckets, int16 above. ValueError for another D."""
+        if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
+            raise ValueError(f"vectors are {vectors.shape}; these functions hash [n, {self.dimension}]")
+        codes = np.empty((len(vectors), self.tables), code_type(self.buckets))
+        self._hash(np.ascontiguousarray(vectors, np.float32), codes)
+        return codes
+
+    @abstractmethod
+    def _hash(self, vectors: np.ndarray, codes: np.ndarray) -> None:
+        """Write the codes of `vectors` to `codes`."""
+
+
+@dataclass(frozen=True)
+class SimHash(HashFunctions):
+    """Signs of Gaussian projections (equation 2): two vectors at angle a share one with probability 1 - a / pi."""
 
     @property
     def buckets(self) -> int:
@@ -52,25 +75,18 @@ class SimHash:
         draw = generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.DIRECTIONS)
         return draw.standard_normal(size, np.float32)
 
-    def codes(self, vectors: np.ndarray) -> np.ndarray:
-        """Hash `vectors` [n, D] to codes [n, L], uint8 up to 256 buckets, int16 above. ValueError for another D."""
-        vectors, codes = _prepared(vectors, self)
+    def _hash(self, vectors: np.ndarray, codes: np.ndarray) -> None:
         _signs(vectors, self.directions, self.bits, codes)
-        return codes
 
 
 @dataclass(frozen=True)
-class Dwta:
+class Dwta(HashFunctions):
     """Densified winner-take-all: which of a bin's m coordinates is the largest (equation 4); zeros take no part.
 
     Bins are cut from permutations of the coordinates. The K of a table come from different ones, so that they are
     independent, as p^K asks. A bin of zeros borrows the winner of another, the same for every vector.
     """
 
-    dimension: int  # D
-    bits: int  # K
-    tables: int  # L
-    seed: int
     width: int = 2  # m; with 2 the code has K bits
 
     @property
@@ -91,23 +107,12 @@ class Dwta:
     def _key(self) -> np.uint64:
         return np.uint64(generator(self.seed, Purpose.HASH_FUNCTIONS, HashFunctionsStream.BORROWING).integers(0, 2**63))
 
-    def codes(self, vectors: np.ndarray) -> np.ndarray:
-        """Hash `vectors` [n, D] to codes [n, L], uint8 up to 256 buckets, int16 above. ValueError for another D."""
-        vectors, codes = _prepared(vectors, self)
+    def _hash(self, vectors: np.ndarray, codes: np.ndarray) -> None:
         _winners(vectors, self.coordinates, self._key, codes)
-        return codes
 
 
 def code_type(buckets: int) -> np.dtype:
     return np.dtype(np.uint8 if buckets <= 1 << 8 else np.int16)
-
-
-def _prepared(vectors: np.ndarray, hashes: SimHash | Dwta) -> tuple[np.ndarray, np.ndarray]:
-    """Return `vectors` [n, D] for a compiled loop, and room for their codes [n, L]."""
-    if vectors.ndim != 2 or vectors.shape[1] != hashes.dimension:
-        raise ValueError(f"vectors are {vectors.shape}; these functions hash [n, {hashes.dimension}]")
-    codes = np.empty((len(vectors), hashes.tables), code_type(hashes.buckets))
-    return np.ascontiguousarray(vectors, np.float32), codes
 
 
 @numba.njit(nogil=True, cache=True)

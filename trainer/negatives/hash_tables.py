@@ -13,7 +13,6 @@ import numpy as np
 from schemas.ragged import Ragged
 from trainer.negatives.hash_functions import code_type, scrambled
 
-POLICIES = ("reservoir", "fifo")
 Policy = Literal["reservoir", "fifo"]
 _FILLED = 4096  # rows put into one table after the other: their codes stay in the processor
 
@@ -52,11 +51,6 @@ class HashTables:
     def codes(self) -> np.ndarray:
         """[N, L]: the bucket of each row."""
         return self.arrays.codes
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in memory: those of `codes` grow with the rows, no others do."""
-        return sum(array.nbytes for array in self.arrays)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return everything that a later step depends on, by name; not copied."""

@@ -84,29 +84,28 @@ class HashedNegatives(NegativeSource):
         self._vectors, self._touched = vectors, list[np.ndarray]()
         self.labels, dimension = vectors.vectors.shape
         self.hashes = open_hashes(options.family, dimension, options.bits, options.tables, seed, options.width)
-        self._empty()
-
-    def _empty(self) -> None:
-        options, hashes = self.options, self.hashes
-        self.tables = HashTables(self.labels, hashes.tables, hashes.buckets, options.capacity, options.policy)
+        self.tables = HashTables(self.labels, options.tables, self.hashes.buckets, options.capacity, options.policy)
+        self._started = False
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
         assert x is not None
+        if not self._started:
+            self.start()
         batch = within(batch, self._vectors.start, self._vectors.stop)
         positives = Ragged(batch.positives, batch.positive_offsets)
         labels = self.sample(x.float().cpu().numpy(), positives, epoch=batch.epoch, step=batch.step)
         return Sampled(ids_from(labels.padded(), self._vectors.start))
 
     def start(self) -> None:
-        """Hash every row anew: linear in their number, once a run. No row is touched afterwards."""
-        self._empty()
-        self._touched.clear()
+        """Hash every row: linear in their number, once a run, where `load` brings no state of an earlier step."""
+        self._started = True
         for start in range(0, self.labels, _HASHED):
             ids = np.arange(start, min(start + _HASHED, self.labels))
             self.tables.insert(start, self.hashes.codes(self._vectors.read(ids)), self._key(0, 0))
 
     def touch(self, rows: np.ndarray) -> None:
-        self._touched.append(rows)
+        if self._started:
+            self._touched.append(rows)
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:
         """Hash touched rows again if it is due after `global_step` steps."""
@@ -149,11 +148,11 @@ class HashedNegatives(NegativeSource):
         return Ragged.from_counts(labels.values, sizes)
 
     def state(self) -> State:
-        return {**self.tables.state(), "touched": self.touched}
+        return {**self.tables.state(), "touched": self.touched} if self._started else {}
 
     def load(self, state: State) -> None:
         self.tables.load(state)
-        self._touched = [state["touched"].copy()]
+        self._touched, self._started = [state["touched"].copy()], True
 
     def _key(self, epoch: int, step: int) -> int:
         return int(generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.KEPT).integers(0, 2**63))

@@ -98,11 +98,11 @@ class Planner:
         """Return this rank's part of the batch, with the hard negatives of all sources."""
         ranked = [self._columns(batch, each.ids) for each in sampled if each.ranked]
         others = [each.ids for each in sampled if not each.ranked]
-        batch = replace(batch, hard=_side_by_side(ranked) if ranked else None)
+        batch = replace(batch, hard=np.concatenate(ranked, axis=1) if ranked else None)
         batch = batch if self.part is None else within(batch, *self.part)
         if not others:
             return batch
-        ids = _side_by_side(others)
+        ids = np.concatenate(others, axis=1)
         return replace(batch, hard=join_hard(batch, ids if self.part is None else ids_within(ids, *self.part)))
 
     def _columns(self, batch: Batch, ranked: np.ndarray) -> np.ndarray:
@@ -138,7 +138,3 @@ def draw_hard(hard: np.ndarray, count: int, *, seed: int, epoch: int, step: int)
         return hard
     columns = generator(seed, Purpose.HARD_COLUMNS, epoch, step).permutation(hard.shape[1])[:count]
     return hard[:, columns]
-
-
-def _side_by_side(ids: Sequence[np.ndarray]) -> np.ndarray:
-    return ids[0] if len(ids) == 1 else np.concatenate(ids, axis=1)

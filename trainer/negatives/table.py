@@ -10,7 +10,6 @@ class Table(NegativeSource):
     """The joined table's K columns: mined with the model of a few epochs ago, without positives."""
 
     name = "table"
-    needs_x = False
 
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
         return None if batch.hard is None else Sampled(batch.hard, ranked=True)

@@ -5,7 +5,7 @@ Each rank keeps and writes the embeddings of some shards, and the vectors of its
 
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,9 +52,9 @@ class EmbeddingCollector:
         # The rows [first, last) are this rank's.
         self._first = self._places[0].start if self._places else 0
         self._last = self._places[-1].stop if self._places else 0
-        self._scratch = tempfile.TemporaryFile(prefix="extremis-dump-")  # noqa: SIM115
         shape = (max(1, self._last - self._first), dimension)
-        self._vectors = np.memmap(self._scratch, np.float16, "w+", shape=shape)
+        with tempfile.TemporaryFile(prefix="extremis-dump-") as scratch:  # the map keeps it
+            self._vectors = np.memmap(scratch, np.float16, "w+", shape=shape)
         self._fresh: list[np.ndarray] = []
 
     def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
@@ -85,27 +85,18 @@ class EmbeddingCollector:
                 part = pq.read_table(content, page_checksum_verification=True)
             self._take(part.column("query_id").to_numpy(), matrix_column(part, "vector"))
 
-    def publish_for_clusters(self, parameters: dict) -> None:
-        """Write the embeddings alone, aligned with each source: clusters are made of nothing else."""
-        for number in range(len(self._sources)):
-            self._publish_source(number, {**parameters, "epoch": self.epoch})
-        self._remove_parts()
+    def publish(self, vectors: torch.Tensor | None, labels: int, parameters: dict) -> None:
+        """Write each source's embeddings, aligned with it, and last the vectors [n, D] of this rank's of `labels`.
 
-    def publish(self, vectors: torch.Tensor, labels: int, parameters: dict) -> None:
-        """Write each source's embeddings, aligned with it, and last the vectors [n, D] of this rank's of `labels`."""
+        Clusters are made of nothing but embeddings, which have the `parameters` then. Raises StorageError.
+        """
+        parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):
-            self._publish_source(number, {"epoch": self.epoch})
-        _publish_vectors(
-            self._run.vectors(self.epoch),
-            vectors,
-            {**parameters, "epoch": self.epoch, "sources": [source.name for source in self._sources]},
-            labels,
-            self._group,
-        )
-        self._remove_parts()
-
-    def close(self) -> None:
-        self._scratch.close()
+            self._publish_source(number, {"epoch": self.epoch} if vectors is not None else parameters)
+        if vectors is not None:
+            self._publish_vectors(vectors, labels, {**parameters, "sources": [source.name for source in self._sources]})
+        if self._group.first:
+            storage.remove(self._run.parts(self.epoch), recursive=True)
 
     def _take(self, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Keep what is this rank's; return its row ids."""
@@ -114,77 +105,44 @@ class EmbeddingCollector:
         self._vectors[kept - self._first] = x[inside]
         return kept
 
-    def _remove_parts(self) -> None:
-        if self._group.first:
-            storage.remove(self._run.parts(self.epoch), recursive=True)
-
     def _publish_source(self, number: int, parameters: dict) -> None:
         source = self._sources[number]
-        url = self._run.embeddings(self.epoch, source.name)
         queries = source.table.manifest
         base = sum(other.rows for other in self._sources[:number])
-        group_rows = queries.row_group_rows or 1
-        schema = tables.embeddings(self._dimension)
-        _begin(url, self._group)
-        shards: list[Shard] = []
-        for place in self._places:
-            if place.source == number:
-                ids = pa.array(np.arange(place.start - base, place.stop - base))
-                rows = self._vectors[place.start - self._first : place.stop - self._first]
-                table = pa.Table.from_arrays([ids, matrix_array(rows, pa.float16())], schema=schema)
-                shards.append(write_shard(url, place.index, len(queries.shards), table, group_rows))
-        _end(
-            url,
-            self._group,
-            shards,
-            Manifest(
-                kind="embeddings",
-                columns=columns_of(schema),
-                rows=queries.rows,
-                row_group_rows=group_rows,
-                id_range=(0, queries.rows),
-                parents={"queries": queries.digest},
-                parameters=parameters,
-            ),
+        blocks = (
+            (place.index, place.start - base, self._vectors[place.start - self._first : place.stop - self._first])
+            for place in self._places
+            if place.source == number
         )
-
-
-def _publish_vectors(url: str, vectors: torch.Tensor, parameters: dict, labels: int, group: Group) -> None:
-    """Publish classifier vectors [L, D] as a table of contiguous row blocks, cut where a rank's labels end.
-
-    `vectors` [n, D] are those of this rank's of `labels`. Raises StorageError.
-    """
-    ranges = [label_range(labels, rank, group.ranks) for rank in range(group.ranks)]
-    blocks = [
-        (rank, low, min(low + VECTOR_ROWS, stop))
-        for rank, (start, stop) in enumerate(ranges)
-        for low in range(start, stop, VECTOR_ROWS)
-    ]
-    first = ranges[group.rank][0]
-    narrow = vectors.dtype != torch.float32
-    schema = tables.vectors(vectors.shape[1], "float16" if narrow else "float32")
-    kind = pa.float16() if narrow else pa.float32()
-    _begin(url, group)
-    shards = []
-    for index, (rank, start, stop) in enumerate(blocks):
-        if rank == group.rank:
-            rows = vectors[start - first : stop - first]
-            block = matrix_array((rows.half() if narrow else rows).cpu().numpy(), kind)
-            table = pa.Table.from_arrays([pa.array(np.arange(start, stop)), block], schema=schema)
-            shards.append(write_shard(url, index, len(blocks), table, VECTOR_GROUP_ROWS))
-    _end(
-        url,
-        group,
-        shards,
-        Manifest(
-            kind="vectors",
-            columns=columns_of(schema),
-            rows=labels,
-            row_group_rows=VECTOR_GROUP_ROWS,
-            id_range=(0, labels),
+        manifest = Manifest(
+            kind="embeddings",
+            rows=queries.rows,
+            row_group_rows=queries.row_group_rows or 1,
+            parents={"queries": queries.digest},
             parameters=parameters,
-        ),
-    )
+        )
+        url, schema = self._run.embeddings(self.epoch, source.name), tables.embeddings(self._dimension)
+        _publish(url, self._group, schema, blocks, len(queries.shards), manifest)
+
+    def _publish_vectors(self, vectors: torch.Tensor, labels: int, parameters: dict) -> None:
+        """Publish vectors [L, D] as a table of contiguous row blocks, cut where a rank's labels end."""
+        group = self._group
+        ranges = [label_range(labels, rank, group.ranks) for rank in range(group.ranks)]
+        places = [
+            (rank, low, min(low + VECTOR_ROWS, stop))
+            for rank, (start, stop) in enumerate(ranges)
+            for low in range(start, stop, VECTOR_ROWS)
+        ]
+        first = ranges[group.rank][0]
+        narrow = vectors.dtype != torch.float32
+        blocks = (
+            (index, start, vectors[start - first : stop - first].to(torch.float16 if narrow else torch.float32).numpy())
+            for index, (rank, start, stop) in enumerate(places)
+            if rank == group.rank
+        )
+        manifest = Manifest(kind="vectors", rows=labels, row_group_rows=VECTOR_GROUP_ROWS, parameters=parameters)
+        schema = tables.vectors(vectors.shape[1], "float16" if narrow else "float32")
+        _publish(self._run.vectors(self.epoch), group, schema, blocks, len(places), manifest)
 
 
 def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
@@ -208,15 +166,29 @@ def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _Place]]:
     return places
 
 
-def _begin(url: str, group: Group) -> None:
-    """Unpublish the table at `url`, before any rank overwrites a shard of it."""
+def _publish(
+    url: str,
+    group: Group,
+    schema: pa.Schema,
+    blocks: Iterable[tuple[int, int, np.ndarray]],
+    count: int,
+    manifest: Manifest,
+) -> None:
+    """Publish a table of vectors by ids: this rank's `blocks`, (shard of `count`, first id, vectors [n, D]).
+
+    `manifest` is what it says besides columns, shards and range of ids. No rank overwrites a shard of a table that is
+    published still; the manifest comes when every rank has written its shards, which are in rank order.
+    """
     if group.first:
         unpublish(url)
     group.barrier()
-
-
-def _end(url: str, group: Group, shards: list[Shard], manifest: Manifest) -> None:
-    """Publish the table at `url` once every rank has written its `shards`, which are in rank order."""
+    shards: list[Shard] = []
+    for index, first, vectors in blocks:
+        ids = pa.array(np.arange(first, first + len(vectors)))
+        columns = [ids, matrix_array(vectors, schema.field("vector").type.value_type)]
+        table = pa.Table.from_arrays(columns, schema=schema)
+        shards.append(write_shard(url, index, count, table, manifest.row_group_rows or 1))
     gathered = itertools.chain.from_iterable(group.gather_objects(shards))
     if group.first:
-        publish(url, manifest.model_copy(update={"shards": tuple(gathered)}))
+        facts = {"columns": columns_of(schema), "shards": tuple(gathered), "id_range": (0, manifest.rows)}
+        publish(url, manifest.model_copy(update=facts))

@@ -1,7 +1,5 @@
 """Hardness of a table's negatives: their scores by the model of today against those that the table stores."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -18,27 +16,13 @@ GROUPS = 8  # row groups of a table that are read for it, at most
 ROWS = 64  # of a batch that are scored, at most
 
 
-@dataclass(frozen=True)
-class Hardness:
-    """Mean score of the same (query, hard negative) pairs: `then`, as the table holds it, and today."""
-
-    then: float
-    today: float
-
-    @property
-    def drop(self) -> float:
-        return self.then - self.today
-
-    def facts(self) -> dict[str, float]:
-        """Return what a run records."""
-        return {"score_then": self.then, "score_now": self.today, "score_drop": self.drop}
-
-
 @torch.no_grad()
-def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> Hardness | None:
-    """Compare over some rows of the batch, encoded as in training, with dropout, before the batch changes anything.
+def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> dict[str, float]:
+    """Return the mean score of the same (query, hard negative) pairs as the table holds it, today, and the difference.
 
-    Every rank calls it with its part of the batch. None where there is nothing to compare: no rows of a table, or one
+    Over some rows of the batch, encoded as in training, with dropout, before the batch changes anything.
+
+    Every rank calls it with its part of the batch. Empty where there is nothing to compare: no rows of a table, or one
     that was mined by label embeddings.
     """
     places, labels, scores = _stored(sources, batch.rows)
@@ -53,7 +37,7 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     sizes = group.sizes(len(places))
     width = max(group.sizes(labels.shape[1]))
     if not sum(sizes) or not width:
-        return None
+        return {}
     x = group.gather(x, sizes)
     labels = group.gather(torch.from_numpy(_widened(labels, width, PAD)), sizes).numpy()
     scores = group.gather(torch.from_numpy(_widened(scores, width, 0.0)), sizes).numpy()
@@ -62,7 +46,10 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     score = float((x[torch.from_numpy(row)] * w).sum())
     sums = torch.tensor([float(scores[row, column].sum()), score, float(len(row))], dtype=torch.float64)
     then, score, pairs = group.sum(sums).tolist()
-    return Hardness(then / pairs, score / pairs) if pairs else None
+    if not pairs:
+        return {}
+    then, today = then / pairs, score / pairs
+    return {"score_then": then, "score_now": today, "score_drop": then - today}
 
 
 def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -35,8 +35,8 @@ class Refresher:
         self, adoption: Adoption, step: int, model: Model, tables: list[Source], batch: Batch
     ) -> dict[str, int | float | bool | None]:
         """Return how old the adopted table is before `step`, what is new in it, and what its negatives still score."""
-        hardness = None if self.recipe.clusters else measure(model, self.group, tables, batch)
-        return adoption.staleness(step) | (hardness.facts() if hardness else {})
+        hardness = {} if self.recipe.clusters else measure(model, self.group, tables, batch)
+        return adoption.staleness(step) | hardness
 
     def dump(self, epoch: int, step: int, tables: list[Source], columns: int) -> EmbeddingCollector | None:
         """Open the dump of `epoch`, restored up to its `step`; None where no table is made of it, or it is there."""
@@ -57,7 +57,7 @@ class Refresher:
         if recipe.clusters:
             order = recipe.order
             clusters = {"size": order.clusters.at(recipe.train.epochs - 1, order.share), "smallest": order.cluster}
-            dump.publish_for_clusters({**facts, "split": recipe.data.split, CLUSTERS: clusters})
+            dump.publish(None, 0, {**facts, "split": recipe.data.split, CLUSTERS: clusters})
             return
         facts |= {"table_width": recipe.negatives.table_width, "index": recipe.refresh.index, "by": recipe.refresh.by}
         dump.publish(model.head.vectors, model.head.labels, facts)

@@ -1,7 +1,5 @@
 """Ranks of a step's hard negatives among all labels, by the model as it is then (MIPS-s, Figure 3)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -14,28 +12,22 @@ LABELS = 1 << 16  # that are scored at a time
 _TIE = 1e-9  # of a score: below that two sums of the same products differ by rounding alone
 
 
-@dataclass(frozen=True)
-class TrueRanks:
-    """`ranks` [n] int64, ascending, one a (query, hard negative): how many labels but its positives score higher."""
-
-    ranks: np.ndarray
-
-    def facts(self) -> dict[str, float]:
-        """Return their quantiles, and the share that are in the first 10, 100 and 1000."""
-        quantiles = np.quantile(self.ranks, (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
-        names = ("rank_p10", "rank_p50", "rank_p90")
-        within = {f"within_{first}": float((self.ranks < first).mean()) for first in (10, 100, 1000)}
-        return {"negatives": len(self.ranks), **dict(zip(names, quantiles, strict=True)), **within}
+def describe(ranks: np.ndarray) -> dict[str, float]:
+    """Return the quantiles of `ranks` [n], and the share that are in the first 10, 100 and 1000."""
+    quantiles = np.quantile(ranks, (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
+    names = ("rank_p10", "rank_p50", "rank_p90")
+    within = {f"within_{first}": float((ranks < first).mean()) for first in (10, 100, 1000)}
+    return {"negatives": len(ranks), **dict(zip(names, quantiles, strict=True)), **within}
 
 
 @torch.no_grad()
 def measure(
     vectors: torch.Tensor, start: int, x: torch.Tensor, batch: Batch, hard: np.ndarray, group: Group
-) -> TrueRanks | None:
-    """Measure over the global batch's first rows; None where they have no hard negatives. The same on every rank.
+) -> np.ndarray:
+    """Return ranks [n] int64, ascending, one a (query, hard negative): how many labels but its positives score higher.
 
-    `vectors` [n, D]: the rank's labels, from `start` on. x [B, D]. `hard` [B, k]: those of the rank's labels, counted
-    from start, -1 pads. Every rank calls it.
+    They are of the global batch's first rows, and the same on every rank; every rank calls it. `vectors` [n, D]: the
+    rank's labels, from `start` on. x [B, D]. `hard` [B, k]: those of the rank's labels, counted from start, -1 pads.
     """
     rows = min(ROWS, len(batch))
     x, hard = x[:rows].double(), hard[:rows]
@@ -44,11 +36,11 @@ def measure(
     mine = mine.masked_fill(torch.from_numpy(hard == PAD).to(x.device), -torch.inf)
     widths = group.sizes(hard.shape[1])
     if not sum(widths):
-        return None
+        return np.empty(0, np.int64)
     # [k, B] of every rank laid end to end, each row's in order: where a score lies among them counts for all at once.
     scores = torch.sort(group.gather(mine.T.contiguous(), widths).T.contiguous(), dim=1).values
     above = group.sum(_above(scores, x, vectors, start, batch, rows))
-    return TrueRanks(np.sort(above[torch.isfinite(scores)].cpu().numpy())) if torch.isfinite(scores).any() else None
+    return np.sort(above[torch.isfinite(scores)].numpy())
 
 
 def _above(

@@ -1,8 +1,12 @@
-"""Compiled loops over rows of a matrix in main memory: as matrix.py in torch, in one pass over the rows.
+"""Compiled loops over rows of a matrix in main memory, in one pass over the rows.
 
 Matrices of vectors come as unsigned integers of their width, uint32 for float32 and uint16 for the others, with their
 `form`. Every loop takes rows [start, stop) of `ids`, so that threads share one; rows are distinct. `block`: rows in
 hand as float32 [n, D] and their gradient, with number i of `ids` in row i - before.
+
+What is narrower than float32 is rounded stochastically, up or down so that the expectation is the value itself. The
+random bits are a hash of (key, row, column): no state, and the same whatever the order of rows, the number of threads
+or ranks, and after a resume. See docs/decisions/0012.
 
 Each part goes over many rows: called for every row, it would spend more on being called than on the row. For the same
 reason a loop over columns does one thing: of two, no vector instructions are made.
@@ -16,8 +20,6 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
-
-from trainer.rows.rounding import GOLDEN, MIX32, MIX64
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
 SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
@@ -65,9 +67,10 @@ class Queries(NamedTuple):
     scale: np.float32
 
 
-_GOLDEN = np.uint64(GOLDEN)
-(_S1, _F1), (_S2, _F2) = ((np.uint64(shift), np.uint64(factor)) for shift, factor in MIX64)
-(_R1, _M1), (_R2, _M2) = ((np.uint32(shift), np.uint32(factor)) for shift, factor in MIX32)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
+# Of splitmix64 (Steele, Lea and Flood, 2014), and of lowbias32 (Wellons, 2018).
+_S1, _F1, _S2, _F2 = (np.uint64(number) for number in (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB))
+_R1, _M1, _R2, _M2 = (np.uint32(number) for number in (16, 0x7FEB352D, 15, 0x846CA68B))
 _SIGN = np.uint32(0x8000)
 _BLOCK = 32  # rows in hand at a time; as many are on their way from memory meanwhile
 _LINE = 64  # bytes that come together
@@ -153,17 +156,25 @@ def _raw(context, value):  # type: ignore[no-untyped-def]
 
 @_loop
 def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
-    """Round `raw`, a float32, with 16 bits of `noise`: the law of trainer/rows/rounding.py."""
+    """Round `raw`, a float32: up where the 16 bits of `noise` are at least what is missing to the next value.
+
+    Infinity and the NaN that arithmetic gives have zeros in the low half, so they stay what they are.
+    """
     return np.uint32(np.uint32(raw + noise) >> np.uint32(16))
 
 
 @_loop
 def _float16(raw, noise):  # type: ignore[no-untyped-def]
-    """Round in the same way to float16. All ways are computed and one is chosen, as vector instructions do it."""
+    """Round in the same way to float16. All ways are computed and one is chosen, as vector instructions do it.
+
+    Below 2**-14 the values lie evenly, and what is left under 2**-13 of their distance is cut off. Greater values than
+    65504 become that.
+    """
     magnitude = np.uint32(raw & np.uint32(0x7FFFFFFF))
     noise = np.uint32(noise >> np.uint32(3))
     half = np.uint32(np.uint32(np.uint32(magnitude + noise) >> np.uint32(13)) - np.uint32(112 << 10))
     half = half if half < np.uint32(0x7BFF) else np.uint32(0x7BFF)
+    # m * 2**(e - 150) in units of 2**-37: 2**13 of those are one of the smallest values.
     away = np.uint32(np.uint32(113) - np.uint32(magnitude >> np.uint32(23)))
     away = away if away < np.uint32(31) else np.uint32(31)
     mantissa = np.uint32(np.uint32(magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000))

@@ -1,6 +1,7 @@
 """Zeros for large matrices: pages that nothing was written to take no memory and no disk."""
 
 import contextlib
+import math
 import mmap
 import os
 import tempfile
@@ -13,23 +14,16 @@ from schemas.sizes import say_bytes
 IN_MEMORY = "memory"
 
 
-def zeros(
-    shape: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-    storage: str = IN_MEMORY,
-    device: torch.device | str = "cpu",
-) -> torch.Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, storage: str = IN_MEMORY) -> torch.Tensor:
     """Return zeros of `shape`: in memory, or in a file of their own in the local directory `storage`.
 
     The file has no name, so that nothing is left of it however the process ends, and no block of it is on disk before
     it is written to. Raises InputError: no such directory, or not room enough in it for all of the matrix.
     """
-    count = 1
-    for length in shape:
-        count *= length
+    count = math.prod(shape)
     size = count * dtype.itemsize
-    if torch.device(device).type != "cpu" or not size:
-        return torch.zeros(shape, dtype=dtype, device=device)
+    if not size:
+        return torch.zeros(shape, dtype=dtype)
     memory = _anonymous(size) if storage == IN_MEMORY else _file(size, storage)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 

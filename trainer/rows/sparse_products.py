@@ -36,14 +36,11 @@ def sparse_product(
     """
     if ascending:
         starts = _starts(row, rows)
-    elif row.device.type == "cpu":
+    else:
         # A counting sort: a tenth of the time of torch's.
         sorted_by_row = by_row(row.numpy(), column.numpy(), value.numpy(), rows)
         column, value, starts = map(torch.from_numpy, sorted_by_row)
         starts = starts.to(column.dtype)
-    else:
-        order = torch.argsort(row, stable=True)
-        column, value, starts = column[order], value[order], _starts(row, rows)
     # A weighted sum of gathered rows per output row, in a fixed order: the same bits at every run.
     return torch.nn.functional.embedding_bag(
         column, dense, starts, mode="sum", per_sample_weights=value, include_last_offset=True
@@ -51,7 +48,7 @@ def sparse_product(
 
 
 def _starts(row: torch.Tensor, rows: int) -> torch.Tensor:
-    """Return offsets [rows + 1] of ascending row numbers (or of any, once sorted)."""
-    starts = torch.zeros(rows + 1, dtype=row.dtype, device=row.device)
+    """Return offsets [rows + 1] of ascending row numbers."""
+    starts = torch.zeros(rows + 1, dtype=row.dtype)
     torch.cumsum(torch.bincount(row, minlength=rows), 0, dtype=row.dtype, out=starts[1:])
     return starts

@@ -7,8 +7,10 @@ import numpy as np
 import torch
 
 from trainer.inputs import Inputs
-from trainer.padding import Padded, pad_rows
-from trainer.stream.batch_tensors import on_device, pack, pinned, unpack
+from trainer.padding import Padded, as_tensor, pad_rows
+from trainer.stream.batch_tensors import map_arrays, pack, unpack
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,16 @@ class Batch:
 
     def to(self, device: torch.device | str | int | None, non_blocking: bool = False) -> "Batch":
         """Return this batch with torch tensors on `device` in place of all arrays; unsigned token ids become int64."""
-        return on_device(self, device, non_blocking)
+
+        def move(array: np.ndarray | torch.Tensor) -> torch.Tensor:
+            moved = as_tensor(array).to(device, non_blocking=non_blocking)
+            return moved.to(torch.int64) if moved.dtype in _UNSIGNED else moved
+
+        return map_arrays(self, move)
 
     def pin_memory(self) -> "Batch":
-        """Return this batch with tensors in pinned memory, for `DataLoader(pin_memory=True)`."""
-        return pinned(self)
+        """Return this batch with tensors in pinned memory, which a device copies from without a halt."""
+        return map_arrays(self, lambda array: as_tensor(array).pin_memory())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pack into one piece of memory, shared in a DataLoader worker: no row is pickled."""

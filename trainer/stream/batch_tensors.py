@@ -1,4 +1,4 @@
-"""Batches as torch tensors, on a device or in pinned memory, and as one piece of memory shared between processes."""
+"""Batches as one piece of memory shared between processes, and changes of all their arrays."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -8,10 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from trainer.padding import as_tensor
-
 T = TypeVar("T")
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _ALIGNED = 64  # bytes
 
 
@@ -33,21 +30,6 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
         changed = {field.name: map_arrays(getattr(value, field.name), change, kinds) for field in fields(value)}
         return type(value)(**changed)  # type: ignore[return-value]
     return value
-
-
-def on_device(value: T, device: torch.device | str | int | None, non_blocking: bool = False) -> T:
-    """Move arrays to tensors on `device`; unsigned ids become int64 there, which torch's embeddings take."""
-
-    def move(array: np.ndarray | torch.Tensor) -> torch.Tensor:
-        moved = as_tensor(array).to(device, non_blocking=non_blocking)
-        return moved.to(torch.int64) if moved.dtype in _UNSIGNED else moved
-
-    return map_arrays(value, move)
-
-
-def pinned(value: T) -> T:
-    """Move arrays to tensors in pinned memory, which a device copies from without a halt."""
-    return map_arrays(value, lambda array: as_tensor(array).pin_memory())
 
 
 def pack(value: T) -> tuple[T, torch.Tensor] | None:

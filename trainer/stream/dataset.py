@@ -21,7 +21,7 @@ from trainer.stream.clusters import cluster_sizes, dealt_clusters
 from trainer.stream.decode import Damaged, Decoding, decodings
 from trainer.stream.loader_workers import WorkerChannel, WorkerSlice, slice_of_process
 from trainer.stream.order import EpochOrder, streams_of_rank
-from trainer.stream.prefetch import by_threads, in_line
+from trainer.stream.prefetch import Opened, Work, by_threads, in_line
 from trainer.stream.row_groups import Reading, RowGroups
 from trainer.stream.source import Source
 
@@ -97,10 +97,6 @@ class JoinedStream(IterableDataset):
         return self._channel.skipped
 
     @property
-    def sources(self) -> list[Source]:
-        return self._sources
-
-    @property
     def first_row(self) -> np.ndarray:
         """Id of the first row of each row group, and N at the end, [M + 1]."""
         return self._groups.first_row
@@ -122,14 +118,9 @@ class JoinedStream(IterableDataset):
             clusters,
         )
 
-    @property
-    def cluster(self) -> int:
-        """Rows of a cluster that the current epoch deals as one; 1 where rows are dealt on their own."""
-        return self._cluster_counts[0]
-
     @functools.cached_property
     def _cluster_counts(self) -> tuple[int, np.ndarray | None]:
-        """`cluster` and, where it is above 1, the number of clusters in each row group [M]."""
+        """Rows of a cluster (1: each is dealt alone) and, above 1, the number of clusters in each row group [M]."""
         if self._options.clusters == SINGLE_ROWS:
             return 1, None
         if self._groups.mix:
@@ -277,46 +268,29 @@ class JoinedStream(IterableDataset):
         finally:
             self._groups.close()
 
-    def _windows(self, order: EpochOrder, steps: range) -> Iterator["_WindowWork"]:
+    def _windows(self, order: EpochOrder, steps: range) -> Iterator[Work[Batch]]:
         first = steps.start // order.steps_per_window
         counted = self._slice is None or self._slice.worker == 0  # every worker decodes every window
         skip = self._channel.skip if counted else None
         fetched = WINDOWS_AHEAD + 1
         for decoding in decodings(order, self._groups, self._streams, first, fetched, self._options.damaged):
-            yield _WindowWork(decoding, order.epoch, first * order.steps_per_window, steps, self._options.plan, skip)
+            first_step = first * order.steps_per_window
+            yield Work(decoding.tasks, functools.partial(self._open, decoding, order.epoch, first_step, steps, skip))
             first += 1
 
+    def _open(
+        self, decoding: Decoding, epoch: int, first_step: int, steps: range, skip: Callable[[int], None] | None
+    ) -> Opened[Batch]:
+        """Open a window that is decoded, whose batch 0 is that of `first_step`, for its batches of `steps`."""
+        window, plan = decoding.result(), self._options.plan
+        if skip is not None:
+            skip(window.skipped)
 
-class _WindowWork:
-    """A window, decoded by `tasks`, and its batches of `steps`; batch 0 of the window is that of `first_step`."""
+        def deal(some: range) -> list[Batch]:
+            batches = window.batches(epoch, first_step, some)
+            return batches if plan is None else [replace(batch, candidates=plan(batch)) for batch in batches]
 
-    def __init__(
-        self,
-        decoding: Decoding,
-        epoch: int,
-        first_step: int,
-        steps: range,
-        plan: Plan | None,
-        skip: Callable[[int], None] | None,
-    ) -> None:
-        self._decoding, self._epoch, self._first_step, self._steps = decoding, epoch, first_step, steps
-        self._plan, self._skip = plan, skip
-        self.tasks = decoding.tasks
-
-    def open(self) -> None:
-        self._window = self._decoding.result()
-        if self._skip is not None:
-            self._skip(self._window.skipped)
-
-    def pieces(self) -> list[Callable[[], list[Batch]]]:
-        return [functools.partial(self._deal, some) for some in self._window.pieces(self._first_step, self._steps)]
-
-    def close(self) -> None:
-        self._window.close()
-
-    def _deal(self, steps: range) -> list[Batch]:
-        batches = self._window.batches(self._epoch, self._first_step, steps)
-        return batches if self._plan is None else [replace(batch, candidates=self._plan(batch)) for batch in batches]
+        return [functools.partial(deal, some) for some in window.pieces(first_step, steps)], window.close
 
 
 @functools.cache

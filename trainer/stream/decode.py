@@ -89,7 +89,7 @@ def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator
         by_stream = [order.segments(stream, window) for stream in streams]
         needed = {segment.group for segments in by_stream for segment in segments}
         cut = [] if window + 1 == order.windows else [segments[-1] for segments in by_stream if segments]
-        shared = {segment.group for segment in cut if order.goes_on(segment)} - before
+        shared = {segment.group for segment in cut if segment.stop < order.group_rows[segment.group]} - before
         yield sorted(needed - before, key=lambda group: (group not in shared, group)), shared
         before = shared
 

@@ -35,7 +35,9 @@ class WorkerChannel:
     """
 
     def __init__(self) -> None:
-        self._memory = torch.zeros(_BYTES, dtype=torch.uint8).share_memory_()
+        self._text = torch.zeros(_BYTES, dtype=torch.uint8).share_memory_()
+        # (number, bytes of the text, skipped rows)
+        self._header = torch.zeros(3, dtype=torch.int64).share_memory_()
 
     @property
     def number(self) -> int:
@@ -45,19 +47,18 @@ class WorkerChannel:
     def write(self, body: dict[str, Any]) -> None:
         """Write the next message. Raises InputError where it does not fit."""
         text = json.dumps(body).encode()
-        room = _BYTES - self._header.nbytes
-        if len(text) > room:
+        if len(text) > _BYTES:
             raise InputError(
-                f"the negatives' addresses take {len(text):,} bytes, and workers can be told {room:,}: "
+                f"the negatives' addresses take {len(text):,} bytes, and workers can be told {_BYTES:,}: "
                 "use shorter URLs, or fewer sources."
             )
-        self._text[: len(text)] = np.frombuffer(text, np.uint8)
+        self._text.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
         self._header[1] = len(text)
         self._header[0] += 1
 
     def read(self) -> dict[str, Any]:
         """Read the last message."""
-        body: dict[str, Any] = json.loads(self._text[: int(self._header[1])].tobytes())
+        body: dict[str, Any] = json.loads(self._text.numpy()[: int(self._header[1])].tobytes())
         return body
 
     @property
@@ -68,12 +69,3 @@ class WorkerChannel:
     def skip(self, rows: int) -> None:
         """Count `rows` more as skipped."""
         self._header[2] += rows
-
-    @property
-    def _header(self) -> np.ndarray:
-        """(number, bytes of the text, skipped rows) int64."""
-        return self._memory.numpy()[:24].view(np.int64)
-
-    @property
-    def _text(self) -> np.ndarray:
-        return self._memory.numpy()[24:]

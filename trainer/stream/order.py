@@ -134,10 +134,6 @@ class EpochOrder:
         rows = np.repeat(starts - until[:-1], sizes[permuted]) + np.arange(until[-1])
         return WindowDeal(rows, until[ends])
 
-    def goes_on(self, last: Segment) -> bool:
-        """Return true where the row group of a window's last segment has rows after it."""
-        return last.stop < int(self.group_rows[last.group])
-
     def _bounds(self, stream: int, window: int) -> list[tuple[int, np.ndarray]]:
         """Return (row group, bounds [u + 1] of its units, as rows within it) of each row group in one stream's window.
 

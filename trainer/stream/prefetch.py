@@ -3,21 +3,22 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
-class Work(Protocol[T]):
-    """Work that `tasks` prepare, in any threads and order; once open, its pieces give items, in any threads too."""
+# Pieces that give items, in any threads; and what ends the work once they have.
+Opened = tuple[list[Callable[[], list[T]]], Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class Work(Generic[T]):
+    """Work that `tasks` prepare, in any threads and order, before it is opened."""
 
     tasks: list[Callable[[], None]]
-
-    def open(self) -> None: ...
-
-    def pieces(self) -> list[Callable[[], list[T]]]: ...
-
-    def close(self) -> None: ...
+    open: Callable[[], Opened[T]]
 
 
 def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
@@ -25,10 +26,10 @@ def in_line(works: Iterator[Work[T]]) -> Generator[T, None, None]:
     for work in works:
         for task in work.tasks:
             task()
-        work.open()
-        for piece in work.pieces():
+        pieces, close = work.open()
+        for piece in pieces:
             yield from piece()
-        work.close()
+        close()
 
 
 def by_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generator[T, None, None]:
@@ -36,13 +37,13 @@ def by_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generato
 
     Tasks of the next one are handed out between the pieces of this one, so that neither waits for all of the other.
     """
-    pieces: deque[tuple[Future[list[T]], Work[T] | None]] = deque()
+    pieces: deque[tuple[Future[list[T]], Callable[[], None] | None]] = deque()
 
     def finish() -> list[T]:
-        future, last_of = pieces.popleft()
+        future, close = pieces.popleft()
         items = future.result()
-        if last_of is not None:
-            last_of.close()
+        if close is not None:
+            close()
         return items
 
     current = next(works, None)
@@ -50,13 +51,12 @@ def by_threads(pool: Executor, works: Iterator[Work[T]], depth: int) -> Generato
     while current is not None:
         for future in preparing:
             future.result()
-        current.open()
+        todo, close = current.open()
         following = next(works, None)
         tasks = deque(following.tasks if following is not None else [])
-        todo = current.pieces()
         preparing = []
         for number, piece in enumerate(todo, 1):
-            pieces.append((pool.submit(piece), current if number == len(todo) else None))
+            pieces.append((pool.submit(piece), close if number == len(todo) else None))
             share = -(-len(tasks) // (len(todo) - number + 1))
             preparing += [pool.submit(tasks.popleft()) for _ in range(share)]
             if len(pieces) > depth:

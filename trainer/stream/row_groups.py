@@ -114,7 +114,7 @@ class RowGroups:
             if self._downloads is None:
                 self._downloads = DownloadQueue(
                     self._download,
-                    lambda item: self._part(item).bytes,
+                    lambda item: self._parts(item[0])[item[1]].bytes,
                     self._reading.threads,
                     self._reading.ahead_bytes,
                 )
@@ -142,8 +142,10 @@ class RowGroups:
         Raises TableError that names shard and row group, StorageError.
         """
         self._after_fork()
+        downloads = self._downloads
         rows, *negatives = [
-            self._read(part, self._downloaded((group, number))) for number, part in enumerate(self._parts(group))
+            self._read(part, None if downloads is None else downloads.take((group, number)))
+            for number, part in enumerate(self._parts(group))
         ]
         if self._places[group][0].table.manifest.kind == "labels":
             ids = rows.column("label_id").to_numpy()
@@ -197,16 +199,9 @@ class RowGroups:
             parts.append(_Part(source.negatives, shard, within, rows, ("label_ids",)))
         return parts
 
-    def _part(self, item: tuple[int, int]) -> _Part:
-        group, number = item
-        return self._parts(group)[number]
-
-    def _downloaded(self, item: tuple[int, int]) -> Pieces | None:
-        downloads = self._downloads
-        return None if downloads is None else downloads.take(item)
-
     def _download(self, item: tuple[int, int]) -> Pieces:
-        part = self._part(item)
+        group, number = item
+        part = self._parts(group)[number]
         shard = self._shards.get(part.table.url, part.entry)
         with naming_damage(f"{part.place}, row group {part.group}"):
             return shard.fetch(part.group, part.columns)

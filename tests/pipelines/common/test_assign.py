@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.common import assign
-from pipelines.sharding.frequencies import count_labels, sum_counts
+from pipelines.sharding.labels import count_labels, sum_counts
 
 
 def test_defaults() -> None:

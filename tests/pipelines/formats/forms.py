@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.formats import by_name
-from pipelines.formats.base import LABELS, PAIRS, Context, Format, Inputs, labels_schema, pairs_schema
+from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, labels_schema, pairs_schema
 from pipelines.formats.rejects import Reject
 
 
@@ -29,7 +29,6 @@ def read_all(
     form = pickle.loads(pickle.dumps(form))
     inputs = form.find(str(source))
     assert pickle.loads(pickle.dumps(inputs)) == inputs
-    context = Context(text, inputs.labels, inputs.features)
     tables: dict[str, Table] = {}
     for part in inputs.parts:
         table = tables.setdefault(part.table, Table())
@@ -40,14 +39,11 @@ def read_all(
             assert 0 < raw.num_rows <= block_rows
             short = raw.num_rows < block_rows
             raw = pickle.loads(pickle.dumps(raw))
+            parsed = form.parse(raw, first, part, text)
             if part.table == LABELS:
-                parsed = form.parse_labels(raw, first, part, context)
                 assert parsed.batch.schema in (labels_schema(False), labels_schema(True))
             elif part.table.startswith(PAIRS):
-                parsed = form.parse_pairs(raw, first, part, context)
                 assert parsed.batch.schema == pairs_schema()
-            else:
-                parsed = form.parse_points(raw, first, part, context)
             parsed.batch.validate(full=True)
             rows = parsed.batch["row"].to_pylist()
             assert rows == sorted(set(rows))

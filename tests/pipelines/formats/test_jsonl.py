@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipelines.formats import FORMATS, choose
 from pipelines.formats.beir import Beir
 from pipelines.formats.fields import Fields, parse_fields
-from pipelines.formats.jsonl import Jsonl
+from pipelines.formats.keyed import Jsonl
 from pipelines.formats.rejects import Reason
 from schemas import storage
 from schemas.errors import InputError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.formats import choose
 from pipelines.formats.fields import parse_fields
-from pipelines.formats.parquet import Parquet
+from pipelines.formats.keyed import Parquet
 from pipelines.formats.rejects import Reason
 from schemas import storage
 from schemas.errors import InputError

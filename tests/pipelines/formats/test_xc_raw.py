@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.formats.base import Context, Parsed, Part
+from pipelines.formats.base import Parsed, Part
 from pipelines.formats.rejects import Reason
 from pipelines.formats.xc_raw import XcRaw
 
@@ -29,12 +29,12 @@ NEAR = st.fixed_dictionaries({}, optional=dict.fromkeys(("uid", "title", "conten
 
 def parse_points(lines: Sequence[bytes], first: int, file: str = "f", text: str = "title+content") -> Parsed:
     raw = pa.record_batch({"line": pa.array(lines, pa.large_binary())})
-    return XcRaw().parse_points(raw, first, Part("train", file, {"json": file}), Context(text))
+    return XcRaw().parse(raw, first, Part("train", file, {"json": file}), text)
 
 
 def parse_labels(lines: Sequence[bytes], first: int) -> Parsed:
     raw = pa.record_batch({"line": pa.array(lines, pa.large_binary())})
-    return XcRaw().parse_labels(raw, first, Part("labels", "f", {"json": "f"}), Context("title"))
+    return XcRaw().parse(raw, first, Part("labels", "f", {"json": "f"}), "title")
 
 
 @settings(deadline=None)

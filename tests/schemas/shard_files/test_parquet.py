@@ -15,7 +15,6 @@ from schemas.errors import StorageError, TableError
 from schemas.manifest import open_manifest, publish, verify
 from schemas.shard_files.parquet import (
     ShardEncoder,
-    ShardFile,
     encode,
     list_array,
     list_column,
@@ -24,6 +23,7 @@ from schemas.shard_files.parquet import (
     open_shard,
     row_groups_of,
     write_shard,
+    writing_shard,
 )
 from schemas.shard_files.ranges import Access
 from schemas.shard_files.shards import iterate, read_group, write_table
@@ -70,12 +70,12 @@ def test_a_shard_written_bit_by_bit_is_the_shard_written_at_once(tmp_path: Path,
     table = negatives(50)
     root = scheme + str(tmp_path)
     whole = write_shard(join(root, "whole"), 1, 3, table, 8)
-    with ShardFile(join(root, "bits"), 1, 3, table.schema, 8) as file:
+    with writing_shard(join(root, "bits"), 1, 3, table.schema, 8) as file:
         for start in range(0, 50, 11):
             file.write(table.slice(start, 11))
     assert file.entry == whole
     assert storage.read_bytes(join(root, "bits", whole.path)) == storage.read_bytes(join(root, "whole", whole.path))
-    with pytest.raises(ZeroDivisionError), ShardFile(join(root, "none"), 0, 1, table.schema, 8) as file:
+    with pytest.raises(ZeroDivisionError), writing_shard(join(root, "none"), 0, 1, table.schema, 8) as file:
         file.write(table.slice(1 // 0))
     assert storage.list_names(join(root, "none")) == []
 

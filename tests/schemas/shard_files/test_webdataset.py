@@ -15,7 +15,7 @@ from schemas import storage, tables
 from schemas.errors import StorageError, TableError
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard, open_manifest
-from schemas.shard_files import tar, webdataset
+from schemas.shard_files import ranges, tar, webdataset
 from schemas.shard_files.parquet import list_array
 from schemas.shard_files.shards import iterate, iterate_shard, open_shard, read_group, write_table
 from schemas.storage import join
@@ -147,7 +147,7 @@ def test_a_row_group_is_one_read() -> None:
 
 
 def test_an_index_that_is_longer_than_the_first_look_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webdataset, "_TAIL", 30)
+    monkeypatch.setattr(ranges, "_TAIL", 30)
     table = some(20)
     manifest = publish("memory://webdataset/long", table)
     assert pa.concat_tables(iterate("memory://webdataset/long", manifest)).equals(table)

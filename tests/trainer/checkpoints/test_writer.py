@@ -2,6 +2,8 @@
 
 import itertools
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,8 @@ import trainer.checkpoints.writer
 from schemas.errors import StorageError
 from schemas.layout import RunLayout
 from tests.ranks import on_ranks
-from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges
+from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges, write_tensors
 from trainer.checkpoints.snapshot import RowSnapshot
-from trainer.checkpoints.tensors import write_tensors
 from trainer.checkpoints.writer import CheckpointWriter, Contents
 from trainer.group import ALONE, Group, label_range
 
@@ -69,13 +70,33 @@ def test_tensors_are_a_safetensors_file_of_any_dtype(tmp_path: Path, dtype: torc
         "none": torch.empty(0, 4),
         "number": torch.tensor(3.5),
     }
-    shard = write_tensors(str(tmp_path), "x.safetensors", 7, tensors)
+    shard = write_tensors(str(tmp_path), "x", tensors, rows=7)
     loaded = load_file(tmp_path / "x.safetensors")
     assert loaded.keys() == tensors.keys()
     for name, value in tensors.items():
         assert loaded[name].dtype == value.dtype
         assert torch.equal(loaded[name], value)
     assert shard.bytes == (tmp_path / "x.safetensors").stat().st_size
+
+
+FULL = """
+import resource, signal, sys, torch
+from schemas.errors import StorageError
+from trainer.checkpoints.checkpoint import write_tensors
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+try:
+    write_tensors(sys.argv[1], "x", {"weight": torch.zeros(5000)})
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "x.safetensors: File too large; free some space" in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def values(labels: int = LABELS) -> dict[str, torch.Tensor]:

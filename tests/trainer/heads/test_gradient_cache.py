@@ -12,8 +12,9 @@ from tests.ranks import on_ranks
 from trainer.config import Recipe
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group, label_range
+from trainer.heads.base import HeadContext
 from trainer.heads.label_encoder import LabelEncoderHead
-from trainer.heads.label_texts import LabelTexts
+from trainer.heads.label_texts import open_label_texts
 from trainer.heads.queries import SubBatches
 from trainer.losses import build_loss
 from trainer.model import Model
@@ -78,8 +79,10 @@ def part_of(batch: Batch, group: Group) -> Batch:
 def context_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> StepContext:
     """Parts of a step: queries and labels in sub-batches."""
     encoder = build_encoder(recipe.encoder, VOCABULARY, 0)
-    other = None if recipe.head.encoders == 1 else build_encoder(recipe.encoder, VOCABULARY, 1)
-    head = LabelEncoderHead(recipe, encoder, LabelTexts.open(data.layout, "tokens"), other, group)
+    facts = HeadContext(
+        lambda: build_encoder(recipe.encoder, VOCABULARY, 1), open_label_texts(data.layout, "tokens"), group
+    )
+    head = LabelEncoderHead(recipe, encoder, LABELS, facts)
     planner = Planner(recipe.negatives, LABELS, recipe.train.seed)
     return StepContext(Model(encoder, head), planner, SubBatches(encoder, head.query_batch or 0), group)
 
@@ -95,8 +98,8 @@ Gradients = dict[str, np.ndarray]  # by parameter
 
 def gradients_of(encoder: Encoder) -> Gradients:
     """Return the gradients of any encoder, as an SGD step of rate one takes them."""
-    modules = getattr(encoder, "_modules", None) or getattr(encoder, "_dense", None)
-    gradients = {name: p.grad.numpy() for name, p in modules.named_parameters() if p.grad is not None}
+    named = encoder._modules.named_parameters()
+    gradients = {name: parameter.grad.numpy() for name, parameter in named if parameter.grad is not None}
     touched = getattr(encoder, "_touched", None)
     if touched is not None:
         ids, rows = touched.take()
@@ -128,9 +131,9 @@ def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
             parts.append(encoder.encode(encoder.prepare(inputs(start, min(start + size, count)), part_key), part_key))
         return torch.cat(parts)
 
-    texts = LabelTexts.open(data.layout, "tokens")
+    texts = open_label_texts(data.layout, "tokens")
     x = encoded(query_encoder, whole_batch.inputs.slice, QUERIES, recipe.head.query_batch, 0)
-    z = encoded(label_encoder, lambda a, b: texts.take(range(a, b)), LABELS, recipe.head.label_batch, 1)
+    z = encoded(label_encoder, lambda a, b: texts.slice(a, b), LABELS, recipe.head.label_batch, 1)
     loss = build_loss(recipe.loss)(x, z, every_label(whole_batch, 0, LABELS)) / QUERIES
     loss.backward()
     return loss.item(), [gradients_of(encoder) for encoder in encoders]

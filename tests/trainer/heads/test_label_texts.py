@@ -5,14 +5,13 @@ import pytest
 
 from schemas.errors import InputError
 from tests.builders import build_data, value_of
-from trainer.heads.label_texts import LabelTexts
+from trainer.heads.label_texts import open_label_texts
 
 
 @pytest.mark.parametrize("kind", ["tokens", "features", "both"])
 def test_any_labels_in_any_order_are_their_rows(kind: str, tmp_path: object) -> None:
     data = build_data(str(tmp_path), features=9)
-    texts = LabelTexts.open(data.layout, kind)
-    assert len(texts) == data.labels
+    texts = open_label_texts(data.layout, kind)
     ids = np.random.default_rng(0).integers(0, data.labels, 50)
     for selection in (ids, np.arange(data.labels), np.empty(0, np.int64)):
         inputs = texts.take(selection)
@@ -32,4 +31,4 @@ def test_any_labels_in_any_order_are_their_rows(kind: str, tmp_path: object) -> 
 def test_labels_without_what_is_read_are_refused(tmp_path: object) -> None:
     data = build_data(str(tmp_path))
     with pytest.raises(InputError, match="feature_ids"):
-        LabelTexts.open(data.layout, "features")
+        open_label_texts(data.layout, "features")

@@ -17,8 +17,9 @@ from trainer.config import LossSection, load_recipe
 from trainer.config.loss import LOSSES
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
-from trainer.losses import Loss, SoftTopK, build_loss
+from trainer.losses import Loss, build_loss
 from trainer.losses.candidate_scores import Scores
+from trainer.losses.soft_top_k import SoftTopK, SoftTopKSection
 from trainer.negatives.candidates import label_range, own_pool, shared_pool
 from trainer.stream.batch import Candidates
 
@@ -182,7 +183,7 @@ def soft_top_k(scores: torch.Tensor, k: float, alpha: float) -> tuple[torch.Tens
     queries, labels = scores.shape
     none: list[list[int]] = [[] for _ in range(queries)]
     x, candidates = torch.eye(queries, dtype=scores.dtype), label_range(batch_of(none), 0, labels)
-    t = SoftTopK(k=k, alpha=alpha).threshold(Scores(x, scores.T, candidates, 0, ALONE))
+    t = SoftTopK(SoftTopKSection(k=k, alpha=alpha)).threshold(Scores(x, scores.T, candidates, 0, ALONE))
     return torch.sigmoid(alpha * (scores + t[:, None])), t
 
 
@@ -191,7 +192,7 @@ def test_soft_top_k_jacobian_is_that_of_finite_differences() -> None:
     k, alpha, labels = 3.0, 2.0, 8
     scores = torch.randn(1, labels, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     z, _ = soft_top_k(scores, k, alpha)
-    step, loss = 1e-6, SoftTopK(k=k, alpha=alpha)
+    step, loss = 1e-6, SoftTopK(SoftTopKSection(k=k, alpha=alpha))
     for j in range(labels):
         _, _, on_w = gradients(
             loss, torch.ones(1, 1, dtype=torch.float64), scores.T, label_range(batch_of([[j]]), 0, labels)
@@ -214,7 +215,9 @@ def test_soft_top_k_of_many_equal_scores_sums_to_k_in_single_precision() -> None
 
 def test_soft_top_k_of_fewer_candidates_than_k_is_nothing() -> None:
     case = problem(7, queries=3, labels=4)
-    value, on_x, on_w = gradients(SoftTopK(k=4.0), case.x, case.w, label_range(batch_of(case.positives), 0, 4))
+    value, on_x, on_w = gradients(
+        SoftTopK(SoftTopKSection(k=4.0)), case.x, case.w, label_range(batch_of(case.positives), 0, 4)
+    )
     assert (value, on_x.abs().max(), on_w.abs().max()) == (0, 0, 0)
 
 
@@ -270,6 +273,8 @@ def test_a_weighted_sample_estimates_the_normaliser_of_all(name: str) -> None:
 
 def test_a_recipe_names_its_loss() -> None:
     recipe = load_recipe("astra", ["loss.kind=softtopk", "loss.k=3", "loss.temperature=0.05", "loss.chunk=7"])
-    assert build_loss(recipe.loss) == SoftTopK(0.05, 7, 3.0, 2.0)
+    loss = build_loss(recipe.loss)
+    assert isinstance(loss, SoftTopK)
+    assert loss.options == SoftTopKSection(temperature=0.05, chunk=7, k=3.0, alpha=2.0)
     with pytest.raises(InputError, match=r"loss\.kind"):
         load_recipe("astra", ["loss.kind=softmx"])

@@ -1,5 +1,7 @@
 """HashTables against a dictionary of lists; reservoirs against the uniform law."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from schemas.ragged import Ragged
-from trainer.negatives.hash_tables import POLICIES, HashTables
+from trainer.negatives.hash_tables import HashTables, Policy
 
 ROWS, TABLES, BUCKETS, CAPACITY = 12, 2, 3, 3
 CODES = st.lists(st.integers(0, BUCKETS - 1), min_size=TABLES, max_size=TABLES)
@@ -43,7 +45,7 @@ def contents(buckets: HashTables) -> dict[tuple[int, int], list[int]]:
     }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", get_args(Policy))
 @given(histories())
 def test_moved_rows_lie_where_a_rebuild_puts_them(policy: str, history: tuple) -> None:
     moved = filled(history, ROWS, policy)  # nothing overflows
@@ -58,7 +60,7 @@ def test_moved_rows_lie_where_a_rebuild_puts_them(policy: str, history: tuple) -
     assert buckets == expected
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", get_args(Policy))
 @given(histories())
 def test_a_full_bucket_holds_some_of_its_members_each_once(policy: str, history: tuple) -> None:
     buckets = filled(history, CAPACITY, policy)

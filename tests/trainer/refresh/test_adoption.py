@@ -63,7 +63,6 @@ class Epoch:
 
     def publish(self, collector: EmbeddingCollector) -> None:
         collector.publish(self.vectors, len(self.vectors), {"use_from": EPOCH + 2, "table_width": 5})
-        collector.close()
 
     def dump(self, run: RunLayout) -> tuple[str, ...]:
         """Digests of what was published: they cover every byte."""
@@ -130,7 +129,6 @@ def test_a_crash_after_any_step_changes_no_byte_of_the_dump(epoch: Epoch, every:
             if (step + 1) % every == 0:
                 collector.save_part(step + 1)
                 saved = step + 1
-        collector.close()  # whatever was collected since is lost
         resumed = epoch.collector(run)
         if saved:
             resumed.restore(saved)
@@ -149,7 +147,6 @@ def test_a_part_whose_checkpoint_was_never_finished_is_made_again(epoch: Epoch) 
     for rows in epoch.batches[3:5]:  # a part that no checkpoint knows, with what must not be taken
         collector.add(rows, torch.full((len(rows), D), 9.0))
     collector.save_part(5)
-    collector.close()
     resumed = epoch.collector(run)
     resumed.restore(3)
     epoch.collect(resumed, 3, 4)

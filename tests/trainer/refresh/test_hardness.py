@@ -89,10 +89,9 @@ def test_the_mean_over_the_same_pairs(data: SmallData, trainers: Iterator[Traine
     encoder, classifier = trainer.model.encoder, trainer.model.head
     x = classifier.extend(encoder.encode(encoder.prepare(batch.inputs, key), key)).detach().numpy()
     today = np.einsum("bd,bkd->bk", x, classifier.vectors.numpy()[ids])
-    assert result is not None
-    assert result.then == pytest.approx(scores[ids >= 0].mean(), rel=1e-5)
-    assert result.today == pytest.approx(today[ids >= 0].mean(), rel=1e-4)
-    assert result.drop == pytest.approx(result.then - result.today)
+    assert result["score_then"] == pytest.approx(scores[ids >= 0].mean(), rel=1e-5)
+    assert result["score_now"] == pytest.approx(today[ids >= 0].mean(), rel=1e-4)
+    assert result["score_drop"] == pytest.approx(result["score_then"] - result["score_now"])
 
 
 def test_few_row_groups_are_read(data: SmallData, trainers: Iterator[Trainer], monkeypatch) -> None:
@@ -108,14 +107,14 @@ def test_few_row_groups_are_read(data: SmallData, trainers: Iterator[Trainer], m
     monkeypatch.setattr(hardness, "read_group", counted)
     monkeypatch.setattr(hardness, "GROUPS", 2)
     monkeypatch.setattr(hardness, "ROWS", 3)
-    assert measure(trainer.model, ALONE, sources, batch) is not None
+    assert measure(trainer.model, ALONE, sources, batch)
     assert 1 <= len(read) <= 4
 
 
 def test_label_embeddings_do_not_compare(data: SmallData, trainers: Iterator[Trainer]) -> None:
     trainer = next(trainers)
     scored(trainer.run, trainer, 2, data.labels, by="labels")
-    assert measure(trainer.model, ALONE, *first_batch(trainer, 2)) is None
+    assert measure(trainer.model, ALONE, *first_batch(trainer, 2)) == {}
 
 
 def test_each_epoch_with_a_table_tells_how_old_it_is(data: SmallData, trainers: Iterator[Trainer]) -> None:

@@ -68,10 +68,11 @@ def test_they_are_those_of_sorting_every_label(seed: int, rows: int, labels: int
         patch.setattr(true_ranks, "ROWS", 5)
         measured = true_ranks.measure(vectors, 0, x, batch, batch.hard, ALONE)
     expected = by_hand(vectors, x, batch, 5)
-    assert (measured.ranks.tolist() if measured else []) == expected
-    if measured:
-        assert measured.facts()["within_10"] == np.mean([rank < 10 for rank in expected])
-        assert measured.facts()["negatives"] == len(expected)
+    assert measured.tolist() == expected
+    if len(measured):
+        facts = true_ranks.describe(measured)
+        assert facts["within_10"] == np.mean([rank < 10 for rank in expected])
+        assert facts["negatives"] == len(expected)
 
 
 def of_part(group: Group) -> list[int]:
@@ -79,7 +80,7 @@ def of_part(group: Group) -> list[int]:
     part = label_range(50, group.rank, group.ranks)
     hard = within(batch, *part).hard
     measured = true_ranks.measure(vectors[slice(*part)], part[0], x, batch, hard, group)
-    return measured.ranks.tolist()
+    return measured.tolist()
 
 
 def test_ranks_that_hold_parts_of_the_labels_find_the_same() -> None:

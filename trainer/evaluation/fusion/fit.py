@@ -4,10 +4,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, Shard, is_published, open_manifest, publish, unpublish
+from schemas.manifest import Manifest, is_published, open_manifest, publish, unpublish, write_file
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import iterate
@@ -50,13 +49,11 @@ def fit_fusion(
     url = RunLayout(run).fusion(checkpoint.step)
     if is_published(url):
         unpublish(url)
-    body = tree.to_json()
-    storage.write_bytes(join(url, TREE), body)
     return publish(
         url,
         Manifest(
             kind=KIND,
-            shards=(Shard(path=TREE, rows=0, bytes=len(body), sha256=storage.sha256(body)),),
+            shards=(write_file(url, TREE, tree.to_json()),),
             parents={"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
             parameters={
                 "split": split,
