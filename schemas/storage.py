@@ -136,6 +136,10 @@ class RangeReader(AbstractBufferedFile):
     def __init__(self, url: str, length: int) -> None:
         super().__init__(None, url, size=length, cache_type="none")
 
+    def readall(self) -> bytes:
+        """Read what is left in requests of READ_BYTES: one that fails is repeated alone."""
+        return b"".join(iter(lambda: self.read(READ_BYTES), b""))
+
     def _fetch_range(self, start: int, end: int) -> bytes:
         return read_range(self.path, start, min(end, self.size))
 

@@ -74,6 +74,31 @@ def test_the_ways_through_the_code_name_functions_that_exist() -> None:
                 assert span in defined, f"{span}: {step}"
 
 
+def test_the_page_of_papers_names_places_that_exist() -> None:
+    text = (DOCS / "papers.md").read_text()
+    places = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+):([\w.]+)`", text)
+    assert len(places) > 50
+    for module, name in places:
+        body = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text()).body
+        for part in name.split("."):
+            defined = _definitions(body)
+            assert part in defined, f"{module}:{name}"
+            body = getattr(defined[part], "body", [])
+    for path in re.findall(r"`(recipes/[\w-]+\.toml)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def _definitions(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """Return the functions, classes and constants that `body` defines."""
+    named: dict[str, ast.stmt] = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            named[node.name] = node
+        if isinstance(node, ast.Assign):
+            named |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+    return named
+
+
 def test_every_command_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     assert [name for name in cli.commands if f"`extremis {name}" not in text and f"make {name}" not in text] == []
