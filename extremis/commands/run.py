@@ -6,19 +6,32 @@ import click
 
 from extremis.commands.options import beam_tail, training_options
 from extremis.commands.train import train_run
+from schemas.errors import InputError
 
 
 @click.command()
 @training_options
+@click.option("--minutes", type=click.FloatRange(min=0.1), help="Of `auto`: time for all of it. Default: no limit.")
 @beam_tail
-def run(**options: Any) -> dict[str, Any] | None:
+def run(minutes: float | None, **options: Any) -> dict[str, Any] | None:
     """Train RECIPE on DATA into RUN, with a miner process beside the trainer.
 
     The trainer does not wait for the miner: a table that is late is used from a later epoch. Everything after -- goes
     to the miner's Beam.
 
+    RECIPE `auto` looks at DATA, tries recipes on a part of it, trains the best into RUN, and fuses its scores with
+    votes of the training points.
+
     \b
-    Example:
+    Examples:
       extremis run astra data/ runs/1
+      extremis run auto data/ runs/1 --minutes 10
     """
-    return train_run(**options)
+    if options["recipe"] != "auto":
+        if minutes is not None:
+            raise InputError("--minutes is of `extremis run auto`: for a recipe give --set train.minutes=10.")
+        return train_run(**options)
+    from extremis.auto.run_auto import run_auto
+
+    names = ("data", "run", "overrides", "resume", "beam_options")
+    return run_auto(minutes=minutes or 0.0, **{name: options[name] for name in names})

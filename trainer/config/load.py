@@ -5,7 +5,7 @@ import importlib.metadata
 import importlib.resources
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
 from pydantic import ValidationError
@@ -28,12 +28,12 @@ REMOVED: dict[str, Any] = {
     "negatives.cache": 0,
     "negatives.cache_steps": 32,
 }
-# Values of a number that leave it to the data (trainer.settings).
+# Values that leave an option to the data (trainer.settings).
 AUTO = ("auto", "prior")
 
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
-    """Read the recipe `source` with `overrides`, as `read_recipe`; numbers that it leaves to the data have defaults.
+    """Read the recipe `source` with `overrides`, as `read_recipe`; what it leaves to the data has defaults.
 
     Raises InputError: as `read_recipe`; an unknown key (names the nearest known one), a key of another kind, a value
     out of range.
@@ -42,7 +42,7 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
 
 
 def auto_keys(body: Mapping[str, Any]) -> list[str]:
-    """List the numbers that a recipe's `body` leaves to the data, by dotted key."""
+    """List the options that a recipe's `body` leaves to the data, by dotted key."""
     kinds, keys = _kind_sections(), []
     for name, options in body.items():
         if name not in Recipe.model_fields or not isinstance(options, dict):
@@ -52,13 +52,18 @@ def auto_keys(body: Mapping[str, Any]) -> list[str]:
         except ValueError:  # told by validation
             continue
         assert section is not None
-        numbers = {key for key, option in section.model_fields.items() if option.annotation in (int, float)}
-        keys += [f"{name}.{key}" for key in numbers & options.keys() if options[key] in AUTO]
+        derived = {key for key, option in section.model_fields.items() if _may_be_derived(option.annotation)}
+        keys += [f"{name}.{key}" for key in derived & options.keys() if options[key] in AUTO]
     return sorted(keys)
 
 
+def _may_be_derived(annotation: Any) -> bool:
+    """Tell whether an option is a number, or one of several words that "auto" is not among."""
+    return annotation in (int, float) or (get_origin(annotation) is Literal and AUTO[0] not in get_args(annotation))
+
+
 def without_auto(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a recipe's `body` without the numbers that it leaves to the data."""
+    """Return a copy of a recipe's `body` without the options that it leaves to the data."""
     left = set(auto_keys(body))
     return {
         name: {key: value for key, value in options.items() if f"{name}.{key}" not in left}

@@ -1,4 +1,4 @@
-"""Recipes with the numbers that they leave to the data filled in."""
+"""Recipes with the options that they leave to the data filled in."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,29 +15,30 @@ from trainer.settings.rules import RULES, Setting
 
 @dataclass(frozen=True)
 class Resolved:
-    """A recipe, and the numbers in it that came from the data, by dotted key."""
+    """A recipe, and the options in it that came from the data, by dotted key."""
 
     recipe: Recipe
     settings: dict[str, Setting] = field(default_factory=dict)
 
     def lines(self, data: str) -> list[str]:
         """Say what was set and why, and what of the recipe is odd for DATA, a line each. Raises TableError."""
+        if self.recipe.data.mix:
+            return []
         set_lines = [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
         return [*set_lines, *(f"odd: {line}" for line in odd_settings(self.recipe, facts_of(self.recipe, data)))]
 
 
 def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
-    """Read the recipe `source` with `overrides`, and derive from DATA the numbers that it leaves to the data.
+    """Read the recipe `source` with `overrides`, and derive from DATA what it leaves to the data.
 
-    Raises InputError: as `load_recipe`, or a number without a rule is "auto"; TableError.
+    Raises InputError: as `load_recipe`, or an option without a rule is "auto"; TableError.
     """
     body = read_recipe(source, overrides)
     keys = auto_keys(body)
     for key in keys:
         if key not in RULES:
             raise InputError(
-                f"recipe {source}: {key} = 'auto': expected a number. Those that the data can decide are "
-                f"{', '.join(RULES)}."
+                f"recipe {source}: {key} = 'auto': expected a value. What the data can decide: {', '.join(RULES)}."
             )
     if not keys:
         return Resolved(validate(body, source))
@@ -51,10 +52,15 @@ def facts_of(recipe: Recipe, data: str) -> Facts:
 
 
 def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
-    """Fill in the numbers that a recipe's `body` leaves to the data by their rules. Raises InputError."""
-    settings = {key: RULES[key](facts) for key in auto_keys(body)}
+    """Fill in the options that a recipe's `body` leaves to the data by their rules. Raises InputError."""
+    open_keys, settings = set(auto_keys(body)), dict[str, Setting]()
+    stated = validate(without_auto(body), source).model_dump()
     filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
-    for key, setting in settings.items():
+    known: dict[str, Any] = {}
+    for key, rule in RULES.items():
         section, _, option = key.partition(".")
-        filled[section][option] = setting.value
+        if key in open_keys:
+            settings[key] = rule(facts, known)
+            filled[section][option] = settings[key].value
+        known[key] = settings[key].value if key in open_keys else stated[section].get(option)
     return Resolved(validate(filled, source), settings)

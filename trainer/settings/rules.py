@@ -1,13 +1,28 @@
-"""Rules that derive an option from the data: each returns its value and the reason, for the terminal and config.toml.
+"""Rules that derive an option from the data: each returns its value and the reason, for the terminal.
 
 They are shapes that held on the four data sets of docs/results.md. What a data set's words are like (the weight of
 n-grams, dropout) no count tells: `extremis run auto` tries these.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from trainer.settings.facts import Facts, log_odds
+
+POOL = "negatives.pool"
+SHARED_DRAWS, OWN_DRAWS = 3200, 400
+# A draw of a shared pool stands for L / k_r labels at once. Above this, what a label learns from the few steps that
+# meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
+MOST_WEIGHT = 8
+
+_FEWEST_STEPS = 80  # of an epoch: fewer, larger batches leave small data untrained
+_BATCHES = 32, 512
+_POINTS = 600_000  # that a run passes over, with small data again and again
+_EPOCHS = 6, 30
+_WIDE = 512  # the dimension that rates were tuned at
+_FEW_POINTS = 100_000  # up to which a wide encoder costs little
+_MANY_LABELS = 5_000_000  # from which rows of labels decide the cost (ASTRA's bottleneck)
+_BUCKETS = 1 << 10, 1 << 21
 
 
 class Setting(NamedTuple):
@@ -17,59 +32,117 @@ class Setting(NamedTuple):
     reason: str
 
 
-Rule = Callable[[Facts], Setting]
-
-_FEWEST_STEPS = 100  # of an epoch: fewer, larger batches leave small data untrained
-_BATCHES = 32, 512
-_POINTS = 600_000  # that a run passes over, with small data again and again
-_EPOCHS = 6, 30
-_FEW_POINTS = 100_000  # up to which a wide encoder costs little
-_MANY_LABELS = 5_000_000  # from which rows of labels decide the cost (ASTRA's bottleneck)
-_BUCKETS = 1 << 10, 1 << 21
+Rule = Callable[[Facts, Mapping[str, Any]], Setting]  # of the data, and of the options known so far by dotted key
 
 
-def initial_bias(facts: Facts) -> Setting:
+def pool(facts: Facts, known: Mapping[str, Any]) -> Setting:
+    """One pool for a batch while its draws weigh little, then one for each query (variance against cost)."""
+    weight = facts.labels / SHARED_DRAWS
+    if weight <= MOST_WEIGHT:
+        return Setting("shared", f"a draw of {SHARED_DRAWS:,} stands for {weight:.1f} labels")
+    return Setting("own", f"a draw of {SHARED_DRAWS:,} shared ones would stand for {weight:.1f} labels")
+
+
+def random(facts: Facts, known: Mapping[str, Any]) -> Setting:
+    """k_r, of the batch or of each query."""
+    own = known[POOL] == "own"
+    return Setting(OWN_DRAWS if own else SHARED_DRAWS, f"negatives.pool = {known[POOL]}")
+
+
+def hard(facts: Facts, known: Mapping[str, Any]) -> Setting:
+    """k_h: the fewer random ones a query has, the more."""
+    value = {"own": 100, "all": 0}.get(known[POOL], 40)
+    return Setting(value, f"negatives.pool = {known[POOL]}")
+
+
+def warmup(facts: Facts, known: Mapping[str, Any]) -> Setting:
+    """As many random ones before the first table as there are of both kinds after it."""
+    value = int(random(facts, known).value) + int(hard(facts, known).value)
+    return Setting(value, f"negatives.pool = {known[POOL]}")
+
+
+def refresh_start(facts: Facts, known: Mapping[str, Any]) -> Setting:
+    """tau_s: as early as there can be a table where hard negatives carry the loss."""
+    return Setting(2 if known[POOL] == "own" else 3, f"negatives.pool = {known[POOL]}")
+
+
+def refresh_every(facts: Facts, known: Mapping[str, Any]) -> Setting:
+    """tau_r: fresh in each epoch where hard negatives carry the loss."""
+    return Setting(1 if known[POOL] == "own" else 3, f"negatives.pool = {known[POOL]}")
+
+
+def initial_bias(facts: Facts, known: Mapping[str, Any]) -> Setting:
     """The log odds of a label: scores begin where one-vs-all would end without any text."""
     each = facts.prior * facts.labels
     return Setting(round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels a point")
 
 
-def buckets(facts: Facts) -> Setting:
+def buckets(facts: Facts, known: Mapping[str, Any]) -> Setting:
     """A bucket for each pair of tokens that comes in two texts: others teach nothing."""
     value = 1 << max(0, facts.ngrams - 1).bit_length()
     return Setting(min(max(value, _BUCKETS[0]), _BUCKETS[1]), f"{facts.ngrams:,} pairs of tokens come more than once")
 
 
-def batch(facts: Facts) -> Setting:
+def batch(facts: Facts, known: Mapping[str, Any]) -> Setting:
     """The largest power of two that leaves an epoch enough steps."""
     value = 1 << max(0, (facts.points // _FEWEST_STEPS).bit_length() - 1)
     return Setting(min(max(value, _BATCHES[0]), _BATCHES[1]), f"{facts.points:,} training points")
 
 
-def epochs(facts: Facts) -> Setting:
+def epochs(facts: Facts, known: Mapping[str, Any]) -> Setting:
     """Passes that show about so many points in all."""
     value = min(max(round(_POINTS / facts.points), _EPOCHS[0]), _EPOCHS[1])
     return Setting(value, f"{facts.points:,} training points")
 
 
-def dimension(facts: Facts) -> Setting:
+def dimension(facts: Facts, known: Mapping[str, Any]) -> Setting:
     """D: narrow where there are many labels, wide where points are few."""
     if facts.labels > _MANY_LABELS:
         return Setting(64, f"{facts.labels:,} labels")
-    return Setting(512 if facts.points <= _FEW_POINTS else 256, f"{facts.points:,} training points")
+    return Setting(_WIDE if facts.points <= _FEW_POINTS else 256, f"{facts.points:,} training points")
 
 
-def hidden(facts: Facts) -> Setting:
+def hidden(facts: Facts, known: Mapping[str, Any]) -> Setting:
     """Units of the residual layer, by the dimension."""
-    value, reason = dimension(facts)
-    return Setting(2 * int(value), reason)
+    width = int(known["encoder.dimension"])
+    return Setting(2 * width, f"encoder.dimension = {width}")
 
 
+def encoder_rate(facts: Facts, known: Mapping[str, Any]) -> Setting:
+    """Row-wise Adagrad's step grows with the root of D."""
+    return _by_width(0.1, 0.5, known)
+
+
+def classifier_rate(facts: Facts, known: Mapping[str, Any]) -> Setting:
+    """Row-wise Adagrad's step grows with the root of D."""
+    return _by_width(0.2, 0.5, known)
+
+
+def dense_rate(facts: Facts, known: Mapping[str, Any]) -> Setting:
+    """A wide residual layer is unstable at the rate of a narrow one."""
+    return _by_width(0.0015, 1.0, known)
+
+
+def _by_width(rate: float, power: float, known: Mapping[str, Any]) -> Setting:
+    width = int(known["encoder.dimension"])
+    return Setting(round(rate * (_WIDE / width) ** power, 4), f"encoder.dimension = {width}")
+
+
+# In the order of derivation: a rule knows what comes before it.
 RULES: dict[str, Rule] = {
-    "classifier.initial_bias": initial_bias,
-    "encoder.buckets": buckets,
-    "encoder.dimension": dimension,
-    "encoder.hidden": hidden,
     "order.batch": batch,
     "train.epochs": epochs,
+    "encoder.dimension": dimension,
+    "encoder.hidden": hidden,
+    "encoder.lr": encoder_rate,
+    "encoder.dense_lr": dense_rate,
+    "classifier.lr": classifier_rate,
+    "encoder.buckets": buckets,
+    "classifier.initial_bias": initial_bias,
+    POOL: pool,
+    "negatives.random": random,
+    "negatives.hard": hard,
+    "negatives.warmup": warmup,
+    "refresh.start": refresh_start,
+    "refresh.every": refresh_every,
 }

@@ -37,7 +37,7 @@ WHOLE = Part()
 def iterate_part(
     url: str, manifest: Manifest, part: Part, columns: Sequence[str] | None = None, limit: int | None = None
 ) -> Iterator[pa.Table]:
-    """Yield the rows of `part`, the first `limit` of them, a row group at a time in storage order. Raises TableError."""
+    """Yield the first `limit` rows of `part`, a row group at a time in storage order. Raises TableError."""
     first, left = 0, manifest.rows if limit is None else limit
     for group in iterate(url, manifest, columns):
         start, stop = part.bounds(np.array([first, first + group.num_rows]))[0]

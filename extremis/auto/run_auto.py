@@ -1,0 +1,111 @@
+"""The run of `auto`: survey, trials, the best recipe trained on all rows but a few, and its scores fused."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import tomli_w
+
+from extremis.auto.contenders import Contender, contenders, variations
+from extremis.auto.survey import Survey
+from extremis.auto.trials import METRIC, Trial, best_of, holdout_share, try_out
+from extremis.console import say, table
+from extremis.training.train import train
+from schemas import storage
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.storage import join
+from trainer.config import Recipe, load_config, restore_recipe
+from trainer.config.data import Data
+from trainer.evaluation.baselines.measure import measure_baselines
+from trainer.evaluation.fusion.fit_weights import fit_weights
+from trainer.evaluation.held_out import HOLDOUT
+from trainer.settings.resolve import Resolved, resolve
+
+AUTO = "auto"  # the name of the recipe on the command line
+FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
+BASELINE_QUERIES = 500  # a long text takes tens of milliseconds
+
+
+def run_auto(
+    data: str,
+    run: str,
+    minutes: float = 0.0,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    beam_options: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Choose a recipe for DATA and train it into RUN; `minutes` for all of it, 0: as long as it takes.
+
+    Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
+    """
+    began = time.perf_counter()
+    if not resume and storage.exists(RunLayout(run).config):
+        raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
+    survey = Survey.of(DataLayout(data))
+    for line in survey.lines():
+        say(line)
+    if resume and storage.exists(RunLayout(run).config):
+        recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
+        report = json.loads(storage.read_bytes(join(run, REPORT)))
+    else:
+        report, resolved = _choose(data, run, survey, overrides)
+        for line in resolved.lines(data):
+            say(line)
+        recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
+        _write(run, report, recipe)
+    outcome = train(data, run, recipe, resume=resume, beam_options=beam_options)
+    fusion = fit_weights(data, run).parameters
+    say(
+        f"fused: {fusion['votes']:g} x votes of {fusion['memory_bytes'] / 2**20:,.0f} MiB of training points, "
+        f"{fusion['texts']:g} x labels' texts (extremis evaluate {data} {run} --scores fused)"
+    )
+    return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tuple[dict[str, Any], Resolved]:
+    """Try the contenders, then variations of the best, and return a report and the recipe of the winner."""
+    rows, folder = survey.facts.queries, join(run, FOLDER)
+    trials = [try_out(data, folder, contender, rows) for contender in contenders(survey)]
+    best = best_of(trials)
+    weight = _resolve(data, best.contender, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
+    trials += [try_out(data, folder, contender, rows) for contender in variations(best.contender, weight)]
+    best = best_of(trials)
+    held_out = Data(holdout=holdout_share(rows))
+    baselines = measure_baselines(DataLayout(data), HOLDOUT, held_out, BASELINE_QUERIES)
+    _show(trials, baselines, best)
+    report: dict[str, Any] = {"chosen": best.contender.recipe, "changes": list(best.contender.changes)}
+    report |= {"trials": [trial.facts() for trial in trials], "baselines": baselines}
+    return report, _resolve(data, best.contender, rows, overrides)
+
+
+def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:
+    """Return the contender's recipe for all rows but those held out."""
+    changes = [*contender.changes, f"data.holdout={holdout_share(rows):.4f}", *overrides]
+    return resolve(contender.recipe, changes, data)
+
+
+def _within(recipe: Recipe, minutes: float, seconds: float) -> Recipe:
+    """Let training end when `minutes` are over, of which `seconds` are."""
+    if not minutes:
+        return recipe
+    left = max(0.1, minutes - seconds / 60)
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})
+
+
+def _write(run: str, report: dict[str, Any], recipe: Recipe) -> None:
+    """Write what was chosen and why; the recipe can be trained again as any other."""
+    storage.write_bytes(join(run, REPORT), json.dumps(report, indent=1).encode())
+    storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())
+
+
+def _show(trials: Sequence[Trial], baselines: dict[str, dict[str, float]], best: Trial) -> None:
+    names = ("P@1", "P@5", METRIC)
+    rows = [
+        [trial.contender.name + (" *" if trial is best else ""), *(f"{trial.metrics[n]:.2f}" for n in names)]
+        + [f"{trial.seconds:.0f}"]
+        for trial in trials
+    ]
+    rows += [[name, *(f"{metrics[n]:.2f}" for n in names), ""] for name, metrics in baselines.items()]
+    table("trials on a part of the rows (*: chosen), and baselines", ["", *names, "seconds"], rows)

@@ -1,0 +1,71 @@
+"""Survey of a data set: the figures that say which recipes could be best on it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.layout import DataLayout
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import list_column
+from trainer.settings.facts import Facts, measure
+from trainer.stream import Table, open_queries
+from trainer.stream.part import WHOLE, iterate_part
+
+_ROWS = 200_000  # of queries and of labels that are compared
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Figures of DATA. `texts`: share of the labels with a text. `symmetric`: share of labels that are queries too."""
+
+    facts: Facts
+    texts: float
+    symmetric: float
+
+    @classmethod
+    def of(cls, data: DataLayout) -> "Survey":
+        """Survey the training split. Raises InputError, TableError."""
+        facts = measure(data, "train", WHOLE, label_texts=False)
+        if not facts.tokens:
+            return cls(facts, 0.0, 0.0)
+        labels = _hashes(Table.open(data.labels, "labels"))
+        queries = _hashes(open_queries(data, "train"))
+        empty = _hash(Ragged(np.empty(0, np.int64), np.zeros(2, np.int64)))
+        texts = labels[labels != empty]
+        return cls(
+            facts, len(texts) / max(1, len(labels)), float(np.isin(texts, queries).mean()) if len(texts) else 0.0
+        )
+
+    @property
+    def labels_have_texts(self) -> bool:
+        """True where most labels can be encoded."""
+        return self.texts > 0.5
+
+    def lines(self) -> Iterator[str]:
+        """Say what was seen, a line each."""
+        facts = self.facts
+        yield f"{facts.queries:,} queries of {facts.tokens:.0f} tokens, {facts.labels:,} labels"
+        yield (
+            f"{facts.pairs / max(1, facts.queries):.1f} labels a query, and {facts.median_frequency:g} queries at the "
+            "median label"
+        )
+        yield f"{self.texts:.0%} of the labels have a text" + (
+            f", {self.symmetric:.0%} of these are queries too" if self.texts else ""
+        )
+
+
+def _hashes(table: Table) -> np.ndarray:
+    """Hash the texts of the first rows of a table, uint64."""
+    groups = iterate_part(table.url, table.manifest, WHOLE, ["input_ids"], _ROWS)
+    return np.concatenate([_hash(list_column(group, "input_ids")) for group in groups])
+
+
+def _hash(texts: Ragged) -> np.ndarray:
+    """Hash each text by its tokens and their places, uint64 [B]."""
+    place = (np.arange(len(texts.entries)) - texts.offsets[:-1][texts.row_of()] + texts.offsets[0]).astype(np.uint64)
+    mixed = (texts.entries.astype(np.uint64) + np.uint64(1)) * _MIX ** (place % np.uint64(64) + np.uint64(1))
+    sums = np.zeros(texts.rows, np.uint64)
+    np.add.at(sums, texts.row_of(), mixed ^ (mixed >> np.uint64(29)))
+    return sums
