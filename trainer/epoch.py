@@ -145,8 +145,8 @@ class EpochRunner:
         before = self._losses.jumped(result.loss)
         if before is not None:
             parts.say(
-                f"odd: at step {progress.global_step} the loss jumped from {before:.3g} to {result.loss:.3g}; if it does "
-                "so again, lower encoder.lr and classifier.lr"
+                f"odd: at step {progress.global_step} the loss jumped from {before:.3g} to {result.loss:.3g}; if it "
+                "does so again, lower encoder.lr and classifier.lr"
             )
         if dump:
             dump.add(result.rows, result.x)

@@ -17,7 +17,7 @@ class Contender(NamedTuple):
     @property
     def name(self) -> str:
         """Name of its trial: the recipe and the values that are changed."""
-        return "-".join([self.recipe, *(change.rsplit(".", 1)[-1].replace("=", "-") for change in self.changes)])
+        return "-".join([self.recipe, *(change.partition(".")[2].replace("=", "-") for change in self.changes)])
 
     def changed(self, *changes: str) -> "Contender":
         """Return the same recipe with more changes."""

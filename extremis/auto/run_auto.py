@@ -102,10 +102,9 @@ def _write(run: str, report: dict[str, Any], recipe: Recipe) -> None:
 
 def _show(trials: Sequence[Trial], baselines: dict[str, dict[str, float]], best: Trial) -> None:
     names = ("P@1", "P@5", METRIC)
-    rows = [
-        [trial.contender.name + (" *" if trial is best else ""), *(f"{trial.metrics[n]:.2f}" for n in names)]
-        + [f"{trial.seconds:.0f}"]
-        for trial in trials
-    ]
+    rows = []
+    for trial in trials:
+        name = trial.contender.name + (" *" if trial is best else "")
+        rows.append([name, *(f"{trial.metrics[n]:.2f}" for n in names), f"{trial.seconds:.0f}"])
     rows += [[name, *(f"{metrics[n]:.2f}" for n in names), ""] for name, metrics in baselines.items()]
     table("trials on a part of the rows (*: chosen), and baselines", ["", *names, "seconds"], rows)
