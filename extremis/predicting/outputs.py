@@ -105,6 +105,9 @@ def _write_matrix(path: str, labels: int) -> Iterator[Write]:
     yield write
     matrix = sparse.csr_matrix(sparse.vstack(batches, format="csr"))
     matrix.sort_indices()
+    # As narrow as they can be, however the parts were.
+    kind = sparse.get_index_dtype(maxval=max(labels, matrix.nnz))
+    matrix.indices, matrix.indptr = matrix.indices.astype(kind), matrix.indptr.astype(kind)
     with open(path, "wb") as file:
         sparse.save_npz(file, matrix, compressed=False)
 
