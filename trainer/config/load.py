@@ -1,6 +1,7 @@
 """Recipes as TOML files: read, changed by `--set a.b=c`, checked with an explanation of faults, saved with a run."""
 
 import difflib
+import functools
 import importlib.metadata
 import importlib.resources
 import sys
@@ -39,9 +40,7 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
     value out of range.
     """
     layers = _read_layers(source)
-    body: dict[str, Any] = {}
-    for layer in layers:
-        body = _lay_over(body, layer)
+    body = functools.reduce(_lay_over, layers)
     top: dict[str, Any] = {}
     for override in overrides:
         _override(body, override)
@@ -51,6 +50,14 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
             keys = _keys_before_kind([layer.get(name) for layer in [*layers, top]], section.kind_in({}))
             body[name] = section.without_foreign(body[name], keys)
     return validate(body, source)
+
+
+def stated_options(source: str) -> dict[str, Any]:
+    """Return what the recipe `source` and those that it extends say, without defaults. Raises InputError.
+
+    Nothing that implements an option is imported: a bare installation has not all of it.
+    """
+    return functools.reduce(_lay_over, _read_layers(source))
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
