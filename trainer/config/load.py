@@ -40,7 +40,7 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
     value out of range.
     """
     layers = _read_layers(source)
-    body = functools.reduce(_lay_over, layers)
+    body: dict[str, Any] = functools.reduce(_lay_over, layers, {})
     top: dict[str, Any] = {}
     for override in overrides:
         _override(body, override)
@@ -57,7 +57,7 @@ def stated_options(source: str) -> dict[str, Any]:
 
     Nothing that implements an option is imported: a bare installation has not all of it.
     """
-    return functools.reduce(_lay_over, _read_layers(source))
+    return functools.reduce(_lay_over, _read_layers(source), {})
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
