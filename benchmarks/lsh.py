@@ -20,7 +20,8 @@ import torch
 
 from benchmarks.common.report import interleave, medians, report
 from schemas.ragged import Ragged
-from trainer.negatives.lsh import HashedNegatives, LshSection
+from trainer.negatives.lsh import HashedNegatives
+from trainer.negatives.lsh_section import LshSection
 
 SIZES = {"10K": 10_000, "100K": 100_000, "1M": 1_000_000, "10M": 10_000_000}
 DIMENSION = 64

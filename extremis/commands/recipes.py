@@ -7,6 +7,14 @@ import click
 from extremis.commands.options import json_option
 from extremis.console import table
 
+_KINDS = {"head": "classifier", "loss": "bce"}  # where a recipe does not say
+_SHOWN = (
+    ("negatives", "hard", 0),
+    ("negatives", "random", 3200),
+    ("negatives", "pool", "shared"),
+    ("train", "epochs", 20),
+)
+
 
 @click.command()
 @json_option
@@ -17,13 +25,14 @@ def recipes() -> dict[str, Any]:
     Example:
       extremis recipes
     """
-    from trainer.config import load_recipe, recipe_names
+    from trainer.config import recipe_names, stated_options
 
-    by_name = {name: load_recipe(name) for name in recipe_names()}
+    by_name = {name: stated_options(name) for name in recipe_names()}
     rows = []
     for name, recipe in by_name.items():
-        negatives = recipe.negatives
-        random = "all labels" if negatives.pool == "all" else f"{negatives.random} {negatives.pool}"
-        rows.append([name, recipe.head.kind, recipe.loss.kind, str(negatives.hard), random, str(recipe.train.epochs)])
+        stated = {key: recipe.get(section, {}).get(key, default) for section, key, default in _SHOWN}
+        kinds = [recipe.get(section, {}).get("kind", default) for section, default in _KINDS.items()]
+        stated["random"] = "all labels" if stated["pool"] == "all" else f"{stated['random']} {stated.pop('pool')}"
+        rows.append([name, *kinds, *(str(stated[key]) for key in ("hard", "random", "epochs"))])
     table("recipes", ["name", "head", "loss", "hard", "random", "epochs"], rows)
-    return {name: recipe.model_dump(mode="json") for name, recipe in by_name.items()}
+    return by_name

@@ -1,5 +1,8 @@
 """Recipes: what is known, what is refused and how it is said, and that they come back as they were saved."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -241,3 +244,14 @@ def test_an_option_that_was_removed_is_named_where_it_did_something(monkeypatch:
     for read in (restore_recipe, validate):
         with pytest.raises(InputError, match=r"train\.gone = 3: this option was removed, leave it out"):
             read({"train": {"gone": 3}}, "run")
+
+
+def test_recipes_are_listed_without_what_implements_them() -> None:
+    """A bare installation has neither PyTorch nor numba."""
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'numba', 'scipy', 'transformers'): sys.modules[name] = None\n"
+        "from extremis.commands.recipes import recipes; recipes(['--json'], standalone_mode=False)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(json.loads(done.stdout.splitlines()[-1])) == recipe_names()

@@ -2,7 +2,15 @@
 
 from trainer.config.classifier import Classifier
 from trainer.config.encoder import EncoderSection
-from trainer.config.load import dump_config, load_config, load_recipe, recipe_names, restore_recipe, validate
+from trainer.config.load import (
+    dump_config,
+    load_config,
+    load_recipe,
+    recipe_names,
+    restore_recipe,
+    stated_options,
+    validate,
+)
 from trainer.config.loss import LossSection
 from trainer.config.recipe import Recipe
 from trainer.config.refresh import LEAD
@@ -24,5 +32,6 @@ __all__ = [
     "load_recipe",
     "recipe_names",
     "restore_recipe",
+    "stated_options",
     "validate",
 ]

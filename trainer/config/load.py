@@ -1,6 +1,7 @@
 """Recipes as TOML files: read, changed by `--set a.b=c`, checked with an explanation of faults, saved with a run."""
 
 import difflib
+import functools
 import importlib.metadata
 import importlib.resources
 import sys
@@ -81,9 +82,7 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     Raises InputError: no such recipe, not TOML.
     """
     layers = _read_layers(source)
-    body: dict[str, Any] = {}
-    for layer in layers:
-        body = _lay_over(body, layer)
+    body: dict[str, Any] = functools.reduce(_lay_over, layers, {})
     top: dict[str, Any] = {}
     for override in overrides:
         _override(body, override)
@@ -93,6 +92,14 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
             keys = _keys_before_kind([layer.get(name) for layer in [*layers, top]], section.kind_in({}))
             body[name] = section.without_foreign(body[name], keys)
     return body
+
+
+def stated_options(source: str) -> dict[str, Any]:
+    """Return what the recipe `source` and those that it extends say, without defaults. Raises InputError.
+
+    Nothing that implements an option is imported: a bare installation has not all of it.
+    """
+    return functools.reduce(_lay_over, _read_layers(source), {})
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:

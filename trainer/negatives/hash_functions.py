@@ -7,15 +7,13 @@ the coordinates in their order, whatever else is hashed beside it.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numba
 import numpy as np
 
 from schemas.randomness import HashFunctionsStream, Purpose, generator
+from trainer.negatives.lsh_section import MOST_BUCKETS, Family
 
-Family = Literal["simhash", "dwta"]
-MOST_BUCKETS = 1 << 15
 _BLOCK = 8  # rows hashed together, so that a line of directions is read once for all of them
 _ATTEMPTS = 64  # of an empty bin to borrow another's winner by chance, before the next one that has one is taken
 _NONE = -1

@@ -5,15 +5,15 @@ so that a row is found where it was put. Cost of a row: L codes and at most L ca
 are.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
 
 from schemas.ragged import Ragged
 from trainer.negatives.hash_functions import code_type, scrambled
+from trainer.negatives.lsh_section import Policy
 
-Policy = Literal["reservoir", "fifo"]
 _FILLED = 4096  # rows put into one table after the other: their codes stay in the processor
 
 

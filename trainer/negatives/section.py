@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from schemas.options import Options
 from trainer.negatives.base import SourceSection
 from trainer.negatives.in_batch import InBatchSection
-from trainer.negatives.lsh import LshSection
+from trainer.negatives.lsh_section import LshSection
 
 
 class Negatives(Options):

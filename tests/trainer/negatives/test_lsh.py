@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
 from tests.trainer.negatives.label_vectors import LabelVectors
-from trainer.negatives.lsh import HashedNegatives, LshSection, is_due
+from trainer.negatives.lsh import HashedNegatives, is_due
+from trainer.negatives.lsh_section import LshSection
 
 LABELS, DIMENSION = 300, 16
 OPTIONS = LshSection(bits=3, tables=6, capacity=8, every=3, growth=1.5)
