@@ -87,6 +87,7 @@ class RunLayout:
     tensorboard = _Below("tensorboard")
     evaluations = _Below("evaluations")
     finished = _Below("finished.json")
+    fusions = _Below("fusion")
 
     def checkpoint(self, step: int) -> str:
         return join(self.checkpoints, f"step-{step:08d}")
@@ -96,8 +97,8 @@ class RunLayout:
         return join(self.evaluations, f"{folder(split)}-step-{step:08d}.json")
 
     def fusion(self, step: int) -> str:
-        """The tree that `extremis fuse` learned for the checkpoint of `step`."""
-        return join(self.root, "fusion", f"step-{step:08d}")
+        """What `extremis fuse` fitted to the checkpoint of `step`."""
+        return join(self.fusions, f"step-{step:08d}")
 
     def dump(self, epoch: int) -> str:
         """The dump written during `epoch`: embeddings of each source, and the vectors at its end."""

@@ -10,12 +10,14 @@ import tomli_w
 from extremis.auto.contenders import Contender, contenders, variations
 from extremis.auto.survey import Survey
 from extremis.auto.trials import METRIC, Trial, best_of, holdout_share, try_out
+from extremis.commands.fuse import weights_line
 from extremis.console import say, table
 from extremis.training.train import train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.storage import join
+from trainer.checkpoints.checkpoint import best_step
 from trainer.config import Recipe, load_config, restore_recipe
 from trainer.config.data import Data
 from trainer.evaluation.baselines.measure import measure_baselines
@@ -56,11 +58,8 @@ def run_auto(
         recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
         _write(run, report, recipe)
     outcome = train(data, run, recipe, resume=resume, beam_options=beam_options)
-    fusion = fit_weights(data, run).parameters
-    say(
-        f"fused: {fusion['votes']:g} x votes of {fusion['memory_bytes'] / 2**20:,.0f} MiB of training points, "
-        f"{fusion['texts']:g} x labels' texts (extremis evaluate {data} {run} --scores fused)"
-    )
+    fusion = fit_weights(data, run, step=best_step(RunLayout(run))).parameters
+    say(f"{weights_line(fusion)}; now: extremis evaluate {data} {run} --scores fused")
     return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
 
 

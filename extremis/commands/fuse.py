@@ -6,20 +6,25 @@ import click
 
 from extremis.commands.options import POSITIVE, json_option, step_option
 from extremis.console import say
+from schemas.sizes import parse_bytes
 
 
 @click.command()
 @click.argument("data")
 @click.argument("run")
-@click.option("--split", default="val", help="Queries that the run was not trained on.")
+@click.option("--by", type=click.Choice(["weights", "tree"]), default="weights", help="Sum of scores, or NGAME's tree.")
+@click.option("--split", help="Queries that the run was not trained on. Default: those it held out, or val.")
 @step_option
 @click.option("--shortlist", type=POSITIVE, default=100, help="Number of best labels per query.")
 @click.option("--queries", type=POSITIVE, default=10_000, help="The first of the split.")
+@click.option("--memory", default="4GiB", metavar="SIZE", help="Of the training points' embeddings, at most.")
 @json_option
-def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, queries: int) -> dict[str, Any]:
-    """Learn to fuse the scores of RUN's classifier with those of the labels' texts (NGAME's score fusion).
+def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str, Any]:
+    """Learn to add other scores to those of RUN's vectors, on queries that RUN was not trained on.
 
-    A regression tree of depth 7 on both scores and the label's frequency, kept in RUN/fusion. Needs the extra fusion.
+    By weights: the labels' texts, and the votes of each query's nearest training points, whose embeddings are kept. By
+    tree: NGAME's regression tree of depth 7 on the vectors' and the texts' scores and the label's frequency, which
+    needs the extra fusion. Kept in RUN/fusion, in place of an earlier one.
 
     \b
     Examples:
@@ -27,10 +32,25 @@ def fuse(data: str, run: str, split: str, step: int | None, shortlist: int, quer
       extremis evaluate data/ runs/1 --scores fused
       extremis export data/ runs/1 exported/ --scores fused
     """
-    from trainer.evaluation.fusion.fit import fit_fusion
+    if by == "tree":
+        from trainer.evaluation.fusion.fit import fit_fusion
 
-    manifest = fit_fusion(data, run, split, step, shortlist, queries)
-    facts = manifest.parameters
-    pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
-    say(f"fitted on {facts['queries']:,} queries of {split}: {pairs}")
-    return {"data": data, "run": run, "digest": manifest.digest, **facts}
+        manifest = fit_fusion(data, run, **options)
+        facts = manifest.parameters
+        pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
+        say(f"fitted on {facts['queries']:,} queries of {facts['split']}: {pairs}")
+    else:
+        from trainer.evaluation.fusion.fit_weights import fit_weights
+
+        manifest = fit_weights(data, run, budget=parse_bytes(memory), **options)
+        say(weights_line(manifest.parameters))
+    return {"data": data, "run": run, "digest": manifest.digest, **manifest.parameters}
+
+
+def weights_line(facts: dict[str, Any]) -> str:
+    """Describe fitted weights, and what their memory takes."""
+    memory = f"{facts['memory_bytes'] / 2**20:,.1f} MiB, {facts['memory_ms']:.2f} ms a query" if facts["votes"] else ""
+    return (
+        f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:g} x labels' texts + "
+        f"{facts['votes']:g} x votes of training points{f' ({memory})' if memory else ''}"
+    )

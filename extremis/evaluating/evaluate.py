@@ -9,7 +9,7 @@ from schemas import storage
 from schemas.layout import DataLayout, RunLayout
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import Scorer, label_statistics
-from trainer.evaluation.fusion.files import open_fused
+from trainer.evaluation.fusion.files import fused_step, open_fused
 from trainer.evaluation.fusion.ranking import By, Ranking
 from trainer.group import ALONE, Group
 from trainer.model import Model, load_model
@@ -19,7 +19,7 @@ from trainer.model import Model, load_model
 class EvaluateOptions:
     """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are those of `Scorer.score`.
 
-    `step` None: the newest checkpoint.
+    `step` None: the newest checkpoint, or the newest with a fusion where `scores` are fused.
     """
 
     split: str = "test"
@@ -42,7 +42,10 @@ def evaluate(data: str, run: str, options: EvaluateOptions = EvaluateOptions(), 
 
     Rank 0 keeps a standard report in the run, for `extremis report`.
     """
-    recipe, model, checkpoint = load_model(DataLayout(data), RunLayout(run), options.step, group)
+    step = options.step
+    if step is None and options.scores == "fused":
+        step = group.decide(lambda: fused_step(RunLayout(run)))
+    recipe, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group)
     statistics = label_statistics(DataLayout(data))
     ranking = _ranking(data, run, checkpoint, model, group, options.scores)
     scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics, recipe.data)

@@ -119,6 +119,15 @@ def latest_checkpoint(run: RunLayout) -> Checkpoint | None:
     return None
 
 
+def best_step(run: RunLayout) -> int | None:
+    """Return the step with the best metric on validation, or else the newest; None without a checkpoint."""
+    newest = latest_checkpoint(run)
+    if newest is None:
+        return None
+    best: int | None = newest.state["progress"].get("best_step")
+    return newest.step if best is None else best
+
+
 def drop_old_checkpoints(run: RunLayout, keep: int, spare: int | None = None) -> None:
     """Remove all but the newest `keep` finished checkpoints, and the one of step `spare` (the best)."""
     steps = numbered(run.checkpoints)

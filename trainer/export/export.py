@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.encoders import Encoder
 from trainer.evaluation.evaluate import label_statistics
-from trainer.evaluation.fusion.files import RunFusion, open_fusion
+from trainer.evaluation.fusion.files import RunFusion, fused_step, open_fusion
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.scored import Scorers
 from trainer.evaluation.fusion.tree import Fusion
@@ -100,6 +100,8 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     """
     options = options or ExportOptions()
     layout = DataLayout(data)
+    if options.step is None and options.scores == "fused":
+        options = replace(options, step=fused_step(RunLayout(run)))
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     split = _threshold_split(layout, options.split)
     described = {**_describe(options), "threshold_split": split}

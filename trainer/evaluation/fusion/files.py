@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from schemas.errors import InputError
-from schemas.layout import DataLayout, RunLayout
+from schemas.layout import DataLayout, RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest, publish, unpublish, write_file
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint
@@ -67,6 +67,11 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, group:
     texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
     frequency = label_statistics(layout).frequency
     return Fused(opened.fusion, Scorers(texts, opened.memory()), frequency, opened.shortlist)
+
+
+def fused_step(run: RunLayout) -> int | None:
+    """Return the newest step that a fusion was fitted to; None: there is none."""
+    return max(numbered(run.fusions), default=None)
 
 
 def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:

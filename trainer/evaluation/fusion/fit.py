@@ -14,7 +14,7 @@ from trainer.evaluation.fusion.files import TREE, publish_fusion
 from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
 from trainer.evaluation.fusion.scored import score_pairs
 from trainer.evaluation.fusion.tree import DEPTH, Fusion
-from trainer.evaluation.fusion.validation_rows import open_validation
+from trainer.evaluation.fusion.validation_rows import default_split, open_validation
 from trainer.inputs import scored_columns
 from trainer.model import Model, load_model
 from trainer.stream.part import iterate_part
@@ -23,7 +23,12 @@ SHORTLIST, QUERIES = 100, 10_000
 
 
 def fit_fusion(
-    data: str, run: str, split: str = "val", step: int | None = None, shortlist: int = SHORTLIST, queries: int = QUERIES
+    data: str,
+    run: str,
+    split: str | None = None,
+    step: int | None = None,
+    shortlist: int = SHORTLIST,
+    queries: int = QUERIES,
 ) -> Manifest:
     """Fit the tree for a checkpoint on the first `queries` of `split`: on their `shortlist` best labels and their own.
 
@@ -32,6 +37,7 @@ def fit_fusion(
     """
     layout = DataLayout(data)
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step)
+    split = split or default_split(recipe.data)
     table, part = open_validation(layout, split, recipe.data)
     texts, frequency = embed_label_texts(model, layout), label_statistics(layout).frequency
     parts = [

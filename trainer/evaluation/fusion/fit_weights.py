@@ -1,9 +1,9 @@
 """Fitting of the weights of a run's fusion, and making of its memory."""
 
 import functools
+import time
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,8 @@ from schemas.tables import PAD
 from trainer.evaluation.fusion.files import WEIGHTS, publish_fusion
 from trainer.evaluation.fusion.ranking import embed_label_texts
 from trainer.evaluation.fusion.scored import Scored, Scorers
-from trainer.evaluation.fusion.validation_rows import open_validation
+from trainer.evaluation.fusion.validation_rows import default_split, open_validation
 from trainer.evaluation.fusion.weights import Weights
-from trainer.evaluation.held_out import HOLDOUT
 from trainer.evaluation.memory.memory import BUDGET, Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.inputs import scored_columns
@@ -26,10 +25,17 @@ from trainer.model import Model, load_model
 from trainer.stream.part import iterate_part
 
 SHORTLIST, QUERIES = 100, 10_000
+_TIMED = 256  # queries
 
 
 def fit_weights(
-    data: str, run: str, split: str = HOLDOUT, step: int | None = None, queries: int = QUERIES, budget: int = BUDGET
+    data: str,
+    run: str,
+    split: str | None = None,
+    step: int | None = None,
+    shortlist: int = SHORTLIST,
+    queries: int = QUERIES,
+    budget: int = BUDGET,
 ) -> Manifest:
     """Fit weights for a checkpoint on the first `queries` of `split`: of labels' texts, and of a memory.
 
@@ -38,32 +44,36 @@ def fit_weights(
     """
     layout = DataLayout(data)
     recipe, model, checkpoint = load_model(layout, RunLayout(run), step)
+    split = split or default_split(recipe.data)
     table, part = open_validation(layout, split, recipe.data)
-    built = Memory.build(model, layout, recipe.data, budget)
+    columns = scored_columns(table.manifest, model.columns)
+    groups = list(iterate_part(table.url, table.manifest, part, columns, queries))
+    built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
     scorers = Scorers(embed_label_texts(model, layout) if model.head.has_rows else None, built)
-    scored, relevant = score_rows_of(
-        model,
-        scorers,
-        iterate_part(table.url, table.manifest, part, scored_columns(table.manifest, model.columns), queries),
-    )
+    scored, relevant = score_shortlists(model, scorers, groups, shortlist)
     weights = Weights.fit(scored, relevant, logistic=recipe.loss.kind == "bce")
     memory = built if weights.votes else None
-    facts: dict[str, Any] = {
-        "shortlist": SHORTLIST,
+    facts = {
+        "split": split,
+        "queries": relevant.rows,
+        "shortlist": shortlist,
         "texts": weights.texts,
         "votes": weights.votes,
         "unit": weights.unit,
+        "memory_bytes": memory.bytes if memory else 0,
+        "memory_ms": _milliseconds(memory, model, groups[0]) if memory else 0.0,
     }
-    facts |= {"split": split, "queries": relevant.rows, "memory_bytes": memory.bytes if memory else 0}
     return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory)
 
 
-def score_rows_of(model: Model, scorers: Scorers, groups: Iterable[pa.Table]) -> tuple[Scored, Ragged]:
+def score_shortlists(
+    model: Model, scorers: Scorers, groups: Iterable[pa.Table], shortlist: int
+) -> tuple[Scored, Ragged]:
     """Score the shortlists of queries by all scorers, [B, S], and return them with the queries' labels."""
     labels, parts, relevant = LabelRows(model.head.vectors, model.head.start), [], []
     for rows in groups:
         x, filters = model.embed_table(rows), filters_of(rows)
-        shortlisted = filtered_top_k(x, labels, SHORTLIST, filters)
+        shortlisted = filtered_top_k(x, labels, shortlist, filters)
         parts.append(scorers.score(x, labels, *shortlisted, filters))
         relevant.append(list_column(rows, "label_ids"))
     width = max(part.ids.shape[1] for part in parts)
@@ -74,6 +84,14 @@ def score_rows_of(model: Model, scorers: Scorers, groups: Iterable[pa.Table]) ->
     }
     joined = functools.reduce(Ragged.concat, relevant)
     return Scored(**columns), joined
+
+
+def _milliseconds(memory: Memory, model: Model, rows: pa.Table) -> float:
+    """Measure what the memory takes a query, of a batch."""
+    x = model.embed_table(rows.slice(0, _TIMED))
+    began = time.perf_counter()
+    memory.votes(x)
+    return round((time.perf_counter() - began) / len(x) * 1e3, 3)
 
 
 def _widened(rows: np.ndarray, width: int, fill: int) -> np.ndarray:

@@ -3,9 +3,14 @@
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from trainer.config.data import Data
-from trainer.evaluation.held_out import open_split
+from trainer.evaluation.held_out import HOLDOUT, open_split
 from trainer.stream import Table
 from trainer.stream.part import Part
+
+
+def default_split(trained: Data) -> str:
+    """Return the split that a run was not trained on: what it held out, or else `val`."""
+    return HOLDOUT if trained.holdout else "val"
 
 
 def open_validation(data: DataLayout, split: str, trained: Data) -> tuple[Table, Part]:
