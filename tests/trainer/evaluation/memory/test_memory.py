@@ -21,6 +21,8 @@ from trainer.evaluation.memory import memory as module
 from trainer.evaluation.memory.memory import Memory
 from trainer.evaluation.memory.votes import NEIGHBOURS, TEMPERATURE
 from trainer.model import Model
+from trainer.stream import open_queries
+from trainer.stream.part import iterate_part
 
 D = 6
 SECTIONS: dict[str, Any] = {
@@ -115,13 +117,14 @@ def test_a_budget_bounds_its_bytes(data: SmallData, model: Model, budget: int) -
 
 
 def test_what_is_held_out_is_not_remembered(data: SmallData, model: Model) -> None:
-    memory = Memory.build(model, data.layout, Data(holdout=0.2), 1 << 30)
-    assert len(memory.vectors) == 120
-    held_out = {*range(150)} - {
-        int(row)
-        for vector in memory.vectors
-        for row in torch.nonzero((normalize(embedded(data, model, "train")[:, :D]).half() == vector).all(1)).flatten()
-    }
-    assert len(held_out) <= 30
+    options, points = Data(holdout=0.2), data.points["train"]
+    memory, table = Memory.build(model, data.layout, options), open_queries(data.layout, "train")
+    groups = iterate_part(table.url, table.manifest, options.held_out, ["query_id"])
+    held_out = {row for group in groups for row in group["query_id"].to_pylist()}
+    assert (len(memory.vectors), len(held_out)) == (120, 30)
+    kept = [row for row in range(150) if row not in held_out]
+    assert [row.tolist() for row in np.split(memory.labels.values, memory.labels.offsets[1:-1])] == [
+        points.positives[row] for row in kept
+    ]
     with pytest.raises(InputError, match=r"data\.mix: a memory holds the training points of one split"):
         Memory.build(model, data.layout, Data(mix={"train": 1.0}))
