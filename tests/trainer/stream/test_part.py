@@ -52,7 +52,9 @@ def test_adjacent_parts_are_disjoint_and_together_the_whole(group_rows: np.ndarr
 
 
 @given(GROUPS, SHARES, SHARES)
-def test_the_share_is_exact_over_all_row_groups_and_even_in_each(group_rows: np.ndarray, one: float, other: float) -> None:
+def test_the_share_is_exact_over_all_row_groups_and_even_in_each(
+    group_rows: np.ndarray, one: float, other: float
+) -> None:
     part, total = Part(*sorted((one, other))), int(group_rows.sum())
     bounds = part.bounds(first_rows(group_rows))
     assert len(ids_of(part, group_rows)) == part.rows(total)
