@@ -6,6 +6,8 @@ import click
 
 from extremis.commands.options import POSITIVE, json_option, number, recipe_option, set_option, stated
 
+_NGRAMS = 0.8  # distinct pairs of n tokens are about n ** 0.8
+
 
 @click.command()
 @click.option("--queries", type=number, help="N. Default: as many as DATA has.")
@@ -36,12 +38,21 @@ def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, **options: An
       extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
     """
     from extremis.planning import plan as planning
-    from trainer.config import load_recipe
+    from trainer.settings.facts import Facts
 
     keys = {"dimension": "encoder.dimension", "width": "negatives.width", "epochs": "train.epochs"}
     changes = stated({key: options.pop(name) for name, key in keys.items()})
-    loaded = load_recipe(recipe, (*overrides, *(f"{key}={value}" for key, value in changes.items())))
-    data, queries, labels, memory = (options.pop(name) for name in ("data", "queries", "labels", "memory"))
+    data, memory = options.pop("data"), options.pop("memory")
+    queries, labels = planning.size(data, options.pop("queries"), options.pop("labels"))
+    tokens = options["tokens"]
+    facts = Facts(
+        queries,
+        labels,
+        pairs=round(queries * options["labels_per_query"]),
+        ngrams=round((queries * tokens) ** _NGRAMS),
+        tokens=tokens,
+    )
+    loaded = planning.load_planned(recipe, (*overrides, *(f"{key}={value}" for key, value in changes.items())), facts)
     report = planning.plan(planning.workload(data, queries, labels, loaded, memory, options), data, calibrate)
     planning.show(report)
     return report

@@ -109,7 +109,7 @@ def test_tables_grow_with_what_they_hold() -> None:
     wider = large("--width", "160").json["tables"]
     longer = large("--set", "order.batch=1024", "--tokens", "20").json["tables"]
     name = "negatives of queries"
-    assert wider[name]["bytes"] / base[name]["bytes"] == pytest.approx(160 / 40, rel=0.1)
+    assert wider[name]["bytes"] / base[name]["bytes"] == pytest.approx(160 / 100, rel=0.1)  # what so many labels need
     assert {table for table in base if base[table] != wider[table]} == {name, "negatives of labels"}
     assert longer["queries"]["bytes"] > 1.2 * base["queries"]["bytes"]
 
