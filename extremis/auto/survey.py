@@ -47,10 +47,8 @@ class Survey:
         """Say what was seen, a line each."""
         facts = self.facts
         yield f"{facts.queries:,} queries of {facts.tokens:.0f} tokens, {facts.labels:,} labels"
-        yield (
-            f"{facts.pairs / max(1, facts.queries):.1f} labels a query, and {facts.median_frequency:g} queries at the "
-            "median label"
-        )
+        each = facts.pairs / max(1, facts.queries)
+        yield f"{each:.1f} labels a query, median of training points a label: {facts.median_frequency:g}"
         yield f"{self.texts:.0%} of the labels have a text" + (
             f", {self.symmetric:.0%} of these are queries too" if self.texts else ""
         )

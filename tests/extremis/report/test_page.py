@@ -111,7 +111,7 @@ def test_baselines_stand_beside_the_runs(page: Any) -> None:
     rows = page.execute_script(
         "return [...document.querySelectorAll('#metrics tbody tr')].map(r => r.querySelector('td').textContent)"
     )
-    baselines = ["popular labels", "nearest queries by TF-IDF", "nearest label texts by TF-IDF"]
+    baselines = ["nearest label texts by TF-IDF", "nearest queries by TF-IDF", "popular labels"]
     assert rows[-3:] == baselines
     charts = page.execute_script("return JSON.parse(document.getElementById('body').textContent).charts.metrics")
     names = [trace["name"] for trace in charts[0]["figure"]["data"]]
