@@ -202,7 +202,8 @@ def test_recipes() -> None:
     done = call("recipes", "--json")
     plain(done)
     assert sorted(done.json) == recipe_names()
-    assert done.json["astra"]["refresh"]["start"] >= 2
+    assert done.json["astra"]["refresh"] == {"start": "auto", "every": "auto"}
+    assert done.json["decoupled"]["refresh"]["start"] >= 2
     for name in recipe_names():
         assert name in done.out
 
