@@ -31,7 +31,8 @@ def contenders(survey: Survey) -> list[Contender]:
     kinds = [Contender("astra" if sampled else "renee", (f"data.label_texts={texts}",))]
     if survey.labels_have_texts:
         kinds += [Contender("decoupled"), Contender("dexml-sampled")]
-    return kinds
+    read = () if survey.inputs == "tokens" else (f"encoder.inputs={survey.inputs}",)
+    return [kind.changed(*read) for kind in kinds]
 
 
 def variations(best: Contender, weight: float) -> list[Contender]:

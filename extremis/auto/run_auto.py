@@ -57,6 +57,7 @@ def run_auto(
             say(line)
         recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
         _write(run, report, recipe)
+        storage.remove(join(run, FOLDER), recursive=True)
     outcome = train(data, run, recipe, resume=resume, beam_options=beam_options)
     fusion = fit_weights(data, run, step=best_step(RunLayout(run))).parameters
     say(f"{weights_line(fusion)}; now: extremis evaluate {data} {run} --scores fused")
@@ -66,10 +67,10 @@ def run_auto(
 def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tuple[dict[str, Any], Resolved]:
     """Try the contenders, then variations of the best, and return a report and the recipe of the winner."""
     rows, folder = survey.facts.queries, join(run, FOLDER)
-    trials = [try_out(data, folder, contender, rows) for contender in contenders(survey)]
+    trials = [try_out(data, folder, contender, survey.facts) for contender in contenders(survey)]
     best = best_of(trials)
     weight = _resolve(data, best.contender, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
-    trials += [try_out(data, folder, contender, rows) for contender in variations(best.contender, weight)]
+    trials += [try_out(data, folder, contender, survey.facts) for contender in variations(best.contender, weight)]
     best = best_of(trials)
     held_out = Data(holdout=holdout_share(rows))
     baselines = measure_baselines(DataLayout(data), HOLDOUT, held_out, BASELINE_QUERIES)

@@ -8,6 +8,8 @@ import numpy as np
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
+from trainer.inputs import Kind
+from trainer.model import DataFacts
 from trainer.settings.facts import Facts, measure
 from trainer.stream import Table, open_queries
 from trainer.stream.part import WHOLE, iterate_part
@@ -18,25 +20,29 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Survey:
-    """Figures of DATA. `texts`: share of the labels with a text. `symmetric`: share of labels that are queries too."""
+    """Figures of DATA, and the `inputs` that an encoder can read.
+
+    `texts`: share of the labels with a text. `symmetric`: share of these that are queries too.
+    """
 
     facts: Facts
-    texts: float
-    symmetric: float
+    inputs: Kind
+    texts: float = 0.0
+    symmetric: float = 0.0
 
     @classmethod
     def of(cls, data: DataLayout) -> "Survey":
         """Survey the training split. Raises InputError, TableError."""
         facts = measure(data, "train", WHOLE, label_texts=False)
-        if not facts.tokens:
-            return cls(facts, 0.0, 0.0)
+        sizes = DataFacts.of(data)
+        if not sizes.vocabulary:
+            return cls(facts, "features")
         labels = _hashes(Table.open(data.labels, "labels"))
         queries = _hashes(open_queries(data, "train"))
         empty = _hash(Ragged(np.empty(0, np.int64), np.zeros(2, np.int64)))
         texts = labels[labels != empty]
-        return cls(
-            facts, len(texts) / max(1, len(labels)), float(np.isin(texts, queries).mean()) if len(texts) else 0.0
-        )
+        symmetric = float(np.isin(texts, queries).mean()) if len(texts) else 0.0
+        return cls(facts, "both" if sizes.features else "tokens", len(texts) / max(1, len(labels)), symmetric)
 
     @property
     def labels_have_texts(self) -> bool:
@@ -46,7 +52,8 @@ class Survey:
     def lines(self) -> Iterator[str]:
         """Say what was seen, a line each."""
         facts = self.facts
-        yield f"{facts.queries:,} queries of {facts.tokens:.0f} tokens, {facts.labels:,} labels"
+        read = f"{facts.tokens:.0f} tokens" if facts.tokens else "sparse features"
+        yield f"{facts.queries:,} queries of {read}, {facts.labels:,} labels"
         each = facts.pairs / max(1, facts.queries)
         yield f"{each:.1f} labels a query, median of training points a label: {facts.median_frequency:g}"
         yield f"{self.texts:.0%} of the labels have a text" + (

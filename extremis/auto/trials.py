@@ -11,11 +11,13 @@ from extremis.training.train import train
 from schemas.storage import join
 from trainer.config import Recipe
 from trainer.evaluation.held_out import HOLDOUT
+from trainer.settings.facts import Facts
 from trainer.settings.resolve import resolve
 
 METRIC = "nDCG@5"  # of P@1 and P@5 at once
 QUERIES = 2_000  # that a trial is scored on, at most
-_ROWS = 40_000  # of a trial
+_ROWS = 36_000  # of a trial, fewer of long texts
+_LONG = 200  # tokens that cost about as much as all else of a row
 _EPOCHS = 3
 _WIDTH = 128  # D of a trial: an order of recipes shows at a quarter of the cost
 
@@ -43,24 +45,28 @@ def holdout_share(rows: int) -> float:
     return min(0.05, QUERIES / max(1, rows))
 
 
-def try_out(data: str, folder: str, contender: Contender, rows: int) -> Trial:
-    """Train a contender in `folder` on a part of the `rows` of DATA, without tables, and score it.
+def try_out(data: str, folder: str, contender: Contender, facts: Facts) -> Trial:
+    """Train a contender in `folder` on a part of the rows of DATA, without tables, and score it.
 
     A trial that is there already is not trained again. Raises ExtremisError.
     """
     began = time.perf_counter()
     run = join(folder, contender.name)
-    train(data, run, trial_recipe(data, contender, rows), resume=True)
+    train(data, run, trial_recipe(data, contender, facts), resume=True)
     report = evaluate(data, run, EvaluateOptions(split=HOLDOUT, limit=QUERIES))
     return Trial(contender, report["metrics"], time.perf_counter() - began)
 
 
-def trial_recipe(data: str, contender: Contender, rows: int) -> Recipe:
+def trial_recipe(data: str, contender: Contender, facts: Facts) -> Recipe:
     """Return the recipe of a trial. Raises InputError, TableError."""
+    rows = round(_ROWS / (1 + facts.tokens / _LONG))
+    # Texts of many labels would crowd the queries out.
+    without_texts = ["data.label_texts=false"] if facts.labels > rows else []
     changes = [
         *contender.changes,
-        f"data.share={min(1.0, _ROWS / max(1, rows)):.4f}",
-        f"data.holdout={holdout_share(rows):.4f}",
+        *without_texts,
+        f"data.share={min(1.0, rows / max(1, facts.queries)):.4f}",
+        f"data.holdout={holdout_share(facts.queries):.4f}",
         f"train.epochs={_EPOCHS}",
         f"encoder.dimension={_WIDTH}",
         f"encoder.hidden={2 * _WIDTH}",

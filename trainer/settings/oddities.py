@@ -9,8 +9,8 @@ from trainer.settings import rules
 from trainer.settings.facts import Facts, log_odds
 
 _FAR_BIAS = 1.0  # from the prior: half of what halves P@1
-_WINDOW = 20  # steps that a loss is compared with
-_JUMP = 5.0  # times the median deviation
+_WINDOW = 100  # steps that a loss is compared with
+_JUMP = 3.0  # times the largest of them
 
 
 def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
@@ -38,17 +38,16 @@ def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
 
 
 class LossWatch:
-    """Notices a loss that jumps: far above the median of the last steps, in units of their median deviation."""
+    """Notices a loss that jumps: far above the largest of the last steps, whose batches may be of different sources."""
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=_WINDOW)
 
     def jumped(self, loss: float) -> float | None:
-        """Take in the loss of a step; return the median before it where it jumped."""
-        before = sorted(self._losses)
+        """Take in the loss of a step; return the largest before it where it jumped, and then begin anew."""
+        largest = max(self._losses) if len(self._losses) == _WINDOW else math.inf
+        if loss > _JUMP * largest:
+            self._losses.clear()
+            return largest
         self._losses.append(loss)
-        if len(before) < _WINDOW:
-            return None
-        median = before[_WINDOW // 2]
-        deviation = sorted(abs(value - median) for value in before)[_WINDOW // 2]
-        return median if loss > 2 * median and loss - median > _JUMP * deviation else None
+        return None

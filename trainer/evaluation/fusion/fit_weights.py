@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.tables import PAD
@@ -49,7 +49,8 @@ def fit_weights(
     columns = scored_columns(table.manifest, model.columns)
     groups = list(iterate_part(table.url, table.manifest, part, columns, queries))
     built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
-    scorers = Scorers(embed_label_texts(model, layout) if model.head.has_rows else None, built)
+    readable = set(model.columns) <= {column.name for column in open_manifest(layout.labels, "labels").columns}
+    scorers = Scorers(embed_label_texts(model, layout) if model.head.has_rows and readable else None, built)
     scored, relevant = score_shortlists(model, scorers, groups, shortlist)
     weights = Weights.fit(scored, relevant, logistic=recipe.loss.kind == "bce")
     memory = built if weights.votes else None
