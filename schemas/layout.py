@@ -97,7 +97,7 @@ class RunLayout:
         return join(self.evaluations, f"{folder(split)}-step-{step:08d}.json")
 
     def fusion(self, step: int) -> str:
-        """What `extremis fuse` fitted to the checkpoint of `step`."""
+        """Fusion of scores that `extremis fuse` fitted to the checkpoint of `step`."""
         return join(self.fusions, f"step-{step:08d}")
 
     def dump(self, epoch: int) -> str:

@@ -10,7 +10,6 @@ import tomli_w
 from extremis.auto.contenders import Contender, contenders, variations
 from extremis.auto.survey import Survey
 from extremis.auto.trials import METRIC, Trial, best_of, holdout_share, try_out
-from extremis.commands.fuse import weights_line
 from extremis.console import say, table
 from extremis.training.train import train
 from schemas import storage
@@ -21,7 +20,7 @@ from trainer.checkpoints.checkpoint import best_step
 from trainer.config import Recipe, load_config, restore_recipe
 from trainer.config.data import Data
 from trainer.evaluation.baselines.measure import measure_baselines
-from trainer.evaluation.fusion.fit_weights import fit_weights
+from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
 from trainer.evaluation.held_out import HOLDOUT
 from trainer.settings.resolve import Resolved, resolve
 
@@ -60,7 +59,7 @@ def run_auto(
         storage.remove(join(run, FOLDER), recursive=True)
     outcome = train(data, run, recipe, resume=resume, beam_options=beam_options)
     fusion = fit_weights(data, run, step=best_step(RunLayout(run))).parameters
-    say(f"{weights_line(fusion)}; now: extremis evaluate {data} {run} --scores fused")
+    say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
     return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
 
 

@@ -40,17 +40,8 @@ def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str,
         pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
         say(f"fitted on {facts['queries']:,} queries of {facts['split']}: {pairs}")
     else:
-        from trainer.evaluation.fusion.fit_weights import fit_weights
+        from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
 
         manifest = fit_weights(data, run, budget=parse_bytes(memory), **options)
-        say(weights_line(manifest.parameters))
+        say(describe_weights(manifest.parameters))
     return {"data": data, "run": run, "digest": manifest.digest, **manifest.parameters}
-
-
-def weights_line(facts: dict[str, Any]) -> str:
-    """Describe fitted weights, and what their memory takes."""
-    memory = f"{facts['memory_bytes'] / 2**20:,.1f} MiB, {facts['memory_ms']:.2f} ms a query" if facts["votes"] else ""
-    return (
-        f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:g} x labels' texts + "
-        f"{facts['votes']:g} x votes of training points{f' ({memory})' if memory else ''}"
-    )

@@ -13,9 +13,10 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest, verify
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
-from trainer.config import Recipe, load_recipe, recipe_names
+from trainer.config import Recipe, recipe_names
 from trainer.config.data import Data
 from trainer.evaluation.baselines.measure import measure_popularity
+from trainer.settings.resolve import resolve
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
 CHOICES = sets("order.batch=16", "train.epochs=4", "refresh.every=1")
@@ -202,7 +203,7 @@ def test_recipes() -> None:
     done = call("recipes", "--json")
     plain(done)
     assert sorted(done.json) == recipe_names()
-    assert done.json["astra"]["refresh"] == {"start": "auto", "every": "auto"}
+    assert done.json["astra"]["refresh"]["start"] == "auto"
     assert done.json["decoupled"]["refresh"]["start"] >= 2
     for name in recipe_names():
         assert name in done.out
@@ -250,14 +251,14 @@ def test_ablate_goes_on_after_a_strategy_that_failed(data: Path, folder: Path) -
     assert "wild: training" in call(*arguments, "--retry").err
 
 
-def variants(number: str, *overrides: str, data: str = "") -> dict[str, Recipe]:
+def variants(number: str, data: Path, *overrides: str) -> dict[str, Recipe]:
     from extremis.ablation.comparisons import COMPARISONS
 
-    return COMPARISONS[number].variants(data, overrides)
+    return COMPARISONS[number].variants(str(data), overrides)
 
 
-def test_the_grids_of_astra() -> None:
-    lines = variants("6")
+def test_the_grids_of_astra(data: Path) -> None:
+    lines = variants("6", data)
     assert {name: (recipe.negatives.hard, recipe.negatives.random) for name, recipe in lines.items()} == {
         "astra": (40, 3200),
         "k-40-2400": (40, 2400),
@@ -268,19 +269,20 @@ def test_the_grids_of_astra() -> None:
         "k-16-3200": (16, 3200),
         "k-16-2400": (16, 2400),
     }
-    assert [recipe.refresh.start for recipe in variants("7", "train.epochs=20").values()] == [3, 6, 12]
-    assert [recipe.refresh.every for recipe in variants("8").values()] == [3, 6]  # of nine epochs
-    assert variants("8")["astra"] == load_recipe("astra")
-    assert {name for name, recipe in variants("5").items() if recipe.refresh.by == "labels"} == {
+    assert [recipe.refresh.start for recipe in variants("7", data, "train.epochs=20").values()] == [3, 6, 12]
+    nine = variants("8", data, "train.epochs=9")
+    assert [recipe.refresh.every for recipe in nine.values()] == [3, 6]
+    assert nine["astra"] == resolve("astra", ["train.epochs=9"], str(data)).recipe
+    assert {name for name, recipe in variants("5", data).items() if recipe.refresh.by == "labels"} == {
         "theta-hard",
         "random+theta-hard",
         "theta-curriculum",
     }
 
 
-def test_the_tables_of_dexml() -> None:
+def test_the_tables_of_dexml(data: Path) -> None:
     overrides = ("train.epochs=7",)
-    losses = variants("dexml-4", *overrides)
+    losses = variants("dexml-4", data, *overrides)
     assert [(r.loss.kind, getattr(r.loss, "k", None)) for r in losses.values()] == [
         ("bce", None),
         ("softmax", None),
@@ -288,13 +290,13 @@ def test_the_tables_of_dexml() -> None:
         ("softtopk", 5),
         ("softtopk", 100),
     ]
-    assert losses["decoupled-softmax"] == load_recipe("dexml", overrides)
-    sampled = variants("dexml-3", *overrides)
+    assert losses["decoupled-softmax"] == resolve("dexml", overrides, str(data)).recipe
+    sampled = variants("dexml-3", data, *overrides)
     assert {name: recipe.negatives.hard for name, recipe in sampled.items() if recipe.negatives.pool == "batch"} == {
         f"mined-{count}": count for count in (0, 1, 2, 5, 10)
     }
     assert sampled["all-labels"] == losses["decoupled-softmax"]
-    assert sampled["mined-10"] == load_recipe("dexml-sampled", overrides)
+    assert sampled["mined-10"] == resolve("dexml-sampled", overrides, str(data)).recipe
     assert {r.train.epochs for r in [*losses.values(), *sampled.values()]} == {7}
 
 
@@ -302,7 +304,7 @@ def test_the_figures_of_mips_and_lns(data: Path) -> None:
     rows = sum(open_manifest(str(data / part)).rows for part in ("queries/train", "labels"))
     steps = -(-rows // 8)
     assert steps > 8
-    lines = variants("mips-2", "order.batch=8", data=str(data))
+    lines = variants("mips-2", data, "order.batch=8")
     facts = {
         name: (r.negatives.hard, r.negatives.random, r.refresh.every_steps, r.refresh.start)
         for name, r in lines.items()
@@ -311,18 +313,18 @@ def test_the_figures_of_mips_and_lns(data: Path) -> None:
     assert facts == {
         f"mips-{hard}-ppe-{times}": (hard, 100 - hard, -(-steps // times), 1) for times in (1, 8) for hard in (100, 15)
     }
-    assert [(r.negatives.hard, r.train.positive_ratio) for r in variants("mips-1").values()] == [
+    assert [(r.negatives.hard, r.train.positive_ratio) for r in variants("mips-1", data).values()] == [
         (100, 1),
         (100, 50),
         (15, 1),
     ]
     sources = {
         name: (r.negatives.lsh.hard, r.negatives.random, r.negatives.hard, r.negatives.pool)
-        for name, r in variants("lns-4").items()
+        for name, r in variants("lns-4", data).items()
     }
     assert sources["full-softmax"] == (0, 0, 0, "all")
     assert all(sum(counts) == 200 for *counts, pool in sources.values() if pool != "all")
-    assert {r.loss.kind for r in variants("lns-4").values()} == {"softmax"}
+    assert {r.loss.kind for r in variants("lns-4", data).values()} == {"softmax"}
 
 
 def test_only_some_lines_of_a_comparison(data: Path, folder: Path) -> None:

@@ -109,9 +109,10 @@ def test_a_split_gives_the_metrics_of_evaluate(data: Path, run: Path, exported: 
 class TestFused:
     @pytest.fixture(scope="class")
     def fused(self, data: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        refused(call("evaluate", data, run, "--scores", "fused"), "no tree is fitted", "extremis fuse")
-        refused(call("fuse", data, run), "no split 'val'", "--validation")
-        done = call("fuse", data, run, "--split", "test", "--shortlist", "30", "--json")
+        refused(call("evaluate", data, run, "--scores", "fused"), "no fusion is fitted", "extremis fuse")
+        for by in ("tree", "weights"):
+            refused(call("fuse", data, run, "--by", by), "no split 'val'", "--validation", "data.holdout")
+        done = call("fuse", data, run, "--by", "tree", "--split", "test", "--shortlist", "30", "--json")
         assert done.status == 0, done.err
         assert done.json["queries"] == 200
         out = tmp_path_factory.mktemp("fused") / "exported"

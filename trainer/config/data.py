@@ -1,13 +1,17 @@
 """Section `data`: the rows that a run trains on."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
 from schemas.layout import LABEL_TEXTS
 from schemas.options import Options
 from trainer.schedule import MOST_WEIGHT
-from trainer.stream.part import Part
+
+if TYPE_CHECKING:
+    from trainer.stream.part import Part
 
 _RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside the sources' embeddings in a dump
 
@@ -30,11 +34,15 @@ class Data(Options):
     @property
     def trained(self) -> Part:
         """Rows of `split` to train on."""
+        from trainer.stream.part import Part  # the stream needs torch
+
         return Part(0.0, min(self.share, 1 - self.holdout))
 
     @property
     def held_out(self) -> Part:
         """Rows of `split` that are left out."""
+        from trainer.stream.part import Part
+
         return Part(1 - self.holdout, 1.0)
 
     @model_validator(mode="after")

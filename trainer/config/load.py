@@ -64,14 +64,20 @@ def _may_be_derived(annotation: Any) -> bool:
 
 
 def without_auto(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a recipe's `body` without the options that it leaves to the data."""
+    """Return a copy of a recipe's `body` without the options that it leaves to the data.
+
+    k_h is 1 in place of "auto": that there are hard negatives is what other options depend on.
+    """
     left = set(auto_keys(body))
-    return {
+    stated = {
         name: {key: value for key, value in options.items() if f"{name}.{key}" not in left}
         if isinstance(options, dict)
         else options
         for name, options in body.items()
     }
+    if "negatives.hard" in left and body["negatives"].get("pool") != "all":
+        stated["negatives"]["hard"] = 1
+    return stated
 
 
 def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -36,6 +37,5 @@ class LshSection(SourceSection):
         return self
 
     def open(self, context: SourceContext) -> NegativeSource:
-        from trainer.negatives.lsh import HashedNegatives  # with its compiled loops, where it is used
-
-        return HashedNegatives(self, context.vectors, context.seed, context.first_epoch)
+        hashed = importlib.import_module("trainer.negatives.lsh")  # with its compiled loops, where it is used
+        return hashed.HashedNegatives(self, context.vectors, context.seed, context.first_epoch)

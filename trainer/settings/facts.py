@@ -19,7 +19,7 @@ from trainer.stream.part import Part, iterate_part
 SAMPLED_ROWS = 200_000  # that n-grams are counted on
 HEAPS = 0.7  # distinct n-grams of n texts grow like n ** 0.7
 _HASHES = 1 << 31
-_ALMOST = 1e-12
+_RAREST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,6 @@ def _pairs_of_tokens(texts: Ragged) -> np.ndarray:
 
 
 def log_odds(share: float) -> float:
-    """Return ln(share / (1 - share)); a share of 0 or 1 counts as almost that."""
-    share = min(max(share, _ALMOST), 1 - _ALMOST)
+    """Return ln(share / (1 - share)), finite for shares of 0 and 1 too."""
+    share = min(max(share, _RAREST), 1 - _RAREST)
     return math.log(share / (1 - share))

@@ -54,13 +54,13 @@ def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
     open_keys, settings = _derived(body, source), dict[str, Setting]()
     stated = validate(without_auto(body), source).model_dump()
     filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
-    known: dict[str, Any] = {}
+    settled: dict[str, Any] = {}
     for key, rule in RULES.items():
         section, _, option = key.partition(".")
         if key in open_keys:
-            settings[key] = rule(facts, known)
+            settings[key] = rule(facts, settled)
             filled[section][option] = settings[key].value
-        known[key] = settings[key].value if key in open_keys else stated[section].get(option)
+        settled[key] = settings[key].value if key in open_keys else stated[section].get(option)
     return Resolved(validate(filled, source), settings)
 
 

@@ -32,10 +32,10 @@ class Setting(NamedTuple):
     reason: str
 
 
-Rule = Callable[[Facts, Mapping[str, Any]], Setting]  # of the data, and of the options known so far by dotted key
+Rule = Callable[[Facts, Mapping[str, Any]], Setting]  # of the data, and of the options settled so far by dotted key
 
 
-def pool(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def pool(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """One pool for a batch while its draws weigh little, then one for each query (variance against cost)."""
     weight = facts.labels / SHARED_DRAWS
     if weight <= MOST_WEIGHT:
@@ -43,88 +43,88 @@ def pool(facts: Facts, known: Mapping[str, Any]) -> Setting:
     return Setting("own", f"a draw of {SHARED_DRAWS:,} shared ones would stand for {weight:.1f} labels")
 
 
-def random(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def random(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """k_r, of the batch or of each query."""
-    own = known[POOL] == "own"
-    return Setting(OWN_DRAWS if own else SHARED_DRAWS, f"negatives.pool = {known[POOL]}")
+    own = settled[POOL] == "own"
+    return Setting(OWN_DRAWS if own else SHARED_DRAWS, f"negatives.pool = {settled[POOL]}")
 
 
-def hard(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def hard(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """k_h: the fewer random ones a query has, the more."""
-    value = {"own": 100, "all": 0}.get(known[POOL], 40)
-    return Setting(value, f"negatives.pool = {known[POOL]}")
+    value = {"own": 100, "all": 0}.get(settled[POOL], 40)
+    return Setting(value, f"negatives.pool = {settled[POOL]}")
 
 
-def warmup(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def warmup(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """As many random ones before the first table as there are of both kinds after it."""
-    value = int(random(facts, known).value) + int(hard(facts, known).value)
-    return Setting(value, f"negatives.pool = {known[POOL]}")
+    value = int(random(facts, settled).value) + int(hard(facts, settled).value)
+    return Setting(value, f"negatives.pool = {settled[POOL]}")
 
 
-def refresh_start(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def refresh_start(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """tau_s: as early as there can be a table where hard negatives carry the loss."""
-    return Setting(2 if known[POOL] == "own" else 3, f"negatives.pool = {known[POOL]}")
+    return Setting(2 if settled[POOL] == "own" else 3, f"negatives.pool = {settled[POOL]}")
 
 
-def refresh_every(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def refresh_every(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """tau_r: fresh in each epoch where hard negatives carry the loss."""
-    return Setting(1 if known[POOL] == "own" else 3, f"negatives.pool = {known[POOL]}")
+    return Setting(1 if settled[POOL] == "own" else 3, f"negatives.pool = {settled[POOL]}")
 
 
-def initial_bias(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def initial_bias(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """The log odds of a label: scores begin where one-vs-all would end without any text."""
     each = facts.prior * facts.labels
     return Setting(round(log_odds(facts.prior), 2), f"the prior: {each:.2f} of {facts.labels:,} labels a point")
 
 
-def buckets(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def buckets(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """A bucket for each pair of tokens that comes in two texts: others teach nothing."""
     value = 1 << max(0, facts.ngrams - 1).bit_length()
     return Setting(min(max(value, _BUCKETS[0]), _BUCKETS[1]), f"{facts.ngrams:,} pairs of tokens come more than once")
 
 
-def batch(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def batch(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """The largest power of two that leaves an epoch enough steps."""
     value = 1 << max(0, (facts.points // _FEWEST_STEPS).bit_length() - 1)
     return Setting(min(max(value, _BATCHES[0]), _BATCHES[1]), f"{facts.points:,} training points")
 
 
-def epochs(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def epochs(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """Passes that show about so many points in all."""
     value = min(max(round(_POINTS / facts.points), _EPOCHS[0]), _EPOCHS[1])
     return Setting(value, f"{facts.points:,} training points")
 
 
-def dimension(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def dimension(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """D: narrow where there are many labels, wide where points are few."""
     if facts.labels > _MANY_LABELS:
         return Setting(64, f"{facts.labels:,} labels")
     return Setting(_WIDE if facts.points <= _FEW_POINTS else 256, f"{facts.points:,} training points")
 
 
-def hidden(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def hidden(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """Units of the residual layer, by the dimension."""
-    width = int(known["encoder.dimension"])
+    width = int(settled["encoder.dimension"])
     return Setting(2 * width, f"encoder.dimension = {width}")
 
 
-def encoder_rate(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """Row-wise Adagrad's step grows with the root of D."""
-    return _by_width(0.1, 0.5, known)
+    return _by_width(0.1, 0.5, settled)
 
 
-def classifier_rate(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def classifier_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """Row-wise Adagrad's step grows with the root of D."""
-    return _by_width(0.2, 0.5, known)
+    return _by_width(0.2, 0.5, settled)
 
 
-def dense_rate(facts: Facts, known: Mapping[str, Any]) -> Setting:
+def dense_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """A wide residual layer is unstable at the rate of a narrow one."""
-    return _by_width(0.0015, 1.0, known)
+    return _by_width(0.0015, 1.0, settled)
 
 
-def _by_width(rate: float, power: float, known: Mapping[str, Any]) -> Setting:
-    width = int(known["encoder.dimension"])
+def _by_width(rate: float, power: float, settled: Mapping[str, Any]) -> Setting:
+    width = int(settled["encoder.dimension"])
     return Setting(round(rate * (_WIDE / width) ** power, 4), f"encoder.dimension = {width}")
 
 

@@ -28,6 +28,7 @@ from trainer.stream.source import Source
 STATE_VERSION = 1
 THREAD = "extremis-stream"
 PIECES_AHEAD = 1  # of a few batches each, beyond those that threads are at
+_OPTIONAL = {"clusters", "parts"}  # of a state, where there are such
 WINDOWS_AHEAD = 1  # that threads decode; a remote store is asked for the one after it meanwhile
 
 Plan = Callable[[Batch], Candidates | None]
@@ -167,7 +168,8 @@ class JoinedStream(IterableDataset):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the step of `state`. Raises InputError when the order that it belongs to is not this one."""
-        for name, value in self._identity.items():
+        beyond = dict.fromkeys(_OPTIONAL & state.keys() - self._identity.keys())
+        for name, value in {**self._identity, **beyond}.items():
             if state.get(name) != value:
                 raise InputError(
                     f"cannot resume the stream: {name} was {state.get(name)!r} when it was saved and is {value!r} "

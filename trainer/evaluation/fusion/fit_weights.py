@@ -4,6 +4,7 @@ import functools
 import time
 from collections.abc import Iterable
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +66,15 @@ def fit_weights(
         "memory_ms": _milliseconds(memory, model, groups[0]) if memory else 0.0,
     }
     return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory)
+
+
+def describe_weights(facts: dict[str, Any]) -> str:
+    """Describe fitted weights, and what their memory takes."""
+    memory = f"{facts['memory_bytes'] / 2**20:,.1f} MiB, {facts['memory_ms']:.2f} ms a query" if facts["votes"] else ""
+    return (
+        f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:g} x labels' texts + "
+        f"{facts['votes']:g} x votes of training points{f' ({memory})' if memory else ''}"
+    )
 
 
 def score_shortlists(

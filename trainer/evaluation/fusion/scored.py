@@ -41,8 +41,8 @@ class Scorers:
         votes = None if self.memory is None else self.memory.votes(x)
         if votes is not None:
             _, voted = best_votes(votes, VOTED)
-            known = Ragged.from_matrix(ids).contains(voted) | filters.contains(voted)
-            voted = np.where(known, PAD, voted)
+            listed = Ragged.from_matrix(ids).contains(voted) | filters.contains(voted)
+            voted = np.where(listed, PAD, voted)
             more = group.sum(torch.from_numpy(score_pairs(x, labels.rows, voted, first))).numpy()
             ids, scores = np.concatenate([ids, voted], 1), np.concatenate([scores, more], 1)
         texts = none = np.zeros(ids.shape, np.float32)

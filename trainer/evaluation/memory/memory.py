@@ -20,13 +20,13 @@ from trainer.evaluation.memory.votes import NEIGHBOURS, count_votes
 from trainer.evaluation.search import top_k
 from trainer.model import Model
 from trainer.stream import open_queries
-from trainer.stream.part import Part, iterate_part
+from trainer.stream.part import iterate_part
 
 FOLDER = "memory"
 BUDGET = 4 << 30  # bytes
 ROWS_A_FILE = 1 << 20
 _GROUP_ROWS = 1 << 14
-_BYTES_A_LABEL = 8
+_BYTES_A_LABEL = _OFFSET_BYTES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,25 +38,22 @@ class Memory:
 
     @classmethod
     def build(cls, model: Model, data: DataLayout, trained: Data, budget: int = BUDGET) -> "Memory":
-        """Embed the rows that the run trains on, as many of them as `budget` bytes hold, each as likely as any other.
+        """Embed the rows that the run trains on, the first of them that `budget` bytes hold: any rows are random ones.
 
         Raises InputError where the run mixes splits; TableError.
         """
         if trained.mix:
             raise InputError("data.mix: a memory holds the training points of one split, and this run mixes several.")
         table = open_queries(data, trained.split)
-        rows = max(1, trained.trained.rows(table.manifest.rows))
-        mean = int(table.manifest.counters.get("labels", 0)) / max(1, table.manifest.rows)
-        share = min(1.0, budget / (rows * (2 * model.encoder.dimension + _BYTES_A_LABEL * (1 + mean))))
-        part = Part(0.0, trained.trained.stop * share)
-        return cls._join(_embed(model, iterate_part(table.url, table.manifest, part, [*model.columns, "label_ids"])))
+        rows = iterate_part(table.url, table.manifest, trained.trained, [*model.columns, "label_ids"])
+        return cls._join(_embed(model, _first(rows, budget, model.encoder.dimension)))
 
     @classmethod
     def read(cls, url: str, manifest: Manifest) -> "Memory | None":
         """Read what `write` wrote under `url`; None where `manifest` names no memory. Raises TableError."""
         shards = [shard for shard in manifest.shards if shard.path.startswith(f"{FOLDER}/")]
         groups = itertools.chain.from_iterable(iterate_shard(url, shard) for shard in shards)
-        parts = ((torch.from_numpy(matrix_column(g, "vector")), list_column(g, "label_ids")) for g in groups)
+        parts = ((torch.tensor(matrix_column(g, "vector")), list_column(g, "label_ids")) for g in groups)
         return cls._join(parts) if shards else None
 
     def write(self, url: str) -> Iterator[Shard]:
@@ -89,6 +86,19 @@ class Memory:
         vectors, labels = zip(*parts, strict=True)
         values = np.concatenate([rows.entries for rows in labels]).astype(np.int64, copy=False)
         return cls(torch.cat(vectors), Ragged.from_counts(values, np.concatenate([rows.counts for rows in labels])))
+
+
+def _first(groups: Iterable[pa.Table], budget: int, dimension: int) -> Iterator[pa.Table]:
+    """Yield the first rows, as many as `budget` bytes hold with vectors [N, D] float16."""
+    left = budget - _OFFSET_BYTES
+    for group in groups:
+        counts = list_column(group, "label_ids").counts
+        ends = np.cumsum(2 * dimension + _OFFSET_BYTES + _BYTES_A_LABEL * counts)
+        rows = int(np.searchsorted(ends, left, side="right"))
+        yield group.slice(0, rows)
+        if rows < group.num_rows:
+            return
+        left -= int(ends[-1])
 
 
 def _embed(model: Model, groups: Iterable[pa.Table]) -> Iterator[tuple[torch.Tensor, Ragged]]:

@@ -1,0 +1,145 @@
+"""Options that a recipe leaves to the data: what is filled in, what wins, what is refused, and what a run records."""
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.errors import InputError
+from schemas.layout import RunLayout
+from tests.builders import SmallData, build_data
+from tests.training import silent, train
+from trainer.config import Recipe, load_config, load_recipe, recipe_names, restore_recipe
+from trainer.config.load import auto_keys, read_recipe, without_auto
+from trainer.loop import Trainer
+from trainer.settings.facts import Facts, log_odds
+from trainer.settings.resolve import Resolved, derive, facts_of, resolve
+from trainer.settings.rules import RULES
+
+TATE = Facts(queries=15_000, labels=30_000, pairs=150_000, ngrams=70_000, tokens=20, median_frequency=3)
+WORDNET = replace(TATE, queries=80_000, labels=100_000, pairs=100_000)
+LARGE = Facts(queries=100_000_000, labels=50_000_000, pairs=500_000_000, ngrams=50_000_000, tokens=20)
+EVERY = tuple(f"{key}=auto" for key in RULES)
+
+
+@pytest.fixture(scope="module")
+def data() -> SmallData:
+    return build_data("memory://resolve/data", rows={"train": 90, "test": 5}, vocabulary=9)
+
+
+def option(recipe: Recipe, key: str) -> object:
+    section, _, name = key.partition(".")
+    return getattr(getattr(recipe, section), name)
+
+
+def derived(name: str, facts: Facts, *overrides: str) -> Resolved:
+    return derive(read_recipe(name, overrides), facts, name)
+
+
+def test_what_is_left_to_the_data_is_listed_and_left_out() -> None:
+    body = read_recipe("astra", ["refresh.index=auto", "train.seed=3"])
+    assert {"classifier.initial_bias", "order.batch", "negatives.pool"} <= {*auto_keys(body)}
+    assert "refresh.index" not in auto_keys(body)  # for which "auto" is a value
+    stated = without_auto(body)
+    assert not {"initial_bias", "lr"} & stated["classifier"].keys()
+    assert (stated["train"]["seed"], stated["refresh"]["index"]) == (3, "auto")
+    assert auto_keys(stated) == []
+    assert body == read_recipe("astra", ["refresh.index=auto", "train.seed=3"])  # not changed
+    assert auto_keys({"method": "auto", "order": 5, "encoder": {"kind": "none", "lr": "auto"}, "other": {"a": "auto"}}) == []
+
+
+@pytest.mark.parametrize("facts", [TATE, WORDNET, LARGE], ids=["tate", "wordnet", "large"])
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_that_ships_can_be_resolved_on_any_size(name: str, facts: Facts) -> None:
+    resolved = derived(name, facts)
+    assert set(resolved.settings) == {*auto_keys(read_recipe(name))}
+    for key, setting in resolved.settings.items():
+        assert option(resolved.recipe, key) == setting.value
+        assert setting.reason
+    assert derived(name, facts) == resolved
+
+
+@pytest.mark.parametrize("facts", [TATE, WORDNET, LARGE], ids=["tate", "wordnet", "large"])
+def test_every_rule_gives_a_value_that_the_recipe_takes(facts: Facts) -> None:
+    resolved = derived("astra", facts, *EVERY)
+    assert set(resolved.settings) == set(RULES)
+    assert resolved.recipe.classifier.initial_bias == pytest.approx(log_odds(facts.prior), abs=0.006)
+    assert resolved.recipe.encoder.model_dump()["buckets"] >= min(facts.ngrams, 1 << 21)
+
+
+def test_the_pool_goes_by_the_weight_of_a_draw() -> None:
+    few, many = (derived("astra", facts).recipe for facts in (replace(TATE, labels=20_000), WORDNET))
+    assert (few.negatives.pool, few.negatives.random, few.negatives.hard) == ("shared", 3200, 40)
+    assert (many.negatives.pool, many.negatives.random, many.negatives.hard) == ("own", 400, 100)
+    assert many.refresh.every < few.refresh.every
+    # What goes by the pool goes by the one that is stated, too.
+    stated = derived("astra", WORDNET, "negatives.pool=shared").recipe
+    assert stated.negatives == few.negatives
+    every = derived("astra", WORDNET, "negatives.pool=all").recipe.negatives
+    assert (every.pool, every.hard) == ("all", 0)
+
+
+def test_an_override_wins_and_is_no_setting(data: SmallData) -> None:
+    overrides = ["train.epochs=3", "classifier.initial_bias=-1.5", "encoder.dimension=8"]
+    resolved = resolve("astra", overrides, data.layout.root)
+    recipe = resolved.recipe
+    assert (recipe.train.epochs, recipe.classifier.initial_bias, recipe.encoder.dimension) == (3, -1.5, 8)
+    assert not {"train.epochs", "classifier.initial_bias", "encoder.dimension"} & resolved.settings.keys()
+    assert recipe.encoder.model_dump()["hidden"] == 16  # by the dimension that is stated
+    # And the other way round: what a recipe states can be left to the data.
+    assert resolve("decoupled", ["negatives.hard=auto"], data.layout.root).settings.keys() >= {"negatives.hard"}
+
+
+def test_it_is_deterministic_and_goes_by_the_rows_that_are_trained_on(data: SmallData) -> None:
+    first = resolve("astra", [], data.layout.root)
+    assert resolve("astra", [], data.layout.root) == first
+    assert first.lines(data.layout.root) == resolve("astra", [], data.layout.root).lines(data.layout.root)
+    half = resolve("astra", ["data.share=0.5", "data.label_texts=false"], data.layout.root)
+    assert facts_of(half.recipe, data.layout.root).points == 45
+    assert half.settings["classifier.initial_bias"] != first.settings["classifier.initial_bias"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("classifier.momentum=auto", r"recipe astra: classifier\.momentum = 'auto': expected a value.*order\.batch"),
+        ("order.tail=auto", r"order\.tail = 'auto': expected a value"),
+        ("order.tail=prior", r"order\.tail = 'auto': expected a value"),
+        ("data.split=auto", "no split 'auto'"),
+        ("train.epochs=prior-ish", r"train\.epochs: .*integer.*got 'prior-ish'"),
+        ("encoder.bucketss=auto", r"unknown key 'encoder\.bucketss', did you mean 'buckets'"),
+    ],
+)
+def test_an_option_that_no_rule_decides_is_refused(data: SmallData, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolve("astra", [override], data.layout.root)
+
+
+def test_an_option_of_another_kind_is_neither_filled_in_nor_asked_for(data: SmallData) -> None:
+    head = ["head.kind=label-encoder", "head.label_batch=auto", "negatives.pool=all"]
+    with pytest.raises(InputError, match=r"head\.label_batch = 'auto': expected a value"):
+        resolve("astra", head, data.layout.root)
+    transformer = ["encoder.kind=transformer", "encoder.model=x", "encoder.lr=2e-4"]
+    settings = resolve("astra", transformer, data.layout.root).settings
+    assert "encoder.dimension" in settings
+    assert not {"encoder.buckets", "encoder.hidden", "encoder.dense_lr", "encoder.lr"} & settings.keys()
+    with pytest.raises(InputError, match=r"encoder\.buckets is of encoder\.kind = 'bag', and this is 'transformer'"):
+        resolve("astra", [*transformer, "encoder.buckets=auto"], data.layout.root)
+
+
+def test_the_numbers_land_in_the_config_of_a_run(data: SmallData) -> None:
+    small = ["encoder.dimension=8", "train.epochs=1", "logging.tensorboard=false", "order.threads=0"]
+    resolved = resolve("astra", small, data.layout.root)
+    run = RunLayout("memory://resolve/run")
+    train(Trainer.start(data.layout.root, run.root, resolved.recipe, silent))
+    config = load_config(run.config)["recipe"]
+    assert auto_keys(config) == []
+    assert restore_recipe(config, run.root) == resolved.recipe
+    for key, setting in resolved.settings.items():
+        section, _, name = key.partition(".")
+        assert config[section][name] == setting.value
+
+
+def test_without_data_what_is_left_to_it_has_defaults() -> None:
+    assert load_recipe("astra").encoder.dimension == Recipe.model_validate({}).encoder.dimension
+    assert load_recipe("curriculum").negatives.hard > 0
+    assert load_recipe("astra", ["negatives.pool=all"]).negatives.hard == 0
