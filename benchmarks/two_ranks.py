@@ -21,10 +21,11 @@ import torch
 from benchmarks.common.report import report
 from extremis.training.miner import start_miner, stop_miner
 from schemas.layout import DataLayout, RunLayout
-from trainer.config import Recipe, load_recipe
+from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.group import Group
 from trainer.loop import Trainer
+from trainer.settings.resolve import resolve
 from trainer.stream import Batch
 from trainer.tracking import read_metrics
 
@@ -45,16 +46,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.work:
         data, run, epochs, threads = arguments.work
-        work(data, run, recipe_of(int(epochs)), int(threads))
+        work(data, run, recipe_of(int(epochs), data), int(threads))
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         compare(Path(folder), 1 if arguments.quick else arguments.epochs)
 
 
-def recipe_of(epochs: int) -> Recipe:
+def recipe_of(epochs: int, data: str) -> Recipe:
     """`astra`, with tables from the third epoch on that no run goes on without."""
     tables = ("refresh.start=2", "refresh.every=2", "refresh.stale=wait") if epochs > 2 else ("negatives.hard=0",)
-    return load_recipe("astra", (f"train.epochs={epochs}", "logging.tensorboard=false", *tables))
+    return resolve("astra", (f"train.epochs={epochs}", "logging.tensorboard=false", *tables), data).recipe
 
 
 def compare(folder: Path, epochs: int) -> None:

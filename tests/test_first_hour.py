@@ -51,7 +51,7 @@ def follow(line: str, clone: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_demo_and_then_data_of_ones_own(clone: Path) -> None:
-    said = follow(f'make -o .venv/.demo demo DEMO="{QUICK}"', clone)
+    said = follow(f'make -o .venv/.demo demo DEMO="--recipe astra {QUICK}"', clone)
     assert "1/3" in said or "epochs" in said
     assert "PSP" in said
     for line in typed(DOCS / "quickstart.md"):

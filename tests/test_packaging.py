@@ -95,7 +95,19 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
     quick = ("encoder.dimension=16", "encoder.hidden=0", "encoder.residual=false", "negatives.hard=0", "train.epochs=1")
     words = [word for setting in quick for word in ("--set", setting)]
     demo = run(
-        *(sys.executable, "-m", "extremis", "demo", "out", "--json", *words, "--set", "negatives.random=50"),
+        *(
+            sys.executable,
+            "-m",
+            "extremis",
+            "demo",
+            "out",
+            "--recipe",
+            "astra",
+            "--json",
+            *words,
+            "--set",
+            "negatives.random=50",
+        ),
         cwd=tmp_path,
         env=environment({"PYTHONPATH": str(site)}),
     )

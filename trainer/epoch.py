@@ -187,6 +187,9 @@ class EpochRunner:
             if parts.validator.is_best(metrics, progress.best_metric):
                 progress.best_metric = metrics[parts.recipe.validation.metric]
                 progress.best_step = progress.global_step
+            odd = parts.validator.odd(metrics)
+            if odd:
+                parts.say(f"odd: after epoch {epoch} {odd}")
         every = parts.recipe.checkpoint.every_epochs
         if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
             self.save()

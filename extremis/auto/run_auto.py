@@ -56,6 +56,7 @@ def run_auto(
             say(line)
         recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
         _write(run, report, recipe)
+        storage.remove(join(run, FOLDER), recursive=True)
     outcome = train(data, run, recipe, resume=resume, beam_options=beam_options)
     fusion = fit_weights(data, run, step=best_step(RunLayout(run))).parameters
     say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")

@@ -54,10 +54,8 @@ class Survey:
         facts = self.facts
         read = f"{facts.tokens:.0f} tokens" if facts.tokens else "sparse features"
         yield f"{facts.queries:,} queries of {read}, {facts.labels:,} labels"
-        yield (
-            f"{facts.pairs / max(1, facts.queries):.1f} labels a query, and {facts.median_frequency:g} queries at the "
-            "median label"
-        )
+        each = facts.pairs / max(1, facts.queries)
+        yield f"{each:.1f} labels a query, median of training points a label: {facts.median_frequency:g}"
         yield f"{self.texts:.0%} of the labels have a text" + (
             f", {self.symmetric:.0%} of these are queries too" if self.texts else ""
         )

@@ -4,22 +4,23 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import json_option, recipe_option, set_option
+from extremis.commands.options import json_option, set_option
 
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default="demo")
-@recipe_option
+@click.option("--recipe", default="auto", help="auto, or a recipe's name or TOML file.")
 @set_option
 @json_option
 def demo(folder: str, recipe: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Run the whole loop on the Tate collection: shard, train, mine beside it, join, evaluate.
+    """Run the whole loop on the Tate collection: shard, choose a recipe, train, mine beside it, join, evaluate.
 
     Writes DIR (default: demo).
 
     \b
     Example:
       extremis demo demo/
+      extremis demo demo/ --recipe astra
     """
     from extremis.demo import demo as run_demo
 

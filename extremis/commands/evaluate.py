@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from extremis.commands.options import POSITIVE, comma_list, json_option, step_option
-from extremis.console import metrics_table, say
+from extremis.console import metrics_table, say, table
 
 
 @click.command()
@@ -31,6 +31,7 @@ from extremis.console import metrics_table, say
     default="classifier",
     help="Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis fuse).",
 )
+@click.option("--baseline", is_flag=True, help="With popular labels and nearest texts by TF-IDF beside, as a baseline.")
 @json_option
 def evaluate(data: str, run: str, no_filter: bool, **options: Any) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
@@ -39,6 +40,7 @@ def evaluate(data: str, run: str, no_filter: bool, **options: Any) -> dict[str, 
     Examples:
       extremis evaluate data/ runs/1 --split test --json
       extremis evaluate data/ runs/1 --k 20,100 --zero-shot
+      extremis evaluate data/ runs/1 --baseline
       torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
     from extremis.evaluating import evaluate as evaluating
@@ -51,11 +53,29 @@ def evaluate(data: str, run: str, no_filter: bool, **options: Any) -> dict[str, 
         return None
     split = evaluate_options.split
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
+    if evaluate_options.baseline:
+        _show_baselines(split, report)
     if evaluate_options.zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
         say("no PSP: this data set does not state its propensity constants (extremis shard --propensity A,B)")
     return {"data": data, "run": run, "split": split, **report}
+
+
+def _show_baselines(split: str, report: dict[str, Any]) -> None:
+    """Print the model's metrics and those of the baselines on the same queries, and which of them are above it."""
+    model = report["beside_baselines"]
+    names = [name for name in ("P@1", "P@5", "PSP@5") if name in model["metrics"]]
+    lines = {"this run": model["metrics"], **report["baselines"]}
+    table(
+        f"beside baselines, on the first {model['queries']:,} queries of {split}",
+        ["%", *names],
+        [[line, *(f"{metrics[name]:.2f}" for name in names)] for line, metrics in lines.items()],
+    )
+    for line, metrics in report["baselines"].items():
+        above = [name for name in names if metrics[name] > model["metrics"][name]]
+        if above:
+            say(f"odd: {', '.join(above)} of this run: below {line}")
 
 
 def _show_zero_shot(report: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from extremis.console import say
     "--scores",
     type=click.Choice(["classifier", "sum", "fused"]),
     default="classifier",
-    help="sum: embeddings of the labels' texts added to the vectors; fused: both, combined by the run's tree.",
+    help="sum: embeddings of the labels' texts added to the vectors; fused: as `extremis fuse` learned to.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")
 @json_option

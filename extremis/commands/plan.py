@@ -1,12 +1,12 @@
 """`extremis plan`."""
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from extremis.commands.options import POSITIVE, json_option, number, recipe_option, set_option, stated
-
-_NGRAMS = 0.8  # distinct pairs of n tokens are about n ** 0.8
+from extremis.console import say
 
 
 @click.command()
@@ -32,27 +32,26 @@ _NGRAMS = 0.8  # distinct pairs of n tokens are about n ** 0.8
 def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, **options: Any) -> dict[str, Any]:
     """Say what a run will take before it is started: bytes of every table, memory and time of every step.
 
+    What a recipe leaves to the data is set as the numbers here would decide.
+
     \b
     Examples:
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
       extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
     """
     from extremis.planning import plan as planning
-    from trainer.settings.facts import Facts
+    from extremis.planning.settings import resolve_for
+    from trainer.config import load_recipe
 
     keys = {"dimension": "encoder.dimension", "width": "negatives.width", "epochs": "train.epochs"}
     changes = stated({key: options.pop(name) for name, key in keys.items()})
-    data, memory = options.pop("data"), options.pop("memory")
-    queries, labels = planning.size(data, options.pop("queries"), options.pop("labels"))
-    tokens = options["tokens"]
-    facts = Facts(
-        queries,
-        labels,
-        pairs=round(queries * options["labels_per_query"]),
-        ngrams=round((queries * tokens) ** _NGRAMS),
-        tokens=tokens,
-    )
-    loaded = planning.load_planned(recipe, (*overrides, *(f"{key}={value}" for key, value in changes.items())), facts)
-    report = planning.plan(planning.workload(data, queries, labels, loaded, memory, options), data, calibrate)
+    overrides = (*overrides, *(f"{key}={value}" for key, value in changes.items()))
+    data, queries, labels, memory = (options.pop(name) for name in ("data", "queries", "labels", "memory"))
+    workload = planning.workload(data, queries, labels, load_recipe(recipe, overrides), memory, options)
+    resolved = resolve_for(workload, recipe, overrides, data)
+    for line in resolved.reasons:
+        say(line)
+    report = planning.plan(replace(workload, recipe=resolved.recipe), data, calibrate)
+    report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)
     return report

@@ -32,7 +32,13 @@ def recipes() -> dict[str, Any]:
     for name, recipe in by_name.items():
         stated = {key: recipe.get(section, {}).get(key, default) for section, key, default in _SHOWN}
         kinds = [recipe.get(section, {}).get("kind", default) for section, default in _KINDS.items()]
-        stated["random"] = "all labels" if stated["pool"] == "all" else f"{stated['random']} {stated.pop('pool')}"
+        stated["random"] = _describe_pool(stated["random"], stated["pool"])
         rows.append([name, *kinds, *(str(stated[key]) for key in ("hard", "random", "epochs"))])
     table("recipes", ["name", "head", "loss", "hard", "random", "epochs"], rows)
     return by_name
+
+
+def _describe_pool(random: int | str, pool: str) -> str:
+    if pool == "all":
+        return "all labels"
+    return str(random) if pool == "auto" else f"{random} {pool}"

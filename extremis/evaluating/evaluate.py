@@ -8,7 +8,9 @@ from extremis.console import Bar
 from schemas import storage
 from schemas.layout import DataLayout, RunLayout
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.evaluation.evaluate import Scorer, label_statistics
+from trainer.config.data import Data
+from trainer.evaluation.baselines.measure import QUERIES, measure_baselines
+from trainer.evaluation.evaluate import Scorer, Scores, label_statistics
 from trainer.evaluation.fusion.files import fused_step, open_fused
 from trainer.evaluation.fusion.ranking import By, Ranking
 from trainer.group import ALONE, Group
@@ -19,7 +21,8 @@ from trainer.model import Model, load_model
 class EvaluateOptions:
     """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are those of `Scorer.score`.
 
-    `step` None: the newest checkpoint, or the newest with a fusion where `scores` are fused.
+    `step` None: the newest checkpoint, or the newest with a fusion where `scores` are fused. `baseline`: with baselines
+    beside, on the first queries of the split.
     """
 
     split: str = "test"
@@ -30,6 +33,7 @@ class EvaluateOptions:
     seen_only: bool = False
     zero_shot: bool = False
     scores: By = "classifier"
+    baseline: bool = False
 
     @property
     def standard(self) -> bool:
@@ -54,10 +58,22 @@ def evaluate(data: str, run: str, options: EvaluateOptions = EvaluateOptions(), 
             options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
         )
     report = {"step": checkpoint.step, "scores": options.scores, **scores.report()}
+    if options.baseline:
+        report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
     if group.first and options.standard:
         body = json.dumps({"split": options.split, **report}, sort_keys=True)
         storage.write_bytes(RunLayout(run).evaluation(options.split, report["step"]), body.encode())
     return report
+
+
+def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: Scores) -> dict[str, Any]:
+    """Return {"baselines": metrics by name, "beside_baselines": the model's on the same queries, and their number}."""
+    queries = min(scores.queries, QUERIES)
+    baselines = measure_baselines(data, options.split, trained, queries, options.filter)
+    return {
+        "baselines": baselines,
+        "beside_baselines": {"queries": queries, "metrics": scores.metrics.result(first=queries)},
+    }
 
 
 def _ranking(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, by: By) -> Ranking:

@@ -1,7 +1,6 @@
 """`extremis plan`: bytes of every table, memory and time of every step, and whether they fit."""
 
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from extremis.console import results, table
@@ -12,35 +11,19 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.sizes import parse_bytes, say_bytes
-from trainer.config import Recipe, validate
-from trainer.config.load import read_recipe, without_auto
-from trainer.settings.facts import Facts
-from trainer.settings.resolve import derive
-
-
-def size(data: str | None, queries: int | None, labels: int | None) -> tuple[int, int]:
-    """Return N and L; numbers that are None are those of DATA. Raises InputError, TableError."""
-    if data is not None:
-        layout = DataLayout(data)
-        queries = queries or open_manifest(layout.queries("train"), "queries").rows
-        labels = labels or open_manifest(layout.labels, "labels").rows
-    if queries is None or labels is None:
-        raise InputError("how much data is there? Give --queries N and --labels L, or --data DATA for one like it.")
-    return queries, labels
-
-
-def load_planned(source: str, overrides: Iterable[str], facts: Facts) -> Recipe:
-    """Read a recipe, and derive what it leaves to the data from the planned `facts`. Raises InputError."""
-    body = read_recipe(source, overrides)
-    texts = facts.labels if validate(without_auto(body), source).data.label_texts else 0
-    return derive(body, replace(facts, label_texts=texts), source).recipe
+from trainer.config import Recipe
 
 
 def workload(
     data: str | None, queries: int | None, labels: int | None, recipe: Recipe, memory: str, averages: dict[str, Any]
 ) -> Workload:
     """Make a workload; numbers that are None are those of DATA. Raises InputError, TableError."""
-    queries, labels = size(data, queries, labels)
+    if data is not None:
+        layout = DataLayout(data)
+        queries = queries or open_manifest(layout.queries("train"), "queries").rows
+        labels = labels or open_manifest(layout.labels, "labels").rows
+    if queries is None or labels is None:
+        raise InputError("how much data is there? Give --queries N and --labels L, or --data DATA for one like it.")
     return Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
 
 

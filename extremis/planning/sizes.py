@@ -122,9 +122,11 @@ def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int)
     each = rows["queries"].nbytes / rows["queries"].num_rows + 6 * recipe.negatives.table_width
     windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
     window = recipe.order.streams * recipe.order.window_groups * group * each * windows
-    candidates = recipe.order.batch * (recipe.negatives.hard + workload.labels_per_query) + recipe.negatives.random
+    pool, batch = recipe.negatives.pool, recipe.order.batch
+    random = recipe.negatives.random * (batch if pool == "own" else 1)
+    candidates = batch * (recipe.negatives.hard + workload.labels_per_query) + random
     step = 4 * candidates * workload.columns * 3  # rows, their gradient and optimizer state
-    scores = 8.0 * recipe.order.batch * (recipe.negatives.chunk if recipe.negatives.pool == "all" else candidates)
+    scores = 8.0 * {"all": batch * recipe.negatives.chunk, "own": candidates}.get(pool, batch * candidates)
     # While a checkpoint is written: a copy of all but the labels, of one file's labels, and a byte per label.
     vectors = workload.labels * sum(label_bytes(recipe))
     saved = parameters - vectors + min(vectors, FILE_BYTES) + workload.labels if recipe.checkpoint.background else 0

@@ -42,18 +42,24 @@ class Workload:
 
     @property
     def sources(self) -> dict[str, int]:
-        """Count the rows to train on, by source."""
+        """Count the rows of dumps and negative tables, by source."""
         return {"queries": self.queries, **({"labels": self.labels} if self.recipe.data.label_texts else {})}
 
     @property
+    def trained_queries(self) -> int:
+        """Count the queries to train on, without those held out."""
+        return self.recipe.data.trained.rows(self.queries)
+
+    @property
     def rows(self) -> int:
-        """Count the rows of an epoch."""
+        """Count the rows of all sources."""
         return sum(self.sources.values())
 
     @property
     def steps(self) -> int:
         """Count the steps of the whole run."""
-        return -(-self.rows // self.recipe.order.batch) * self.recipe.train.epochs
+        rows = self.trained_queries + self.sources.get("labels", 0)
+        return -(-rows // self.recipe.order.batch) * self.recipe.train.epochs
 
     @property
     def dumps(self) -> int:

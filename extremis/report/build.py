@@ -9,7 +9,7 @@ from extremis.report.charts import SHOWN_METRICS, data_charts, metric_charts, ta
 from extremis.report.data import describe
 from extremis.report.page import render
 from extremis.report.queries import Sample, sample
-from extremis.report.runs import Run, differing, names_of, open_run
+from extremis.report.runs import Run, baselines_of, differing, names_of, open_run
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -72,7 +72,10 @@ def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
 
 
 def _metric_tables(runs: list[Run]) -> list[dict[str, Any]]:
-    """Make a table per split: metrics by run, with half of their intervals, and the best of each column marked."""
+    """Make a table per split: metrics by run, with half of their intervals, and the best of each column marked.
+
+    Baselines come last, on the first queries of the split alone.
+    """
     tables = []
     for split in sorted({split for run in runs for split in run.evaluations}):
         bodies = {run.name: run.evaluations[split] for run in runs if split in run.evaluations}
@@ -86,5 +89,8 @@ def _metric_tables(runs: list[Run]) -> list[dict[str, Any]]:
                 half = (high - low) / 2
                 cells.append({"value": value, "half": half, "best": len(bodies) > 1 and value == best[name]})
             rows.append({"run": run_name, "step": body["step"], "queries": body["queries"], "cells": cells})
+        for name, baseline in baselines_of(runs, split).items():
+            cells = [{"value": baseline.metrics.get(metric), "half": None, "best": False} for metric in names]
+            rows.append({"run": name, "step": None, "queries": baseline.queries, "cells": cells})
         tables.append({"split": split, "names": names, "rows": rows})
     return tables

@@ -12,7 +12,7 @@ import numpy as np
 
 from extremis.inspecting.run_tables import RunTable
 from extremis.report.data import Facts, Split
-from extremis.report.runs import Run
+from extremis.report.runs import Run, baselines_of
 
 Chart: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Any]
@@ -217,6 +217,9 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
             parts = (body.get("deciles") or {}).get("P@5", [])
             bins = [f"{10 * i}-{10 * (i + 1)} %" for i in range(len(parts))]
             deciles.append(_trace("bar", run.name, number, x=bins, y=parts))
+        for number, (name, baseline) in enumerate(baselines_of(runs, split).items(), start=len(runs)):
+            names = [metric for metric in SHOWN_METRICS if metric in baseline.metrics]
+            metrics.append(_trace("bar", name, number, x=names, y=[baseline.metrics[metric] for metric in names]))
         note = "lines at the ends of the bars: 95 % intervals by bootstrap"
         charts.append(_chart(f"metrics-{split}", f"Metrics on {split}", metrics, "", "%", note))
         note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,22 @@ class Run:
     def epochs_on(self, table_epoch: int) -> list[int]:
         """List the epochs that trained on the table of `table_epoch`."""
         return [row["epoch"] for row in self.records.get("epoch", []) if row.get("table_epoch") == table_epoch]
+
+
+class Baseline(NamedTuple):
+    """Metrics of a baseline on the first `queries` of a split."""
+
+    queries: int
+    metrics: dict[str, float]
+
+
+def baselines_of(runs: Sequence[Run], split: str) -> dict[str, Baseline]:
+    """Return the baselines of a split by name, from the first run whose evaluation has each."""
+    baselines: dict[str, Baseline] = {}
+    for body in (run.evaluations[split] for run in runs if split in run.evaluations):
+        for name, metrics in body.get("baselines", {}).items():
+            baselines.setdefault(name, Baseline(body["beside_baselines"]["queries"], metrics))
+    return baselines
 
 
 def open_run(url: str, name: str) -> Run:

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from extremis.cli import cli
+from schemas.layout import DataLayout
 from schemas.manifest import open_manifest, verify
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
 from trainer.config import Recipe, recipe_names
+from trainer.config.data import Data
+from trainer.evaluation.baselines.measure import measure_popularity
 from trainer.settings.resolve import resolve
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
@@ -165,6 +168,27 @@ def test_evaluate(data: Path, run: Path) -> None:
     assert {name: seen[name] for name in body["metrics"]} == body["metrics"]
     refused(call("evaluate", data, run, "--zero-shot"), "every label has a training point", "--zero-shot")
     refused(call("evaluate", data, run, "--k", "5,0"), "'5,0'", "from 1 to 1000")
+
+
+def test_evaluate_with_baselines(data: Path, run: Path) -> None:
+    """Beside the model on the same queries, in the run's evaluation too; without the option as ever."""
+    kept = next((run / "evaluations").glob("test-*.json"))
+    plain_body = call("evaluate", data, run, "--json").json
+    assert "baselines" not in json.loads(kept.read_text())
+    done = call("evaluate", data, run, "--baseline", "--json")
+    plain(done)
+    names = ("popular labels", "nearest queries by TF-IDF", "nearest label texts by TF-IDF")
+    assert tuple(done.json["baselines"]) == names
+    assert done.json["beside_baselines"] == {"queries": 30, "metrics": done.json["metrics"]}
+    assert {name: done.json[name] for name in plain_body} == plain_body
+    assert json.loads(kept.read_text())["baselines"] == done.json["baselines"]
+    for name in ("this run", *names):
+        assert name in done.out
+    part = call("evaluate", data, run, "--baseline", "--limit", "7", "--json").json
+    assert part["beside_baselines"] == {"queries": 7, "metrics": part["metrics"]}
+    popular = measure_popularity(DataLayout(str(data)), "test", Data(), 7)
+    assert part["baselines"]["popular labels"] == popular
+    assert json.loads(kept.read_text())["queries"] == 30
 
 
 def test_embed(data: Path, run: Path, folder: Path) -> None:

@@ -66,9 +66,12 @@ class Metrics:
                 joined[f"{family}@{k}"] = Contributions(*(column[:, index] for column in columns))
         return joined
 
-    def result(self) -> dict[str, float]:
-        """Return metric ("P@1", "nDCG@5", ...) -> value x 100. Raises InputError where no point was counted."""
-        return {name: value(part) for name, part in self.contributions().items()}
+    def result(self, first: int | None = None) -> dict[str, float]:
+        """Return metric ("P@1", "nDCG@5", ...) -> value x 100, of all points or the `first` ones.
+
+        Raises InputError where no point was counted.
+        """
+        return {name: value(_first(part, first)) for name, part in self.contributions().items()}
 
 
 def value(part: Contributions) -> float:
@@ -76,6 +79,12 @@ def value(part: Contributions) -> float:
     achieved = float(part.achieved.sum(dtype=np.float64))
     achievable = len(part.achieved) if part.achievable is None else float(part.achievable.sum(dtype=np.float64))
     return 100 * achieved / achievable if achievable else 0.0
+
+
+def _first(part: Contributions, points: int | None) -> Contributions:
+    """Return the contributions of the first points."""
+    achieved, achievable = part
+    return Contributions(achieved[:points], None if achievable is None else achievable[:points])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,11 +1,13 @@
 """Validation while a run trains: a part of a split is scored after some epochs, and the best step remembered."""
 
+import functools
 from dataclasses import dataclass
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from trainer.config import Validation
 from trainer.config.data import Data
+from trainer.evaluation.baselines.measure import measure_popularity
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.held_out import HOLDOUT
 from trainer.group import Group
@@ -29,8 +31,29 @@ class Validator:
         """Return metrics of the split's first rows, the same on every rank. Raises InputError: no such split."""
         options = self.options
         scorer = Scorer.open(self.data, model, self._split, self.group, trained=self.trained)
-        scores = scorer.score(options.queries, ks=[int(options.metric.partition("@")[2])])
+        scores = scorer.score(options.queries, ks=[self._k])
         return self.group.broadcast(scores.metrics.result())
+
+    def odd(self, metrics: dict[str, float]) -> str:
+        """Say where the metric that decides is below that of popular labels on the same rows, or "" on every rank."""
+        name = self.options.metric
+        popular = self._popular.get(name, 0.0)
+        if metrics.get(name, popular) >= popular:
+            return ""
+        return (
+            f"{name} on {self._split} is {metrics[name]:.2f}, below that of the most popular labels for every query, "
+            f"{popular:.2f}"
+        )
+
+    @functools.cached_property
+    def _popular(self) -> dict[str, float]:
+        """Metrics of popular labels on the rows that are scored: rank 0 measures them, once."""
+        ask = functools.partial(measure_popularity, self.data, self._split, self.trained, self.options.queries)
+        return self.group.decide(lambda: ask([self._k]))
+
+    @property
+    def _k(self) -> int:
+        return int(self.options.metric.partition("@")[2])
 
     @property
     def _split(self) -> str:

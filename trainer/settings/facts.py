@@ -17,7 +17,7 @@ from trainer.stream import Table, open_queries
 from trainer.stream.part import Part, iterate_part
 
 SAMPLED_ROWS = 200_000  # that n-grams are counted on
-_HEAPS = 0.7  # distinct n-grams of n texts grow like n ** 0.7
+HEAPS = 0.7  # distinct n-grams of n texts grow like n ** 0.7
 _HASHES = 1 << 31
 _RAREST = 1e-12
 
@@ -64,7 +64,7 @@ def measure(data: DataLayout, split: str, part: Part, label_texts: bool) -> Fact
         labels=labels.rows,
         pairs=round(sample.pairs * rows / sample.rows),
         label_texts=labels.rows if label_texts else 0,
-        ngrams=round(sample.ngrams * (rows / sample.rows) ** _HEAPS),
+        ngrams=round(sample.ngrams * (rows / sample.rows) ** HEAPS),
         tokens=sample.tokens / sample.rows,
         median_frequency=float(np.median(frequency[frequency > 0])) if frequency.any() else 0.0,
     )

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from trainer.config import Recipe
+from trainer.settings import rules
 from trainer.settings.facts import Facts, log_odds
 
 _FAR_BIAS = 1.0  # from the prior: half of what halves P@1
@@ -28,7 +29,7 @@ def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
                 f"classifier.initial_bias = {recipe.classifier.initial_bias:g} is {abs(distance):.1f} "
                 f"{'above' if distance > 0 else 'below'} the prior of this data, {prior:.1f}: set it to 'prior'"
             )
-    if facts.points < recipe.order.batch * 10:
+    if facts.points < recipe.order.batch * 10 and recipe.order.batch > int(rules.batch(facts, {}).value):
         steps = math.ceil(facts.points / recipe.order.batch)
         yield (
             f"order.batch = {recipe.order.batch} makes {steps} steps an epoch of {facts.points:,} training points: "

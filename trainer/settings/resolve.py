@@ -24,8 +24,12 @@ class Resolved:
         """Say what was set and why, and what of the recipe is odd for DATA, a line each. Raises TableError."""
         if self.recipe.data.mix:
             return []
-        set_lines = [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
-        return [*set_lines, *(f"odd: {line}" for line in odd_settings(self.recipe, facts_of(self.recipe, data)))]
+        return [*self.reasons, *(f"odd: {line}" for line in odd_settings(self.recipe, facts_of(self.recipe, data)))]
+
+    @property
+    def reasons(self) -> list[str]:
+        """What was set and why, a line each."""
+        return [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
 
 
 def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
@@ -34,13 +38,7 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
     Raises InputError: as `load_recipe`, or an option without a rule is "auto"; TableError.
     """
     body = read_recipe(source, overrides)
-    keys = auto_keys(body)
-    for key in keys:
-        if key not in RULES:
-            raise InputError(
-                f"recipe {source}: {key} = 'auto': expected a value. What the data can decide: {', '.join(RULES)}."
-            )
-    if not keys:
+    if not _derived(body, source):
         return Resolved(validate(body, source))
     return derive(body, facts_of(validate(without_auto(body), source), data), source)
 
@@ -53,7 +51,7 @@ def facts_of(recipe: Recipe, data: str) -> Facts:
 
 def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
     """Fill in the options that a recipe's `body` leaves to the data by their rules. Raises InputError."""
-    open_keys, settings = set(auto_keys(body)), dict[str, Setting]()
+    open_keys, settings = _derived(body, source), dict[str, Setting]()
     stated = validate(without_auto(body), source).model_dump()
     filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
     settled: dict[str, Any] = {}
@@ -64,3 +62,14 @@ def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
             filled[section][option] = settings[key].value
         settled[key] = settings[key].value if key in open_keys else stated[section].get(option)
     return Resolved(validate(filled, source), settings)
+
+
+def _derived(body: dict[str, Any], source: str) -> set[str]:
+    """Return the options that a recipe's `body` leaves to the data. Raises InputError for one without a rule."""
+    keys = auto_keys(body)
+    for key in keys:
+        if key not in RULES:
+            raise InputError(
+                f"recipe {source}: {key} = 'auto': expected a value. What the data can decide: {', '.join(RULES)}."
+            )
+    return set(keys)

@@ -8,7 +8,8 @@ import pytest
 from extremis.planning.plan import plan, workload
 from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import write_tate
-from trainer.config import Recipe, load_recipe
+from trainer.config import Recipe
+from trainer.settings.resolve import resolve
 
 CHOICES = (
     "train.epochs=4",
@@ -21,6 +22,7 @@ CHOICES = (
     "negatives.hard=12",
 )
 AVERAGES = {"ranks": 1, "workers": 1}
+AVERAGED = ("queries", "labels", "tokens", "labels_per_query")
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recipe() -> Recipe:
-    return load_recipe("astra", [word for word in sets(*CHOICES) if word != "--set"])
+def recipe(ran: Path) -> Recipe:
+    return resolve("astra", CHOICES, str(ran / "data")).recipe
 
 
 def stored(folder: Path) -> int:
@@ -84,6 +86,23 @@ def test_shards_blocks_and_steps_are_those_of_a_real_run(ran: Path, recipe: Reci
     assert planned["steps"] == json.loads((run / "finished.json").read_text())["step"]
 
 
+def test_what_a_recipe_leaves_to_the_data_is_planned_as_a_run_would_set_it(ran: Path) -> None:
+    """From DATA the very settings of a run on it; from averages the same, but for the n-grams that nobody counted."""
+    sample = ("--data", ran / "data", "--no-calibrate", "--json")
+    planned = call("plan", *sample)
+    resolved = resolve("astra", (), str(ran / "data"))
+    assert planned.json["settings"] == {key: setting.value for key, setting in resolved.settings.items()}
+    for line in resolved.reasons:
+        assert line in planned.err
+    facts = planned.json["workload"]
+    numbers = [word for name in AVERAGED for word in (f"--{name.replace('_', '-')}", str(facts[name]))]
+    alone = call("plan", *numbers, "--no-calibrate", "--json").json["settings"]
+    assert alone == {**planned.json["settings"], "encoder.buckets": alone["encoder.buckets"]}
+    more = call("plan", *sample, "--queries", "10e6", "--labels", "1e6").json["settings"]
+    assert (more["negatives.pool"], alone["negatives.pool"]) == ("own", "shared")
+    assert (more["order.batch"], more["train.epochs"]) == (512, 6)
+
+
 def large(*more: str) -> Done:
     numbers = ("--queries", "370e6", "--labels", "120e6", "--tokens", "10", "--dimension", "64")
     return call("plan", *numbers, "--no-calibrate", "--json", *more)
@@ -105,11 +124,14 @@ def test_a_plan_near_the_limit() -> None:
 
 
 def test_tables_grow_with_what_they_hold() -> None:
-    base = large().json["tables"]
+    plain = large().json
+    base = plain["tables"]
     wider = large("--width", "160").json["tables"]
     longer = large("--set", "order.batch=1024", "--tokens", "20").json["tables"]
     name = "negatives of queries"
-    assert wider[name]["bytes"] / base[name]["bytes"] == pytest.approx(160 / 100, rel=0.1)  # what so many labels need
+    assert wider[name]["bytes"] / base[name]["bytes"] == pytest.approx(
+        160 / plain["settings"]["negatives.hard"], rel=0.1
+    )
     assert {table for table in base if base[table] != wider[table]} == {name, "negatives of labels"}
     assert longer["queries"]["bytes"] > 1.2 * base["queries"]["bytes"]
 

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ("--tokenizer", "train:300", "--row-group-rows", "8", "--propensity", "0.55,1.5", "--keep-text")
     assert call("shard", raw, folder / "data", *options).status == 0
     extremis("run", "astra", folder / "data", folder / "<b>run", *CHOICES, "--set", "refresh.stale=wait")
-    assert call("evaluate", folder / "data", folder / "<b>run").status == 0
+    assert call("evaluate", folder / "data", folder / "<b>run", "--baseline").status == 0
     alone = sets("order.batch=16", "train.epochs=2", "negatives.hard=0")
     assert call("train", "random", folder / "data", folder / "alone", *alone).status == 0
     return folder
@@ -105,6 +105,17 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
     assert {"chart-validation", "chart-time-to-P-1", "chart-metrics-test", "chart-deciles-test"} <= names
     assert console_messages(page) == []
     assert [url for url in requests(page) if not url.startswith("file://")] == []
+
+
+def test_baselines_stand_beside_the_runs(page: Any) -> None:
+    rows = page.execute_script(
+        "return [...document.querySelectorAll('#metrics tbody tr')].map(r => r.querySelector('td').textContent)"
+    )
+    baselines = ["nearest label texts by TF-IDF", "nearest queries by TF-IDF", "popular labels"]
+    assert rows[-3:] == baselines
+    charts = page.execute_script("return JSON.parse(document.getElementById('body').textContent).charts.metrics")
+    names = [trace["name"] for trace in charts[0]["figure"]["data"]]
+    assert names[-3:] == baselines
 
 
 def test_charts_are_valid_figures_of_plotly(page: Any) -> None:

@@ -12,7 +12,6 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from trainer.config.data import Data
 from trainer.evaluation.baselines.popularity import Popularity
-from trainer.evaluation.baselines.tfidf import NearestTexts
 from trainer.evaluation.evaluate import KS, label_statistics
 from trainer.evaluation.held_out import open_split
 from trainer.evaluation.metrics import Metrics
@@ -33,14 +32,26 @@ class Baseline(Protocol):
         """Return (scores [B, k], label ids [B, k] best first, -1 pads) for texts of token ids."""
 
 
+def measure_popularity(
+    data: DataLayout, split: str, trained: Data, queries: int, ks: Sequence[int] = KS
+) -> dict[str, float]:
+    """Return the metrics of popular labels on the first `queries` of `split`. Raises as `measure_baselines`."""
+    statistics = label_statistics(data)
+    table, part = open_split(data, split, trained)
+    groups = _first(table, part, scored_columns(table.manifest, []), queries)
+    return _score(Popularity(statistics.frequency), groups, Metrics(ks, statistics.inverse_propensity))
+
+
 def measure_baselines(
-    data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES
+    data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES, filter: bool = True
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and the labels of near
-    texts where rows have tokens. `trained`: the rows that a model was trained on.
+    texts where rows have tokens. `trained`: the rows that a model was trained on; `filter=False` applies no filter.
 
     Raises InputError: no such split; TableError.
     """
+    from trainer.evaluation.baselines.tfidf import NearestTexts  # SciPy, which a trainer does not load
+
     trained = trained or Data()
     statistics = label_statistics(data)
     table, part = open_split(data, split, trained)
@@ -55,15 +66,15 @@ def measure_baselines(
         if len(texts.entries):
             baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
     return {
-        name: _score(baseline, groups, Metrics(KS, statistics.inverse_propensity))
+        name: _score(baseline, groups, Metrics(KS, statistics.inverse_propensity), filter)
         for name, baseline in baselines.items()
     }
 
 
-def _score(baseline: Baseline, groups: Iterable[pa.Table], metrics: Metrics) -> dict[str, float]:
+def _score(baseline: Baseline, groups: Iterable[pa.Table], metrics: Metrics, filter: bool = True) -> dict[str, float]:
     depth = max(metrics.ks)
     for rows in groups:
-        filters = filters_of(rows)
+        filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
         texts = list_column(rows, _TOKENS) if _TOKENS in rows.column_names else Ragged.empty(rows.num_rows)
         scores, ids = baseline.rank(texts, depth + filters.longest)
         top, _ = filters.filter_ranking(ids, scores, depth)
