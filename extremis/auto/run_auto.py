@@ -66,7 +66,8 @@ def run_auto(
 def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tuple[dict[str, Any], Resolved]:
     """Try the contenders, then variations of the best, and return a report and the recipe of the winner."""
     rows, folder = survey.facts.queries, join(run, FOLDER)
-    trials = [try_out(data, folder, contender, survey.facts) for contender in contenders(survey)]
+    able = _able(data, contenders(survey), rows, overrides)
+    trials = [try_out(data, folder, contender, survey.facts) for contender in able]
     best = best_of(trials)
     weight = _resolve(data, best.contender, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
     trials += [try_out(data, folder, contender, survey.facts) for contender in variations(best.contender, weight)]
@@ -77,6 +78,22 @@ def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tu
     report: dict[str, Any] = {"chosen": best.contender.recipe, "changes": list(best.contender.changes)}
     report |= {"trials": [trial.facts() for trial in trials], "baselines": baselines}
     return report, _resolve(data, best.contender, rows, overrides)
+
+
+def _able(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> list[Contender]:
+    """Return the contenders that the overrides fit, before any is tried. Raises InputError where they fit none."""
+    able, faults = list[Contender](), list[InputError]()
+    for contender in kinds:
+        try:
+            _resolve(data, contender, rows, overrides)
+            able.append(contender)
+        except InputError as error:
+            faults.append(error)
+    if not able:
+        raise faults[0]
+    for fault in faults:
+        say(f"not tried: {fault}")
+    return able
 
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:

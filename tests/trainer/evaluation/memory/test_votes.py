@@ -37,7 +37,7 @@ def brute_force(similarity: np.ndarray, rows: np.ndarray, points: Rows, temperat
         ]
         total, counted = sum(weight for weight, _ in weights), Counter[int]()
         for weight, row in weights:
-            counted.update({label: weight / total for label in points[row]})
+            counted.update(dict.fromkeys(points[row], weight / total))
         votes.append(dict(counted))
     return votes
 

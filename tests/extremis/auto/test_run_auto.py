@@ -1,0 +1,161 @@
+"""`extremis run auto` by the command line, on data that trains in a moment: what it leaves, goes on from, and refuses."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
+from tests.command import ROOT, Done, call, command, environment, refused
+from tests.pipelines.raw import write_tiny
+from trainer.config import load_config, load_recipe, restore_recipe
+from trainer.config.load import auto_keys, read_recipe
+from trainer.evaluation.held_out import HOLDOUT, open_split
+from trainer.stream.part import iterate_part
+
+SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
+SMALL = ("encoder.dimension=8", "train.epochs=2", "logging.tensorboard=false", "checkpoint.every_epochs=1")
+OVERRIDES = [word for override in SMALL for word in ("--set", override)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("auto")
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> Path:
+    done = call("shard", write_tiny(folder / "raw", rows=60, labels=20), folder / "data", *SHARD)
+    assert done.status == 0, done.err
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path, data: Path) -> Done:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    done = call("run", "auto", data, folder / "run", *OVERRIDES, "--minutes", "20", "--json")
+    torch.set_num_threads(threads)
+    assert done.status == 0, done.err
+    return done
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, ran: Done) -> Path:
+    return folder / "run"
+
+
+def report_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "auto.json").read_text())
+
+
+def test_it_says_what_it_saw_and_keeps_what_it_chose(ran: Done, run: Path) -> None:
+    assert "60 queries of " in ran.err
+    assert "100% of the labels have a text" in ran.err
+    report, body = report_of(run), ran.json
+    recipes = [trial["recipe"] for trial in report["trials"]]
+    assert {"renee", "decoupled", "dexml-sampled"} == set(recipes)  # few labels: every one is scored
+    best = max(report["trials"], key=lambda trial: trial["nDCG@5"])
+    assert (report["chosen"], report["changes"]) == (best["recipe"], best["changes"])
+    variations = [trial["changes"][-1] for trial in report["trials"] if "ngram_weight" in str(trial["changes"])]
+    assert len(variations) == len({*variations}) >= 2
+    assert recipes.count(report["chosen"]) == 1 + len(variations)
+    assert {"popular labels", "nearest queries by TF-IDF", "nearest label texts by TF-IDF"} == set(report["baselines"])
+    assert {name: body[name] for name in report} == report
+    assert [epoch["epoch"] for epoch in body["epochs"]] == [0, 1]
+    assert all("P@1" in epoch["validation"] for epoch in body["epochs"])
+    assert body["fusion"]["split"] == HOLDOUT
+    assert "extremis evaluate" in ran.err
+
+
+def test_the_recipe_in_run_is_an_ordinary_one_and_that_of_the_run(data: Path, run: Path, tmp_path: Path) -> None:
+    path = str(run / "recipe.toml")
+    recipe = load_recipe(path)
+    assert auto_keys(read_recipe(path)) == []
+    config = load_config(str(run / "config.toml"))["recipe"]
+    assert recipe == restore_recipe(config, str(run))
+    assert recipe.model_dump(mode="json") == config
+    assert (recipe.encoder.dimension, recipe.train.epochs, recipe.data.holdout) == (8, 2, 0.05)
+    assert recipe.method == report_of(run)["chosen"]
+    assert 0 < recipe.train.minutes < 20  # without the time that the trials took
+    changes = ("--set", "train.minutes=0", "--set", "train.epochs=1", "--json")
+    done = call("train", path, data, tmp_path / "again", *changes)
+    assert done.status == 0, done.err
+    assert len(done.json["epochs"]) == 1
+
+
+def test_a_finished_run_is_scored_fused_and_exported(data: Path, run: Path, tmp_path: Path) -> None:
+    for scores in ("classifier", "fused"):
+        done = call("evaluate", data, run, "--scores", scores, "--json")
+        assert (done.status, done.json["queries"]) == (0, 30)
+    assert call("evaluate", data, run, "--split", HOLDOUT, "--json").json["queries"] == 3
+    assert call("export", data, run, tmp_path / "out", "--scores", "fused").status == 0
+    assert call("predict", tmp_path / "out", tmp_path / "p.jsonl", "--data", data).status == 0
+
+
+def test_what_is_held_out_is_the_same_in_trials_and_run(data: Path, run: Path) -> None:
+    recipe = load_recipe(str(run / "recipe.toml"))
+    table, part = open_split(DataLayout(str(data)), HOLDOUT, recipe.data)
+    assert sum(rows.num_rows for rows in iterate_part(table.url, table.manifest, part, ["query_id"])) == 3
+
+
+def test_wrong_use_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
+    before = (run / "auto.json").read_bytes()
+    refused(call("run", "auto", data, run, *OVERRIDES), str(run), "there is a run here already", "--resume")
+    assert (run / "auto.json").read_bytes() == before
+    refused(call("run", "astra", data, tmp_path / "r", "--minutes", "3"), "--minutes is of", "train.minutes=10")
+    refused(call("run", "auto", data, tmp_path / "r", "--minutes", "0"), "--minutes", "0")
+    refused(call("run", "auto", tmp_path / "nowhere", tmp_path / "r"), "nowhere")
+    refused(call("run", "auto", data, tmp_path / "r", "--set", "encoder.dimensions=3"), "did you mean 'dimension'")
+    assert not (tmp_path / "r").exists()  # before any trial
+
+
+def test_resume_of_a_finished_run_trains_nothing_more(data: Path, ran: Done, run: Path) -> None:
+    recipe = (run / "recipe.toml").read_bytes()
+    done = call("run", "auto", data, run, *OVERRIDES, "--resume", "--json")
+    assert done.status == 0, done.err
+    assert done.json["chosen"] == ran.json["chosen"]
+    assert done.json["epochs"] == []
+    assert (run / "recipe.toml").read_bytes() == recipe
+
+
+def test_training_goes_on_from_the_last_checkpoint(data: Path, run: Path, tmp_path: Path) -> None:
+    """As after a kill in the middle of it, of which tests/loop has real ones."""
+    cut = tmp_path / "cut"
+    shutil.copytree(run, cut)
+    shutil.rmtree(max((cut / "checkpoints").iterdir()))
+    shutil.rmtree(cut / "fusion")
+    (cut / "finished.json").unlink()
+    refused(call("run", "auto", data, cut, *OVERRIDES), "there is a run here already")
+    done = call("run", "auto", data, cut, *OVERRIDES, "--resume", "--json")
+    assert done.status == 0, done.err
+    assert [epoch["epoch"] for epoch in done.json["epochs"]] == [1]
+    assert (cut / "recipe.toml").read_bytes() == (run / "recipe.toml").read_bytes()
+    assert "trials on a part" not in done.out
+    newest = [open_manifest(str(max((each / "checkpoints").iterdir()))) for each in (run, cut)]
+    assert newest[0].shards == newest[1].shards
+    assert done.json["fusion"]["split"] == HOLDOUT
+
+
+def test_trials_go_on_after_a_kill(data: Path, ran: Done, folder: Path) -> None:
+    run = folder / "killed"
+    process = subprocess.Popen(
+        command("run", "auto", data, run, *OVERRIDES), cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < until and not [*run.glob("trials/*/finished.json")]:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert [path.name for path in run.iterdir()] == ["trials"]
+    done = call("run", "auto", data, run, *OVERRIDES, "--resume", "--json")
+    assert done.status == 0, done.err
+    assert report_of(run)["trials"] == ran.json["trials"]  # as without a kill
+    assert len(done.json["epochs"]) == 2
