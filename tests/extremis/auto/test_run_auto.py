@@ -1,4 +1,4 @@
-"""`extremis run auto` by the command line, on data that trains in a moment: what it leaves, goes on from, and refuses."""
+"""`extremis run auto` by the command line, on data that trains in a moment: what it leaves, resumes and refuses."""
 
 import json
 import shutil
