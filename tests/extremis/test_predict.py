@@ -174,9 +174,7 @@ class TestWeights:
             assert done.status == 0, done.err
         return folder
 
-    def test_an_export_predicts_to_the_digit_as_evaluate_scores(
-        self, data: Path, fused: Path, tmp_path: Path
-    ) -> None:
+    def test_an_export_predicts_to_the_digit_as_evaluate_scores(self, data: Path, fused: Path, tmp_path: Path) -> None:
         run, exported = fused / "run", fused / "exported"
         verify(str(exported), open_manifest(str(exported), "export"))
         assert (exported / "memory").exists()

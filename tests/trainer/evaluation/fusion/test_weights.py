@@ -62,7 +62,8 @@ def ranked(weights: Weights, scored: Scored) -> Rows:
     fused = weights.fuse(scored)
     return [
         sorted(
-            (label for label in ids if label >= 0), key=lambda label, ids=ids, row=row: (-fused[row, ids.index(label)], ids.index(label))
+            (label for label in ids if label >= 0),
+            key=lambda label, ids=ids, row=row: (-fused[row, ids.index(label)], ids.index(label)),
         )
         for row, ids in enumerate(scored.ids.tolist())
     ]
@@ -169,7 +170,9 @@ def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, logistic: bool, sho
     z = normalize(model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :D])
     texts, scores = (x[:, :D] @ z.T).numpy(), (x @ model.head.vectors.T).numpy()
     votes = np.zeros(scores.shape)
-    for row, (low, high) in enumerate(itertools.pairwise((of := Memory.build(model, data.layout, Data()).votes(x)).offsets)):
+    for row, (low, high) in enumerate(
+        itertools.pairwise((of := Memory.build(model, data.layout, Data()).votes(x)).offsets)
+    ):
         votes[row, of.ids[low:high]] = of.values[low:high]
     filters = ragged(data.points["test"].positives)
     filtered = filters.contains(np.tile(np.arange(data.labels), (len(x), 1)))
