@@ -180,7 +180,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], set[int]]]
             yield batch
 
     monkeypatch.setattr(JoinedStream, "__iter__", iterate)
-    yield lambda: rows
+    return lambda: rows
 
 
 def recipe(**sections: dict) -> Recipe:
