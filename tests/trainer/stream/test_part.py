@@ -169,7 +169,7 @@ def test_a_part_is_read_in_the_order_of_storage(data: SmallData) -> None:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], set[int]]]:
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[int]]:
     """Watch the row ids of all batches; the function returns those so far."""
     rows: set[int] = set()
     original = JoinedStream.__iter__
