@@ -226,7 +226,8 @@ def test_a_recipe(outcomes: dict[str, Outcome]) -> None:
     recipe = outcomes["recipe"].recipe
     assert recipe["method"] == "frequent"
     assert recipe["negatives"]["frequency_share"] == 0.2
-    assert recipe["classifier"]["initial_bias"] == -7.8  # of astra
+    assert recipe["classifier"]["weight_decay"] == 0.003  # of astra
+    assert recipe["classifier"]["initial_bias"] < -1  # as astra leaves it to the data
 
 
 def test_a_metric(outcomes: dict[str, Outcome]) -> None:

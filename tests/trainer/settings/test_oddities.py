@@ -13,6 +13,7 @@ from trainer.config import recipe_names
 from trainer.config.load import read_recipe
 from trainer.epoch import EpochRunner
 from trainer.loop import Trainer
+from trainer.settings import oddities
 from trainer.settings.facts import Facts, log_odds
 from trainer.settings.oddities import LossWatch, odd_settings
 from trainer.settings.resolve import derive, resolve
@@ -106,14 +107,15 @@ def test_a_run_tells_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
         "encoder": {"dimension": 4, "buckets": 64, "lr": 1e-3},
         "classifier": {"lr": 1e-3, "bias": True, "optimizer": "sgd"},
         "negatives": {"pool": "all"},
-        "train": {"epochs": 15, "final_lr": 1.0},
+        "train": {"epochs": 3, "final_lr": 1.0},
         "checkpoint": {"every_epochs": 0},
         "logging": {"tensorboard": False},
     }
+    monkeypatch.setattr(oddities, "_WINDOW", 12)
     factor = EpochRunner.rate_factor
-    monkeypatch.setattr(EpochRunner, "rate_factor", lambda self, step: factor(self, step) * (1e4 if step == 105 else 1))
+    monkeypatch.setattr(EpochRunner, "rate_factor", lambda self, step: factor(self, step) * (1e6 if step == 17 else 1))
     said: list[str] = []
     train(Trainer.start(data.layout.root, "memory://odd/run", with_sections(base, {}), said.append))
     told = [line for line in said if line.startswith("odd: ")]
     assert len(told) == 1
-    assert "odd: at step 106 the loss jumped from" in told[0]
+    assert "odd: at step 18 the loss jumped from" in told[0]
