@@ -20,6 +20,7 @@ _BATCHES = 32, 512
 _POINTS = 600_000  # that a run passes over, with small data again and again
 _EPOCHS = 6, 30
 _WIDE = 512  # the dimension that rates were tuned at
+_NARROW = 64  # below it rates grow no more: training would diverge
 _FEW_POINTS = 100_000  # up to which a wide encoder costs little
 _MANY_LABELS = 5_000_000  # from which rows of labels decide the cost (ASTRA's bottleneck)
 _BUCKETS = 1 << 10, 1 << 21
@@ -125,7 +126,7 @@ def dense_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 def _by_width(rate: float, power: float, settled: Mapping[str, Any]) -> Setting:
     width = int(settled["encoder.dimension"])
-    return Setting(round(rate * (_WIDE / width) ** power, 4), f"encoder.dimension = {width}")
+    return Setting(round(rate * (_WIDE / max(width, _NARROW)) ** power, 4), f"encoder.dimension = {width}")
 
 
 # In the order of derivation: a rule knows what comes before it.
