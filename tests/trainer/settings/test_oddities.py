@@ -57,9 +57,9 @@ def test_all_of_them_at_once_and_only_where_they_matter() -> None:
 
 def test_they_are_told_beside_the_settings() -> None:
     data = build_data("memory://odd/data", rows={"train": 90})
-    lines = resolve("astra", ["classifier.initial_bias=-9", "order.batch=16"], data.layout.root).lines(data.layout.root)
+    lines = resolve("astra", ["classifier.initial_bias=-9", "order.batch=64"], data.layout.root).lines(data.layout.root)
     told = [line for line in lines if line.startswith("odd: ")]
-    assert len(told) == 2  # the bias, and 120 rows make 8 steps
+    assert len(told) == 2  # the bias, and 120 rows make 2 steps
     assert "encoder.dimension = 512 (120 training points)" in lines
     assert any(line.startswith("negatives.pool = shared (a draw of 3,200") for line in lines)
     assert resolve("astra", ["data.mix={train = 1.0, labels = 1.0}"], data.layout.root).lines(data.layout.root) == []
