@@ -151,6 +151,55 @@ class TestFused:
         verify(str(fused), open_manifest(str(fused), "export"))
 
 
+HEADS = {
+    "classifier": ("astra",),
+    "label-encoder": ("dexml", "--set", "negatives.hard=0"),
+}
+
+
+class TestWeights:
+    """Scores fused by weights: with votes of training points, and with labels' texts where they are not the vectors."""
+
+    @pytest.fixture(scope="class", params=HEADS)
+    def fused(self, request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A folder with run/ and exported/."""
+        folder, (recipe, *more) = tmp_path_factory.mktemp("weights"), HEADS[request.param]
+        options = [*sets("order.batch=128", "train.epochs=2", "data.holdout=0.1"), *more]
+        for arguments in (
+            ("train", recipe, data, folder / "run", *options),
+            ("fuse", data, folder / "run", "--shortlist", "30"),
+            ("export", data, folder / "run", folder / "exported", "--scores", "fused", "--threshold-split", "test"),
+        ):
+            done = call(*arguments)
+            assert done.status == 0, done.err
+        return folder
+
+    def test_an_export_predicts_to_the_digit_as_evaluate_scores(self, data: Path, fused: Path, tmp_path: Path) -> None:
+        run, exported = fused / "run", fused / "exported"
+        verify(str(exported), open_manifest(str(exported), "export"))
+        assert (exported / "memory").exists()
+        alone, expected = (
+            call("evaluate", data, run, "--scores", by, "--json").json["metrics"] for by in ("classifier", "fused")
+        )
+        assert alone != expected
+        done = call("predict", exported, tmp_path / "p.parquet", "--data", data, "--k", "20")
+        assert done.status == 0, done.err
+        assert metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist())) == expected
+
+    def test_what_was_held_out_can_be_scored_by_name(self, data: Path, fused: Path) -> None:
+        done = call("evaluate", data, fused / "run", "--split", "holdout", "--scores", "fused", "--json")
+        assert (done.status, done.json["queries"]) == (0, 150)
+        alone = call("evaluate", data, fused / "run", "--split", "holdout", "--json")
+        assert done.json["metrics"]["nDCG@5"] >= alone.json["metrics"]["nDCG@5"]
+
+    def test_it_is_fitted_again_within_another_budget(self, data: Path, fused: Path) -> None:
+        done = call("fuse", data, fused / "run", "--memory", "20kB", "--json")
+        assert done.status == 0, done.err
+        assert 0 < done.json["memory_bytes"] <= 20_000
+        assert "ms a query" in done.err
+        refused(call("fuse", data, fused / "run", "--memory", "much"), "much")
+
+
 def label_keys(exported: Path) -> list[str]:
     labels = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
     return labels["key"].to_pylist()

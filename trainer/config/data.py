@@ -46,7 +46,7 @@ class Data(Options):
         return Part(1 - self.holdout, 1.0)
 
     @model_validator(mode="after")
-    def _check(self) -> "Data":
+    def _check(self) -> Data:
         if not self.mix:
             return self
         if self.holdout or self.share < 1:

@@ -111,9 +111,7 @@ def test_a_run_tells_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
         "logging": {"tensorboard": False},
     }
     factor = EpochRunner.rate_factor
-    monkeypatch.setattr(
-        EpochRunner, "rate_factor", lambda self, step: factor(self, step) * (1e4 if step == 105 else 1)
-    )
+    monkeypatch.setattr(EpochRunner, "rate_factor", lambda self, step: factor(self, step) * (1e4 if step == 105 else 1))
     said: list[str] = []
     train(Trainer.start(data.layout.root, "memory://odd/run", with_sections(base, {}), said.append))
     told = [line for line in said if line.startswith("odd: ")]

@@ -44,7 +44,10 @@ def test_what_is_left_to_the_data_is_listed_and_left_out() -> None:
     assert (stated["train"]["seed"], stated["refresh"]["index"]) == (3, "auto")
     assert auto_keys(stated) == []
     assert body == read_recipe("astra", ["refresh.index=auto", "train.seed=3"])  # not changed
-    assert auto_keys({"method": "auto", "order": 5, "encoder": {"kind": "none", "lr": "auto"}, "other": {"a": "auto"}}) == []
+    assert (
+        auto_keys({"method": "auto", "order": 5, "encoder": {"kind": "none", "lr": "auto"}, "other": {"a": "auto"}})
+        == []
+    )
 
 
 @pytest.mark.parametrize("facts", [TATE, WORDNET, LARGE], ids=["tate", "wordnet", "large"])

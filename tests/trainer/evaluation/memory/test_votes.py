@@ -32,10 +32,12 @@ def brute_force(similarity: np.ndarray, rows: np.ndarray, points: Rows, temperat
     """Each query's labels and their votes."""
     votes = []
     for values, ids in zip(similarity.tolist(), rows.tolist(), strict=True):
-        weights = [(math.exp((value - 1) / temperature), row) for value, row in zip(values, ids, strict=True) if row >= 0]
+        weights = [
+            (math.exp((value - 1) / temperature), row) for value, row in zip(values, ids, strict=True) if row >= 0
+        ]
         total, counted = sum(weight for weight, _ in weights), Counter[int]()
         for weight, row in weights:
-            counted.update({label: weight / total for label in points[row]})
+            counted.update(dict.fromkeys(points[row], weight / total))
         votes.append(dict(counted))
     return votes
 
