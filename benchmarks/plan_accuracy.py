@@ -30,6 +30,9 @@ RECIPE = (
     "refresh.start=3",
     "logging.tensorboard=false",
     "checkpoint.every_epochs=0",
+    "encoder.lr=0.1",
+    "negatives.hard=40",
+    "refresh.every=3",
 )
 ONE = ("--direct_num_workers=1", "--direct_running_mode=in_memory")
 

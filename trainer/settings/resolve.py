@@ -28,7 +28,7 @@ class Resolved:
 
     @property
     def reasons(self) -> list[str]:
-        """Lines that say what was set and why."""
+        """Say what was set and why, a line each."""
         return [f"{key} = {setting.value} ({setting.reason})" for key, setting in self.settings.items()]
 
 
