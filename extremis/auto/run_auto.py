@@ -98,7 +98,7 @@ def _able(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:
     """Return the contender's recipe for all rows but those held out."""
-    changes = [*contender.changes, f"data.holdout={holdout_share(rows):.4f}", f"validation.metric={METRIC}", *overrides]
+    changes = [*contender.changes, f"data.holdout={holdout_share(rows)}", f"validation.metric={METRIC}", *overrides]
     return resolve(contender.recipe, changes, data)
 
 

@@ -42,7 +42,7 @@ class Trial:
 
 def holdout_share(rows: int) -> float:
     """Return the share of `rows` that is held out: QUERIES of them, a twentieth at most."""
-    return min(0.05, QUERIES / max(1, rows))
+    return float(f"{min(0.05, QUERIES / max(1, rows)):.3g}")  # as it is in recipes, of any number of rows
 
 
 def try_out(data: str, folder: str, contender: Contender, facts: Facts) -> Trial:
@@ -65,8 +65,8 @@ def trial_recipe(data: str, contender: Contender, facts: Facts) -> Recipe:
     changes = [
         *contender.changes,
         *without_texts,
-        f"data.share={min(1.0, rows / max(1, facts.queries)):.4f}",
-        f"data.holdout={holdout_share(facts.queries):.4f}",
+        f"data.share={min(1.0, rows / max(1, facts.queries)):.3g}",
+        f"data.holdout={holdout_share(facts.queries)}",
         f"train.epochs={_EPOCHS}",
         f"encoder.dimension={_WIDTH}",
         f"encoder.hidden={2 * _WIDTH}",
