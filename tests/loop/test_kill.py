@@ -18,7 +18,7 @@ from schemas.manifest import Manifest, open_manifest, verify
 from schemas.storage import list_names
 from tests.command import ROOT, call, command, environment, extremis, refused, sets
 from tests.processes import wait_until_gone
-from trainer.config import load_recipe
+from trainer.config import load_config
 
 EPOCHS = 5
 CHOICES = sets(
@@ -143,7 +143,7 @@ class TestRefusals:
             done,
             str(run),
             "another recipe",
-            f"encoder.lr was {load_recipe('astra').encoder.lr}, now 0.5",
+            f"encoder.lr was {load_config(str(run / 'config.toml'))['recipe']['encoder']['lr']}, now 0.5",
             "choose another RUN",
         )
 

@@ -2,8 +2,11 @@
 
 import pytest
 
-from trainer.config import Negatives, load_recipe
+from trainer.config import Negatives
+from trainer.config.load import read_recipe
 from trainer.negatives.curriculum import Mixture, mixtures
+from trainer.settings.facts import Facts
+from trainer.settings.resolve import derive
 
 
 def course(**negatives: object) -> tuple[Mixture, ...]:
@@ -26,9 +29,10 @@ def test_from_a_warm_up_to_hard_ones_alone() -> None:
 
 @pytest.mark.parametrize("name", ["curriculum", "theta-curriculum"])
 def test_the_recipes(name: str) -> None:
-    recipe = load_recipe(name)
+    facts = Facts(queries=52_611, labels=15_562, pairs=323_625, label_texts=15_562)  # Tate's
+    recipe = derive(read_recipe(name), facts, name).recipe
     epochs = mixtures(recipe.negatives, recipe.train.epochs, recipe.refresh.start)
     assert {sum(mixture) for mixture in epochs} == {3240}
     hard = [mixture.hard for mixture in epochs]
     assert hard == sorted(hard)
-    assert (hard[2], hard[-1]) == (0, 200)
+    assert (hard[2], hard[-1]) == (0, 40)
