@@ -48,7 +48,7 @@ def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     spans = zip(("shard", "train", "evaluate"), moments[:-1], moments[1:], strict=True)
     seconds = {name: round(end - start, 2) for name, start, end in spans}
     _print(outcome, report, seconds)
-    return {"data": data, "run": run, "seconds": seconds, **outcome, **report}
+    return {"data": data, "run": run, **outcome, **report, "seconds": seconds}
 
 
 def _train(data: str, run: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
