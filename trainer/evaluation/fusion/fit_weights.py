@@ -85,7 +85,7 @@ def score_shortlists(
     for rows in groups:
         x, filters = model.embed_table(rows), filters_of(rows)
         shortlisted = filtered_top_k(x, labels, shortlist, filters)
-        parts.append(scorers.score(x, labels, *shortlisted, filters))
+        parts.append(scorers.score(x, labels, shortlisted, filters))
         relevant.append(list_column(rows, "label_ids"))
     width = max(part.ids.shape[1] for part in parts)
     names = (field.name for field in fields(Scored))

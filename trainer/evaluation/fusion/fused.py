@@ -23,13 +23,20 @@ class Fused:
     shortlist: int
 
     def rank(
-        self, x: torch.Tensor, labels: LabelRows, shortlisted: tuple[np.ndarray, np.ndarray], k: int, filters: Ragged
+        self,
+        x: torch.Tensor,
+        labels: LabelRows,
+        shortlisted: tuple[np.ndarray, np.ndarray],
+        k: int,
+        filters: Ragged,
+        among: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best fused scores, best first; -inf and -1 pad.
 
-        `shortlisted`: scores and ids [B, S] for x [B, D or more] among `labels`; equal scores stay in their order.
+        `shortlisted`: scores and ids [B, S] for x [B, D or more] of `labels`; equal scores stay in their order. `among`
+        [C]: the candidates, which the memory adds no others to; without, all labels.
         """
-        scored = self.scorers.score(x, labels, *shortlisted, filters)
+        scored = self.scorers.score(x, labels, shortlisted, filters, among)
         fused = np.where(scored.ids == PAD, -np.inf, self.fusion.fuse(scored, self.frequency[scored.ids]))
         order = np.argsort(-fused, axis=1, kind="stable")[:, :k]
         missing = ((0, 0), (0, k - order.shape[1]))

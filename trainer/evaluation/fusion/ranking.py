@@ -47,7 +47,7 @@ class Ranking:
         """
         depth = max(k, self.fused.shortlist) if self.fused else k
         scores, ids = filtered_top_k(x, self.labels, depth, filters, among)
-        return self.fused.rank(x, self.labels, (scores, ids), k, filters) if self.fused else (scores, ids)
+        return self.fused.rank(x, self.labels, (scores, ids), k, filters, among) if self.fused else (scores, ids)
 
 
 def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:

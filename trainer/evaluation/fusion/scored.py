@@ -32,17 +32,24 @@ class Scorers:
     texts: Rows | None = None
     memory: Memory | None = None
 
-    def score(self, x: torch.Tensor, labels: LabelRows, scores: np.ndarray, ids: np.ndarray, filters: Ragged) -> Scored:
-        """Score the shortlist `ids` [B, S] with `scores`, and the labels that the memory adds to it.
+    def score(
+        self,
+        x: torch.Tensor,
+        labels: LabelRows,
+        shortlisted: tuple[np.ndarray, np.ndarray],
+        filters: Ragged,
+        among: np.ndarray | None = None,
+    ) -> Scored:
+        """Score the shortlist `shortlisted`, scores and ids [B, S], and the labels `among` all that the memory adds.
 
         All ranks have the same queries and get the same result; each has the scores of its own labels.
         """
-        group, first = labels.group, labels.first
+        (scores, ids), group, first = shortlisted, labels.group, labels.first
         votes = None if self.memory is None else self.memory.votes(x)
         if votes is not None:
             _, voted = best_votes(votes, VOTED)
             listed = Ragged.from_matrix(ids).contains(voted) | filters.contains(voted)
-            voted = np.where(listed, PAD, voted)
+            voted = np.where(listed if among is None else listed | ~np.isin(voted, among), PAD, voted)
             more = group.sum(torch.from_numpy(score_pairs(x, labels.rows, voted, first))).numpy()
             ids, scores = np.concatenate([ids, voted], 1), np.concatenate([scores, more], 1)
         texts = none = np.zeros(ids.shape, np.float32)

@@ -18,6 +18,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, verify
 from schemas.ragged import Ragged
 from schemas.shard_files.shards import iterate
+from schemas.tables import PAD
 from tests.builders import Rows, SmallData, build_data, ragged, tokens_of
 from tests.ranks import on_ranks
 from tests.training import silent, train
@@ -159,6 +160,16 @@ def ranking_of(data: SmallData, model: Model, weights: Weights, shortlist: int, 
     memory = Memory.build(model, data.layout, Data())
     scorers = Scorers(embed_label_texts(model, data.layout), memory)
     return Ranking.of(model, group, Fused(weights, scorers, label_statistics(data.layout).frequency, shortlist))
+
+
+def test_votes_add_no_label_that_is_no_candidate(data: SmallData) -> None:
+    model = model_of(data)
+    x, candidates = queries(data, model), np.arange(0, data.labels, 3)
+    ranking = ranking_of(data, model, Weights(votes=50.0), shortlist=2)
+    _, everywhere = ranking.top_k(x, 5, Ragged.empty(len(x)))
+    assert not np.isin(everywhere, [*candidates, PAD]).all()
+    _, ids = ranking.top_k(x, 5, Ragged.empty(len(x)), candidates)
+    assert np.isin(ids, [*candidates, PAD]).all()
 
 
 @pytest.mark.parametrize("logistic", [True, False])
