@@ -50,9 +50,14 @@ class Facts:
         return (self.pairs + self.label_texts) / max(1, self.points * self.labels)
 
 
-@functools.lru_cache(maxsize=8)
 def measure(data: DataLayout, split: str, part: Part, label_texts: bool) -> Facts:
     """Measure `part` of `split`; with `label_texts` labels are points too. Raises InputError, TableError."""
+    return _measure(data, open_manifest(data.root, "data").digest, split, part, label_texts)
+
+
+@functools.lru_cache(maxsize=8)
+def _measure(data: DataLayout, digest: str, split: str, part: Part, label_texts: bool) -> Facts:
+    """Measure the data of `digest`, once: what is at its place may be made again."""
     queries, labels = open_queries(data, split), open_manifest(data.labels, "labels")
     rows = part.rows(queries.manifest.rows)
     if not rows:

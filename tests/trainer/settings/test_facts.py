@@ -67,3 +67,9 @@ def test_no_rows_are_refused(data: SmallData) -> None:
 def test_log_odds_are_finite_and_odd(share: float) -> None:
     assert math.isfinite(log_odds(share))
     assert log_odds(1 - share) == pytest.approx(-log_odds(share), abs=1e-3)
+
+
+def test_data_that_are_made_again_in_the_same_place_are_measured_again() -> None:
+    for rows in (20, 31):
+        data = build_data("memory://facts/again", rows={"train": rows})
+        assert measure(data.layout, "train", WHOLE, False).queries == rows
