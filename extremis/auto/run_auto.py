@@ -11,6 +11,7 @@ from extremis.auto.contenders import Contender, contenders, variations
 from extremis.auto.survey import Survey
 from extremis.auto.trials import METRIC, Trial, best_of, holdout_share, try_out
 from extremis.console import say, table
+from extremis.training.prometheus import LOOPBACK
 from extremis.training.train import train
 from schemas import storage
 from schemas.errors import InputError
@@ -23,6 +24,7 @@ from trainer.evaluation.baselines.measure import measure_baselines
 from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
 from trainer.evaluation.held_out import HOLDOUT
 from trainer.settings.resolve import Resolved, resolve
+from trainer.stream import ranks_of_environment
 
 AUTO = "auto"  # the name of the recipe on the command line
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
@@ -36,18 +38,20 @@ def run_auto(
     overrides: Sequence[str] = (),
     resume: bool = False,
     beam_options: Sequence[str] = (),
+    metrics: tuple[str, int | None] = (LOOPBACK, None),
 ) -> dict[str, Any]:
     """Choose a recipe for DATA and train it into RUN; `minutes` for all of it, 0: as long as it takes.
 
+    `metrics`: host and port of the final run's, as for `train`.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
     began = time.perf_counter()
-    if not resume and storage.exists(RunLayout(run).config):
-        raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
+    is_there = storage.exists(RunLayout(run).config)
+    _require_able(run, is_there, resume)
     survey = Survey.of(DataLayout(data))
     for line in survey.lines():
         say(line)
-    if resume and storage.exists(RunLayout(run).config):
+    if is_there:
         recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
         report = json.loads(storage.read_bytes(join(run, REPORT)))
     else:
@@ -57,17 +61,31 @@ def run_auto(
         recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
         _write(run, report, recipe)
         storage.remove(join(run, FOLDER), recursive=True)
-    outcome = train(data, run, recipe, resume=resume, beam_options=beam_options)
+    outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, metrics=metrics)
     fusion = fit_weights(data, run, step=best_step(RunLayout(run))).parameters
     say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
     return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
 
 
+def _require_able(run: str, is_there: bool, resume: bool) -> None:
+    """Refuse what `auto` cannot do, before anything is made. Raises InputError."""
+    ranks = ranks_of_environment().ranks
+    if ranks > 1:
+        raise InputError(
+            f"auto tries recipes in one process, and {ranks} were launched. Run it without torchrun, then train "
+            f"{join(run, RECIPE)} with it into another RUN."
+        )
+    if is_there and not resume:
+        raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
+    if is_there and not storage.exists(join(run, REPORT)):
+        raise InputError(f"{run}: this run was not started by auto. Go on with its own recipe, or choose another RUN.")
+
+
 def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tuple[dict[str, Any], Resolved]:
     """Try the contenders, then variations of the best, and return a report and the recipe of the winner."""
     rows, folder = survey.facts.queries, join(run, FOLDER)
-    able = _able(data, contenders(survey), rows, overrides)
-    trials = [try_out(data, folder, contender, survey.facts) for contender in able]
+    fitting = _fitting(data, contenders(survey), rows, overrides)
+    trials = [try_out(data, folder, contender, survey.facts) for contender in fitting]
     best = best_of(trials)
     weight = _resolve(data, best.contender, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
     trials += [try_out(data, folder, contender, survey.facts) for contender in variations(best.contender, weight)]
@@ -80,20 +98,20 @@ def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tu
     return report, _resolve(data, best.contender, rows, overrides)
 
 
-def _able(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> list[Contender]:
+def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> list[Contender]:
     """Return the contenders that the overrides fit, before any is tried. Raises InputError where they fit none."""
-    able, faults = list[Contender](), list[InputError]()
+    fitting, faults = list[Contender](), list[InputError]()
     for contender in kinds:
         try:
             _resolve(data, contender, rows, overrides)
-            able.append(contender)
+            fitting.append(contender)
         except InputError as error:
             faults.append(error)
-    if not able:
+    if not fitting:
         raise faults[0]
     for fault in faults:
         say(f"not tried: {fault}")
-    return able
+    return fitting
 
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:

@@ -33,5 +33,6 @@ def run(minutes: float | None, **options: Any) -> dict[str, Any] | None:
         return train_run(**options)
     from extremis.auto.run_auto import run_auto
 
-    names = ("data", "run", "overrides", "resume", "beam_options")
-    return run_auto(minutes=minutes or 0.0, **{name: options[name] for name in names})
+    del options["recipe"]
+    metrics = options.pop("metrics_host"), options.pop("metrics_port")
+    return run_auto(minutes=minutes or 0.0, metrics=metrics, **options)

@@ -117,6 +117,21 @@ def test_wrong_use_is_refused(data: Path, run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()  # before any trial
 
 
+def test_a_run_of_another_recipe_is_not_resumed(data: Path, run: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(run, tmp_path / "run")
+    (other / "auto.json").unlink()
+    refused(call("run", "auto", data, other, *OVERRIDES, "--resume"), str(other), "not started by auto", "another RUN")
+
+
+def test_several_ranks_are_refused_before_anything_is_made(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(call("run", "auto", data, tmp_path / "run", *OVERRIDES), "one process", "2 were launched", "recipe.toml")
+    assert not (tmp_path / "run").exists()
+
+
 def test_resume_of_a_finished_run_trains_nothing_more(data: Path, ran: Done, run: Path) -> None:
     recipe = (run / "recipe.toml").read_bytes()
     done = call("run", "auto", data, run, *OVERRIDES, "--resume", "--json")
