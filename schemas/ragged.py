@@ -4,6 +4,7 @@ As in an Arrow list array, row i is the half-open range `offsets[i]` to `offsets
 need not be 0. Among label ids, negative ones are pads wherever they stand.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -67,6 +68,12 @@ class Ragged(_Rows, _Ragged):
         return cls(matrix.reshape(-1), np.arange(len(matrix) + 1) * matrix.shape[1])
 
     @classmethod
+    def join(cls, parts: Iterable["Ragged"]) -> "Ragged":
+        """Return the rows of all `parts`, of one at least, in their order."""
+        values, counts = zip(*((part.entries, part.counts) for part in parts), strict=True)
+        return cls.from_counts(np.concatenate(values), np.concatenate(counts))
+
+    @classmethod
     def empty(cls, rows: int) -> "Ragged":
         """Return `rows` rows without entries, int64."""
         return cls(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
@@ -88,9 +95,7 @@ class Ragged(_Rows, _Ragged):
 
     def concat(self, other: "Ragged") -> "Ragged":
         """Return these rows, then those of `other`."""
-        return Ragged.from_counts(
-            np.concatenate([self.entries, other.entries]), np.concatenate([self.counts, other.counts])
-        )
+        return Ragged.join([self, other])
 
     def padded(self) -> np.ndarray:
         """Return int64 [B, longest], with pads behind each row."""

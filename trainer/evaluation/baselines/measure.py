@@ -1,6 +1,5 @@
 """Metrics of the baselines on the first queries of a split."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -102,4 +101,4 @@ def _first(table: Table, part: Part, columns: Sequence[str], rows: int) -> list[
 
 
 def _joined(groups: Sequence[pa.Table], column: str) -> Ragged:
-    return functools.reduce(Ragged.concat, (list_column(group, column) for group in groups))
+    return Ragged.join(list_column(group, column) for group in groups)

@@ -1,6 +1,5 @@
 """Fitting of the weights of a run's fusion, and making of its memory."""
 
-import functools
 import time
 from collections.abc import Iterable
 from dataclasses import fields
@@ -93,8 +92,7 @@ def score_shortlists(
         name: np.concatenate([_widened(getattr(part, name), width, PAD if name == "ids" else 0) for part in parts])
         for name in names
     }
-    joined = functools.reduce(Ragged.concat, relevant)
-    return Scored(**columns), joined
+    return Scored(**columns), Ragged.join(relevant)
 
 
 def _milliseconds(memory: Memory, model: Model, rows: pa.Table) -> float:

@@ -84,8 +84,8 @@ class Memory:
     @classmethod
     def _join(cls, parts: Iterable[tuple[torch.Tensor, Ragged]]) -> "Memory":
         vectors, labels = zip(*parts, strict=True)
-        values = np.concatenate([rows.entries for rows in labels]).astype(np.int64, copy=False)
-        return cls(torch.cat(vectors), Ragged.from_counts(values, np.concatenate([rows.counts for rows in labels])))
+        joined = Ragged.join(labels)
+        return cls(torch.cat(vectors), joined._replace(values=joined.values.astype(np.int64, copy=False)))
 
 
 def _first(groups: Iterable[pa.Table], budget: int, dimension: int) -> Iterator[pa.Table]:
