@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     ROUNDING = 13  # (step)
     POSITIVES = 14  # (epoch, step)
     CLUSTER_LINES = 15  # (parts that are halved)
+    EXCERPT = 16
 
 
 class InitialWeights(IntEnum):

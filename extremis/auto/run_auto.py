@@ -9,7 +9,7 @@ import tomli_w
 
 from extremis.auto.contenders import Contender, contenders, variations
 from extremis.auto.survey import Survey
-from extremis.auto.trials import METRIC, Trial, best_of, holdout_share, try_out
+from extremis.auto.trials import METRIC, Trial, TrialGround, best_of, holdout_share
 from extremis.console import say, table
 from extremis.training.prometheus import LOOPBACK
 from extremis.training.train import train
@@ -19,16 +19,12 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step
 from trainer.config import Recipe, load_config, restore_recipe
-from trainer.config.data import Data
-from trainer.evaluation.baselines.measure import measure_baselines
 from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
-from trainer.evaluation.held_out import HOLDOUT
 from trainer.settings.resolve import Resolved, resolve
 from trainer.stream import ranks_of_environment
 
 AUTO = "auto"  # the name of the recipe on the command line
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
-BASELINE_QUERIES = 500  # a long text takes tens of milliseconds
 
 
 def run_auto(
@@ -83,15 +79,14 @@ def _require_able(run: str, is_there: bool, resume: bool) -> None:
 
 def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tuple[dict[str, Any], Resolved]:
     """Try the contenders, then variations of the best, and return a report and the recipe of the winner."""
-    rows, folder = survey.facts.queries, join(run, FOLDER)
+    rows = survey.facts.queries
     fitting = _fitting(data, contenders(survey), rows, overrides)
-    trials = [try_out(data, folder, contender, survey.facts) for contender in fitting]
+    ground = TrialGround.prepare(data, survey.facts, join(run, FOLDER))
+    trials = [ground.try_out(contender) for contender in fitting]
     best = best_of(trials)
     weight = _resolve(data, best.contender, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
-    trials += [try_out(data, folder, contender, survey.facts) for contender in variations(best.contender, weight)]
-    best = best_of(trials)
-    held_out = Data(holdout=holdout_share(rows))
-    baselines = measure_baselines(DataLayout(data), HOLDOUT, held_out, BASELINE_QUERIES)
+    trials += [ground.try_out(contender) for contender in variations(best.contender, weight)]
+    best, baselines = best_of(trials), ground.baselines()
     _show(trials, baselines, best)
     report: dict[str, Any] = {"chosen": best.contender.recipe, "changes": list(best.contender.changes)}
     report |= {"trials": [trial.facts() for trial in trials], "baselines": baselines}
@@ -141,4 +136,4 @@ def _show(trials: Sequence[Trial], baselines: dict[str, dict[str, float]], best:
         name = trial.contender.name + (" *" if trial is best else "")
         rows.append([name, *(f"{trial.metrics[n]:.2f}" for n in names), f"{trial.seconds:.0f}"])
     rows += [[name, *(f"{metrics[n]:.2f}" for n in names), ""] for name, metrics in baselines.items()]
-    table("trials on a part of the rows (*: chosen), and baselines", ["", *names, "seconds"], rows)
+    table("trials on an excerpt of the data (*: chosen), and baselines", ["", *names, "seconds"], rows)

@@ -1,4 +1,4 @@
-"""Trials: contenders trained for a short while on a part of the rows, and scored on rows that none of them sees."""
+"""Trials: contenders trained for a short while on an excerpt of the data, and scored on rows that none of them sees."""
 
 import time
 from collections.abc import Sequence
@@ -6,16 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from extremis.auto.contenders import Contender
+from extremis.auto.excerpt import write_excerpt
 from extremis.evaluating.evaluate import EvaluateOptions, evaluate
 from extremis.training.train import train
+from schemas.layout import DataLayout
 from schemas.storage import join
 from trainer.config import Recipe
+from trainer.config.data import Data
+from trainer.evaluation.baselines.measure import measure_baselines
 from trainer.evaluation.held_out import HOLDOUT
-from trainer.settings.facts import Facts
+from trainer.settings.facts import Facts, measure
 from trainer.settings.resolve import resolve
+from trainer.stream.part import WHOLE
 
 METRIC = "nDCG@5"  # of P@1 and P@5 at once
 QUERIES = 2_000  # that a trial is scored on, at most
+BASELINE_QUERIES = 500  # a long text takes tens of milliseconds
 _ROWS = 36_000  # of a trial, fewer of long texts
 _LONG = 200  # tokens that cost about as much as all else of a row
 _EPOCHS = 3
@@ -40,42 +46,59 @@ class Trial:
         return {"recipe": self.contender.recipe, "changes": list(self.contender.changes), **metrics}
 
 
+@dataclass(frozen=True)
+class TrialGround:
+    """What all trials of a data set are trained and scored on: `rows` rows at `data`; trials are kept in `folder`."""
+
+    data: str
+    rows: int
+    folder: str
+
+    @classmethod
+    def prepare(cls, data: str, facts: Facts, folder: str) -> "TrialGround":
+        """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
+        rows = round(_ROWS / (1 + facts.tokens / _LONG))
+        if facts.queries <= rows:
+            return cls(data, facts.queries, folder)
+        excerpt = join(folder, "data")
+        write_excerpt(DataLayout(data), excerpt, rows)
+        return cls(excerpt, measure(DataLayout(excerpt), "train", WHOLE, label_texts=False).queries, folder)
+
+    def try_out(self, contender: Contender) -> Trial:
+        """Train a contender without tables, and score it.
+
+        A trial that is there already is not trained again. Raises ExtremisError.
+        """
+        began = time.perf_counter()
+        run = join(self.folder, contender.name)
+        train(self.data, run, self.recipe(contender), resume=True)
+        report = evaluate(self.data, run, EvaluateOptions(split=HOLDOUT, limit=QUERIES))
+        return Trial(contender, report["metrics"], time.perf_counter() - began)
+
+    def recipe(self, contender: Contender) -> Recipe:
+        """Return the recipe of a trial. Raises InputError, TableError."""
+        changes = [
+            *contender.changes,
+            f"data.holdout={holdout_share(self.rows)}",
+            f"train.epochs={_EPOCHS}",
+            f"encoder.dimension={_WIDTH}",
+            f"encoder.hidden={2 * _WIDTH}",
+            "checkpoint.every_epochs=0",
+            "validation.every_epochs=1000",
+            "logging.tensorboard=false",
+            f"refresh.start={_EPOCHS}",  # no table: a miner takes longer to start than a trial to end
+        ]
+        return resolve(contender.recipe, changes, self.data).recipe
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of baselines on the first of the rows that trials are scored on, by name."""
+        held_out = Data(holdout=holdout_share(self.rows))
+        return measure_baselines(DataLayout(self.data), HOLDOUT, held_out, BASELINE_QUERIES)
+
+
 def holdout_share(rows: int) -> float:
     """Return the share of `rows` that is held out: QUERIES of them, a twentieth at most."""
     return float(f"{min(0.05, QUERIES / max(1, rows)):.3g}")  # as it is in recipes, of any number of rows
-
-
-def try_out(data: str, folder: str, contender: Contender, facts: Facts) -> Trial:
-    """Train a contender in `folder` on a part of the rows of DATA, without tables, and score it.
-
-    A trial that is there already is not trained again. Raises ExtremisError.
-    """
-    began = time.perf_counter()
-    run = join(folder, contender.name)
-    train(data, run, trial_recipe(data, contender, facts), resume=True)
-    report = evaluate(data, run, EvaluateOptions(split=HOLDOUT, limit=QUERIES))
-    return Trial(contender, report["metrics"], time.perf_counter() - began)
-
-
-def trial_recipe(data: str, contender: Contender, facts: Facts) -> Recipe:
-    """Return the recipe of a trial. Raises InputError, TableError."""
-    rows = round(_ROWS / (1 + facts.tokens / _LONG))
-    # Texts of many labels would crowd the queries out.
-    without_texts = ["data.label_texts=false"] if facts.labels > rows else []
-    changes = [
-        *contender.changes,
-        *without_texts,
-        f"data.share={min(1.0, rows / max(1, facts.queries)):.3g}",
-        f"data.holdout={holdout_share(facts.queries)}",
-        f"train.epochs={_EPOCHS}",
-        f"encoder.dimension={_WIDTH}",
-        f"encoder.hidden={2 * _WIDTH}",
-        "checkpoint.every_epochs=0",
-        "validation.every_epochs=1000",
-        "logging.tensorboard=false",
-        f"refresh.start={_EPOCHS}",  # no table: a miner takes longer to start than a trial to end
-    ]
-    return resolve(contender.recipe, changes, data).recipe
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:

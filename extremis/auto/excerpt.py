@@ -1,0 +1,104 @@
+"""Excerpt of DATA: some labels with all of their training points, as a data set of its own.
+
+Fewer rows of all labels would leave each label fewer points than it has, and recipes that need few would look best.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from schemas import storage
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest, is_published, open_manifest, publish
+from schemas.ragged import Ragged
+from schemas.randomness import Purpose, generator
+from schemas.shard_files import shards
+from schemas.shard_files.parquet import list_array, list_column
+from schemas.storage import join
+from trainer.stream import open_queries
+from trainer.stream.part import WHOLE, iterate_part
+
+SCANNED_ROWS = 5_000_000  # of the training split, at most
+_SPLIT = "train"
+_SEED = 0
+
+
+def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
+    """Write an excerpt of about `rows` training rows at `root`, if there is none. Raises StorageError, TableError."""
+    if is_published(root):
+        return
+    layout, whole, kept = DataLayout(root), open_manifest(data.root, "data"), draw_labels(data, rows)
+    if "tokenizer" in whole.parents:
+        for name in storage.list_names(data.tokenizer):
+            storage.write_bytes(join(layout.tokenizer, name), storage.read_bytes(join(data.tokenizer, name)))
+    queries, labels = _write_queries(data, layout, kept), _write_labels(data, layout, kept)
+    parents = {name: digest for name, digest in whole.parents.items() if name == "tokenizer"}
+    parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
+    facts = {**whole.parameters, "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
+    publish(root, Manifest(kind="data", parents=parents, parameters=facts))
+
+
+def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
+    """Draw labels until about `rows` training rows have one of them: bool [L], those drawn. Raises TableError."""
+    labels = open_manifest(data.labels, "labels").rows
+    place = generator(_SEED, Purpose.EXCERPT).permutation(labels)
+    first = np.concatenate([np.empty(0, np.int64), *(_first_of(labels, place) for labels in _labels_of_rows(data))])
+    if len(first) <= rows:
+        return np.ones(labels, bool)
+    drawn: np.ndarray = place <= np.partition(first, rows - 1)[rows - 1]
+    return drawn
+
+
+def _first_of(labels: Ragged, place: np.ndarray) -> np.ndarray:
+    """Return the first `place` [L] of the labels of each row that has any."""
+    starts = np.cumsum(labels.counts) - labels.counts
+    first: np.ndarray = np.minimum.reduceat(place[labels.entries], starts[labels.counts > 0])
+    return first
+
+
+def _labels_of_rows(data: DataLayout) -> Iterator[Ragged]:
+    for group in _iterate_queries(data, ["label_ids"]):
+        labels = list_column(group, "label_ids")
+        if len(labels.entries):
+            yield labels
+
+
+def _iterate_queries(data: DataLayout, columns: Sequence[str]) -> Iterator[pa.Table]:
+    table = open_queries(data, _SPLIT)
+    return iterate_part(table.url, table.manifest, WHOLE, columns, SCANNED_ROWS)
+
+
+def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:
+    manifest = open_queries(data, _SPLIT).manifest
+    columns = [column.name for column in manifest.columns if column.name != "filter_label_ids"]
+    ids, parts = np.cumsum(kept) - 1, []
+    for group in _iterate_queries(data, columns):
+        labels = list_column(group, "label_ids")
+        labels = Ragged(labels.entries, labels.offsets - labels.offsets[0]).keep(kept[labels.entries])
+        field = group.schema.field("label_ids")
+        column = list_array(ids[labels.values], labels.offsets, field.type.value_type)
+        group = group.set_column(columns.index("label_ids"), field, column)
+        parts.append(group.filter(pa.array(labels.counts > 0)))
+    facts = {**manifest.parameters, "labels": int(kept.sum())}
+    return _write(layout.queries(_SPLIT), "queries", "query_id", parts, manifest, facts)
+
+
+def _write_labels(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:
+    manifest, first, parts = open_manifest(data.labels, "labels"), 0, []
+    for group in shards.iterate(data.labels, manifest):
+        parts.append(group.filter(pa.array(kept[first : first + group.num_rows])))
+        first += group.num_rows
+    return _write(layout.labels, "labels", "label_id", parts, manifest, manifest.parameters)
+
+
+def _write(
+    url: str, kind: str, key: str, parts: list[pa.Table], whole: Manifest, parameters: dict[str, Any]
+) -> Manifest:
+    """Publish a table of the rows of `parts`, numbered anew in column `key`, in row groups as those of the whole."""
+    rows = pa.concat_tables(parts).combine_chunks()
+    place = rows.schema.get_field_index(key)
+    rows = rows.set_column(place, rows.schema.field(key), pa.array(np.arange(rows.num_rows)))
+    groups, ids = whole.row_group_rows or 1, (0, rows.num_rows)
+    return shards.write_table(url, kind, [rows], groups, parameters=parameters, id_range=ids)
