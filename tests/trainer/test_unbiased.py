@@ -20,8 +20,8 @@ from schemas.tables import PAD
 from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
 from trainer.negatives.candidates import own_pool, shared_pool
+from trainer.negatives.hard_columns import draw_hard
 from trainer.negatives.merge import Merged, merge
-from trainer.negatives.planner import draw_hard
 from trainer.negatives.random_pool import draw_pool
 from trainer.stream.batch import Candidates
 
@@ -53,7 +53,8 @@ class Case:
 
     def candidates(self, step: int) -> Candidates:
         """Draw as the loop does at `step`."""
-        hard = draw_hard(self.batch.hard, self.hard, seed=self.seed, epoch=0, step=step) if self.hard else None
+        rows, at = self.batch.rows, {"seed": self.seed, "epoch": 0, "step": step}
+        hard = draw_hard(self.batch.hard, rows, self.hard, **at) if self.hard else None
         size = self.random * (1 if self.form == "shared" else len(self.batch))
         pool = draw_pool(self.labels, size, seed=self.seed, epoch=0, step=step)
         weight = self.labels / self.random

@@ -6,13 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
-from schemas.randomness import Purpose, generator
 from schemas.tables import PAD
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.negatives.base import NegativeSource, Sampled, ids_within, within
 from trainer.negatives.candidates import join_hard, label_range, own_pool, shared_pool
 from trainer.negatives.curriculum import Mixture
+from trainer.negatives.hard_columns import draw_hard
 from trainer.negatives.random_pool import RandomPool
 from trainer.negatives.section import Negatives
 from trainer.negatives.table import Table
@@ -106,9 +106,9 @@ class Planner:
         return replace(batch, hard=join_hard(batch, ids if self.part is None else ids_within(ids, *self.part)))
 
     def _columns(self, batch: Batch, ranked: np.ndarray) -> np.ndarray:
-        """Draw the columns of ranked negatives [B, K] that this step counts."""
+        """Draw those of ranked negatives [B, K] that this step counts, for each query its own."""
         count = self._mixture(batch).hard
-        return draw_hard(ranked, count, seed=self.seed, epoch=batch.epoch, step=batch.step)
+        return draw_hard(ranked, batch.rows, count, seed=self.seed, epoch=batch.epoch, step=batch.step)
 
     def _mixture(self, batch: Batch) -> Mixture:
         return self.mixtures[batch.epoch] if self.mixtures else Mixture(self.options.hard, self.options.random)
@@ -130,11 +130,3 @@ class Planner:
         start, stop = self.part
         inside = (pool >= start) & (pool < stop)
         return pool[inside] - start if pad is None else np.where(inside, pool - start, pad)
-
-
-def draw_hard(hard: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-    """Draw `count` of the table's K columns [B, count], anew for each step; all of them where count = K."""
-    if count >= hard.shape[1]:
-        return hard
-    columns = generator(seed, Purpose.HARD_COLUMNS, epoch, step).permutation(hard.shape[1])[:count]
-    return hard[:, columns]

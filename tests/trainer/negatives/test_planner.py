@@ -6,7 +6,7 @@ import pytest
 from tests.builders import batch_of
 from trainer.config import Negatives
 from trainer.negatives.candidates import shared_pool
-from trainer.negatives.planner import Planner, draw_hard
+from trainer.negatives.planner import Planner
 from trainer.negatives.random_pool import draw_pool
 
 AT = {"seed": 1, "epoch": 2}
@@ -19,19 +19,6 @@ def test_a_pool_is_uniform_over_all_labels_and_drawn_anew_each_step() -> None:
     assert ((counts - 500) ** 2 / 500).sum() < 50.8
     np.testing.assert_array_equal(draw_pool(20, 9, **AT, step=3), draw_pool(20, 9, **AT, step=3))
     assert not np.array_equal(draw_pool(20, 9, **AT, step=3), draw_pool(20, 9, **AT, step=4))
-
-
-def test_hard_columns_are_distinct_and_each_comes_up() -> None:
-    table = np.arange(24).reshape(4, 6)
-    seen = set()
-    for step in range(40):
-        drawn = draw_hard(table, 2, **AT, step=step)
-        columns = drawn[0]
-        np.testing.assert_array_equal(drawn, table[:, columns])
-        assert len(set(columns.tolist())) == 2
-        seen |= set(columns.tolist())
-    assert seen == set(range(6))
-    np.testing.assert_array_equal(draw_hard(table, 6, **AT, step=0), table)
 
 
 def test_a_shared_pool_touches_each_label_once() -> None:
