@@ -28,8 +28,8 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
 from schemas.shard_files.parquet import list_array, list_column, writing_shard
 from schemas.shard_files.shards import iterate
-from trainer.config import load_recipe
 from trainer.loop import Trainer
+from trainer.settings.resolve import resolve
 
 ROWS = {False: 10 << 20, True: 1 << 20}
 WIDTH, GROUP, WORDS, STEPS, EPOCHS, EVERY = 10, 8192, 4, 40, 20, 20
@@ -70,7 +70,8 @@ def _train(world: World, run: str) -> None:
     data = DataLayout(world.root)
     parents = {"queries/train": queries.digest, "labels": _labels(world).digest, "tokenizer": _tokenizer(data).digest}
     publish(data.root, Manifest(kind="data", parents=parents, parameters={"propensity": {"a": 0.55, "b": 1.5}}))
-    recipe = load_recipe("random", [*RECIPE, f"train.epochs={EPOCHS}", f"checkpoint.every_steps={STEPS // 2}"])
+    settings = [*RECIPE, f"train.epochs={EPOCHS}", f"checkpoint.every_steps={STEPS // 2}"]
+    recipe = resolve("random", settings, data.root).recipe
 
     def on_step(step: int, total: int, loss: float) -> None:
         if step == STEPS:

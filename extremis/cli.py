@@ -37,8 +37,8 @@ def cli() -> None:
     \b
     Example, the whole loop:
       extremis shard raw/ data/
-      extremis run astra data/ runs/1
-      extremis evaluate data/ runs/1
+      extremis run auto data/ runs/1
+      extremis evaluate data/ runs/1 --scores fused
     """
 
 

@@ -11,7 +11,7 @@ from extremis.console import metrics_table, say, table
 @click.command()
 @click.argument("data")
 @click.argument("run")
-@click.option("--split", default="test")
+@click.option("--split", default="test", help="A split of DATA, or holdout: the rows that the run held out.")
 @step_option
 @click.option("--limit", type=POSITIVE, help="Number of queries to score, the first ones. Default: all.")
 @click.option("--no-filter", is_flag=True, help="Keep the filter's pairs among the predictions.")
@@ -23,7 +23,7 @@ from extremis.console import metrics_table, say, table
     metavar="K,...",
     help="More values of k, e.g. 20,100; at most 1000.",
 )
-@click.option("--zero-shot", is_flag=True, help="Also report labels without a training point apart.")
+@click.option("--zero-shot", is_flag=True, help="Also score the labels without a training point separately.")
 @click.option("--seen-only", is_flag=True, help="Rank only labels with a training point. Default: all labels.")
 @click.option(
     "--scores",
@@ -31,7 +31,7 @@ from extremis.console import metrics_table, say, table
     default="classifier",
     help="Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis fuse).",
 )
-@click.option("--baseline", is_flag=True, help="With popular labels and nearest texts by TF-IDF beside, as a baseline.")
+@click.option("--baseline", is_flag=True, help="Also score popular labels, and nearest texts by TF-IDF.")
 @json_option
 def evaluate(data: str, run: str, no_filter: bool, **options: Any) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
@@ -41,6 +41,7 @@ def evaluate(data: str, run: str, no_filter: bool, **options: Any) -> dict[str, 
       extremis evaluate data/ runs/1 --split test --json
       extremis evaluate data/ runs/1 --k 20,100 --zero-shot
       extremis evaluate data/ runs/1 --baseline
+      extremis evaluate data/ runs/1 --scores fused
       torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
     from extremis.evaluating import evaluate as evaluating

@@ -15,16 +15,17 @@ from schemas.sizes import parse_bytes
 @click.option("--by", type=click.Choice(["weights", "tree"]), default="weights", help="Sum of scores, or NGAME's tree.")
 @click.option("--split", help="Queries that the run was not trained on. Default: those it held out, or val.")
 @step_option
-@click.option("--shortlist", type=POSITIVE, default=100, help="Number of best labels per query.")
-@click.option("--queries", type=POSITIVE, default=10_000, help="The first of the split.")
-@click.option("--memory", default="4GiB", metavar="SIZE", help="Of the training points' embeddings, at most.")
+@click.option("--shortlist", type=POSITIVE, default=100, help="Best labels per query that are ranked again.")
+@click.option("--queries", type=POSITIVE, default=10_000, help="Queries to learn from, the first of the split.")
+@click.option("--memory", default="4GiB", metavar="SIZE", help="Limit of the memory of training points.")
 @json_option
 def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str, Any]:
     """Learn to add other scores to those of RUN's vectors, on queries that RUN was not trained on.
 
-    By weights: the labels' texts, and the votes of each query's nearest training points, whose embeddings are kept. By
-    tree: NGAME's regression tree of depth 7 on the vectors' and the texts' scores and the label's frequency, which
-    needs the extra fusion. Kept in RUN/fusion, in place of an earlier one.
+    By weights: adds the scores of the labels' texts, and the votes of each query's nearest training points, whose
+    embeddings are kept. By tree: NGAME's regression tree of depth 7 on the scores of the vectors and of the texts and
+    on the label's frequency; it needs the extra `fusion` (scikit-learn). The result is kept in RUN/fusion, in place of
+    an earlier one.
 
     \b
     Examples:

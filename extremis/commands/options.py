@@ -57,7 +57,9 @@ training_options = combine(
     click.argument("data"),
     click.argument("run"),
     set_option,
-    click.option("--resume", is_flag=True, help="Continue from the newest checkpoint of RUN, or start without one."),
+    click.option(
+        "--resume", is_flag=True, help="Continue from the newest checkpoint of RUN, or start if there is none."
+    ),
     click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus. 0: a free port."),
     click.option("--metrics-host", default="127.0.0.1", help="Address that the port listens on."),
     json_option,

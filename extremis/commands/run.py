@@ -11,21 +11,21 @@ from schemas.errors import InputError
 
 @click.command()
 @training_options
-@click.option("--minutes", type=click.FloatRange(min=0.1), help="Of `auto`: time for all of it. Default: no limit.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), help="With `auto`: time for all of it. Default: no limit.")
 @beam_tail
 def run(minutes: float | None, **options: Any) -> dict[str, Any] | None:
     """Train RECIPE on DATA into RUN, with a miner process beside the trainer.
 
-    The trainer does not wait for the miner: a table that is late is used from a later epoch. Everything after -- goes
-    to the miner's Beam.
+    RECIPE is a name (see `extremis recipes`) or a TOML file. `auto` looks at DATA, tries a few recipes on a part of it,
+    trains the best into RUN, and learns to add scores of the labels' texts and of near training points.
 
-    RECIPE `auto` looks at DATA, tries recipes on a part of it, trains the best into RUN, and fuses its scores with
-    votes of the training points.
+    A table that is late is used from a later epoch, unless the recipe waits for it (refresh.stale = "wait"). Arguments
+    after -- are the miner's Beam options.
 
     \b
     Examples:
-      extremis run astra data/ runs/1
       extremis run auto data/ runs/1 --minutes 10
+      extremis run astra data/ runs/2 --set train.epochs=20
     """
     if options["recipe"] != "auto":
         if minutes is not None:

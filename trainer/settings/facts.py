@@ -63,7 +63,7 @@ def _measure(data: DataLayout, digest: str, split: str, part: Part, label_texts:
     if not rows:
         raise InputError(f"{queries.url}: no rows to train on.")
     frequency = label_statistics(data).frequency
-    sample = _Sample.of(queries, part, rows)
+    sample = _Sample.of(queries, part)
     return Facts(
         queries=rows,
         labels=labels.rows,
@@ -77,7 +77,7 @@ def _measure(data: DataLayout, digest: str, split: str, part: Part, label_texts:
 
 @dataclass(frozen=True)
 class _Sample:
-    """Counts over the first `rows` rows of a table."""
+    """Counts over `rows` rows: the first SAMPLED_ROWS of a part."""
 
     rows: int
     pairs: int
@@ -85,22 +85,20 @@ class _Sample:
     ngrams: int
 
     @classmethod
-    def of(cls, table: Table, part: Part, rows: int) -> "_Sample":
+    def of(cls, table: Table, part: Part) -> "_Sample":
         has_tokens = any(column.name == "input_ids" for column in table.manifest.columns)
         columns = ["label_ids", *(["input_ids"] if has_tokens else [])]
-        seen = pairs = tokens = 0
+        rows = pairs = tokens = 0
         hashes = []
-        for group in iterate_part(table.url, table.manifest, part, columns):
-            seen += group.num_rows
+        for group in iterate_part(table.url, table.manifest, part, columns, SAMPLED_ROWS):
+            rows += group.num_rows
             pairs += len(list_column(group, "label_ids").values)
             if has_tokens:
                 texts = list_column(group, "input_ids")
                 tokens += len(texts.values)
                 hashes.append(_pairs_of_tokens(texts))
-            if seen >= min(rows, SAMPLED_ROWS):
-                break
         _, counts = np.unique(np.concatenate([np.empty(0, np.int64), *hashes]), return_counts=True)
-        return cls(seen, pairs, tokens, int((counts > 1).sum()))
+        return cls(rows, pairs, tokens, int((counts > 1).sum()))
 
 
 def _pairs_of_tokens(texts: Ragged) -> np.ndarray:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from extremis.report.charts import FATES, data_charts, line
-from extremis.report.data import Facts, Split, frequencies, histogram, tail_of
+from extremis.report.data_facts import Facts, Split, frequencies, histogram, tail_of
 from extremis.report.page import _inert
 from extremis.report.queries import sample_rows
-from extremis.report.runs import differing, names_of, thin
+from extremis.report.run_records import differing, names_of, thin
 from pipelines.mining.steps import funnel
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest

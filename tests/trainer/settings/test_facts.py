@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemas.errors import InputError
 from schemas.manifest import open_manifest
 from tests.builders import Rows, SmallData, build_data
-from trainer.settings.facts import log_odds, measure
+from trainer.settings.facts import HEAPS, log_odds, measure
 from trainer.stream import open_queries
 from trainer.stream.part import WHOLE, Part, iterate_part
 
@@ -56,6 +56,17 @@ def test_figures_are_counted(data: SmallData, part: Part, label_texts: bool) -> 
     right += [text == label for text in range(texts) for label in range(data.labels)]
     assert facts.prior == pytest.approx(np.mean(right))
     assert log_odds(facts.prior) == pytest.approx(math.log(sum(right) / (len(right) - sum(right))))
+
+
+def test_of_many_rows_the_first_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.settings.facts.SAMPLED_ROWS", 30)
+    data = build_data("memory://facts/sampled", rows={"train": 90}, vocabulary=9)
+    points, first = data.points["train"], rows_of(data, WHOLE)[:30]
+    facts = measure(data.layout, "train", WHOLE, False)
+    tokens = [points.tokens[row] for row in first]
+    assert (facts.queries, facts.pairs) == (90, 3 * sum(len(points.positives[row]) for row in first))
+    assert facts.tokens == pytest.approx(np.mean([*map(len, tokens)]))
+    assert facts.ngrams == round(repeated_pairs(tokens) * 3**HEAPS)
 
 
 def test_no_rows_are_refused(data: SmallData) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from schemas.layout import DataLayout, RunLayout
+from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
@@ -14,12 +14,8 @@ from trainer.evaluation.fusion.files import TREE, publish_fusion
 from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
 from trainer.evaluation.fusion.scored import score_pairs
 from trainer.evaluation.fusion.tree import DEPTH, Fusion
-from trainer.evaluation.fusion.validation_rows import default_split, open_validation
-from trainer.inputs import scored_columns
-from trainer.model import Model, load_model
-from trainer.stream.part import iterate_part
-
-SHORTLIST, QUERIES = 100, 10_000
+from trainer.evaluation.fusion.validation_rows import QUERIES, SHORTLIST, open_validation
+from trainer.model import Model
 
 
 def fit_fusion(
@@ -36,21 +32,14 @@ def fit_fusion(
     Raises InputError: no such split, no texts, no classifier; TableError, StorageError.
     """
     layout = DataLayout(data)
-    recipe, model, checkpoint = load_model(layout, RunLayout(run), step)
-    split = split or default_split(recipe.data)
-    table, part = open_validation(layout, split, recipe.data)
+    _, model, checkpoint, split, groups = open_validation(data, run, split, step, queries)
     texts, frequency = embed_label_texts(model, layout), label_statistics(layout).frequency
-    parts = [
-        _score_shortlist(model, texts, rows, shortlist)
-        for rows in iterate_part(
-            table.url, table.manifest, part, scored_columns(table.manifest, model.columns), queries
-        )
-    ]
+    parts = [_score_shortlist(model, texts, rows, shortlist) for rows in groups]
     label_scores, scores, ids, relevant = map(np.concatenate, zip(*parts, strict=True))
     tree = Fusion.fit(label_scores, scores, frequency[ids], relevant)
     facts = {
         "split": split,
-        "queries": min(queries, part.rows(table.manifest.rows)),
+        "queries": sum(rows.num_rows for rows in groups),
         "pairs": len(relevant),
         "positive_pairs": int(relevant.sum()),
         "shortlist": shortlist,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from schemas.layout import DataLayout, RunLayout
+from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
@@ -16,15 +16,12 @@ from schemas.tables import PAD
 from trainer.evaluation.fusion.files import WEIGHTS, publish_fusion
 from trainer.evaluation.fusion.ranking import embed_label_texts
 from trainer.evaluation.fusion.scored import Scored, Scorers
-from trainer.evaluation.fusion.validation_rows import default_split, open_validation
+from trainer.evaluation.fusion.validation_rows import QUERIES, SHORTLIST, open_validation
 from trainer.evaluation.fusion.weights import Weights
 from trainer.evaluation.memory.memory import BUDGET, Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
-from trainer.inputs import scored_columns
-from trainer.model import Model, load_model
-from trainer.stream.part import iterate_part
+from trainer.model import Model
 
-SHORTLIST, QUERIES = 100, 10_000
 _TIMED = 256  # queries
 
 
@@ -43,11 +40,7 @@ def fit_weights(
     fusion that is there already is replaced. Raises InputError: no such split; TableError, StorageError.
     """
     layout = DataLayout(data)
-    recipe, model, checkpoint = load_model(layout, RunLayout(run), step)
-    split = split or default_split(recipe.data)
-    table, part = open_validation(layout, split, recipe.data)
-    columns = scored_columns(table.manifest, model.columns)
-    groups = list(iterate_part(table.url, table.manifest, part, columns, queries))
+    recipe, model, checkpoint, split, groups = open_validation(data, run, split, step, queries)
     built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
     readable = set(model.columns) <= {column.name for column in open_manifest(layout.labels, "labels").columns}
     scorers = Scorers(embed_label_texts(model, layout) if model.head.has_rows and readable else None, built)

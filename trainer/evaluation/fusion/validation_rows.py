@@ -1,20 +1,49 @@
-"""Queries that a fusion is fitted on: the first of a split that the run was not trained on."""
+"""Queries that a fusion is fitted on, the first of a split that the run was not trained on, and the run's model."""
+
+from typing import NamedTuple
+
+import pyarrow as pa
 
 from schemas.errors import InputError
-from schemas.layout import DataLayout
+from schemas.layout import DataLayout, RunLayout
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.config import Recipe
 from trainer.config.data import Data
 from trainer.evaluation.held_out import HOLDOUT, open_split
+from trainer.inputs import scored_columns
+from trainer.model import Model, load_model
 from trainer.stream import Table
-from trainer.stream.part import Part
+from trainer.stream.part import Part, iterate_part
+
+SHORTLIST = 100  # labels of a query that are ranked again
+QUERIES = 10_000  # of a split, at most
 
 
-def default_split(trained: Data) -> str:
-    """Return the split that a run was not trained on: what it held out, or else `val`."""
-    return HOLDOUT if trained.holdout else "val"
+class Validation(NamedTuple):
+    """A checkpoint, its recipe and model, and the `rows` of `split` to fit on, a table for each row group."""
+
+    recipe: Recipe
+    model: Model
+    checkpoint: Checkpoint
+    split: str
+    rows: list[pa.Table]
 
 
-def open_validation(data: DataLayout, split: str, trained: Data) -> tuple[Table, Part]:
-    """Open the queries of `split`, and the part of them to fit on. Raises InputError, TableError."""
+def open_validation(data: str, run: str, split: str | None, step: int | None, queries: int) -> Validation:
+    """Read the first `queries` of `split`, or of what the run held out, or else of `val`.
+
+    Raises InputError: no such split; as `load_model`; TableError, StorageError.
+    """
+    layout = DataLayout(data)
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), step)
+    split = split or (HOLDOUT if recipe.data.holdout else "val")
+    table, part = _open_part(layout, split, recipe.data)
+    columns = scored_columns(table.manifest, model.columns)
+    rows = list(iterate_part(table.url, table.manifest, part, columns, queries))
+    return Validation(recipe, model, checkpoint, split, rows)
+
+
+def _open_part(data: DataLayout, split: str, trained: Data) -> tuple[Table, Part]:
     try:
         table, part = open_split(data, split, trained)
     except InputError as error:

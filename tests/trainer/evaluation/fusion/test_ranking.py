@@ -2,19 +2,18 @@
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.nn.functional import normalize
 
 from schemas.errors import InputError
+from schemas.layout import RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
-from tests.builders import SmallData, build_data, ragged, tokens_of
+from tests.builders import SmallData, build_data, ragged
 from tests.ranks import on_ranks
+from tests.trainer.evaluation.fusion.small_model import SECTIONS, brute_force, model_of, queries
 from tests.training import silent, train
 from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer, label_statistics
@@ -29,35 +28,10 @@ from trainer.loop import Trainer
 from trainer.model import Model, load_model
 from trainer.stream import open_queries
 
-D = 6
-SECTIONS: dict[str, Any] = {
-    "encoder": {"dimension": D, "buckets": 64},
-    "classifier": {"bias": True, "initial_scale": 1.0},
-    "negatives": {"random": 4},
-    "order": {"batch": 16, "streams": 2, "threads": 0},
-    "train": {"epochs": 2},
-    "logging": {"tensorboard": False},
-}
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     return build_data(str(tmp_path_factory.mktemp("fusion") / "data"), rows={"train": 50, "val": 40, "test": 30})
-
-
-def model_of(data: SmallData, group: Group = ALONE) -> Model:
-    return Model.build(Recipe.model_validate(SECTIONS), data.vocabulary, data.labels, group=group)
-
-
-def queries(data: SmallData, model: Model, split: str = "test") -> torch.Tensor:
-    table = open_queries(data.layout, split)
-    return torch.cat([model.embed_table(rows) for rows in iterate(table.url, table.manifest, model.columns)])
-
-
-def brute_force(data: SmallData, model: Model, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """E(z).x and w.x of all pairs, [B, L]."""
-    z = normalize(model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :D])
-    return (x[:, :D] @ z.T).numpy(), (x @ model.head.vectors.T).numpy()
 
 
 def tree() -> Fusion:
@@ -143,7 +117,7 @@ class TestFit:
 
         monkeypatch.setattr(fit.Fusion, "fit", fitted)
         manifest = fit.fit_fusion(data.layout.root, run, shortlist=4)
-        _, model, checkpoint = load_model(data.layout, fit.RunLayout(run))
+        _, model, checkpoint = load_model(data.layout, RunLayout(run))
         x = queries(data, model, "val")
         text_scores, vector_scores = brute_force(data, model, x)
         table = open_queries(data.layout, "val")

@@ -8,19 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.functional import normalize
 
 from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, verify
 from schemas.ragged import Ragged
-from schemas.shard_files.shards import iterate
 from schemas.tables import PAD
-from tests.builders import Rows, SmallData, build_data, ragged, tokens_of
+from tests.builders import Rows, SmallData, build_data, ragged
 from tests.ranks import on_ranks
+from tests.trainer.evaluation.fusion.small_model import SECTIONS, brute_force, model_of, queries
 from tests.training import silent, train
 from trainer.config import Recipe
 from trainer.config.data import Data
@@ -35,18 +33,6 @@ from trainer.evaluation.memory.memory import Memory
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.model import Model, load_model
-from trainer.stream import open_queries
-
-D = 6
-SECTIONS: dict[str, Any] = {
-    "data": {"holdout": 0.2},
-    "encoder": {"dimension": D, "buckets": 64},
-    "classifier": {"bias": True, "initial_scale": 1.0},
-    "negatives": {"random": 4},
-    "order": {"batch": 16, "streams": 2, "threads": 0},
-    "train": {"epochs": 2},
-    "logging": {"tensorboard": False},
-}
 
 
 def ndcg(ranked: Rows, relevant: Rows) -> float:
@@ -147,15 +133,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     return build_data(str(tmp_path_factory.mktemp("weights") / "data"), rows={"train": 60, "val": 40, "test": 30})
 
 
-def model_of(data: SmallData, group: Group = ALONE) -> Model:
-    return Model.build(Recipe.model_validate(SECTIONS), data.vocabulary, data.labels, group=group)
-
-
-def queries(data: SmallData, model: Model, split: str = "test") -> torch.Tensor:
-    table = open_queries(data.layout, split)
-    return torch.cat([model.embed_table(rows) for rows in iterate(table.url, table.manifest, model.columns)])
-
-
 def ranking_of(data: SmallData, model: Model, weights: Weights, shortlist: int, group: Group = ALONE) -> Ranking:
     memory = Memory.build(model, data.layout, Data())
     scorers = Scorers(embed_label_texts(model, data.layout), memory)
@@ -178,8 +155,7 @@ def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, logistic: bool, sho
     """With a short list, the labels that neighbours vote for come to it."""
     model, weights, k = model_of(data), Weights(0.5, 2.0, 1.5, logistic), 5
     x = queries(data, model)
-    z = normalize(model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :D])
-    texts, scores = (x[:, :D] @ z.T).numpy(), (x @ model.head.vectors.T).numpy()
+    texts, scores = brute_force(data, model, x)
     votes = np.zeros(scores.shape)
     for row, (low, high) in enumerate(
         itertools.pairwise((of := Memory.build(model, data.layout, Data()).votes(x)).offsets)
@@ -230,7 +206,8 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS)
 def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, head: str) -> None:
     root, run = data.layout.root, str(tmp_path / "run")
-    train(Trainer.start(root, run, Recipe.model_validate({**SECTIONS, **HEADS[head]}), silent))
+    recipe = Recipe.model_validate({**SECTIONS, "data": {"holdout": 0.2}, **HEADS[head]})
+    train(Trainer.start(root, run, recipe, silent))
     recipe, model, checkpoint = load_model(data.layout, RunLayout(run))
     with pytest.raises(InputError, match="no fusion is fitted for step"):
         open_fusion(root, run, checkpoint)

@@ -1,0 +1,39 @@
+"""A small model with classifier vectors, its embeddings of queries, and the scores of all pairs by brute force."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from schemas.shard_files.shards import iterate
+from tests.builders import SmallData, ragged, tokens_of
+from trainer.config import Recipe
+from trainer.group import ALONE, Group
+from trainer.model import Model
+from trainer.stream import open_queries
+
+D = 6
+SECTIONS: dict[str, Any] = {
+    "encoder": {"dimension": D, "buckets": 64},
+    "classifier": {"bias": True, "initial_scale": 1.0},
+    "negatives": {"random": 4},
+    "order": {"batch": 16, "streams": 2, "threads": 0},
+    "train": {"epochs": 2},
+    "logging": {"tensorboard": False},
+}
+
+
+def model_of(data: SmallData, group: Group = ALONE) -> Model:
+    return Model.build(Recipe.model_validate(SECTIONS), data.vocabulary, data.labels, group=group)
+
+
+def queries(data: SmallData, model: Model, split: str = "test") -> torch.Tensor:
+    table = open_queries(data.layout, split)
+    return torch.cat([model.embed_table(rows) for rows in iterate(table.url, table.manifest, model.columns)])
+
+
+def brute_force(data: SmallData, model: Model, x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """E(z).x and w.x of all pairs, [B, L]."""
+    z = normalize(model.embed(tokens_of(ragged(data.label_points.tokens, np.uint16)))[:, :D])
+    return (x[:, :D] @ z.T).numpy(), (x @ model.head.vectors.T).numpy()
