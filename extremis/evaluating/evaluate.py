@@ -51,7 +51,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = EvaluateOptions(), 
         step = group.decide(lambda: fused_step(RunLayout(run)))
     recipe, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group)
     statistics = label_statistics(DataLayout(data))
-    ranking = _ranking(data, run, checkpoint, model, group, options.scores)
+    ranking = _ranking(data, run, checkpoint, model, group, options)
     scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics, recipe.data)
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
         scores = scorer.score(
@@ -76,10 +76,13 @@ def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores
     }
 
 
-def _ranking(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, by: By) -> Ranking:
+def _ranking(
+    data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, options: EvaluateOptions
+) -> Ranking:
+    by = options.scores
     if by == "classifier":
         return Ranking.of(model, group)
     layout = DataLayout(data)
     if by != "fused":
         return Ranking.by_texts(model, layout, group, add=by == "sum")
-    return Ranking.of(model, group, open_fused(data, run, checkpoint, model, group))
+    return Ranking.of(model, group, open_fused(data, run, checkpoint, model, options.split, group))

@@ -13,11 +13,13 @@ from trainer.evaluation.fusion.ranking import embed_label_texts
 from trainer.evaluation.fusion.scored import Scorers
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.fusion.weights import Weights
+from trainer.evaluation.held_out import HOLDOUT
 from trainer.evaluation.memory.memory import Memory
 from trainer.group import ALONE, Group
 from trainer.model import Model
 
 KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
+TRAINED = "memory_trained"  # points of the memory that the run trained on: the first ones
 
 
 class RunFusion(NamedTuple):
@@ -32,9 +34,15 @@ class RunFusion(NamedTuple):
         """Labels of the classifier that are ranked again."""
         return int(self.manifest.parameters["shortlist"])
 
-    def memory(self) -> Memory | None:
-        """Read the memory, where one has a weight. Raises TableError."""
-        return Memory.read(self.url, self.manifest)
+    def memory(self, split: str) -> Memory | None:
+        """Read the memory that may vote on queries of `split`, where one has a weight. Raises TableError.
+
+        Rows that were held out remember no rows that were: each would find itself.
+        """
+        memory = Memory.read(self.url, self.manifest)
+        if memory is None or split != HOLDOUT:
+            return memory
+        return memory.first(int(self.manifest.parameters.get(TRAINED, len(memory.vectors))))
 
 
 def publish_fusion(
@@ -60,13 +68,16 @@ def publish_fusion(
     )
 
 
-def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group = ALONE) -> Fused:
-    """Open the fusion of `checkpoint` for the rank's labels. Raises InputError where there is none; TableError."""
+def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Fused:
+    """Open the fusion of `checkpoint` for the rank's labels and queries of `split`.
+
+    Raises InputError where there is none; TableError.
+    """
     opened = group.decide(lambda: open_fusion(data, run, checkpoint))
     layout = DataLayout(data)
     texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
     frequency = label_statistics(layout).frequency
-    return Fused(opened.fusion, Scorers(texts, opened.memory()), frequency, opened.shortlist)
+    return Fused(opened.fusion, Scorers(texts, opened.memory(split)), frequency, opened.shortlist)
 
 
 def fused_step(run: RunLayout) -> int | None:

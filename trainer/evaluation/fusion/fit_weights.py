@@ -13,7 +13,7 @@ from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.tables import PAD
-from trainer.evaluation.fusion.files import WEIGHTS, publish_fusion
+from trainer.evaluation.fusion.files import TRAINED, WEIGHTS, publish_fusion
 from trainer.evaluation.fusion.ranking import embed_label_texts
 from trainer.evaluation.fusion.scored import Scored, Scorers
 from trainer.evaluation.fusion.validation_rows import QUERIES, SHORTLIST, open_validation
@@ -36,8 +36,9 @@ def fit_weights(
 ) -> Manifest:
     """Fit weights for a checkpoint on the first `queries` of `split`: of labels' texts, and of a memory.
 
-    The memory of the training points is kept beside the weights, in `budget` bytes at most, if it has a weight. A
-    fusion that is there already is replaced. Raises InputError: no such split; TableError, StorageError.
+    The memory of the training points is kept beside the weights, in `budget` bytes at most, if it has a weight; points
+    that the run held out come to it then, which the weights were fitted without. A fusion that is there already is
+    replaced. Raises InputError: no such split; TableError, StorageError.
     """
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = open_validation(data, run, split, step, queries)
@@ -46,7 +47,7 @@ def fit_weights(
     scorers = Scorers(embed_label_texts(model, layout) if model.head.has_rows and readable else None, built)
     scored, relevant = score_shortlists(model, scorers, groups, shortlist)
     weights = Weights.fit(scored, relevant, logistic=recipe.loss.kind == "bce")
-    memory = built if weights.votes else None
+    memory = built.with_held_out(model, layout, recipe.data, budget) if built and weights.votes else None
     facts = {
         "split": split,
         "queries": relevant.rows,
@@ -54,6 +55,7 @@ def fit_weights(
         "texts": weights.texts,
         "votes": weights.votes,
         "unit": weights.unit,
+        TRAINED: len(built.vectors) if built and memory else 0,
         "memory_bytes": memory.bytes if memory else 0,
         "memory_ms": _milliseconds(memory, model, groups[0]) if memory else 0.0,
     }

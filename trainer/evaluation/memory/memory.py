@@ -20,7 +20,7 @@ from trainer.evaluation.memory.votes import NEIGHBOURS, count_votes
 from trainer.evaluation.search import top_k
 from trainer.model import Model
 from trainer.stream import open_queries
-from trainer.stream.part import iterate_part
+from trainer.stream.part import Part, iterate_part
 
 FOLDER = "memory"
 BUDGET = 4 << 30  # bytes
@@ -44,9 +44,19 @@ class Memory:
         """
         if trained.mix:
             raise InputError("data.mix: a memory holds the training points of one split, and this run mixes several.")
-        table = open_queries(data, trained.split)
-        rows = iterate_part(table.url, table.manifest, trained.trained, [*model.columns, "label_ids"])
-        return cls._join(_embed(model, _first(rows, budget, model.encoder.dimension)))
+        return cls._of(model, data, trained.split, trained.trained, budget)
+
+    def with_held_out(self, model: Model, data: DataLayout, trained: Data, budget: int = BUDGET) -> "Memory":
+        """Return this memory with the rows behind it that the run held out, as many as `budget` bytes hold in all.
+
+        Raises TableError.
+        """
+        held_out = self._of(model, data, trained.split, trained.held_out, budget - self.bytes)
+        return Memory(torch.cat([self.vectors, held_out.vectors]), self.labels.concat(held_out.labels))
+
+    def first(self, rows: int) -> "Memory":
+        """Return the first `rows` points."""
+        return Memory(self.vectors[:rows], self.labels.slice(0, min(rows, len(self.vectors))))
 
     @classmethod
     def read(cls, url: str, manifest: Manifest) -> "Memory | None":
@@ -80,6 +90,13 @@ class Memory:
         unit = normalize(x[:, : self.vectors.shape[1]].float())
         similarity, rows = top_k(unit, self.vectors, min(NEIGHBOURS, len(self.vectors)))
         return count_votes(similarity.cpu().numpy(), rows.cpu().numpy(), self.labels)
+
+    @classmethod
+    def _of(cls, model: Model, data: DataLayout, split: str, part: Part, budget: int) -> "Memory":
+        table = open_queries(data, split)
+        rows = iterate_part(table.url, table.manifest, part, [*model.columns, "label_ids"])
+        empty = torch.empty(0, model.encoder.dimension, dtype=torch.float16), Ragged.empty(0)
+        return cls._join([empty, *_embed(model, _first(rows, budget, model.encoder.dimension))])
 
     @classmethod
     def _join(cls, parts: Iterable[tuple[torch.Tensor, Ragged]]) -> "Memory":

@@ -219,13 +219,16 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert fused_step(RunLayout(run)) == checkpoint.step
     verify(RunLayout(run).fusion(checkpoint.step), manifest)
     opened = open_fusion(root, run, checkpoint)
-    memory = opened.memory()
+    memory = opened.memory("test")
     assert (memory is not None) == (facts["votes"] > 0)
     assert facts["memory_bytes"] == (0 if memory is None else memory.bytes)
-    assert memory is None or len(memory.vectors) == 48
+    if memory is not None:  # of all rows, but of those that it is asked about
+        of_trained = opened.memory("holdout")
+        assert of_trained is not None
+        assert (len(memory.vectors), len(of_trained.vectors)) == (60, 48)
     assert "fitted on 12 queries of holdout" in describe_weights(facts)
     scores = {}
-    for name, fused in (("alone", None), ("fused", open_fused(root, run, checkpoint, model))):
+    for name, fused in (("alone", None), ("fused", open_fused(root, run, checkpoint, model, "holdout"))):
         ranking = Ranking.of(model, fused=fused)
         scores[name] = Scorer.open(data.layout, model, "holdout", ranking=ranking, trained=recipe.data).score()
     assert scores["fused"].queries == 12

@@ -126,5 +126,12 @@ def test_what_is_held_out_is_not_remembered(data: SmallData, model: Model) -> No
     assert [row.tolist() for row in np.split(memory.labels.values, memory.labels.offsets[1:-1])] == [
         points.positives[row] for row in kept
     ]
+    longer = memory.with_held_out(model, data.layout, options)
+    assert len(longer.vectors) == 150
+    assert torch.equal(longer.first(120).vectors, memory.vectors)
+    assert_equal(longer.first(120).votes(x := embedded(data, model, "test")), memory.votes(x))
+    whole = Memory.build(model, data.layout, Data())
+    assert_equal(longer.votes(x), whole.votes(x))
+    assert memory.with_held_out(model, data.layout, options, memory.bytes + 300).bytes <= memory.bytes + 300
     with pytest.raises(InputError, match=r"data\.mix: a memory holds the training points of one split"):
         Memory.build(model, data.layout, Data(mix={"train": 1.0}))
