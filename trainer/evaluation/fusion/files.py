@@ -34,10 +34,10 @@ class RunFusion(NamedTuple):
         """Labels of the classifier that are ranked again."""
         return int(self.manifest.parameters["shortlist"])
 
-    def memory(self, split: str) -> Memory | None:
-        """Read the memory that may vote on queries of `split`, where one has a weight. Raises TableError.
+    def memory(self, split: str | None = None) -> Memory | None:
+        """Read the memory, where one has a weight; for queries of `split` what may vote on them. Raises TableError.
 
-        Rows that were held out remember no rows that were: each would find itself.
+        What was held out is not asked about itself: each row would find itself.
         """
         memory = Memory.read(self.url, self.manifest)
         if memory is None or split != HOLDOUT:
