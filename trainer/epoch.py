@@ -44,7 +44,7 @@ class EpochRunner:
         """Return the share of the full rate at global `step`."""
         options = self._parts.recipe.train
         epochs = self.progress.budget.epochs(step, options.epochs)
-        return rate_factor(step, self._steps_an_epoch * epochs, options.warmup, options.final_lr)
+        return rate_factor(step, self._steps_an_epoch * epochs, options.warmup, options.final_lr, options.decay)
 
     def run(self, on_step: OnStep | None = None) -> EpochReport:
         """Run the rest of the current epoch. Raises ExtremisError where training diverges."""

@@ -9,16 +9,18 @@ from typing import NamedTuple
 MOST_WEIGHT = 1000  # of a source in a mix: how often an epoch deals its rows, at most
 
 
-def rate_factor(step: int, steps: int, warmup: float, final: float) -> float:
-    """Return the share of the full rate at global `step` in [0, steps) (ASTRA, section 5).
+def rate_factor(step: int, steps: int, warmup: float, final: float, decay: str = "cosine") -> float:
+    """Return the share of the full rate at global `step` in [0, steps).
 
-    Linear warm-up over the share `warmup` of the steps, then cosine decay to `final`.
+    Linear warm-up over the share `warmup` of the steps, then decay to `final`: by a cosine (ASTRA, section 5), or
+    linear (DEXML, appendix B.2).
     """
     rising = max(1.0, warmup * steps)
     if step < rising:
         return (step + 1) / (rising + 1)
     progress = (step - rising) / max(1.0, steps - rising)
-    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+    left = 1 - progress if decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return final + (1 - final) * left
 
 
 def epochs_that_fit(minutes: float, most: int, seconds: Sequence[float]) -> int:

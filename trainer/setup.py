@@ -106,7 +106,7 @@ def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, sa
     frequency = label_statistics(data).frequency if negatives.frequency_share else None
     if recipe.loss != binary_cross_entropy.options:  # what it makes of a score depends on all of them
         negatives = negatives.model_copy(update={"chunk": max(1, labels)})
-    return Planner(negatives, labels, seed, weights, part, course, frequency)
+    return Planner(negatives, labels, seed, weights, part, course, frequency, positives=recipe.head.positives)
 
 
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:

@@ -1,4 +1,4 @@
-"""Comparisons of the papers, as lists of recipes: ASTRA's Tables 5 to 8, DEXML's 3 and 4, figures of MIPS-s and LNS."""
+"""Comparisons of the papers, as lists of recipes: ASTRA's Tables 5 to 8, DEXML's 3 and 4, of MIPS-s and LNS."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +22,7 @@ STRATEGIES = (  # in the order of ASTRA's Table 5
     "astra",
 )
 BASE = "astra"
+_OWN = ("negatives.pool=own",)  # ASTRA's tables: negatives are counted, and drawn, per query
 # Shares of the base recipe's k_h and k_r that Table 6 has of 50 and 400; and multiples of tau_s and tau_r in 7 and 8.
 _MIXTURES = ((1, 1), (1, 0.75), (1, 0.5), (1, 0.25), (0.6, 1), (0.6, 0.25), (0.4, 1), (0.4, 0.75))
 _MULTIPLES = (1, 2, 4)
@@ -33,20 +34,24 @@ _LOSSES = {  # of its Table 4
     "softtop-5": ("loss.kind=softtopk", "loss.k=5"),
     "softtop-100": ("loss.kind=softtopk", "loss.k=100"),
 }
-# MIPS-s: 100 negatives per query, without weights (its equation 9); vectors start at random.
+# MIPS-s: each query's own negatives, all of weight 1 as positives are (its equation 9); vectors start at random.
 _MIPS = (
-    "refresh.index=exact",
     "refresh.start=0",
+    "data.label_texts=false",
+    "negatives.pool=own",
     "negatives.reweight=false",
-    "negatives.random=85",
-    "negatives.hard=15",
+    "train.positive_weight=0",
     "classifier.bias=false",
     "classifier.initial_bias=0",
     "classifier.initial_scale=0.05",
 )
+_FROM_INDEX = 5  # labels per query by MIPS in its Table 2 (section 5.1)
+_SHARE = 0.01  # of all labels that are a query's negatives there
+# Its section 3: 100 negatives per query, by exact search.
+_HUNDRED = (*_MIPS, "refresh.index=exact", "negatives.random=85", "negatives.hard=15")
 _HARDEST = ("negatives.hard=100", "negatives.random=0")
 # From scratch on the exactly hardest of every step: alone, with heavier positives, among uniform ones.
-_EXACT = (*_MIPS, "refresh.every_steps=1")
+_EXACT = (*_HUNDRED, "refresh.every_steps=1")
 _MIPS_1 = {
     "nn-top": (*_EXACT, *_HARDEST),
     "nn-top-re": (*_EXACT, *_HARDEST, "train.positive_ratio=50"),
@@ -103,8 +108,22 @@ def _change(recipe: str, changes: Mapping[str, Sequence[str]], data: str, overri
     return {name: resolve(recipe, [*keys, *overrides], data).recipe for name, keys in changes.items()}
 
 
+def _table_5(data: str, overrides: Sequence[str]) -> Variants:
+    """Compare the strategies with as many negatives per query in every line, also before its first table."""
+    base = resolve(BASE, [*_OWN, *overrides], data).recipe
+    hard, random = base.negatives.hard, base.negatives.random
+    mixtures = {"random": (0, hard + random), "w-hard": (hard + random, 0), "theta-hard": (hard + random, 0)}
+    variants = {}
+    for name in STRATEGIES:
+        hard_here, random_here = mixtures.get(name, (hard, random))
+        counts = f"negatives.hard={hard_here}", f"negatives.random={random_here}", "negatives.warmup=0"
+        variants[name] = resolve(name, [*_OWN, *overrides, *counts], data).recipe
+    return variants
+
+
 def _table_6(data: str, overrides: Sequence[str]) -> Variants:
-    """Vary k_h : k_r of the recipe `astra`."""
+    """Vary k_h : k_r of the recipe `astra`, per query."""
+    overrides = [*_OWN, *overrides]
     negatives = resolve(BASE, overrides, data).recipe.negatives
     changes = {}
     for hard_share, random_share in _MIXTURES:
@@ -115,6 +134,7 @@ def _table_6(data: str, overrides: Sequence[str]) -> Variants:
 
 def _vary_refresh(key: str, data: str, overrides: Sequence[str]) -> Variants:
     """Vary `refresh.<key>` of the recipe `astra`, as long as an epoch is left to use a table in."""
+    overrides = [*_OWN, *overrides]
     base = resolve(BASE, overrides, data).recipe
     values = [getattr(base.refresh, key) * times for times in _MULTIPLES]
     changes = {f"{key}-{n}": (*overrides, f"refresh.{key}={n}") for n in values if n < base.train.epochs}
@@ -141,22 +161,43 @@ def _dexml_4(data: str, overrides: Sequence[str]) -> Variants:
 def _mips_2(data: str, overrides: Sequence[str]) -> Variants:
     """Take 100 or 15 hard negatives, after an epoch of uniform ones, from an index made 1 or 8 times per epoch.
 
-    Beside them, uniform negatives throughout, as in its Table 2. Raises TableError.
+    Beside them, uniform negatives throughout. Raises TableError.
     """
-    layout, recipe = DataLayout(data), resolve("mips-s", overrides, data).recipe
-    rows = open_manifest(layout.queries("train"), "queries").rows
-    rows += open_manifest(layout.labels, "labels").rows if recipe.data.label_texts else 0
-    steps = -(-rows // recipe.order.batch)
-    warm = (*_MIPS, "refresh.start=1", "negatives.warmup=100")
-    changes = {"uniform": (*_MIPS, "negatives.hard=0", "negatives.random=100")}
+    steps = _steps("mips-s", _HUNDRED, data, overrides)
+    warm = (*_HUNDRED, "refresh.start=1", "negatives.warmup=100")
+    changes = {"uniform": (*_HUNDRED, "negatives.hard=0", "negatives.random=100")}
     for times in (1, 8):
         for hard, more in ((100, _HARDEST), (15, ())):
             changes[f"mips-{hard}-ppe-{times}"] = (*warm, *more, f"refresh.every_steps={-(-steps // times)}")
     return _change("mips-s", changes, data, overrides)
 
 
+def _mips_table_2(data: str, overrides: Sequence[str]) -> Variants:
+    """Compare uniform negatives, those of the index alone after an epoch of uniform ones, and a few among uniform ones.
+
+    1 % of the labels in every line, from an index that is made once per epoch. Raises TableError.
+    """
+    count = max(2 * _FROM_INDEX, round(_SHARE * open_manifest(DataLayout(data).labels, "labels").rows))
+    once = (*_MIPS, f"refresh.every_steps={_steps('mips-s', _MIPS, data, overrides)}")
+    alone = "refresh.start=1", f"negatives.warmup={count}", f"negatives.hard={count}", "negatives.random=0"
+    changes = {
+        "uniform": (*once, "negatives.hard=0", f"negatives.random={count}"),
+        "mips-a": (*once, *alone),
+        "mips-s": (*once, f"negatives.hard={_FROM_INDEX}", f"negatives.random={count - _FROM_INDEX}"),
+    }
+    return _change("mips-s", changes, data, overrides)
+
+
+def _steps(recipe: str, keys: Sequence[str], data: str, overrides: Sequence[str]) -> int:
+    """Count the steps of an epoch of `recipe` with its changes. Raises TableError."""
+    changed, layout = resolve(recipe, [*keys, *overrides], data).recipe, DataLayout(data)
+    rows = changed.data.trained.rows(open_manifest(layout.queries(changed.data.split), "queries").rows)
+    rows += open_manifest(layout.labels, "labels").rows if changed.data.label_texts else 0
+    return -(-rows // changed.order.batch)
+
+
 COMPARISONS = {
-    "5": Comparison(functools.partial(_load, STRATEGIES)),
+    "5": Comparison(_table_5),
     "6": Comparison(_table_6),
     "7": Comparison(functools.partial(_vary_refresh, "start")),
     "8": Comparison(functools.partial(_vary_refresh, "every")),
@@ -164,5 +205,6 @@ COMPARISONS = {
     "dexml-4": Comparison(_dexml_4, ("P@1", "P@5", "R@10", "R@100")),
     "mips-1": Comparison(functools.partial(_change, "mips-s", _MIPS_1)),
     "mips-2": Comparison(_mips_2),
+    "mips-table-2": Comparison(_mips_table_2),
     "lns-4": Comparison(functools.partial(_change, "lns", _LNS_4)),
 }

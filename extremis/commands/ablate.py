@@ -14,11 +14,12 @@ _NAMES = comma_list(str, "names with commas between, for example astra,renee")
 @click.argument("out")
 @click.option(
     "--table",
-    type=click.Choice(["5", "6", "7", "8", "dexml-3", "dexml-4", "mips-1", "mips-2", "lns-4"]),
+    type=click.Choice(["5", "6", "7", "8", "dexml-3", "dexml-4", "mips-1", "mips-2", "mips-table-2", "lns-4"]),
     default="5",
     help="ASTRA's: 5 strategies, 6 hard and random negatives, 7 first epoch with a table, 8 epochs between tables. "
-    "DEXML's: dexml-3 mined negatives per query, dexml-4 losses. Figures of MIPS-s: mips-1 the hardest negatives from "
-    "scratch, mips-2 count and age of negatives from an index. Of LNS: lns-4 ways to choose a softmax's negatives.",
+    "DEXML's: dexml-3 mined negatives per query, dexml-4 losses. Of MIPS-s: mips-1 the hardest negatives from "
+    "scratch, mips-2 count and age of negatives from an index (figures 1 and 2), mips-table-2 a few of them among "
+    "uniform ones. Of LNS: lns-4 ways to choose a softmax's negatives.",
 )
 @click.option("--recipes", type=_NAMES, metavar="NAME,...", help="Recipes to compare instead of those of a table.")
 @click.option("--only", type=_NAMES, metavar="NAME,...", help="Lines of the comparison to train. Default: all.")

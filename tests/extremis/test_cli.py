@@ -16,6 +16,7 @@ from tests.pipelines.raw import write_tiny
 from trainer.config import Recipe, recipe_names
 from trainer.config.data import Data
 from trainer.evaluation.baselines.measure import measure_popularity
+from trainer.negatives.curriculum import mixtures
 from trainer.settings.resolve import resolve
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
@@ -260,24 +261,45 @@ def variants(number: str, data: Path, *overrides: str) -> dict[str, Recipe]:
 def test_the_grids_of_astra(data: Path) -> None:
     lines = variants("6", data)
     assert {name: (recipe.negatives.hard, recipe.negatives.random) for name, recipe in lines.items()} == {
-        "astra": (40, 3200),
-        "k-40-2400": (40, 2400),
-        "k-40-1600": (40, 1600),
-        "k-40-800": (40, 800),
-        "k-24-3200": (24, 3200),
-        "k-24-800": (24, 800),
-        "k-16-3200": (16, 3200),
-        "k-16-2400": (16, 2400),
+        "astra": (100, 400),
+        "k-100-300": (100, 300),
+        "k-100-200": (100, 200),
+        "k-100-100": (100, 100),
+        "k-60-400": (60, 400),
+        "k-60-100": (60, 100),
+        "k-40-400": (40, 400),
+        "k-40-300": (40, 300),
     }
-    assert [recipe.refresh.start for recipe in variants("7", data, "train.epochs=20").values()] == [3, 6, 12]
+    of_paper = variants("6", data, "negatives.hard=50", "negatives.random=400")
+    assert [(r.negatives.hard, r.negatives.random) for r in of_paper.values()] == [
+        *((50, random) for random in (400, 300, 200, 100)),
+        *((30, 400), (30, 100), (20, 400), (20, 300)),
+    ]
+    assert [recipe.refresh.start for recipe in variants("7", data, "train.epochs=20").values()] == [2, 4, 8]
     nine = variants("8", data, "train.epochs=9")
-    assert [recipe.refresh.every for recipe in nine.values()] == [3, 6]
-    assert nine["astra"] == resolve("astra", ["train.epochs=9"], str(data)).recipe
-    assert {name for name, recipe in variants("5", data).items() if recipe.refresh.by == "labels"} == {
+    assert [recipe.refresh.every for recipe in nine.values()] == [1, 2, 4]
+    assert nine["astra"] == resolve("astra", ["negatives.pool=own", "train.epochs=9"], str(data)).recipe
+    assert {r.negatives.pool for r in [*lines.values(), *nine.values()]} == {"own"}
+    assert {r.negatives.pool for r in variants("8", data, "negatives.pool=shared").values()} == {"shared"}
+
+
+@pytest.mark.parametrize("overrides", [(), ("negatives.hard=30", "negatives.random=70")], ids=str)
+def test_every_strategy_of_astra_has_as_many_negatives(data: Path, overrides: tuple[str, ...]) -> None:
+    lines = variants("5", data, *overrides)
+    base = lines["astra"].negatives
+    total = base.hard + base.random
+    for name, recipe in lines.items():
+        negatives, start = recipe.negatives, recipe.refresh.start
+        assert (negatives.pool, negatives.table_width) == ("own", negatives.hard)
+        assert (negatives.warmup or negatives.random + negatives.hard) == total
+        for mixture in mixtures(negatives, recipe.train.epochs, start)[start:]:
+            assert mixture.hard + mixture.random == total, name
+    assert {name for name, recipe in lines.items() if recipe.refresh.by == "labels"} == {
         "theta-hard",
         "random+theta-hard",
         "theta-curriculum",
     }
+    assert {name for name, recipe in lines.items() if not recipe.negatives.random} == {"w-hard", "theta-hard"}
 
 
 def test_the_tables_of_dexml(data: Path) -> None:
@@ -301,10 +323,10 @@ def test_the_tables_of_dexml(data: Path) -> None:
 
 
 def test_the_figures_of_mips_and_lns(data: Path) -> None:
-    rows = sum(open_manifest(str(data / part)).rows for part in ("queries/train", "labels"))
-    steps = -(-rows // 8)
+    steps = -(-open_manifest(str(data / "queries/train")).rows // 4)
     assert steps > 8
-    lines = variants("mips-2", data, "order.batch=8")
+    small = "order.batch=4", "order.streams=4"
+    lines = variants("mips-2", data, *small)
     facts = {
         name: (r.negatives.hard, r.negatives.random, r.refresh.every_steps, r.refresh.start)
         for name, r in lines.items()
@@ -318,6 +340,19 @@ def test_the_figures_of_mips_and_lns(data: Path) -> None:
         (100, 50),
         (15, 1),
     ]
+    labels = open_manifest(str(data / "labels")).rows
+    count = max(10, round(labels / 100))
+    table_2 = variants("mips-table-2", data, *small)
+    assert {name: (r.negatives.hard, r.negatives.random) for name, r in table_2.items()} == {
+        "uniform": (0, count),
+        "mips-a": (count, 0),
+        "mips-s": (5, count - 5),
+    }
+    assert {r.refresh.every_steps for r in table_2.values()} == {steps}
+    assert (table_2["mips-a"].refresh.start, table_2["mips-a"].negatives.warmup) == (1, count)
+    for r in [*lines.values(), *variants("mips-1", data).values(), *table_2.values()]:
+        # Equation 9: no weights, and draws of each query's own.
+        assert (r.negatives.pool, r.negatives.reweight, r.train.positive_weight) == ("own", False, 0)
     sources = {
         name: (r.negatives.lsh.hard, r.negatives.random, r.negatives.hard, r.negatives.pool)
         for name, r in variants("lns-4", data).items()
@@ -340,7 +375,7 @@ def test_only_some_lines_of_a_comparison(data: Path, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", ["mips-1", "mips-2", "lns-4"])
+@pytest.mark.parametrize("number", ["mips-1", "mips-2", "mips-table-2", "lns-4"])
 def test_each_of_them_trains(data: Path, folder: Path, number: str) -> None:
     small = ("encoder.dimension=8", "encoder.buckets=64", "encoder.hidden=4", "order.batch=64", "train.epochs=2")
     rates = ("encoder.lr=0.1", "encoder.dense_lr=0.0015", "classifier.lr=0.2")  # for the four steps that there are

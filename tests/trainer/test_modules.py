@@ -47,10 +47,14 @@ def first(data: SmallData) -> str:
 def second(first: str, **sections: dict[str, Any]) -> Recipe:
     """Module M2, of the encoder of the run `first`."""
     changed = {
-        "head": {"kind": "classifier"},
-        "negatives": {"pool": "shared", "random": 0, "in_batch": 5},
-        "loss": {"radius": 0.0},
-        "classifier": {"optimizer": "adam", "lr": 0.01, "initial": "labels", "initial_scale": 1.0},
+        "head": {"kind": "classifier", "positives": 1},
+        "classifier": {
+            "optimizer": "adam",
+            "lr": 0.01,
+            "initial": "labels",
+            "initial_scale": 1.0,
+            "normalize": True,
+        },
         "train": {"epochs": 3, "encoder_from": first, "freeze_encoder": True},
     }
     return with_sections(FIRST, {n: {**changed.get(n, {}), **sections.get(n, {})} for n in {*changed, *sections}})
@@ -58,12 +62,17 @@ def second(first: str, **sections: dict[str, Any]) -> Recipe:
 
 def test_vectors_begin_at_the_trained_texts_and_the_encoder_stays(data: SmallData, first: str, tmp_path: Path) -> None:
     trained = load_model(data.layout, RunLayout(first))[1]
-    trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), second(first), silent)
+    options = second(first, train={"epochs": 10}, classifier={"lr": 0.1})
+    trainer = Trainer.start(data.layout.root, str(tmp_path / "run"), options, silent)
     before = trainer.model.head.vectors.clone()
     torch.testing.assert_close(before, trained.head.vectors)
     losses = train(trainer)
-    assert sum(losses[-4:]) < sum(losses[:4])
+    epoch = len(losses) // 10
+    assert sum(losses[-2 * epoch :]) < 0.9 * sum(losses[: 2 * epoch])
     assert not torch.equal(trainer.model.head.vectors, before)
+    # A label without text begins at 0, and comes to the sphere in the first step that touches it.
+    lengths, moved = trainer.model.head.vectors.norm(dim=1), (trainer.model.head.vectors != before).any(1)
+    torch.testing.assert_close(lengths, torch.where(moved, 1.0, before.norm(dim=1)))
     for name, value in trained.encoder.tensors().items():
         assert torch.equal(trainer.model.encoder.tensors()[name], value), name
 
@@ -142,7 +151,13 @@ def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str
     with pytest.raises(InputError, match="made from other data"):
         Trainer.start(other.layout.root, str(tmp_path / "run"), second(first), silent)
     with pytest.raises(ValueError, match="nothing to learn"):
-        second(first, head={"kind": "label-encoder"}, negatives={"pool": "batch", "in_batch": 0})
+        second(first, head={"kind": "label-encoder"})
+    with pytest.raises(ValueError, match=r"radius = 1\.9 .*head\.kind = 'label-encoder' or classifier\.normalize"):
+        second(first, classifier={"normalize": False})
+    with pytest.raises(ValueError, match=r"head\.positives = 1 draws positives for negatives\.pool = 'batch'"):
+        second(first, negatives={"pool": "shared", "random": 5})
+    with pytest.raises(ValueError, match=r"negatives\.pool = 'batch' has the batch's own labels"):
+        second(first, negatives={"in_batch": 5})
     assert not (tmp_path / "run" / "config.toml").exists()
 
 
@@ -160,9 +175,14 @@ def test_the_recipes_say_so() -> None:
         "labels",
     )
     assert ngame.encoder == second_module.encoder
-    assert (ngame.loss.margin, ngame.loss.temperature) == (second_module.loss.margin, second_module.loss.temperature)
+    # By the same loss and radius, of one positive a query and step, on the unit sphere.
+    assert (ngame.loss, ngame.negatives) == (second_module.loss, second_module.negatives)
+    assert (ngame.head.positives, second_module.head.positives) == (1, 1)
+    assert second_module.classifier.normalize
+    assert not load_recipe("decoupled-m2").classifier.normalize
     other, decoupled = load_recipe("decoupled-m2"), load_recipe("decoupled")
-    assert (other.encoder, other.head, other.train.freeze_encoder) == (ngame.encoder, second_module.head, True)
+    assert (other.encoder, other.head.kind, other.train.freeze_encoder) == (ngame.encoder, "classifier", True)
+    assert other.head.positives == 0
     assert (other.negatives, other.loss.kind) == (decoupled.negatives, decoupled.loss.kind)
     assert not other.clusters
     for name in ("dpr", "ance"):

@@ -66,6 +66,13 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
     "softmax over all": {"loss": {"kind": "softmax"}, "negatives": {"pool": "all", "hard": 0, "width": 0}},
     "soft top-k": {"loss": {"kind": "softtopk", "k": 2}},
     "triplets": {"loss": {"kind": "triplet"}, "negatives": {"pool": "own"}},
+    "the batch's labels": {
+        "loss": {"kind": "triplet", "radius": 1.9},
+        "negatives": {"pool": "batch"},
+        "encoder": {"normalize": True, "dropout": 0.0},
+        "head": {"positives": 1},
+        "classifier": {"bias": False, "normalize": True, "initial_scale": 1.0, "initial_bias": 0.0},
+    },
     "curriculum": {"negatives": {"curriculum": True}},
     "in-trainer": {"refresh": {"source": "in-trainer", "start": 1, "every_steps": 4}},
     "few rows for the statistics": {"encoder": {"idf_rows": 20}, "data": {"label_texts": False}},

@@ -32,9 +32,17 @@ class Classifier(Options):
         0.0, ge=0, description="standard deviation of random initial vectors; length of those from labels"
     )
     initial_bias: float = 0.0
+    normalize: bool = Field(
+        False, description="vectors have length 1: at the start, and after a step those that it touches"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Classifier":
+        if self.normalize and (self.initial_scale != 1 or self.bias or self.dtype != "float32"):
+            raise ValueError(
+                "classifier.normalize keeps vectors at length 1: it needs classifier.initial_scale = 1, "
+                "classifier.bias = false and classifier.dtype = 'float32'"
+            )
         if self.initial == "labels" and not self.initial_scale:
             raise ValueError("classifier.initial = 'labels' needs classifier.initial_scale, the length of the vectors")
         return self

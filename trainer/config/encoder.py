@@ -28,7 +28,9 @@ class EncoderSection(KindSection):
     normalize: bool = Field(False, description="L2-normalise x")
     scale: float = Field(1.0, gt=0, description="x is multiplied by it after normalising")
     lr: float = Field(0.01, gt=0)
-    weight_decay: float = Field(0.0, ge=0, description="of the dense parameters (decoupled)")
+    weight_decay: float = Field(
+        0.0, ge=0, description="decoupled; not of biases and norms, and of a bag's rows in steps that touch them"
+    )
 
     @property
     def token_limit(self) -> int | None:

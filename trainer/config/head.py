@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from trainer.config.kinds import KindSection
 
 HEADS = {
@@ -17,6 +19,13 @@ class HeadSection(KindSection):
     KINDS = HEADS
     POOLS: ClassVar[tuple[str, ...]] = ()  # values of `negatives.pool` that go with this kind
     encodes_labels: ClassVar[bool] = False  # True: labels have texts in place of rows
+
+    positives: int = Field(
+        0,
+        ge=0,
+        description="positives a query, drawn anew each step, that it learns and brings to the pool; 0: all. A "
+        "classifier draws them with negatives.pool = 'batch'",
+    )
 
     @property
     def encoders(self) -> int:

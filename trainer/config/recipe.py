@@ -51,6 +51,16 @@ class Recipe(Options):
                 "refresh.source = 'in-trainer', negatives.in_batch and negatives.lsh look at a classifier's vectors: "
                 "leave them out for head.kind = 'label-encoder', whose hard negatives come from a table"
             )
+        if pool == "batch" and (self.indexes or self.negatives.sampled):
+            raise ValueError(
+                "negatives.pool = 'batch' has the batch's own labels, and hard negatives of a table: leave out "
+                "refresh.source = 'in-trainer', negatives.in_batch and negatives.lsh, or choose another pool"
+            )
+        if self.head.positives and not encodes and pool != "batch":
+            raise ValueError(
+                f"head.positives = {self.head.positives} draws positives for negatives.pool = 'batch': with "
+                f"negatives.pool = {pool!r} a classifier learns all of them, so leave it out"
+            )
         if encodes and self.logging.ranks_every:
             raise ValueError(
                 f"logging.ranks_every = {self.logging.ranks_every} ranks labels by a classifier's vectors: leave it "
@@ -70,7 +80,8 @@ class Recipe(Options):
             raise ValueError(
                 "train.freeze_encoder leaves head.kind = 'label-encoder' nothing to learn: set head.kind = 'classifier'"
             )
-        self.loss.check_vectors(unit=encodes and encoder.normalize and encoder.scale == 1)
+        labels_unit = encodes or self.classifier.normalize
+        self.loss.check_vectors(unit=labels_unit and encoder.normalize and encoder.scale == 1)
         return self
 
     @model_validator(mode="after")

@@ -1,5 +1,7 @@
 """Section `train`: the length of a run, its rates and its random numbers."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from schemas.options import Options
@@ -17,7 +19,8 @@ class Train(Options):
     )
     seed: int = Field(0, ge=0)
     warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps with a rising rate")
-    final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the cosine decay")
+    decay: Literal["cosine", "linear"] = Field("cosine", description="how rates fall after the warm-up")
+    final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the decay")
     positive_weight: float = Field(
         0.0,
         ge=0,

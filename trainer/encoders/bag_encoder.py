@@ -80,7 +80,7 @@ class BagEncoder(Encoder):
         weight = torch.empty(self._features, config.dimension)
         spread = config.initial_scale / math.sqrt(config.dimension)
         weight.normal_(0, spread, generator=torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.EMBEDDING))
-        self._table = RowMatrix(weight, RowOptimizer(config.optimizer))
+        self._table = RowMatrix(weight, RowOptimizer(config.optimizer, weight_decay=config.weight_decay))
         self._weights = torch.ones(self._features)
         self._weights[self._vocabulary : self._sparse_from] = config.ngram_weight
         self._weights[self._sparse_from :] = config.feature_weight

@@ -45,8 +45,7 @@ class Encoder(ABC):
         """Train the parameters of `modules` at `lr`. A subclass is built by (section, vocabulary, seed, features)."""
         self.dimension = config.dimension
         self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
-        parameters = {"params": list(modules.parameters())}  # there may be none
-        self._optimizer = torch.optim.AdamW([parameters], lr=lr, weight_decay=config.weight_decay)
+        self._optimizer = torch.optim.AdamW(_groups(modules, config.weight_decay), lr=lr)
 
     @classmethod
     def size(cls, config: Any, vocabulary: int) -> Size:
@@ -106,7 +105,8 @@ class Encoder(ABC):
         With `clip`, gradients whose norm over all of them together is greater are scaled down to it.
         """
         clip_gradients((parameter.grad for parameter in self._modules.parameters()), clip)
-        self._optimizer.param_groups[0]["lr"] = self._lr * factor
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._lr * factor
         self._optimizer.step()
         self._optimizer.zero_grad()
 
@@ -161,6 +161,14 @@ class Encoder(ABC):
     def _measure(self) -> Size:
         """Return the bytes of the tensors that there are."""
         return Size(tensor_bytes(self.tensors().values()), tensor_bytes(self.optimizer_tensors().values()))
+
+
+def _groups(modules: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Divide parameters into those that decay and those that do not: biases and norms, which are vectors."""
+    parameters = list(modules.parameters())  # there may be none
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:

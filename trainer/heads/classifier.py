@@ -24,7 +24,7 @@ _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 class ClassifierHeadSection(HeadSection):
     """Head that is a classifier; its options are the section `classifier`."""
 
-    POOLS = ("shared", "own", "all")
+    POOLS = ("shared", "own", "all", "batch")
 
     kind: Literal["classifier"] = "classifier"
 
@@ -51,6 +51,7 @@ class Classifier(Head):
         self.start, self.stop = label_range(labels, group.rank, group.ranks)
         self.bias = config.bias
         self._lr, self._loss, self._group = config.lr, loss, group
+        self._normalize = config.normalize
         weight = zeros((self.stop - self.start, dimension + int(config.bias)), DTYPES[config.dtype], config.storage)
         _initialise(weight, config, labels, self.start, seed)
         self.matrix = RowMatrix(
@@ -86,7 +87,14 @@ class Classifier(Head):
 
         Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows.
         """
-        lr = self._lr * factor
+        result = self._descend(x, candidates, self._lr * factor, number, scale)
+        if self._normalize:
+            self.matrix.normalize(candidates.ids)
+        return result
+
+    def _descend(
+        self, x: torch.Tensor, candidates: Candidates, lr: float, number: int, scale: float
+    ) -> tuple[float, torch.Tensor]:
         if self._loss.options == binary_cross_entropy.options:
             return binary_step(x, self.matrix, candidates, lr, number, scale)
         leaf, w = x.detach().requires_grad_(), self.matrix.gather(candidates.ids)
@@ -111,6 +119,8 @@ def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, fir
         rows = torch.empty(min(_FILLED, labels - start), weight.shape[1])
         draw = torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.CLASSIFIER, block)
         rows.normal_(0, config.initial_scale, generator=draw)
+        if config.normalize:
+            rows = torch.nn.functional.normalize(rows, dim=1)
         low, high = max(start, first), min(start + len(rows), stop)
         weight[low - first : high - first] = rows[low - start : high - start]
     if config.bias and config.initial_bias:

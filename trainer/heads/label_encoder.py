@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from schemas.tables import PAD
 from trainer.config import Recipe
 from trainer.config.head import HeadSection
 from trainer.encoders import Encoder
@@ -16,7 +15,7 @@ from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.heads.gradient_cache import LABELS, CachedEmbeddings, EmbeddingKey
 from trainer.inputs import Inputs
 from trainer.losses import build_loss
-from trainer.negatives.candidates import draw_positives, every_query_with
+from trainer.negatives.candidates import draw_positives, every_query_with, labels_of
 from trainer.stream.batch import Batch
 
 
@@ -32,9 +31,6 @@ class LabelEncoderSection(HeadSection):
         1024, ge=1, description="eta: labels encoded at a time; more of them in a step are encoded twice"
     )
     query_batch: int = Field(0, ge=0, description="queries encoded at a time; 0: those of a rank at once")
-    positives: int = Field(
-        0, ge=0, description="positives a query, drawn anew each step, that it learns and brings to the pool; 0: all"
-    )
 
     @property
     def encoders(self) -> int:
@@ -136,7 +132,4 @@ class LabelEncoderHead(Head):
         """
         if self._pool == "all":
             return range(self.labels)
-        hard = np.empty(0, np.int64) if batch.hard is None else batch.hard.ravel()
-        positives = batch.positives if drawn is None else batch.positives[drawn]
-        ids = np.unique(np.concatenate([positives.astype(np.int64), hard]))
-        return ids[ids != PAD]
+        return labels_of(batch, drawn)

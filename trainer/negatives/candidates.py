@@ -91,6 +91,17 @@ def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
     return drawn
 
 
+def labels_of(batch: Batch, drawn: np.ndarray | None = None) -> np.ndarray:
+    """Return the labels that a batch brings, ascending and each once, int64 [C]: positives and hard negatives.
+
+    Of the positives those that are `drawn` [sum P], all where it is None.
+    """
+    hard = np.empty(0, np.int64) if batch.hard is None else batch.hard.ravel()
+    positives = batch.positives if drawn is None else batch.positives[drawn]
+    ids = np.unique(np.concatenate([positives.astype(np.int64), hard]))
+    return ids[ids != PAD]
+
+
 def every_query_with(
     batch: Batch, ids: np.ndarray, positive_weight: np.ndarray | None = None, drawn: np.ndarray | None = None
 ) -> Candidates:

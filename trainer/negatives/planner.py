@@ -10,7 +10,15 @@ from schemas.tables import PAD
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.negatives.base import NegativeSource, Sampled, ids_within, within
-from trainer.negatives.candidates import join_hard, label_range, own_pool, shared_pool
+from trainer.negatives.candidates import (
+    draw_positives,
+    every_query_with,
+    join_hard,
+    label_range,
+    labels_of,
+    own_pool,
+    shared_pool,
+)
 from trainer.negatives.curriculum import Mixture
 from trainer.negatives.hard_columns import draw_hard
 from trainer.negatives.random_pool import RandomPool
@@ -27,7 +35,8 @@ class Planner:
     [start, stop), `part`, plans those of the global batch: its candidates are the part of one process's that lies
     there, with ids that count from start. Without a `part` there is one rank, which holds all. `mixtures`: the hard and
     random negatives of each epoch, where they change. `frequency` [L]: the training points of each label, where draws
-    go by it. `sources`: those that need no embeddings.
+    go by it. `sources`: those that need no embeddings. `positives`: of each query that a step learns under `pool =
+    "batch"`, 0 for all.
     """
 
     options: Negatives
@@ -38,6 +47,7 @@ class Planner:
     mixtures: tuple[Mixture, ...] = ()
     frequency: np.ndarray | None = None
     sources: tuple[NegativeSource, ...] = (Table(),)
+    positives: int = 0
 
     def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
         """Return one set of candidates; None under `pool = "all"`, whose chunks of all labels `chunks` gives.
@@ -47,6 +57,8 @@ class Planner:
         options = self.options
         if options.pool == "all":
             return None
+        if options.pool == "batch":
+            return self._of_batch(batch)
         sampled = self._sampled(batch, sampled)
         # Algorithm 1, step 8: before the first hard negatives, k_h + k_r negatives are all random.
         size = self._mixture(batch).random if sampled else options.warmup or options.random + options.hard
@@ -88,6 +100,17 @@ class Planner:
     def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
         """Return the hard negatives [B, k] that a step counts, this rank's, from its first label; -1 pads."""
         return self._with_hard(batch, self._sampled(batch, sampled)).hard
+
+    def _of_batch(self, batch: Batch) -> Candidates:
+        """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
+        batch = self.drawn(batch)
+        drawn = draw_positives(batch, self.positives, self.seed)
+        ids = labels_of(batch, drawn)
+        if self.part is None:
+            return every_query_with(batch, ids, self.positive_weight, drawn)
+        start, stop = self.part
+        candidates = every_query_with(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
+        return replace(candidates, ids=candidates.ids - start)
 
     def _sampled(self, batch: Batch, sampled: Sequence[Sampled]) -> list[Sampled]:
         """Return the negatives of all sources."""

@@ -16,8 +16,8 @@ class Negatives(Options):
     random: int = Field(3200, ge=0, description="k_r labels drawn uniformly with replacement from [0, L)")
     pool: Literal["shared", "own", "all", "batch"] = Field(
         "shared",
-        description="one pool a batch, one a query, every label (no sampling), or with head.kind = 'label-encoder' the "
-        "positives and hard negatives of the whole batch",
+        description="one pool a batch, one a query, every label (no sampling), or the positives and hard negatives of "
+        "the whole batch",
     )
     chunk: int = Field(4096, ge=1, description="labels scored at a time when pool = 'all'")
     hard: int = Field(0, ge=0, description="k_h hard negatives a query, out of the table's K")

@@ -83,6 +83,11 @@ class RowMatrix:
         arguments = *self.compiled_step(lr, step), ids, gathered.detach().numpy(), gradient.contiguous().numpy()
         in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
 
+    def normalize(self, ids: np.ndarray) -> None:
+        """Scale rows `ids` [C] to length 1."""
+        rows = torch.from_numpy(ids)
+        self.weight[rows] = torch.nn.functional.normalize(self.weight[rows], dim=1)
+
     def compiled_step(self, lr: float, step: int) -> tuple[kernels.Matrix, kernels.Rule]:
         """Return what a compiled loop needs to make the optimizer's step itself."""
         options = self.optimizer

@@ -107,7 +107,9 @@ def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None
     v.backward(upstream.double())
     torch.testing.assert_close(x.detach().double(), v.detach(), rtol=1e-4, atol=1e-5)
     after = encoder.tensors()
-    moved = before["embedding"].detach() - 0.5 * 0.8 * table.grad
+    kept_share = torch.ones(len(table), 1).double()
+    kept_share[torch.from_numpy(inputs.ids)] -= 0.5 * 0.8 * config.weight_decay
+    moved = before["embedding"].detach() * kept_share - 0.5 * 0.8 * table.grad
     torch.testing.assert_close(after["embedding"].double(), moved, rtol=1e-4, atol=1e-5)
     if parameters:
         optimizer = torch.optim.AdamW(parameters.values(), lr=0.05 * 0.8, weight_decay=config.weight_decay)
@@ -117,6 +119,20 @@ def test_one_step_is_that_of_autograd_over_the_whole_encoder(form: dict) -> None
             where = parameter.grad.abs() > 1e-5
             torch.testing.assert_close(after[name].double()[where], parameter.detach()[where], rtol=1e-3, atol=1e-5)
             assert where.any()
+
+
+def test_weight_decay_leaves_out_biases() -> None:
+    results = {}
+    for decay in (0.0, 0.5):
+        encoder = build(residual=True, hidden=11, weight_decay=decay)
+        started = {name: torch.ones_like(value) for name, value in encoder.tensors().items()}
+        encoder.load_tensors(started)
+        train_step(encoder, 0)
+        results[decay] = encoder.tensors()
+    for name, value in results[0.0].items():
+        if name.startswith("dense."):
+            lost = 0.05 * 0.5 if value.ndim > 1 else 0.0
+            torch.testing.assert_close(results[0.5][name], value - lost, rtol=0, atol=1e-6)
 
 
 def test_encoding_without_a_key_drops_nothing_and_has_no_graph() -> None:

@@ -6,8 +6,10 @@ import torch
 
 from tests.builders import batch_of
 from trainer.config import Classifier as Config
+from trainer.config import LossSection
 from trainer.heads.classifier import Classifier
-from trainer.negatives.candidates import shared_pool
+from trainer.losses import build_loss
+from trainer.negatives.candidates import every_query_with, shared_pool
 
 L, D = 9, 4
 
@@ -47,3 +49,27 @@ def test_steps_lower_the_loss_and_touch_candidates_only(optimizer: str) -> None:
     assert losses[-1] < losses[0]
     touched = (classifier.vectors != 0).any(1).nonzero().flatten().tolist()
     assert touched == [0, 1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("loss", ["bce", "triplet"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+def test_normalized_vectors_stay_on_the_sphere(optimizer: str, loss: str) -> None:
+    config = Config(normalize=True, initial_scale=1.0, optimizer=optimizer, lr=0.1)
+    classifier = Classifier(config, L, D, 0, build_loss(LossSection.model_validate({"kind": loss})))
+    before = classifier.vectors.clone()
+    torch.testing.assert_close(before.norm(dim=1), torch.ones(L))
+    batch = batch_of([[0], [2, 3], [3]])
+    x = torch.nn.functional.normalize(torch.randn(3, D, generator=torch.Generator().manual_seed(0)), dim=1)
+    candidates = every_query_with(batch, np.array([0, 1, 2, 3, 5]))
+    losses = [classifier.descend(x, candidates, 1.0)[0] for _ in range(8)]
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close(classifier.vectors.norm(dim=1), torch.ones(L))
+    moved = (classifier.vectors != before).any(1).nonzero().flatten().tolist()
+    assert set(moved) <= {0, 1, 2, 3, 5}
+    assert len(moved) > 2
+
+
+@pytest.mark.parametrize("options", [{"initial_scale": 2.0}, {"bias": True}, {"dtype": "bfloat16"}], ids=str)
+def test_what_cannot_keep_its_length_is_refused(options: dict) -> None:
+    with pytest.raises(ValueError, match=r"classifier\.normalize keeps vectors at length 1"):
+        Config.model_validate({"normalize": True, "initial_scale": 1.0, **options})

@@ -1,11 +1,15 @@
 """Draws: uniform pools, columns of the table, and pairs that hold every label once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.builders import batch_of
 from trainer.config import Negatives
-from trainer.negatives.candidates import shared_pool
+from trainer.negatives.candidates import draw_positives, shared_pool
 from trainer.negatives.planner import Planner
 from trainer.negatives.random_pool import draw_pool
 
@@ -43,3 +47,43 @@ def test_how_many_negatives_are_random_before_and_with_a_table(options: Negative
         (candidates,) = Planner(options, labels).chunks(batch)
         draws = candidates.pool_weight * size / labels  # each draw weighs L / k_r
         assert draws.sum() == pytest.approx(size)
+
+
+LABELS = 40
+LISTS = st.lists(st.sets(st.integers(0, LABELS - 1), max_size=4).map(sorted), min_size=1, max_size=6)
+
+
+@given(LISTS, st.integers(0, 2), st.sampled_from([(0, LABELS), (0, 13), (13, 29), (29, LABELS)]), st.integers(0, 9))
+def test_the_pool_of_a_batch_is_what_its_queries_bring(
+    positives: list[list[int]], drawn: int, part: tuple[int, int], step: int
+) -> None:
+    whole = batch_of(positives)
+    batch = replace(whole, step=step)
+    weight = np.linspace(1, 2, LABELS).astype(np.float32)
+    planner = Planner(Negatives(pool="batch"), LABELS, 3, weight, part, positives=drawn)
+    (candidates,) = planner.chunks(batch)
+    mask = draw_positives(batch, drawn, 3)
+    ends = batch.positive_offsets
+    learnt = [
+        [label for at, label in enumerate(own, int(ends[query])) if mask is None or mask[at]]
+        for query, own in enumerate(positives)
+    ]
+    inside = range(*part)
+    pool = sorted({label for own in learnt for label in own} & set(inside))
+    assert (candidates.ids + part[0]).tolist() == pool
+    pairs = {
+        (int(query), int(candidates.ids[place]) + part[0], float(pair_weight))
+        for query, place, pair_weight in zip(
+            candidates.pair_query, candidates.pair_label, candidates.pair_weight, strict=True
+        )
+    }
+    assert candidates.pair_positive.all()
+    assert pairs == {
+        (query, label, float(weight[label])) for query, own in enumerate(learnt) for label in own if label in inside
+    }
+    # A query's own positive is no negative of it, drawn or not.
+    masked = zip(
+        candidates.masked_query.tolist(), (candidates.ids + part[0])[candidates.masked_pool].tolist(), strict=True
+    )
+    assert set(masked) == {(query, label) for query, own in enumerate(positives) for label in own if label in pool}
+    assert (candidates.pool_weight == 1).all()
