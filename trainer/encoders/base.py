@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -45,7 +46,6 @@ class Encoder(ABC):
         """Train the parameters of `modules` at `lr`. A subclass is built by (section, vocabulary, seed, features)."""
         self.dimension = config.dimension
         self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
-        self._optimizer = torch.optim.AdamW(_groups(modules, config.weight_decay), lr=lr)
 
     @classmethod
     def size(cls, config: Any, vocabulary: int) -> Size:
@@ -98,6 +98,11 @@ class Encoder(ABC):
             flat = group.sum(torch.cat([parameter.grad.view(-1) for parameter in trained]))  # type: ignore[union-attr]
             for parameter, part in zip(trained, flat.split([parameter.numel() for parameter in trained]), strict=True):
                 parameter.grad = part.view_as(parameter)
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """AdamW, built when training asks for it: PyTorch loads its compiler with the first, 150 MiB."""
+        return torch.optim.AdamW(_groups(self._modules, self._config.weight_decay), lr=self._lr)
 
     def update(self, factor: float, clip: float = 0.0) -> None:
         """Make one optimizer step by the gradients since the last one; `factor` in [0, 1] scales every rate.
