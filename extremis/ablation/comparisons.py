@@ -22,7 +22,8 @@ STRATEGIES = (  # in the order of ASTRA's Table 5
     "astra",
 )
 BASE = "astra"
-_OWN = ("negatives.pool=own",)  # ASTRA's tables: negatives are counted, and drawn, per query
+# ASTRA's tables: negatives are counted, and drawn, per query; hard ones are stale.
+_OWN = ("negatives.pool=own", "refresh.source=table")
 # Shares of the base recipe's k_h and k_r that Table 6 has of 50 and 400; and multiples of tau_s and tau_r in 7 and 8.
 _MIXTURES = ((1, 1), (1, 0.75), (1, 0.5), (1, 0.25), (0.6, 1), (0.6, 0.25), (0.4, 1), (0.4, 0.75))
 _MULTIPLES = (1, 2, 4)

@@ -10,10 +10,16 @@ from typing import Any, NamedTuple
 from trainer.settings.facts import Facts, log_odds
 
 POOL = "negatives.pool"
+SOURCE = "refresh.source"
 SHARED_DRAWS, OWN_DRAWS = 3200, 400
 # A draw of a shared pool stands for L / k_r labels at once. Above this, what a label learns from the few steps that
 # meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
 MOST_WEIGHT = 8
+
+_MOST_SEARCHED = 1_000_000  # labels that the trainer itself searches, with an index that is made anew again and again
+_INDEXES = 8  # of an epoch
+_TOLD_APART = 0.05  # standard deviation of vectors that are random at first
+_FEWEST_BETWEEN = 20  # steps from one index to the next
 
 _FEWEST_STEPS = 80  # of an epoch: fewer, larger batches leave small data untrained
 _BATCHES = 32, 512
@@ -62,14 +68,34 @@ def warmup(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     return Setting(value, f"negatives.pool = {settled[POOL]}")
 
 
+def refresh_source(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+    """Fresh ones from the first step where hard negatives carry the loss, and the trainer can search all labels."""
+    if settled[POOL] == "own" and facts.labels <= _MOST_SEARCHED:
+        return Setting("in-trainer", f"negatives.pool = own, {facts.labels:,} labels")
+    return Setting("table", f"negatives.pool = {settled[POOL]}, {facts.labels:,} labels")
+
+
 def refresh_start(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """tau_s: as early as there can be a table where hard negatives carry the loss."""
+    if settled[SOURCE] == "in-trainer":
+        return Setting(0, f"{SOURCE} = in-trainer")
     return Setting(2 if settled[POOL] == "own" else 3, f"negatives.pool = {settled[POOL]}")
 
 
 def refresh_every(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """tau_r: fresh in each epoch where hard negatives carry the loss."""
     return Setting(1 if settled[POOL] == "own" else 3, f"negatives.pool = {settled[POOL]}")
+
+
+def refresh_every_steps(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+    """Steps from one index of the trainer's to the next: several an epoch."""
+    steps = facts.points // int(settled["order.batch"])
+    return Setting(max(_FEWEST_BETWEEN, steps // _INDEXES), f"{steps:,} steps an epoch")
+
+
+def initial_scale(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+    """Length that tells vectors apart where they are searched before they have learned; else they begin at zero."""
+    return Setting(_TOLD_APART if settled[SOURCE] == "in-trainer" else 0.0, f"{SOURCE} = {settled[SOURCE]}")
 
 
 def initial_bias(facts: Facts, settled: Mapping[str, Any]) -> Setting:
@@ -144,6 +170,9 @@ RULES: dict[str, Rule] = {
     "negatives.random": random,
     "negatives.hard": hard,
     "negatives.warmup": warmup,
+    SOURCE: refresh_source,
     "refresh.start": refresh_start,
     "refresh.every": refresh_every,
+    "refresh.every_steps": refresh_every_steps,
+    "classifier.initial_scale": initial_scale,
 }
