@@ -108,7 +108,7 @@ def probe(arguments: argparse.Namespace) -> None:
         kinds |= {"of the run": own} if own.hard and own not in PROBED.values() else {}
     else:
         vectors = clustered(20_000 if arguments.quick else 100_000, arguments.queries)
-    figures: dict[str, object] = {"labels": len(vectors.vectors), "dimension": vectors.x.shape[1]}
+    figures: dict[str, object] = {"labels": len(vectors.vectors), "queries": len(vectors.x)}
     for name, options in kinds.items():
         figures[name] = measure(vectors, options)
         sys.stderr.write(f"{name}: {figures[name]}\n")

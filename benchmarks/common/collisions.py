@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from schemas.layout import DataLayout, RunLayout
@@ -47,8 +48,12 @@ def of_run(data: str, run: str, split: str, queries: int) -> tuple[Probe, LshSec
     """
     recipe, model, _ = load_model(DataLayout(data), RunLayout(run))
     table, part = open_split(DataLayout(data), split, recipe.data)
-    columns = [*model.columns, "label_ids"]
-    rows = next(iter(iterate_part(table.url, table.manifest, part, columns))).slice(0, queries)
+    groups = list[pa.Table]()
+    for group in iterate_part(table.url, table.manifest, part, [*model.columns, "label_ids"]):
+        groups.append(group)
+        if sum(each.num_rows for each in groups) >= queries:
+            break
+    rows = pa.concat_tables(groups).slice(0, queries)
     x = model.embed_table(rows).float().numpy()
     probe = Probe(model.head.vectors.float().numpy(), x, list_column(rows, "label_ids"))
     return probe, recipe.negatives.lsh
