@@ -99,7 +99,7 @@ def update(sampler: HashedNegatives, steps: dict[str, int]) -> float:
     return 1e6 * (time.thread_time() - start) / TOUCHED
 
 
-def probe(arguments: argparse.Namespace) -> None:
+def report_found(arguments: argparse.Namespace) -> None:
     """Report the collision probe for kinds of tables, and for those of the run."""
     kinds = dict(PROBED)
     if arguments.run:
@@ -118,24 +118,7 @@ def probe(arguments: argparse.Namespace) -> None:
     report(f"hash tables find more of the true top {FIRST} labels than uniform draws do", figures, ratios, BARS)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="10 tables instead of 50, and fewer rounds")
-    parser.add_argument("--probe", action="store_true", help="what is found, in place of what it costs")
-    parser.add_argument("--run", help="probe the classifier of this run; with --data")
-    parser.add_argument("--data", help="the data that it was trained on")
-    parser.add_argument("--split", default="test", help="whose first queries are asked")
-    parser.add_argument("--queries", type=int, default=1000)
-    arguments = parser.parse_args()
-    if bool(arguments.run) != bool(arguments.data):
-        parser.error("--run and --data go together")
-    if arguments.probe or arguments.run:
-        probe(arguments)
-    else:
-        costs(arguments.quick)
-
-
-def costs(quick: bool) -> None:
+def report_costs(quick: bool) -> None:
     """Report what negatives and touched rows cost."""
     options = LshSection(family="dwta", bits=6, tables=10 if quick else 50, capacity=128)
     warm, _ = build_sampler(options, TOUCHED)
@@ -174,6 +157,23 @@ def costs(quick: bool) -> None:
         ratios,
         dict.fromkeys(ratios, BAR),
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer tables and rounds, or fewer labels")
+    parser.add_argument("--probe", action="store_true", help="what is found, in place of what it costs")
+    parser.add_argument("--run", help="probe the classifier of this run; with --data")
+    parser.add_argument("--data", help="the data that it was trained on")
+    parser.add_argument("--split", default="test", help="whose first queries are asked")
+    parser.add_argument("--queries", type=int, default=1000)
+    arguments = parser.parse_args()
+    if bool(arguments.run) != bool(arguments.data):
+        parser.error("--run and --data go together")
+    if arguments.probe or arguments.run:
+        report_found(arguments)
+    else:
+        report_costs(arguments.quick)
 
 
 if __name__ == "__main__":
