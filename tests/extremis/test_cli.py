@@ -332,6 +332,7 @@ def test_the_lines_of_lns_have_as_many_negatives_and_one_correction(data: Path) 
     assert plain == {
         "lsh-embedding": ["all", 0, 0, "own"],
         "lsh-label": ["all", 0, 0, "own"],
+        "lsh-embedding+uniform": ["all", by_chance, 0, "own"],
         "sampled-softmax": [0, by_chance, 0, "own"],
         "frequency-based": [0, by_chance, 0, "own"],
         "top-k-softmax": [0, 0, by_chance, "own"],
