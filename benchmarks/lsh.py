@@ -1,11 +1,16 @@
 """Claim: negatives from hash tables cost the same for 10K labels as for 10M, and so does a touched row (LNS).
 
     python -m benchmarks.lsh [--quick]
+    python -m benchmarks.lsh --probe [--run RUN --data DATA [--split test] [--queries 1000]]
 
 Hash tables over D = 64 vectors are built for 10K, 100K, 1M and 10M labels. Then, in turns: a batch's negatives by
 embedding and by label, and touched rows hashed again. One thread does all of it, and its processor time is counted, so
 that other work on the machine is left out. A ratio is the most expensive over the cheapest of the four sizes. `--quick`
 has fewer tables and rounds, and the same sizes.
+
+`--probe` looks at what is found in place of what it costs: the share of the true top 200 labels of a query, by inner
+product, among its hashed negatives, and among as many uniform draws. Labels and queries are those of RUN, a classifier
+trained on DATA; by default 100,000 vectors in clusters of 200 (`--quick`: 20,000).
 """
 
 import argparse
@@ -18,7 +23,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.common.report import interleave, medians, report
+from benchmarks.common.collisions import FIRST, clustered, measure, of_run
+from benchmarks.common.report import Bar, interleave, medians, report
 from schemas.ragged import Ragged
 from trainer.negatives.lsh import HashedNegatives
 from trainer.negatives.lsh_section import LshSection
@@ -29,6 +35,15 @@ QUERIES = 256
 TOUCHED = 2_000
 _PERIOD = 1 << 16
 BAR = "<1.5"
+BARS: dict[str, Bar] = {"embedding_over_uniform": 1.0, "label_over_uniform": 1.0}
+_BINS = {"family": "dwta", "width": 8, "bits": 5}
+PROBED = {
+    "bins of 2, K = 6, L = 50, at most 200": LshSection(hard=200),
+    "bins of 2, K = 6, L = 50, all": LshSection(hard="all"),
+    "bins of 8, K = 5, L = 50, all": LshSection(hard="all", capacity=128, **_BINS),
+    "bins of 8, K = 5, L = 350, all": LshSection(hard="all", tables=350, capacity=32, **_BINS),
+    "SimHash, K = 9, L = 50, all": LshSection(hard="all", family="simhash", bits=9),
+}
 
 
 def vectors(seed: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -84,10 +99,27 @@ def update(sampler: HashedNegatives, steps: dict[str, int]) -> float:
     return 1e6 * (time.thread_time() - start) / TOUCHED
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="10 tables instead of 50, and fewer rounds")
-    quick = parser.parse_args().quick
+def report_found(arguments: argparse.Namespace) -> None:
+    """Report the collision probe for kinds of tables, and for those of the run."""
+    kinds = dict(PROBED)
+    if arguments.run:
+        vectors, own = of_run(arguments.data, arguments.run, arguments.split, arguments.queries)
+        own = own.model_copy(update={"query": "embedding"})  # both are measured
+        kinds |= {"of the run": own} if own.hard and own not in PROBED.values() else {}
+    else:
+        vectors = clustered(20_000 if arguments.quick else 100_000, arguments.queries)
+    figures: dict[str, object] = {"labels": len(vectors.vectors), "queries": len(vectors.x)}
+    for name, options in kinds.items():
+        figures[name] = measure(vectors, options)
+        sys.stderr.write(f"{name}: {figures[name]}\n")
+    best = figures["bins of 8, K = 5, L = 350, all"]
+    assert isinstance(best, dict)
+    ratios = {f"{by}_over_uniform": each["found"] / each["uniform"] for by, each in best.items()}
+    report(f"hash tables find more of the true top {FIRST} labels than uniform draws do", figures, ratios, BARS)
+
+
+def report_costs(quick: bool) -> None:
+    """Report what negatives and touched rows cost."""
     options = LshSection(family="dwta", bits=6, tables=10 if quick else 50, capacity=128)
     warm, _ = build_sampler(options, TOUCHED)
     for by in ("embedding", "label"):
@@ -125,6 +157,23 @@ def main() -> None:
         ratios,
         dict.fromkeys(ratios, BAR),
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer tables and rounds, or fewer labels")
+    parser.add_argument("--probe", action="store_true", help="what is found, in place of what it costs")
+    parser.add_argument("--run", help="probe the classifier of this run; with --data")
+    parser.add_argument("--data", help="the data that it was trained on")
+    parser.add_argument("--split", default="test", help="whose first queries are asked")
+    parser.add_argument("--queries", type=int, default=1000)
+    arguments = parser.parse_args()
+    if bool(arguments.run) != bool(arguments.data):
+        parser.error("--run and --data go together")
+    if arguments.probe or arguments.run:
+        report_found(arguments)
+    else:
+        report_costs(arguments.quick)
 
 
 if __name__ == "__main__":

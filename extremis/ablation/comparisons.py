@@ -58,20 +58,7 @@ _MIPS_1 = {
     "nn-top-re": (*_EXACT, *_HARDEST, "train.positive_ratio=50"),
     "nn-top-uniform": _EXACT,
 }
-# LNS: a softmax over the positives and 200 negatives per query, from hash tables, by embedding and by label, or else.
-_LNS = ("loss.kind=softmax", "negatives.random=0", "classifier.bias=false", "classifier.initial_scale=0.05")
-_HASHED = (*_LNS, "negatives.lsh.hard=200")
-_UNHASHED = (*_LNS, "negatives.lsh.hard=0")
 _IN_TRAINER = ("refresh.source=in-trainer", "refresh.start=0", "refresh.every_steps=100")
-_LNS_4 = {
-    "lsh-embedding": _HASHED,
-    **{f"lsh-embedding-{count}": (*_HASHED, f"negatives.lsh.tables={count}") for count in (100, 200, 400)},
-    "lsh-label": (*_HASHED, "negatives.lsh.query=label"),
-    "sampled-softmax": (*_UNHASHED, "negatives.random=200"),
-    "frequency-based": (*_UNHASHED, "negatives.random=200", "negatives.frequency_share=1"),
-    "top-k-softmax": (*_UNHASHED, "negatives.hard=200", *_IN_TRAINER),
-    "full-softmax": (*_UNHASHED, "negatives.pool=all"),
-}
 
 Variants: TypeAlias = dict[str, Recipe]  # lines of a comparison by name
 
@@ -197,6 +184,39 @@ def _steps(recipe: str, keys: Sequence[str], data: str, overrides: Sequence[str]
     return -(-rows // changed.order.batch)
 
 
+def _lns_4(data: str, overrides: Sequence[str]) -> Variants:
+    """Vary the source of a softmax's negatives: hash tables by embedding and by label, or another.
+
+    Other lines have as many per query as share a bucket with it by chance. Raises TableError.
+
+    First without any correction for the sampling. Then with it: hashed negatives count once, random ones beside them
+    stand for all other labels, and random ones alone for all.
+    """
+    labels = open_manifest(DataLayout(data).labels, "labels").rows
+    options = resolve("lns-paper", overrides, data).recipe.negatives.lsh
+    count = max(1, round(labels * (1 - (1 - 1 / options.buckets) ** options.tables)))
+    by_label = "negatives.lsh.query=label"
+    unhashed = "negatives.lsh.hard=0"
+    uniform = f"negatives.random={count}"
+    corrected = "negatives.reweight=true"
+    frequent = "negatives.frequency_share=1"
+    twice = f"negatives.random={2 * count}"
+    changes = {
+        "lsh-embedding": (),
+        "lsh-label": (by_label,),
+        "lsh-embedding+uniform": (uniform,),
+        "sampled-softmax": (unhashed, uniform),
+        "frequency-based": (unhashed, uniform, frequent),
+        "top-k-softmax": (unhashed, f"negatives.hard={count}", *_IN_TRAINER),
+        "full-softmax": (unhashed, "negatives.pool=all"),
+        "lsh-embedding-corrected": (uniform, corrected),
+        "lsh-label-corrected": (by_label, uniform, corrected),
+        "sampled-softmax-corrected": (unhashed, twice, corrected),
+        "frequency-based-corrected": (unhashed, twice, frequent, corrected),
+    }
+    return _change("lns-paper", changes, data, overrides)
+
+
 COMPARISONS = {
     "5": Comparison(_table_5),
     "6": Comparison(_table_6),
@@ -207,5 +227,5 @@ COMPARISONS = {
     "mips-1": Comparison(functools.partial(_change, "mips-s", _MIPS_1)),
     "mips-2": Comparison(_mips_2),
     "mips-table-2": Comparison(_mips_table_2),
-    "lns-4": Comparison(functools.partial(_change, "lns", _LNS_4)),
+    "lns-4": Comparison(_lns_4),
 }

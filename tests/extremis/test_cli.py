@@ -322,7 +322,7 @@ def test_the_tables_of_dexml(data: Path) -> None:
     assert {r.train.epochs for r in [*losses.values(), *sampled.values()]} == {7}
 
 
-def test_the_figures_of_mips_and_lns(data: Path) -> None:
+def test_the_figures_of_mips(data: Path) -> None:
     steps = -(-open_manifest(str(data / "queries/train")).rows // 4)
     assert steps > 8
     small = "order.batch=4", "order.streams=4"
@@ -353,13 +353,34 @@ def test_the_figures_of_mips_and_lns(data: Path) -> None:
     for r in [*lines.values(), *variants("mips-1", data).values(), *table_2.values()]:
         # Equation 9: no weights, and draws of each query's own.
         assert (r.negatives.pool, r.negatives.reweight, r.train.positive_weight) == ("own", False, 0)
-    sources = {
-        name: (r.negatives.lsh.hard, r.negatives.random, r.negatives.hard, r.negatives.pool)
-        for name, r in variants("lns-4", data).items()
+
+
+def test_the_lines_of_lns_have_as_many_negatives_and_one_correction(data: Path) -> None:
+    lines = variants("lns-4", data, "negatives.lsh.bits=2")
+    labels = open_manifest(str(data / "labels"), "labels").rows
+    by_chance = round(labels * (1 - (1 - 8**-2.0) ** 350))
+    facts = {
+        name: (r.negatives.lsh.hard, r.negatives.random, r.negatives.hard, r.negatives.pool, r.negatives.reweight)
+        for name, r in lines.items()
     }
-    assert sources["full-softmax"] == (0, 0, 0, "all")
-    assert all(sum(counts) == 200 for *counts, pool in sources.values() if pool != "all")
-    assert {r.loss.kind for r in variants("lns-4", data).values()} == {"softmax"}
+    plain = {name: counts for name, (*counts, reweighted) in facts.items() if not reweighted}
+    assert plain == {
+        "lsh-embedding": ["all", 0, 0, "own"],
+        "lsh-label": ["all", 0, 0, "own"],
+        "lsh-embedding+uniform": ["all", by_chance, 0, "own"],
+        "sampled-softmax": [0, by_chance, 0, "own"],
+        "frequency-based": [0, by_chance, 0, "own"],
+        "top-k-softmax": [0, 0, by_chance, "own"],
+        "full-softmax": [0, 0, 0, "all"],
+    }
+    assert {name: counts[:2] for name, counts in facts.items() if name not in plain} == {
+        "lsh-embedding-corrected": ("all", by_chance),
+        "lsh-label-corrected": ("all", by_chance),
+        "sampled-softmax-corrected": (0, 2 * by_chance),
+        "frequency-based-corrected": (0, 2 * by_chance),
+    }
+    optimizers = {(r.loss.kind, r.encoder.optimizer, r.encoder.lr, r.classifier.optimizer) for r in lines.values()}
+    assert optimizers == {("softmax", "adam", 1e-4, "adam")}
 
 
 def test_only_some_lines_of_a_comparison(data: Path, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -95,7 +95,13 @@ class NegativeSource(ABC):
 class SourceSection(Options):
     """Options of one source, a table of a recipe's section `negatives`."""
 
-    hard: int = 0  # labels a query, at most; 0: the source is not used
+    hard: int | Literal["all"] = 0  # labels a query, at most; 0: the source is not used; "all": all that it finds
+
+    @property
+    def most(self) -> int:
+        """Labels that a query gets at most."""
+        assert self.hard != "all"
+        return self.hard
 
     def open(self, context: SourceContext) -> NegativeSource:
         """Build the source."""

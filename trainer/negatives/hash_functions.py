@@ -12,8 +12,9 @@ import numba
 import numpy as np
 
 from schemas.randomness import HashFunctionsStream, Purpose, generator
-from trainer.negatives.lsh_section import MOST_BUCKETS, Family
+from trainer.negatives.lsh_section import Family
 
+_MOST_BUCKETS = 1 << 28  # of a table: codes are int32 at most
 _BLOCK = 8  # rows hashed together, so that a line of directions is read once for all of them
 _ATTEMPTS = 64  # of an empty bin to borrow another's winner by chance, before the next one that has one is taken
 _NONE = -1
@@ -22,8 +23,8 @@ _NONE = -1
 def open_hashes(family: Family, dimension: int, bits: int, tables: int, seed: int, width: int = 2) -> "HashFunctions":
     """Open the family by name; `width` is m of DWTA. Raises ValueError for too many buckets, or no bin."""
     buckets = (2 if family == "simhash" else width) ** bits
-    if not 2 <= buckets <= MOST_BUCKETS:
-        raise ValueError(f"{buckets} buckets a table; expected 2 to {MOST_BUCKETS}: take other bits")
+    if not 2 <= buckets <= _MOST_BUCKETS:
+        raise ValueError(f"{buckets} buckets a table; expected 2 to {_MOST_BUCKETS}: take other bits")
     if family == "simhash":
         return SimHash(dimension, bits, tables, seed)
     if not 2 <= width <= dimension:
@@ -46,7 +47,7 @@ class HashFunctions(ABC):
         """Number of codes."""
 
     def codes(self, vectors: np.ndarray) -> np.ndarray:
-        """Hash `vectors` [n, D] to codes [n, L], uint8 up to 256 buckets, int16 above. ValueError for another D."""
+        """Hash `vectors` [n, D] to codes [n, L], of `code_type`. Raises ValueError for another D."""
         if vectors.ndim != 2 or vectors.shape[1] != self.dimension:
             raise ValueError(f"vectors are {vectors.shape}; these functions hash [n, {self.dimension}]")
         codes = np.empty((len(vectors), self.tables), code_type(self.buckets))
@@ -110,7 +111,10 @@ class Dwta(HashFunctions):
 
 
 def code_type(buckets: int) -> np.dtype:
-    return np.dtype(np.uint8 if buckets <= 1 << 8 else np.int16)
+    """Return the narrowest type that codes are kept in: 1, 2 or 4 bytes."""
+    if buckets <= 1 << 8:
+        return np.dtype(np.uint8)
+    return np.dtype(np.int16 if buckets <= 1 << 15 else np.int32)
 
 
 @numba.njit(nogil=True, cache=True)

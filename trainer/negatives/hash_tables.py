@@ -53,17 +53,39 @@ class HashTables:
         return self.arrays.codes
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return everything that a later step depends on, by name; not copied."""
-        return self.arrays._asdict()
+        """Return everything that a later step depends on, by name: of the buckets only those that have something.
+
+        `buckets` are their places [n] among all of all tables; `rows` what they hold, one bucket after the other.
+        """
+        codes, slots, held, members, owed = self.arrays
+        buckets = np.flatnonzero((members.ravel() != 0) | (owed.ravel() != 0))
+        rows = np.concatenate([table[_filled(counts, table)] for table, counts in zip(slots, held, strict=True)])
+        numbers = {"held": held, "members": members, "owed": owed}
+        return {
+            "codes": codes,
+            "shape": np.array(slots.shape),
+            "buckets": buckets,
+            "rows": rows,
+            **{name: array.ravel()[buckets] for name, array in numbers.items()},
+        }
 
     def load(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from a `state`. Raises ValueError where its shapes are not these."""
-        for name, array in self.state().items():
-            if state[name].shape != array.shape or state[name].dtype != array.dtype:
-                raise ValueError(
-                    f"{name} is {state[name].dtype}{state[name].shape}; expected {array.dtype}{array.shape}"
-                )
-            array[:] = state[name]
+        """Go on from a `state`. Raises ValueError where it is of other tables."""
+        codes, slots, held, members, owed = self.arrays
+        shape = state["shape"].tolist()
+        if state["codes"].shape != codes.shape or state["codes"].dtype != codes.dtype or shape != list(slots.shape):
+            raise ValueError(
+                f"codes are {state['codes'].dtype}{state['codes'].shape} and slots {shape}; expected "
+                f"{codes.dtype}{codes.shape} and {list(slots.shape)}"
+            )
+        codes[:], slots[:] = state["codes"], -1
+        for name, array in (("held", held), ("members", members), ("owed", owed)):
+            array[:] = 0
+            array.ravel()[state["buckets"]] = state[name]
+        stops = np.cumsum(held.sum(1, dtype=np.int64))
+        parts = np.split(state["rows"], stops[:-1])
+        for table, counts, rows in zip(slots, held, parts, strict=True):
+            table[_filled(counts, table)] = rows
 
     def insert(self, first: int, codes: np.ndarray, key: int) -> None:
         """Put rows [first, first + n) with `codes` [n, L], none of which is in yet; `key` seeds the reservoirs."""
@@ -89,6 +111,11 @@ class HashTables:
         into = Ragged(np.empty(len(codes) * width, np.int32), np.zeros(len(codes) + 1, np.int64))
         count = _find(codes, order, without, width, self.arrays, seen, into)
         return Ragged(into.values[:count], into.offsets)
+
+
+def _filled(counts: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Return which of the slots [buckets, capacity] of a table hold a row, the first `counts` [buckets] of each."""
+    return np.arange(slots.shape[1]) < counts[:, None]
 
 
 @numba.njit(nogil=True, cache=True)

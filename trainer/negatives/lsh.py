@@ -109,14 +109,14 @@ class HashedNegatives(NegativeSource):
         draw = generator(self.seed, Purpose.HASH_TABLES, epoch, step, HashTablesStream.QUERIES)
         order = draw.permutation(self.options.tables)
         if self.options.query == "embedding":
-            return self.tables.find(self.hashes.codes(x), order, positives, self.options.hard)
+            return self.tables.find(self.hashes.codes(x), order, positives, self.options.limit)
         values, offsets = positives
         counts = positives.counts
         queries = np.flatnonzero(counts)
         drawn = values[offsets[queries] + draw.integers(0, counts[queries])]
         # Rows without a positive take nothing from `values`, so its offsets without them are those of the rest.
         without = Ragged(values, np.append(offsets[queries], offsets[-1]))
-        labels = self.tables.find(self.tables.codes[drawn], order, without, self.options.hard)
+        labels = self.tables.find(self.tables.codes[drawn], order, without, self.options.limit)
         sizes = np.zeros(len(counts), np.int64)
         sizes[queries] = labels.counts
         return Ragged.from_counts(labels.values, sizes)

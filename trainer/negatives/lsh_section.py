@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,18 +11,22 @@ from trainer.negatives.base import NegativeSource, SourceContext, SourceSection
 
 Family = Literal["simhash", "dwta"]
 Policy = Literal["reservoir", "fifo"]
-MOST_BUCKETS = 1 << 15
+MOST_BYTES = 4 << 30  # of a run's hash tables without their codes, for any number of labels
 
 
 class LshSection(SourceSection):
     """Negatives from hash tables over the classifier's vectors (LNS)."""
 
-    hard: int = Field(0, ge=0, description="labels a query, at most; 0: none from here")
+    hard: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
+        0,
+        description="labels a query, at most; 0: none from here. Tables are looked through until a query has so many; "
+        "all: the union of the query's buckets in every table, as in the paper",
+    )
     query: Literal["embedding", "label"] = Field(
         "embedding", description="what is hashed: x, or the vector of one positive that is drawn each step"
     )
     family: Family = "dwta"
-    bits: int = Field(6, ge=1, le=15, description="K functions to a code")
+    bits: int = Field(6, ge=1, le=28, description="K functions to a code")
     tables: int = Field(50, ge=1, description="L hash tables")
     width: int = Field(2, ge=2, description="coordinates of a bin of dwta; a table has width ** bits buckets")
     capacity: int = Field(128, ge=1, description="labels that a bucket keeps")
@@ -31,10 +35,29 @@ class LshSection(SourceSection):
     growth: float = Field(1.1, ge=1, description="of the steps from one time to the next")
 
     @model_validator(mode="after")
-    def _few_buckets(self) -> LshSection:
-        if self.family == "dwta" and self.width**self.bits > MOST_BUCKETS:
-            raise ValueError(f"negatives.lsh.width ** bits is above {MOST_BUCKETS} buckets a table: lower one of them")
+    def _fits(self) -> LshSection:
+        size = self.tables * self.buckets * (4 * self.capacity + 12)  # slots, and three counts a bucket
+        if self.hard and size > MOST_BYTES:
+            raise ValueError(
+                f"negatives.lsh: {self.tables} tables of {self.buckets:,} buckets with room for {self.capacity} labels "
+                f"take {size / 2**30:.1f} GiB, at most {MOST_BYTES >> 30} are allowed: lower negatives.lsh.capacity, "
+                "tables, bits or width"
+            )
         return self
+
+    @property
+    def buckets(self) -> int:
+        """Buckets of a table."""
+        return int((self.width if self.family == "dwta" else 2) ** self.bits)
+
+    @property
+    def most(self) -> int:
+        return self.tables * self.capacity if self.hard == "all" else self.hard
+
+    @property
+    def limit(self) -> int:
+        """Labels of a query at which no further table is looked at; 0: there is no such number."""
+        return 0 if self.hard == "all" else self.hard
 
     def open(self, context: SourceContext) -> NegativeSource:
         hashed = importlib.import_module("trainer.negatives.lsh")  # with its compiled loops, where it is used

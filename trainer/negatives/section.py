@@ -58,7 +58,7 @@ class Negatives(Options):
     @property
     def sampled(self) -> int:
         """Negatives a query from the sources, at most."""
-        return sum(section.hard for section in self.sections)
+        return sum(section.most for section in self.sections)
 
     @model_validator(mode="after")
     def _possible(self) -> "Negatives":

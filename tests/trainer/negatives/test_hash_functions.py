@@ -91,6 +91,7 @@ HASHES = [
     open_hashes("simhash", 16, 5, 7, 1),
     open_hashes("dwta", 16, 5, 7, 1),
     open_hashes("dwta", 16, 3, 40, 1, width=5),
+    open_hashes("dwta", 16, 6, 40, 1, width=8),  # 262,144 buckets
 ]
 VALUES = st.one_of(st.just(0.0), st.floats(-4, 4, width=32, allow_subnormal=False), st.sampled_from([1.0, -1.0]))
 
@@ -119,7 +120,7 @@ def test_bins_of_a_permutation_do_not_overlap_and_a_tables_functions_come_from_d
 
 
 @pytest.mark.parametrize(
-    "change", [{"bits": 17}, {"bits": 0}, {"width": 20}, {"family": "dwta", "bits": 9, "width": 4}]
+    "change", [{"bits": 29}, {"bits": 0}, {"width": 20}, {"family": "dwta", "bits": 10, "width": 8}]
 )
 def test_what_has_no_tables_is_refused(change: dict) -> None:
     with pytest.raises(ValueError, match=r"buckets|bins"):

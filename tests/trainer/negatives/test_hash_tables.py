@@ -142,10 +142,30 @@ def test_a_query_finds_the_union_of_its_buckets_without_what_it_is_not_to_have(
     assert len(offsets) == len(codes) + 1
 
 
-def test_another_shape_of_state_is_refused() -> None:
-    small, large = HashTables(3, 1, 2, 2), HashTables(4, 1, 2, 2)
-    with pytest.raises(ValueError, match="codes is"):
-        large.load(small.state())
+@pytest.mark.parametrize("policy", get_args(Policy))
+@given(histories())
+def test_tables_from_a_state_go_on_as_those_that_it_is_of(policy: str, history: tuple) -> None:
+    whole = filled(history, CAPACITY, policy)
+    loaded = HashTables(ROWS, TABLES, BUCKETS, CAPACITY, policy)
+    loaded.insert(0, np.ones((ROWS, TABLES), np.uint8), 5)  # something to forget
+    loaded.load({name: array.copy() for name, array in whole.state().items()})
+    for buckets in (whole, loaded):
+        buckets.move(np.arange(3), history[0][5:8], 77)
+    assert contents(loaded) == contents(whole)
+    for name in ("codes", "held", "members", "owed"):
+        np.testing.assert_array_equal(getattr(loaded.arrays, name), getattr(whole.arrays, name))
+
+
+def test_a_state_has_no_room_for_what_buckets_do_not_hold() -> None:
+    large = HashTables(4, 2, 1 << 15, 128)
+    large.insert(0, np.arange(8, dtype=np.int16).reshape(4, 2), 1)
+    assert sum(array.nbytes for array in large.state().values()) < 1000
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_another_shape_of_state_is_refused(rows: int) -> None:
+    with pytest.raises(ValueError, match="codes are"):
+        HashTables(4, 1, 2, 2).load(HashTables(rows, 1, 2, 3).state())
 
 
 def test_rows_beyond_31_bits_are_refused() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from schemas.ragged import Ragged
 from tests.trainer.negatives.label_vectors import LabelVectors
@@ -118,6 +119,43 @@ def test_a_label_finds_its_like_from_the_code_that_it_lies_under() -> None:
         assert same[negatives].all()
 
 
+@pytest.mark.parametrize("query", ["embedding", "label"])
+def test_all_is_the_union_of_the_buckets_of_every_table(query: str) -> None:
+    weight = vectors(3)
+    options = OPTIONS.model_copy(update={"query": query, "hard": "all", "capacity": LABELS, "width": 4, "bits": 2})
+    sampler = built(options, weight)
+    x, positives, offsets = batch(2)
+    some = np.diff(offsets) > 0
+    first = positives[offsets[:-1][some]]
+    single = Ragged.from_counts(first, some.astype(np.int64))  # one positive a query, which stands for it
+    labels, starts = sampler.sample(x, single, epoch=0, step=0)
+    hashed = sampler.hashes.codes(x.astype(np.float32))
+    if query == "label":
+        hashed[some] = sampler.tables.codes[first]
+    for row in np.flatnonzero(some):
+        union = np.flatnonzero((sampler.tables.codes == hashed[row]).any(1))
+        assert sorted(labels[starts[row] : starts[row + 1]]) == sorted(
+            set(union) - set(single.slice(row, row + 1).values)
+        )
+
+
+def test_a_limit_stops_at_a_part_of_the_union() -> None:
+    x, positives, offsets = batch(1)
+    weight, known = vectors(3), Ragged(positives, offsets)
+    few, every = (built(OPTIONS.model_copy(update={"hard": hard}), weight) for hard in (4, "all"))
+    part, union = (sampler.sample(x, known, epoch=0, step=0) for sampler in (few, every))
+    assert (part.counts == np.minimum(union.counts, 4)).all()
+    assert union.contains(part.padded())[part.padded() >= 0].all()
+
+
+def test_tables_of_bins_of_eight_are_bounded_by_their_bytes() -> None:
+    assert LshSection(hard="all", width=8, bits=6, tables=50, capacity=16).buckets == 1 << 18
+    with pytest.raises(ValidationError, match=r"262,144 buckets .* lower negatives\.lsh\.capacity"):
+        LshSection(hard="all", width=8, bits=6, tables=50, capacity=128)
+    with pytest.raises(ValidationError, match="at most 4 are allowed"):
+        LshSection(hard=10, family="simhash", bits=20, tables=50)
+
+
 @given(st.integers(1, 60), st.floats(1, 3), st.integers(0, 40))
 def test_rows_are_hashed_again_after_steps_that_grow_by_a_factor(every: int, growth: float, times: int) -> None:
     steps = min(4000, int(every * times * growth))
@@ -132,5 +170,5 @@ def test_rows_are_hashed_again_after_steps_that_grow_by_a_factor(every: int, gro
 def test_a_state_of_other_tables_is_refused() -> None:
     sampler = built(OPTIONS, vectors(0))
     other = built(OPTIONS.model_copy(update={"tables": 5}), vectors(0))
-    with pytest.raises(ValueError, match="codes is"):
+    with pytest.raises(ValueError, match="codes are"):
         other.load(sampler.state())

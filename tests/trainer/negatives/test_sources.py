@@ -137,8 +137,8 @@ def test_sources_with_state_are_refused_on_several_ranks(data: SmallData) -> Non
     ("change", "message"),
     [
         ("negatives.pool=all", "scores every label already"),
-        ("negatives.lsh.bits=16", "less than or equal to 15"),
-        ("negatives.lsh.width=9", "32768 buckets"),
+        ("negatives.lsh.bits=29", "less than or equal to 28"),
+        ("negatives.lsh.width=9", r"531,441 buckets .* lower negatives"),
         ("negatives.lsh.tabels=3", "did you mean 'tables'"),
     ],
 )
