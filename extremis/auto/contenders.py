@@ -1,11 +1,13 @@
 """Contenders: the few recipes that could be best on a data set."""
 
+import math
 from typing import NamedTuple
 
 from extremis.auto.survey import Survey
 
 _EVERY_LABEL = 8_000  # up to so many, scoring every label costs about as much as a shared pool
 _NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
+_LEAST_WEIGHT = 0.01
 
 
 class Contender(NamedTuple):
@@ -37,4 +39,5 @@ def contenders(survey: Survey) -> list[Contender]:
 
 def variations(best: Contender, weight: float) -> list[Contender]:
     """List the best contender with other weights of n-grams than its own, which decide most of what words are like."""
-    return [best.changed(f"encoder.ngram_weight={value:g}") for value in _NGRAM_WEIGHTS if value != weight]
+    nearest = min(_NGRAM_WEIGHTS, key=lambda value: abs(math.log(value / max(weight, _LEAST_WEIGHT))))
+    return [best.changed(f"encoder.ngram_weight={value:g}") for value in _NGRAM_WEIGHTS if value != nearest]

@@ -58,6 +58,7 @@ def run_auto(
         _write(run, report, recipe)
         storage.remove(join(run, FOLDER), recursive=True)
     outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, metrics=metrics)
+    storage.remove(RunLayout(run).dumps, recursive=True)  # no table is made of them any more
     fusion = fit_weights(data, run, step=best_step(RunLayout(run))).parameters
     say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
     return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
