@@ -1,11 +1,12 @@
 """The classifier's part of a step (gather, score, loss, backward, update) at 131K to 100M labels.
 
-512 queries with 10 positives, 50 hard and 400 random negatives each, all labels drawn uniformly: nothing lies near
-anything else. The random ones are each query's own (235,520 pairs, nearly as many rows at 100M labels) or one pool for
-all. D = 64, bfloat16, row-wise Adagrad. Each number of labels is measured in turns with the smallest. Beside it: the
-step of full one-vs-all, the step as gather, loss, backward and update of their own (what other losses than binary
-cross-entropy do), the step on a mapped file, and the bytes that a step has to touch. Candidates are planned beforehand,
-as the stream's threads do; what that takes is among the figures.
+512 queries with 10 positives, 100 hard and 400 random negatives each, all labels drawn uniformly: nothing lies near
+anything else. The random ones are each query's own (261,120 pairs, nearly as many rows at 100M labels) or one pool for
+all. D = 64, bfloat16, row-wise Adagrad. Each number of labels is measured in turns with the smallest. Beside it: what
+it takes to touch the same rows and do nothing with them, the step of full one-vs-all, the step as gather, loss,
+backward and update of their own (what other losses than binary cross-entropy do), the step on a mapped file, and the
+bytes that a step has to touch. Candidates are planned beforehand, as the stream's threads do, on one thread; planning
+is measured in turns with the step.
 
     python -m benchmarks.step [--quick] [--folder DIR]
 """
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 import torch
 
@@ -26,16 +28,20 @@ from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs
 from trainer.losses import binary_cross_entropy
 from trainer.negatives.candidates import label_range, own_pool, shared_pool
+from trainer.negatives.random_pool import draw_pool
+from trainer.rows.threads import in_parts
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates
 
 B, D = 512, 64
-POSITIVES, HARD, RANDOM = 10, 50, 400
+POSITIVES, HARD, RANDOM = 10, 100, 400
 SIZES = {"131K": 131_072, "1.3M": 1_305_265, "19M": 19_049_952, "100M": 100_000_000}
 SMALLEST, LARGEST = "131K", "100M"
 FORMS = ("own", "shared")
+WAYS = {"fused": "", "planning": ", planning", "bare": ", rows alone", "apart": ", apart"}
 LR = 0.01
 DTYPE = "bfloat16"
+LINE = 32  # columns in a cache line
 CHUNK = 4096  # labels at a time in full one-vs-all
 ROUNDS, QUICK_ROUNDS = 15, 9
 BATCHES = 5  # candidates made beforehand: by the time they come again, what they touched has left the caches
@@ -50,8 +56,7 @@ class World:
     x: torch.Tensor
     own_pools: list[Candidates]
     shared_pools: list[Candidates]
-    batch: Batch
-    planning: dict[str, float]  # ms a batch
+    batches: list[Batch]
     step: int = 0
 
     @classmethod
@@ -60,14 +65,10 @@ class World:
         _fill(classifier.vectors)
         classifier.matrix.state["square"].fill_(1e-3)
         draw = np.random.default_rng(labels)
-        batches = [_batch(draw, labels) for _ in range(BATCHES)]
-        planning, candidates = {}, {}
-        for form in FORMS:
-            began = time.perf_counter()
-            candidates[form] = [_plan(form, batch, draw, labels) for batch in batches]
-            planning[form] = (time.perf_counter() - began) / BATCHES * 1e3
+        batches = [_batch(draw, labels, step) for step in range(BATCHES)]
+        own, shared = ([_plan(form, batch, labels) for batch in batches] for form in FORMS)
         x = torch.from_numpy(draw.standard_normal((B, D)).astype(np.float32))
-        return cls(classifier, x, candidates["own"], candidates["shared"], batches[0], planning)
+        return cls(classifier, x, own, shared, batches)
 
     def candidates(self, form: str) -> list[Candidates]:
         return self.own_pools if form == "own" else self.shared_pools
@@ -80,11 +81,29 @@ class World:
         """Seconds of a step as gather, loss, backward and update."""
         return self._timed(form, self._apart)
 
+    def planning(self, form: str) -> float:
+        """Seconds in which a step's candidates are drawn and merged."""
+        batch = self.batches[self.step % BATCHES]
+        self.step += 1
+        began = time.perf_counter()
+        _plan(form, batch, self.classifier.labels)
+        return time.perf_counter() - began
+
+    def bare(self, form: str) -> float:
+        """Seconds in which a step's rows and their Adagrad sums are read and written, and nothing else."""
+        matrix, sums = self.classifier.vectors.view(torch.int16).numpy(), self.classifier.matrix.state["square"].numpy()
+        return self._timed(
+            form,
+            lambda candidates: in_parts(
+                lambda _, start, stop: _touch(matrix, sums, candidates.ids, start, stop), len(candidates.ids)
+            ),
+        )
+
     def full(self) -> float:
         """Seconds of a step of full one-vs-all."""
         began = time.perf_counter()
         for start in range(0, self.classifier.labels, CHUNK):
-            self._apart(label_range(self.batch, start, min(start + CHUNK, self.classifier.labels)))
+            self._apart(label_range(self.batches[0], start, min(start + CHUNK, self.classifier.labels)))
         return time.perf_counter() - began
 
     def rows(self, form: str) -> float:
@@ -120,7 +139,6 @@ def main() -> None:
         large = World.of(SIZES[name])
         for form in FORMS:
             _compare(figures, ratios, form, name, (small, large), rounds)
-        figures[f"planning ms {name}"] = {form: round(large.planning[form], 1) for form in FORMS}
         figures[f"bytes {name}"] = {form: _bytes(large, form) for form in FORMS}
         if SIZES[name] <= SIZES["1.3M"]:
             _against_full(figures, ratios, SMALLEST, small, 3)
@@ -133,28 +151,32 @@ def main() -> None:
         ratios[f"bytes of rows touched over the least, {form} pool"] = _touched(small, form) / _least(small, form)
     largest = names[-1]
     report(
-        f"the classifier's part of a step costs at {largest} labels at most 1.5 times what it costs at {SMALLEST}",
+        f"the classifier's part of a step costs at {largest} labels at most 1.5 times what it costs at {SMALLEST}, and "
+        "planning takes at most half of its time",
         figures,
         ratios,
-        {f"{form} pool: {largest} over {SMALLEST}": "<1.5" for form in FORMS},
+        {f"{form} pool: {largest} over {SMALLEST}": "<1.5" for form in FORMS}
+        | {f"{form} pool: planning over the step at {name}": "<0.5" for form in FORMS for name in (SMALLEST, largest)},
     )
 
 
 def _compare(figures: dict, ratios: dict, form: str, name: str, worlds: tuple[World, World], rounds: int) -> None:
     small, large = worlds
-    for way in ("fused", "apart"):
+    middle = {}
+    for way in WAYS:
         sides = {
-            f"{SMALLEST} {form} {way}": lambda way=way: getattr(small, way)(form),
-            f"{name} {form} {way}": lambda way=way: getattr(large, way)(form),
+            name_of: lambda world=world, way=way: getattr(world, way)(form)
+            for name_of, world in ((SMALLEST, small), (name, large))
         }
         for run in sides.values():
             run()
-        times = interleave(sides, rounds)
-        middle = list(medians(times).values())
-        title = f"{form} pool" if way == "fused" else f"{form} pool, apart"
-        figures[f"{title}: ms at {SMALLEST} beside {name}"] = round(middle[0] * 1e3, 2)
-        figures[f"{title}: ms at {name}"] = round(middle[1] * 1e3, 2)
-        ratios[f"{title}: {name} over {SMALLEST}"] = middle[1] / middle[0]
+        middle[way] = medians(interleave(sides, rounds))
+        title = f"{form} pool{WAYS[way]}"
+        figures[f"{title}: ms at {SMALLEST} beside {name}"] = round(middle[way][SMALLEST] * 1e3, 2)
+        figures[f"{title}: ms at {name}"] = round(middle[way][name] * 1e3, 2)
+        ratios[f"{title}: {name} over {SMALLEST}"] = middle[way][name] / middle[way][SMALLEST]
+    for size in (SMALLEST, name):
+        ratios[f"{form} pool: planning over the step at {size}"] = middle["planning"][size] / middle["fused"][size]
 
 
 def _against_full(figures: dict, ratios: dict, name: str, world: World, rounds: int) -> None:
@@ -183,18 +205,27 @@ def _fill(vectors: torch.Tensor) -> None:
         rows.copy_(block[: len(rows)])
 
 
-def _batch(draw: np.random.Generator, labels: int) -> Batch:
+def _batch(draw: np.random.Generator, labels: int, step: int) -> Batch:
     drawn = np.sort(draw.integers(0, labels - POSITIVES - HARD, (B, POSITIVES + HARD)), axis=1)
     distinct = draw.permuted(drawn + np.arange(POSITIVES + HARD), axis=1)
     positives = np.sort(distinct[:, :POSITIVES], axis=1).reshape(-1).astype(np.int32)
     hard = np.ascontiguousarray(distinct[:, POSITIVES:]).astype(np.int32)
-    return Batch(0, 0, np.arange(B), Inputs(), positives, np.arange(B + 1) * POSITIVES, hard)
+    return Batch(0, step, np.arange(B), Inputs(), positives, np.arange(B + 1) * POSITIVES, hard)
 
 
-def _plan(form: str, batch: Batch, draw: np.random.Generator, labels: int) -> Candidates:
+def _plan(form: str, batch: Batch, labels: int) -> Candidates:
+    pool = draw_pool(labels, RANDOM if form == "shared" else B * RANDOM, seed=0, epoch=0, step=batch.step)
     if form == "own":
-        return own_pool(batch, batch.hard, draw.integers(0, labels, (B, RANDOM)), labels / RANDOM)
-    return shared_pool(batch, batch.hard, draw.integers(0, labels, RANDOM), labels / RANDOM)
+        return own_pool(batch, batch.hard, pool.reshape(B, RANDOM), labels / RANDOM)
+    return shared_pool(batch, batch.hard, pool, labels / RANDOM)
+
+
+@numba.njit(nogil=True)
+def _touch(vectors: np.ndarray, sums: np.ndarray, ids: np.ndarray, start: int, stop: int) -> None:
+    for i in range(start, stop):
+        for column in range(0, vectors.shape[1], LINE):
+            vectors[ids[i], column] ^= 1
+        sums[ids[i]] *= np.float32(0.999)
 
 
 def _least(world: World, form: str) -> float:

@@ -72,10 +72,11 @@ def flat(gradients: Gradients) -> np.ndarray:
     return np.concatenate([[loss], on_x.ravel(), on_w.ravel()])
 
 
-def merged_apart(*labels: np.ndarray | None, far: int = 1000) -> Merged:
+def merged_apart(
+    positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, draws: np.ndarray, far: int = 1000
+) -> Merged:
     """Merge so that draws meet no positive and no hard negative."""
-    *labels, query_draws = labels
-    merged = merge(*labels, query_draws + far)
+    merged = merge(positives, offsets, hard, draws + far)
     return merged._replace(ids=merged.ids % far)
 
 

@@ -35,16 +35,27 @@ def shared_pool(
     P and H), or, as an array [L], its label's; repeated draws count repeatedly. A query's own P and H are masked in
     its pool. `positive_weight` [L], where given, weights the positives.
     """
-    ids, counts, query, place, positive, masked, _ = merge(pool, batch.positives, batch.positive_offsets, hard)
+    merged = merge(batch.positives, batch.positive_offsets, hard)
+    drawn, counts = np.unique(pool, return_counts=True)
+    # The pool's labels come first, then the others: both ascending, as own pools are, for rows of millions.
+    place = np.searchsorted(merged.ids, drawn)
+    met = place < len(merged.ids)
+    met[met] = merged.ids[place[met]] == drawn[met]
+    others = np.ones(len(merged.ids), bool)
+    others[place[met]] = False
+    rank = np.cumsum(others, dtype=np.int32) + np.int32(len(drawn) - 1)
+    rank[place[met]] = np.flatnonzero(met)
+    label = rank[merged.place]
+    masked = np.flatnonzero(label < len(drawn))
     return Candidates(
-        ids=ids,
-        pair_query=query,
-        pair_label=place,
-        pair_positive=positive,
-        pair_weight=_pair_weights(batch.positives, positive, positive_weight),
-        pool_weight=(counts * _weight_of(weight, ids[: len(counts)])).astype(np.float32),
-        masked_query=query[masked],
-        masked_pool=place[masked],
+        ids=np.concatenate([drawn, merged.ids[others]]),
+        pair_query=merged.query,
+        pair_label=label,
+        pair_positive=merged.positive,
+        pair_weight=_pair_weights(batch.positives, merged.positive, positive_weight),
+        pool_weight=(counts * _weight_of(weight, drawn)).astype(np.float32),
+        masked_query=merged.query[masked],
+        masked_pool=label[masked],
     )
 
 
@@ -60,18 +71,17 @@ def own_pool(
     Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
     query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
     """
-    merged = merge(_NONE, batch.positives, batch.positive_offsets, hard, pool)
-    # Ascending: of millions of labels, rows that lie near each other are then read after each other.
-    ids, rank = _ascending(merged.ids)
-    label = merged.ids[merged.place] if isinstance(weight, np.ndarray) else _NONE
-    drawn = merged.draws > 0
-    weights = (merged.draws * _weight_of(weight, label)).astype(np.float32)
-    weights[~drawn] = _pair_weights(batch.positives, merged.positive[~drawn], positive_weight)
+    # Labels ascend: of millions, rows that lie near each other are then read after each other.
+    pairs = merge(batch.positives, batch.positive_offsets, hard, pool)
+    label = pairs.ids[pairs.place] if isinstance(weight, np.ndarray) else _NONE
+    weights = np.where(pairs.draws > 0, pairs.draws * _weight_of(weight, label), 1).astype(np.float32)
+    if positive_weight is not None:
+        weights[pairs.positive] = positive_weight[batch.positives]
     return Candidates(
-        ids=ids,
-        pair_query=merged.query,
-        pair_label=rank[merged.place],
-        pair_positive=merged.positive,
+        ids=pairs.ids,
+        pair_query=pairs.query,
+        pair_label=pairs.place,
+        pair_positive=pairs.positive,
         pair_weight=weights,
         pool_weight=np.empty(0, np.float32),
         masked_query=_NONE,
@@ -131,16 +141,6 @@ def every_query_with(
 def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
     """Build candidates of every label of [start, stop) for every query: a chunk of one-vs-all (ASTRA, equation 1)."""
     return every_query_with(batch, np.arange(start, stop), positive_weight)
-
-
-def _ascending(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort distinct `ids` [C], and give the place of each there, int32; C < 2**24, as `merge` has it."""
-    # Id and place as one number: sorting numbers takes a quarter of the time of sorting places by them.
-    places = np.arange(len(ids))
-    packed = np.sort((ids << 24) | places)
-    rank = np.empty(len(ids), np.int32)
-    rank[packed & 0xFFFFFF] = places
-    return packed >> 24, rank
 
 
 def _weight_of(weight: float | np.ndarray, labels: np.ndarray) -> float | np.ndarray:

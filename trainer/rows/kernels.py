@@ -8,8 +8,9 @@ What is narrower than float32 is rounded stochastically, up or down so that the 
 random bits are a hash of (key, row, column): no state, and the same whatever the order of rows, the number of threads
 or ranks, and after a resume. See docs/decisions/0012.
 
-Each part goes over many rows: called for every row, it would spend more on being called than on the row. For the same
-reason a loop over columns does one thing: of two, no vector instructions are made.
+Parts go over a block of rows each, and are compiled into the loops that call them: rows of 64 columns take less time
+than a call. A loop over columns does one thing: of two, no vector instructions are made. What every step of a
+classifier does with every row is in lanes.py.
 """
 
 import math
@@ -20,6 +21,8 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+
+from trainer.rows import lanes
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
 SGD, MOMENTUM, ADAGRAD, ADAM = 0, 1, 2, 3  # methods
@@ -68,15 +71,18 @@ class Queries(NamedTuple):
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
-# Of splitmix64 (Steele, Lea and Flood, 2014), and of lowbias32 (Wellons, 2018).
+# Of splitmix64 (Steele, Lea and Flood, 2014).
 _S1, _F1, _S2, _F2 = (np.uint64(number) for number in (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB))
-_R1, _M1, _R2, _M2 = (np.uint32(number) for number in (16, 0x7FEB352D, 15, 0x846CA68B))
+(_R1, _M1), (_R2, _M2) = ((np.uint32(shift), np.uint32(factor)) for shift, factor in lanes.LOWBIAS[:2])
 _SIGN = np.uint32(0x8000)
-_BLOCK = 32  # rows in hand at a time; as many are on their way from memory meanwhile
+_BLOCK = 8  # rows in hand at a time
+_AHEAD = 32  # rows on their way from memory meanwhile
 _LINE = 64  # bytes that come together
 
 # Sums may be taken in any order that the compiler finds best, always the same one.
-_loop: Any = numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+_OPTIONS: dict[str, Any] = {"cache": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+_loop: Any = numba.njit(nogil=True, **_OPTIONS)
+_part: Any = numba.njit(forceinline=True, **_OPTIONS)
 
 
 @intrinsic
@@ -94,7 +100,7 @@ def _prefetch(context, address):  # type: ignore[no-untyped-def]
     return types.void(types.intp), generate
 
 
-@_loop
+@_part
 def _lines(array):  # type: ignore[no-untyped-def]
     """Return (address, bytes of a row) of a matrix or of one number a row; (0, 0) of none."""
     if len(array) == 0:
@@ -102,7 +108,7 @@ def _lines(array):  # type: ignore[no-untyped-def]
     return np.intp(array.ctypes.data), array.strides[0]
 
 
-@_loop
+@_part
 def _expect(lines, row):  # type: ignore[no-untyped-def]
     """Ask for row `row` of a matrix, by its `_lines`: it is soon to be read."""
     # Rows lie far apart: one that is asked for when it is needed costs more than all that is done with it.
@@ -111,7 +117,7 @@ def _expect(lines, row):  # type: ignore[no-untyped-def]
         _prefetch(place)
 
 
-@_loop
+@_part
 def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
     """Copy rows ids[start:stop] as float32 into `bits` uint32 [n, D], number i into row i - before."""
     columns = bits.shape[1]
@@ -121,9 +127,12 @@ def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-unt
             for j in range(columns):
                 bits[place, j] = vectors[row, j]
     elif form == BFLOAT16:
+        (source, width), (target, wide) = _lines(vectors), _lines(bits)
+        tiles = columns // lanes.LANES
         for i in range(start, stop):
             row, place = ids[i], i - before
-            for j in range(columns):
+            lanes.widen_bfloat16(source + row * width, target + place * wide, tiles)
+            for j in range(tiles * lanes.LANES, columns):
                 bits[place, j] = np.uint32(np.uint32(vectors[row, j]) << np.uint32(16))
     else:
         for i in range(start, stop):
@@ -132,7 +141,7 @@ def _load(vectors, form, ids, start, stop, bits, before):  # type: ignore[no-unt
                 bits[place, j] = _wide(np.uint32(vectors[row, j]))
 
 
-@_loop
+@_part
 def _wide(half):  # type: ignore[no-untyped-def]
     """Widen a float16 to float32."""
     rest = np.uint32(half & np.uint32(0x7FFF))
@@ -154,7 +163,7 @@ def _raw(context, value):  # type: ignore[no-untyped-def]
     return types.uint32(types.float32), generate
 
 
-@_loop
+@_part
 def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
     """Round `raw`, a float32: up where the 16 bits of `noise` are at least what is missing to the next value.
 
@@ -163,7 +172,7 @@ def _bfloat16(raw, noise):  # type: ignore[no-untyped-def]
     return np.uint32(np.uint32(raw + noise) >> np.uint32(16))
 
 
-@_loop
+@_part
 def _float16(raw, noise):  # type: ignore[no-untyped-def]
     """Round in the same way to float16. All ways are computed and one is chosen, as vector instructions do it.
 
@@ -185,10 +194,14 @@ def _float16(raw, noise):  # type: ignore[no-untyped-def]
     return np.uint32(np.uint32(np.uint32(raw >> np.uint32(16)) & _SIGN) | half)
 
 
-@_loop
-def _store(matrix, key, ids, start, stop, bits, before):  # type: ignore[no-untyped-def]
-    """Undo `_load`; label ids[i] + origin, `key` and the column say which way a value is rounded."""
+@_part
+def _store(matrix, key, ids, start, stop, held, before):  # type: ignore[no-untyped-def]
+    """Undo `_load` of the first of `held`, with `_scratch` behind it.
+
+    Label ids[i] + origin, `key` and the column say which way a value is rounded.
+    """
     vectors, form, origin = matrix.vectors, matrix.form, matrix.origin
+    bits, count, words = held
     columns = bits.shape[1]
     if form == FLOAT32:
         for i in range(start, stop):
@@ -198,7 +211,9 @@ def _store(matrix, key, ids, start, stop, bits, before):  # type: ignore[no-unty
         return
     # One word serves a column of the first half and one of the second.
     half = (columns + 1) // 2
-    count, words = np.arange(half).astype(np.uint32), np.empty(half, np.uint32)
+    (source, wide), (target, width) = _lines(bits), _lines(vectors)
+    tiles = (columns - half) // lanes.LANES if form == BFLOAT16 else 0
+    done = tiles * lanes.LANES
     for i in range(start, stop):
         row, place = ids[i], i - before
         mixed = np.uint64(np.uint64(row + origin) * _GOLDEN + np.uint64(key))
@@ -206,15 +221,17 @@ def _store(matrix, key, ids, start, stop, bits, before):  # type: ignore[no-unty
         mixed = np.uint64((mixed ^ (mixed >> _S2)) * _F2)
         mixed = np.uint64(mixed ^ (mixed >> np.uint64(31)))
         first, stride = np.uint32(mixed), np.uint32(np.uint32(mixed >> np.uint64(32)) | np.uint32(1))
-        for j in range(half):
+        if tiles:
+            lanes.round_bfloat16(source + place * wide, target + row * width, first, stride, half, tiles)
+        for j in range(done, half):
             word = np.uint32(first + np.uint32(count[j] * stride))
             word = np.uint32(np.uint32(word ^ np.uint32(word >> _R1)) * _M1)
             word = np.uint32(np.uint32(word ^ np.uint32(word >> _R2)) * _M2)
             words[j] = np.uint32(word ^ np.uint32(word >> np.uint32(16)))
         if form == BFLOAT16:
-            for j in range(half):
+            for j in range(done, half):
                 vectors[row, j] = _bfloat16(bits[place, j], np.uint32(words[j] & np.uint32(0xFFFF)))
-            for j in range(columns - half):
+            for j in range(done, columns - half):
                 vectors[row, half + j] = _bfloat16(bits[place, half + j], np.uint32(words[j] >> np.uint32(16)))
         else:
             for j in range(half):
@@ -223,13 +240,21 @@ def _store(matrix, key, ids, start, stop, bits, before):  # type: ignore[no-unty
                 vectors[row, half + j] = _float16(bits[place, half + j], np.uint32(words[j] >> np.uint32(16)))
 
 
-@_loop
+@_part
+def _scratch(columns):  # type: ignore[no-untyped-def]
+    """Return what `_store` needs besides: numbers of columns, and room for their random bits."""
+    half = (columns + 1) // 2
+    return np.arange(half).astype(np.uint32), np.empty(half, np.uint32)
+
+
+@_part
 def _descend(matrix, rule, ids, start, stop, block, before):  # type: ignore[no-untyped-def]
     """Make one step of the optimizer on the rows of `block`."""
     method, rate, keep, beta1, beta2, eps, _ = rule
     first, second, scalar = matrix.first, matrix.second, matrix.scalar
     w, g = block
     columns, whole = w.shape[1], np.float32(1)
+    (rows, wide), (gradients, _), tiles = _lines(w), _lines(g), columns // lanes.LANES
     for i in range(start, stop):
         row, place = ids[i], i - before
         if keep != whole:
@@ -249,7 +274,8 @@ def _descend(matrix, rule, ids, start, stop, block, before):  # type: ignore[no-
                 square += g[place, j] * g[place, j]
             scalar[row] += square / np.float32(columns)
             slowed = rate / (np.sqrt(scalar[row]) + eps)
-            for j in range(columns):
+            lanes.subtract_scaled(rows + place * wide, gradients + place * wide, slowed, tiles)
+            for j in range(tiles * lanes.LANES, columns):
                 w[place, j] -= slowed * g[place, j]
         else:
             scalar[row] += whole
@@ -263,13 +289,13 @@ def _descend(matrix, rule, ids, start, stop, block, before):  # type: ignore[no-
                 w[place, j] -= rate * (first[row, j] / short) / (np.sqrt(second[row, j] / long) + eps)
 
 
-@_loop
+@_part
 def _state_lines(matrix):  # type: ignore[no-untyped-def]
     """Return what `_lines` tells of the vectors and of each part of their optimizer's state."""
     return _lines(matrix.vectors), _lines(matrix.scalar), _lines(matrix.first), _lines(matrix.second)
 
 
-@_loop
+@_part
 def _expect_state(lines, row):  # type: ignore[no-untyped-def]
     """Ask for row `row` of all that `_state_lines` tells of."""
     rows, number, moved, spread = lines
@@ -285,7 +311,7 @@ def gather(matrix, ids, out, start, stop):  # type: ignore[no-untyped-def]
     bits, rows = out.view(np.uint32), _lines(matrix.vectors)
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
-        for i in range(high, min(high + _BLOCK, stop)):
+        for i in range(low + _AHEAD, min(high + _AHEAD, stop)):
             _expect(rows, ids[i])
         _load(matrix.vectors, matrix.form, ids, low, high, bits, 0)
 
@@ -294,15 +320,16 @@ def gather(matrix, ids, out, start, stop):  # type: ignore[no-untyped-def]
 def update(matrix, rule, ids, w, g, start, stop):  # type: ignore[no-untyped-def]
     """Make one step on rows `ids` [C] from w [C, D], as gathered, and its gradient g; w is changed too."""
     bits, lines = w.view(np.uint32), _state_lines(matrix)
+    count, words = _scratch(w.shape[1])
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
-        for i in range(high, min(high + _BLOCK, stop)):
+        for i in range(low + _AHEAD, min(high + _AHEAD, stop)):
             _expect_state(lines, ids[i])
         _descend(matrix, rule, ids, low, high, (w, g), 0)
-        _store(matrix, rule.key, ids, low, high, bits, 0)
+        _store(matrix, rule.key, ids, low, high, (bits, count, words), 0)
 
 
-@_loop
+@_part
 def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-def]
     """Return the loss of the pairs of labels [start, stop); add to the gradients on them and on x.
 
@@ -315,8 +342,8 @@ def _score(pairs, queries, ids, span, block, lines):  # type: ignore[no-untyped-
     columns = w.shape[1]
     loss = 0.0
     for i in range(start, stop):
-        if i + _BLOCK < last:
-            _expect_state(lines, ids[i + _BLOCK])
+        if i + _AHEAD < last:
+            _expect_state(lines, ids[i + _AHEAD])
         place = i - start
         for pair in range(starts[i], starts[i + 1]):
             q, heavy = query[pair], weight[pair]
@@ -346,6 +373,7 @@ def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[
     columns = matrix.vectors.shape[1]
     bits, g = np.empty((_BLOCK, columns), np.uint32), np.empty((_BLOCK, columns), np.float32)
     block, lines = (bits.view(np.float32), g), _state_lines(matrix)
+    count, words = _scratch(columns)
     loss = 0.0
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
@@ -356,7 +384,7 @@ def binary_step(matrix, rule, ids, pairs, queries, pool, span):  # type: ignore[
                 g[i - low, j] = pool[i, j]
         loss += _score(pairs, queries, ids, (low, high, stop), block, lines)
         _descend(matrix, rule, ids, low, high, block, low)
-        _store(matrix, rule.key, ids, low, high, bits, low)
+        _store(matrix, rule.key, ids, low, high, (bits, count, words), low)
     return loss
 
 

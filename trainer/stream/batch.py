@@ -17,7 +17,8 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 class Candidates:
     """Labels to score, each once, and how queries use them.
 
-    `ids` [C] int64: the rows of the classifier that the step touches. The first R of them are the shared pool: every
+    `ids` [C] int64: the rows of the classifier that the step touches, ascending but for the first R of them, which
+    ascend by themselves: rows near each other in memory come after each other. Those are the shared pool: every
     query is scored against it with `pool_weight` [R] float32, except for what is its own positive or hard negative,
     (`masked_query`, `masked_pool`) [m]. Pairs score one query against one label: `pair_query` [n] ascending,
     `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32

@@ -2,7 +2,6 @@
 
 import itertools
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,94 +9,92 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.tables import PAD
+from tests.builders import batch_of
+from trainer.negatives.candidates import shared_pool
 from trainer.negatives.merge import Merged, merge
 
-# Few labels meet often; multiples of a power of two would share a place under a plain mask.
-LABELS = st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda n: n << 30), st.integers(0, 2**63 - 1))
+# Few labels meet often; of the others every digit that is sorted by differs.
+LABELS = st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda n: n << 30), st.integers(0, 2**40 - 1))
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]], np.ndarray]:
-    """Pool, positives by query, and hard negatives with pads."""
-    rows, width = draw(st.integers(0, 5)), draw(st.integers(0, 4))
-    pool = np.array(draw(st.lists(LABELS, max_size=12)), np.int64)
+def batches(draw: st.DrawFn) -> tuple[list[list[int]], np.ndarray, np.ndarray]:
+    """Positives by query, hard negatives with pads, and draws, which repeat each other and the rest."""
+    rows, hard, width = draw(st.integers(0, 5)), draw(st.integers(0, 4)), draw(st.integers(0, 6))
+    padded = st.one_of(LABELS, st.just(PAD))
     positives = [draw(st.lists(LABELS, max_size=4)) for _ in range(rows)]
-    hard = [[draw(st.one_of(LABELS, st.just(PAD))) for _ in range(width)] for _ in range(rows)]
-    return pool, positives, np.array(hard, np.int64).reshape(rows, width)
+    negatives = [[draw(padded) for _ in range(hard)] for _ in range(rows)]
+    repeated = st.sampled_from([*itertools.chain(*positives, *negatives), PAD, 3])
+    draws = [[draw(st.one_of(padded, repeated)) for _ in range(width)] for _ in range(rows)]
+    return positives, np.array(negatives, np.int64).reshape(rows, hard), np.array(draws, np.int64).reshape(rows, width)
 
 
-def by_dictionary(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray) -> Merged:
-    drawn = Counter(pool.tolist()).items()
-    places = {label: place for place, (label, _) in enumerate(drawn)}
-    pairs = [
-        (row, places.setdefault(label, len(places)), is_positive)
-        for row, labels in enumerate(positives)
-        for label, is_positive in [*((p, True) for p in labels), *((h, False) for h in hard[row].tolist() if h != PAD)]
-    ]
-    query, place, positive = (np.array(column) for column in zip(*pairs, strict=True)) if pairs else ([], [], [])
-    masked = [number for number, label in enumerate(place) if label < len(drawn)]
-    return Merged(np.array(list(places), np.int64), [count for _, count in drawn], query, place, positive, masked, [])
-
-
-def by_table(pool: np.ndarray, positives: list[list[int]], hard: np.ndarray | None) -> Merged:
-    return merge(pool, *ragged(positives), hard)
-
-
-def ragged(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array(list(itertools.chain(*rows)), np.int64), np.array([0, *itertools.accumulate(map(len, rows))])
+def by_dictionary(positives: list[list[int]], hard: np.ndarray, draws: np.ndarray) -> Merged:
+    pairs: list[tuple[int, int, bool, int]] = []
+    for row, labels in enumerate(positives):
+        negatives = [label for label in hard[row].tolist() if label != PAD]
+        drawn = {label: 0 for label in draws[row].tolist() if label not in (PAD, *labels, *negatives)}
+        for label in draws[row].tolist():
+            if label in drawn:
+                drawn[label] += 1
+        pairs += [(row, label, True, 0) for label in labels]
+        pairs += [(row, label, False, 0) for label in negatives]
+        pairs += [(row, label, False, count) for label, count in drawn.items()]
+    ids = sorted({label for _, label, _, _ in pairs})
+    columns = ([row, ids.index(label), positive, count] for row, label, positive, count in pairs)
+    query, place, positive, count = np.array(list(columns), np.int64).reshape(-1, 4).T
+    return Merged(np.array(ids, np.int64), query, place, positive.astype(bool), count)
 
 
 @given(batches())
-def test_every_label_once_and_every_pair_where_its_label_is(batch: tuple) -> None:
-    for got, expected in zip(by_table(*batch), by_dictionary(*batch), strict=True):
+def test_labels_ascend_and_every_pair_comes_once(batch: tuple) -> None:
+    positives, hard, draws = batch
+    for got, expected in zip(merge(*ragged(positives), hard, draws), by_dictionary(*batch), strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
-@given(batches(), st.data())
-def test_what_queries_draw_for_themselves_comes_once_and_is_none_of_their_others(
-    batch: tuple, data: st.DataObject
-) -> None:
-    pool, positives, hard = batch
-    width = data.draw(st.integers(0, 6))
-    repeated = st.sampled_from([*itertools.chain(*positives), *hard.reshape(-1).tolist(), PAD, 3])
-    query_draws = np.array(
-        [[data.draw(st.one_of(LABELS, repeated)) for _ in range(width)] for _ in positives], np.int64
-    )
-    merged = merge(pool, *ragged(positives), hard, query_draws.reshape(len(positives), width))
-    labels, kept = merged.ids[merged.place], merged.draws == 0
-    without = by_table(*batch)
-    np.testing.assert_array_equal(labels[kept], without.ids[without.place])
-    np.testing.assert_array_equal(merged.positive[kept], without.positive)
-    assert not merged.positive[~kept].any()
-    assert (np.diff(merged.query) >= 0).all()
-    assert len(np.unique(merged.ids)) == len(merged.ids)
-    np.testing.assert_array_equal(np.flatnonzero(np.isin(labels, pool)), merged.masked)
-    for row, others in enumerate(positives):
-        drawn = Counter(query_draws[row].tolist())
-        for label in [PAD, *others, *hard[row].tolist()]:
-            drawn.pop(label, None)
-        mine = ~kept & (merged.query == row)
-        assert dict(zip(labels[mine].tolist(), merged.draws[mine].tolist(), strict=True)) == drawn
-
-
-def test_without_a_table_there_are_only_positives() -> None:
-    merged = by_table(np.array([4]), [[7, 4], []], None)
-    assert (merged.ids.tolist(), merged.query.tolist(), merged.place.tolist()) == ([4, 7], [0, 0], [1, 0])
-    assert merged.positive.all()
-
-
-def test_threads_do_not_meet_in_each_other_s_tables() -> None:
-    generator = np.random.default_rng(0)
-    inputs = [
-        (np.arange(9), [generator.integers(0, 50, 3).tolist() for _ in range(40)], generator.integers(0, 99, (40, 6)))
-        for _ in range(200)
+@given(batches(), st.lists(LABELS, max_size=12))
+def test_a_shared_pool_comes_before_the_other_labels(batch: tuple, pool: list[int]) -> None:
+    positives, hard, _ = batch
+    candidates = shared_pool(batch_of(positives, hard), hard, np.array(pool, np.int64), 2.0)
+    drawn = Counter(pool)
+    size = len(drawn)
+    assert candidates.ids[:size].tolist() == sorted(drawn)
+    assert candidates.pool_weight.tolist() == [2 * drawn[label] for label in sorted(drawn)]
+    merged = by_dictionary(positives, hard, np.empty((len(positives), 0), np.int64))
+    assert candidates.ids[size:].tolist() == [label for label in merged.ids.tolist() if label not in drawn]
+    np.testing.assert_array_equal(candidates.ids[candidates.pair_label], merged.ids[merged.place])
+    np.testing.assert_array_equal(candidates.pair_query, merged.query)
+    np.testing.assert_array_equal(candidates.pair_positive, merged.positive)
+    masked = [
+        (query, label) for query, label in zip(merged.query, merged.ids[merged.place], strict=True) if label in drawn
     ]
-    with ThreadPoolExecutor(4) as pool:
-        for got, batch in zip(pool.map(lambda batch: by_table(*batch), inputs), inputs, strict=True):
-            for mine, its in zip(got, by_dictionary(*batch), strict=True):
-                np.testing.assert_array_equal(mine, its)
+    got = zip(candidates.masked_query, candidates.ids[candidates.masked_pool], strict=True)
+    assert list(got) == masked
+
+
+@pytest.mark.parametrize("labels", [1, 50, 2000, 1 << 21, 1 << 33])
+def test_many_pairs(labels: int) -> None:
+    draw = np.random.default_rng(labels)
+    positives = [draw.integers(0, labels, 3).tolist() for _ in range(30)]
+    hard, draws = draw.integers(0, labels, (30, 20)), draw.integers(0, labels, (30, 100))
+    for got, expected in zip(
+        merge(*ragged(positives), hard, draws), by_dictionary(positives, hard, draws), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_without_a_table_there_are_positives_and_draws() -> None:
+    pairs = merge(*ragged([[7, 4], []]), None, np.array([[4, 5], [PAD, 7]]))
+    assert pairs.ids.tolist() == [4, 5, 7]
+    assert (pairs.query.tolist(), pairs.place.tolist()) == ([0, 0, 0, 1], [2, 0, 1, 2])
+    assert pairs.draws.tolist() == [0, 0, 1, 1]
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="make the batch smaller"):
-        by_table(np.arange(2**24), [[]], None)
+        merge(*ragged([[]]), None, np.zeros((1, 2**24), np.int64))
+
+
+def ragged(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(list(itertools.chain(*rows)), np.int64), np.array([0, *itertools.accumulate(map(len, rows))])

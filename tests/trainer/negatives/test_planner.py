@@ -27,9 +27,9 @@ def test_a_pool_is_uniform_over_all_labels_and_drawn_anew_each_step() -> None:
 
 def test_a_shared_pool_touches_each_label_once() -> None:
     candidates = shared_pool(batch_of([[3, 4], [4, 7]]), None, np.array([4, 9, 9, 1, 4]), 2.0)
-    np.testing.assert_array_equal(candidates.ids, [4, 9, 1, 3, 7])
-    np.testing.assert_array_equal(candidates.pool_weight, [4, 4, 2])
-    assert set(zip(candidates.masked_query.tolist(), candidates.masked_pool.tolist(), strict=True)) == {(0, 0), (1, 0)}
+    np.testing.assert_array_equal(candidates.ids, [1, 4, 9, 3, 7])
+    np.testing.assert_array_equal(candidates.pool_weight, [2, 4, 4])
+    assert set(zip(candidates.masked_query.tolist(), candidates.masked_pool.tolist(), strict=True)) == {(0, 1), (1, 1)}
 
 
 @pytest.mark.parametrize(
