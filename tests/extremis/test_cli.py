@@ -278,7 +278,10 @@ def test_the_grids_of_astra(data: Path) -> None:
     assert [recipe.refresh.start for recipe in variants("7", data, "train.epochs=20").values()] == [2, 4, 8]
     nine = variants("8", data, "train.epochs=9")
     assert [recipe.refresh.every for recipe in nine.values()] == [1, 2, 4]
-    assert nine["astra"] == resolve("astra", ["negatives.pool=own", "train.epochs=9"], str(data)).recipe
+    assert (
+        nine["astra"]
+        == resolve("astra", ["negatives.pool=own", "refresh.source=table", "train.epochs=9"], str(data)).recipe
+    )
     assert {r.negatives.pool for r in [*lines.values(), *nine.values()]} == {"own"}
     assert {r.negatives.pool for r in variants("8", data, "negatives.pool=shared").values()} == {"shared"}
 
