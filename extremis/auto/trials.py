@@ -48,7 +48,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialGround:
-    """What all trials of a data set are trained and scored on: `rows` rows at `data`; trials are kept in `folder`."""
+    """Rows that all trials of a data set are trained and scored on: `rows` at `data`; trials are kept in `folder`."""
 
     data: str
     rows: int
