@@ -26,6 +26,7 @@ _BATCHES = 32, 512
 _POINTS = 600_000  # that a run passes over, with small data again and again
 _EPOCHS = 6, 30
 _WIDE = 512  # the dimension that rates were tuned at
+_SHORT = 25  # tokens of a text up to which rates need not fall; of 400, renee at D = 512 diverges at the full rate
 _NARROW = 64  # below it rates grow no more: training would diverge
 _FEW_POINTS = 100_000  # up to which a wide encoder costs little
 _MANY_LABELS = 5_000_000  # from which rows of labels decide the cost (ASTRA's bottleneck)
@@ -136,8 +137,12 @@ def hidden(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 
 def encoder_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Row-wise Adagrad's step grows with the root of D."""
-    return _by_width(0.1, 0.5, settled)
+    """Row-wise Adagrad's step grows with the root of D, and that of a text's vector with the root of its tokens."""
+    by_width = _by_width(0.1, 0.5, settled)
+    if facts.tokens <= _SHORT:
+        return by_width
+    rate = round(float(by_width.value) * (_SHORT / facts.tokens) ** 0.5, 4)
+    return Setting(rate, f"{by_width.reason}, {facts.tokens:.0f} tokens a text")
 
 
 def classifier_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
