@@ -10,6 +10,7 @@ _NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
 _LEAST_WEIGHT = 0.01
 # On WordNet 10 a query instead of 2 gain 0.3 P@5, and double the time: each is one more label to encode.
 _FEW_MINED = "negatives.hard=2"
+_NO_TEXTS = "data.label_texts=false"  # of labels that are queries too: each would be a point twice
 
 
 class Contender(NamedTuple):
@@ -34,7 +35,10 @@ def contenders(survey: Survey) -> list[Contender]:
     texts = "true" if survey.labels_have_texts else "false"
     kinds = [Contender("astra" if sampled else "renee", (f"data.label_texts={texts}",))]
     if survey.labels_have_texts:
-        kinds += [Contender("decoupled"), Contender("dexml-sampled", (_FEW_MINED,))]
+        kinds += [
+            Contender("decoupled"),
+            Contender("dexml-sampled", (_FEW_MINED, *([_NO_TEXTS] if survey.is_symmetric else []))),
+        ]
     read = () if survey.inputs == "tokens" else (f"encoder.inputs={survey.inputs}",)
     return [kind.changed(*read) for kind in kinds]
 

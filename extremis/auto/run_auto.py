@@ -82,7 +82,7 @@ def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tu
     """Try the contenders, then variations of the best, and return a report and the recipe of the winner."""
     rows = survey.facts.queries
     fitting = _fitting(data, contenders(survey), rows, overrides)
-    ground = TrialGround.prepare(data, survey.facts, join(run, FOLDER))
+    ground = TrialGround.prepare(data, survey, join(run, FOLDER))
     trials = [ground.try_out(contender) for contender in fitting]
     best = best_of(trials)
     weight = _resolve(data, best.contender, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)

@@ -49,6 +49,11 @@ class Survey:
         """True where most labels can be encoded."""
         return self.texts > 0.5
 
+    @property
+    def is_symmetric(self) -> bool:
+        """True where most labels are queries too: a pair may then have its reverse, which an excerpt would not keep."""
+        return self.labels_have_texts and self.symmetric > 0.5
+
     def lines(self) -> Iterator[str]:
         """Say what was seen, a line each."""
         facts = self.facts

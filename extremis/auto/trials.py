@@ -7,6 +7,7 @@ from typing import Any
 
 from extremis.auto.contenders import Contender
 from extremis.auto.excerpt import write_excerpt
+from extremis.auto.survey import Survey
 from extremis.evaluating.evaluate import EvaluateOptions, evaluate
 from extremis.training.train import train
 from schemas.layout import DataLayout
@@ -15,16 +16,16 @@ from trainer.config import Recipe
 from trainer.config.data import Data
 from trainer.evaluation.baselines.measure import measure_baselines
 from trainer.evaluation.held_out import HOLDOUT
-from trainer.settings.facts import Facts, measure
+from trainer.settings.facts import measure
 from trainer.settings.resolve import resolve
 from trainer.stream.part import WHOLE
 
 METRIC = "nDCG@5"  # of P@1 and P@5 at once
 QUERIES = 2_000  # that a trial is scored on, at most
 BASELINE_QUERIES = 500  # a long text takes tens of milliseconds
-_ROWS = 36_000  # of a trial, fewer of long texts
+_ROWS = 100_000  # of a trial, fewer of long texts
 _LONG = 200  # tokens that cost about as much as all else of a row
-_EPOCHS = 3
+_EPOCHS = 2, 4  # until a trial has passed over twice as many rows
 _WIDTH = 128  # D of a trial: an order of recipes shows at a quarter of the cost
 
 
@@ -48,21 +49,31 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialGround:
-    """Rows that all trials of a data set are trained and scored on: `rows` at `data`; trials are kept in `folder`."""
+    """Rows that all trials of a data set are trained and scored on: a `share` of the `rows` at `data`.
+
+    Each passes over them `epochs` times, and is kept in `folder`.
+    """
 
     data: str
     rows: int
+    share: float
+    epochs: int
     folder: str
 
     @classmethod
-    def prepare(cls, data: str, facts: Facts, folder: str) -> "TrialGround":
+    def prepare(cls, data: str, survey: Survey, folder: str) -> "TrialGround":
         """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
-        rows = round(_ROWS / (1 + facts.tokens / _LONG))
+        facts = survey.facts
+        rows, share = round(_ROWS / (1 + facts.tokens / _LONG)), 1.0
+        epochs = min(max(round(2 * rows / max(1, facts.queries)), _EPOCHS[0]), _EPOCHS[1])
         if facts.queries <= rows:
-            return cls(data, facts.queries, folder)
+            return cls(data, facts.queries, share, epochs, folder)
+        if survey.is_symmetric:
+            return cls(data, facts.queries, float(f"{rows / facts.queries:.3g}"), epochs, folder)
         excerpt = join(folder, "data")
         write_excerpt(DataLayout(data), excerpt, rows)
-        return cls(excerpt, measure(DataLayout(excerpt), "train", WHOLE, label_texts=False).queries, folder)
+        drawn = measure(DataLayout(excerpt), "train", WHOLE, label_texts=False).queries
+        return cls(excerpt, drawn, share, epochs, folder)
 
     def try_out(self, contender: Contender) -> Trial:
         """Train a contender without tables, and score it.
@@ -79,14 +90,15 @@ class TrialGround:
         """Return the recipe of a trial. Raises InputError, TableError."""
         changes = [
             *contender.changes,
+            f"data.share={self.share}",
             f"data.holdout={holdout_share(self.rows)}",
-            f"train.epochs={_EPOCHS}",
+            f"train.epochs={self.epochs}",
             f"encoder.dimension={_WIDTH}",
             f"encoder.hidden={2 * _WIDTH}",
             "checkpoint.every_epochs=0",
             "validation.every_epochs=1000",
             "logging.tensorboard=false",
-            f"refresh.start={_EPOCHS}",  # no table: a miner takes longer to start than a trial to end
+            f"refresh.start={self.epochs}",  # no table: a miner takes longer to start than a trial to end
         ]
         return resolve(contender.recipe, changes, self.data).recipe
 
