@@ -1,11 +1,20 @@
-"""Shares of trials, of any number of rows."""
+"""Trials: what is tried on which rows."""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extremis.auto.trials import QUERIES, holdout_share
+from extremis.auto import trials
+from extremis.auto.contenders import Contender, contenders, variations
+from extremis.auto.survey import Survey
+from extremis.auto.trials import QUERIES, TrialGround, holdout_share
+from schemas.manifest import open_manifest
+from tests.builders import build_data
 from trainer.config import load_recipe
+from trainer.config.data import Data
+from trainer.settings.facts import Facts
 
 
 @given(st.integers(1, 10**11))
@@ -17,3 +26,43 @@ def test_a_recipe_takes_the_share_that_is_held_out(rows: int) -> None:
     assert held_out <= QUERIES * 1.01 + 1
     assert held_out + data.trained.rows(rows) == rows
     assert rows < 40_000 or held_out == pytest.approx(QUERIES, rel=0.01)
+
+
+def survey(labels: int = 30_000, queries: int = 90_000, symmetric: float = 0.0, tokens: float = 12.0) -> Survey:
+    facts = Facts(queries=queries, labels=labels, pairs=3 * queries, tokens=tokens)
+    return Survey(facts, "tokens", texts=1.0, symmetric=symmetric)
+
+
+def test_of_symmetric_data_a_label_is_not_a_point_twice() -> None:
+    for symmetric, stated in ((0.0, False), (0.4, False), (0.9, True)):
+        dual = next(each for each in contenders(survey(symmetric=symmetric)) if each.recipe == "dexml-sampled")
+        assert ("data.label_texts=false" in dual.changes) == stated
+    assert contenders(survey(labels=100))[0].recipe == "renee"
+
+
+@pytest.mark.parametrize(
+    ("weight", "tried"), [(0.1, {0.4, 1.0}), (0.3, {0.1, 1.0}), (0.9, {0.1, 0.4}), (0, {0.4, 1.0})]
+)
+def test_variations_are_far_from_what_was_tried(weight: float, tried: set[float]) -> None:
+    changed = variations(Contender("astra"), weight)
+    assert {float(each.changes[-1].partition("=")[2]) for each in changed} == tried
+
+
+def test_symmetric_data_is_tried_on_rows_of_all_labels(tmp_path: Path) -> None:
+    ground = TrialGround.prepare("data", survey(queries=400_000, symmetric=0.9), str(tmp_path))
+    rows = Data(holdout=0.005, share=ground.share).trained.rows(400_000)
+    assert (ground.data, ground.rows, ground.epochs) == ("data", 400_000, 2)
+    assert rows == pytest.approx(100_000 / (1 + 12 / 200), rel=0.01)
+    small = TrialGround.prepare("data", survey(queries=5_000), str(tmp_path))
+    assert (small.data, small.share, small.epochs) == ("data", 1.0, 4)
+
+
+def test_larger_data_is_tried_on_an_excerpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "_ROWS", 60)
+    data = build_data(str(tmp_path / "data"), rows={"train": 400}, labels=90, most_positives=2)
+    seen = Survey.of(data.layout)
+    ground = TrialGround.prepare(data.layout.root, seen, str(tmp_path / "trials"))
+    assert ground.data == str(tmp_path / "trials" / "data")
+    assert 50 < ground.rows < 80
+    assert open_manifest(ground.data, "data").parameters["rows"] == {"train": ground.rows}
+    assert TrialGround.prepare(data.layout.root, seen, str(tmp_path / "trials")) == ground
