@@ -173,7 +173,10 @@ def test_everything_our_pipelines_are_made_of_gives_the_same(flags: tuple[str, .
 
 
 class Slow(beam.DoFn):
-    """Element 0 fails as soon as another is at work; that takes a while, and leaves a mark at its end."""
+    """Element 0 fails as soon as another is at work; that takes a while, and leaves a mark at its end.
+
+    Where all elements come to one worker, which happens while the other is slow to start, none is at work beside it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -181,7 +184,8 @@ class Slow(beam.DoFn):
     def process(self, element: int) -> None:
         (self._folder / f"start-{element}").touch()
         if element == 0:
-            while len(list(self._folder.iterdir())) < 2:
+            limit = time.monotonic() + 10
+            while len(list(self._folder.iterdir())) < 2 and time.monotonic() < limit:
                 time.sleep(0.01)
             raise InputError("the first one fails.")
         time.sleep(1.0)
