@@ -16,7 +16,7 @@ SHARED_DRAWS, OWN_DRAWS = 3200, 400
 # meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
 MOST_WEIGHT = 8
 
-_MOST_SEARCHED = 1_000_000  # labels that the trainer itself searches, with an index that is made anew again and again
+_MOST_SEARCHED = 1 << 15  # labels that the trainer itself searches in every step, by scoring all of them
 _INDEXES = 8  # of an epoch
 _TOLD_APART = 0.05  # standard deviation of vectors that are random at first
 _FEWEST_BETWEEN = 20  # steps from one index to the next
