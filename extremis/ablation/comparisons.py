@@ -9,7 +9,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from trainer.config import Recipe
-from trainer.settings.resolve import resolve
+from trainer.settings.resolve import facts_of, resolve
 
 SHOWN: tuple[str, ...] = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
 STRATEGIES = (  # in the order of ASTRA's Table 5
@@ -178,10 +178,8 @@ def _mips_table_2(data: str, overrides: Sequence[str]) -> Variants:
 
 def _steps(recipe: str, keys: Sequence[str], data: str, overrides: Sequence[str]) -> int:
     """Count the steps of an epoch of `recipe` with its changes. Raises TableError."""
-    changed, layout = resolve(recipe, [*keys, *overrides], data).recipe, DataLayout(data)
-    rows = changed.data.trained.rows(open_manifest(layout.queries(changed.data.split), "queries").rows)
-    rows += open_manifest(layout.labels, "labels").rows if changed.data.label_texts else 0
-    return -(-rows // changed.order.batch)
+    changed = resolve(recipe, [*keys, *overrides], data).recipe
+    return -(-facts_of(changed, data).points // changed.order.batch)
 
 
 def _lns_4(data: str, overrides: Sequence[str]) -> Variants:

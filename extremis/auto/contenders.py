@@ -35,8 +35,8 @@ def contenders(survey: Survey) -> list[Contender]:
     texts = "true" if survey.labels_have_texts else "false"
     kinds = [Contender("astra" if sampled else "renee", (f"data.label_texts={texts}",))]
     if survey.labels_have_texts:
-        of_encoder = (_FEW_MINED, _NO_TEXTS) if survey.is_symmetric else (_FEW_MINED,)
-        kinds += [Contender("decoupled"), Contender("dexml-sampled", of_encoder)]
+        changes = (_FEW_MINED, _NO_TEXTS) if survey.is_symmetric else (_FEW_MINED,)
+        kinds += [Contender("decoupled"), Contender("dexml-sampled", changes)]
     read = () if survey.inputs == "tokens" else (f"encoder.inputs={survey.inputs}",)
     return [kind.changed(*read) for kind in kinds]
 

@@ -76,7 +76,7 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
     ids, parts = np.cumsum(kept) - 1, []
     for group in _iterate_queries(data, columns):
         labels = list_column(group, "label_ids")
-        labels = Ragged(labels.entries, labels.offsets - labels.offsets[0]).keep(kept[labels.entries])
+        labels = labels.keep(kept[labels.values])
         field = group.schema.field("label_ids")
         column = list_array(ids[labels.values], labels.offsets, field.type.value_type)
         group = group.set_column(columns.index("label_ids"), field, column)

@@ -9,7 +9,7 @@ import tomli_w
 
 from extremis.auto.contenders import Contender, contenders, variations
 from extremis.auto.survey import Survey
-from extremis.auto.trials import METRIC, Trial, TrialGround, best_of, holdout_share
+from extremis.auto.trials import METRIC, Trial, TrialData, best_of, holdout_share
 from extremis.console import say, table
 from extremis.training.prometheus import LOOPBACK
 from extremis.training.train import train
@@ -82,12 +82,12 @@ def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tu
     """Try the contenders, then variations of the best, and return a report and the recipe of the winner."""
     rows = survey.facts.queries
     fitting = _fitting(data, contenders(survey), rows, overrides)
-    ground = TrialGround.prepare(data, survey, join(run, FOLDER))
-    trials = [ground.try_out(contender) for contender in fitting]
+    trial_data = TrialData.prepare(data, survey, join(run, FOLDER))
+    trials = [trial_data.try_out(contender) for contender in fitting]
     best = best_of(trials)
     weight = _resolve(data, best.contender, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
-    trials += [ground.try_out(contender) for contender in variations(best.contender, weight)]
-    best, baselines = best_of(trials), ground.baselines()
+    trials += [trial_data.try_out(contender) for contender in variations(best.contender, weight)]
+    best, baselines = best_of(trials), trial_data.baselines()
     _show(trials, baselines, best)
     report: dict[str, Any] = {"chosen": best.contender.recipe, "changes": list(best.contender.changes)}
     report |= {"trials": [trial.facts() for trial in trials], "baselines": baselines}

@@ -48,7 +48,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class TrialGround:
+class TrialData:
     """Rows that all trials of a data set are trained and scored on: a `share` of the `rows` at `data`.
 
     Each passes over them `epochs` times, and is kept in `folder`.
@@ -61,7 +61,7 @@ class TrialGround:
     folder: str
 
     @classmethod
-    def prepare(cls, data: str, survey: Survey, folder: str) -> "TrialGround":
+    def prepare(cls, data: str, survey: Survey, folder: str) -> "TrialData":
         """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
         facts = survey.facts
         rows, share = round(_ROWS / (1 + facts.tokens / _LONG)), 1.0

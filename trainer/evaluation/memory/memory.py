@@ -56,7 +56,7 @@ class Memory:
 
     def first(self, rows: int) -> "Memory":
         """Return the first `rows` points."""
-        return Memory(self.vectors[:rows], self.labels.slice(0, min(rows, len(self.vectors))))
+        return Memory(self.vectors[:rows], self.labels.slice(0, rows))
 
     @classmethod
     def read(cls, url: str, manifest: Manifest) -> "Memory | None":
