@@ -7,7 +7,7 @@ one is built in a thread meanwhile, and used from a step on that does not depend
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,7 +109,7 @@ class InTrainerIndex(NegativeSource):
         spec = f"IVF{max(1, int(rows**0.5))},Flat" if kind == MIPS else kind
         factory = choose(spec, rows, EXACT_LABELS)
         vectors = padded(vectors, factory.dimension(vectors.shape[1]))
-        block = Block(start, vectors, build(factory, vectors, self._seed))
+        block = Block(start, vectors, build(factory, vectors, self._seed), str(self._vectors.vectors.device))
         wide = padded(queries, vectors.shape[1])
         if kind == MIPS:
             params = SearchParams(nprobe=min(PROBED, factory.lists))
@@ -117,6 +117,6 @@ class InTrainerIndex(NegativeSource):
             params = tune(block, SearchParams(), factory.lossy, wide, self._options.width, TARGET_RECALL)
         # Vectors that are hardly trained lie in no clusters: most lists would be read, which is dearer than a product.
         if kind == AUTO and params.nprobe and not factory.pays(rows, self._options.width, params.nprobe):
-            return Block(start, vectors, None), SearchParams()
+            return replace(block, index=None), SearchParams()
         apply(block.index, params)
         return block, params
