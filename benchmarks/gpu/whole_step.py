@@ -1,7 +1,7 @@
 """The whole step with a transformer of random weights, and the share of it in which the device waits for the host.
 
-Candidates are planned before, as the stream's threads do; what is left to the host is what the loop does itself. No loss
-is read back, as in training between two lines of the log.
+Candidates are planned before, as the stream's threads do; what is left to the host is what the loop does itself. No
+loss is read back, as in training between two lines of the log.
 """
 
 import tempfile

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.device import CPU
 from trainer.padding import as_tensor
 from trainer.stream.batch_tensors import Place, map_arrays, pack
 
@@ -17,7 +18,7 @@ def send(value: Any, device: torch.device) -> Any:
     Otherwise they travel together, from pinned memory on a stream of their own, while the device is at work on what it
     was given before. 64 bits and 32 are meant alike: no unsigned numbers.
     """
-    if device.type == "cpu":
+    if device == CPU:
         return map_arrays(value, as_tensor)
     packed = pack(map_arrays(value, lambda tensor: tensor.numpy(), (torch.Tensor,)), device.type == "cuda")
     if packed is None:
