@@ -12,6 +12,7 @@ from tests.builders import build_data
 from tests.trainer.one_device import OneDevice, step_on_meta
 from trainer.config import Recipe, load_recipe, validate
 from trainer.config.load import recipe_names
+from trainer.encoders import build_encoder
 from trainer.heads.base import HeadStep
 from trainer.step import StepContext
 
@@ -93,6 +94,18 @@ def test_so_does_a_transformer(head: str, loss: str, data: DataLayout, bert: str
     encoder = {"kind": "transformer", "model": bert, "dimension": 16, "dropout": 0.1, "bottleneck": True}
     recipe = combination(head, loss, "all")
     step_on_meta(data, validate({**recipe.model_dump(), "encoder": encoder}, "test"))
+
+
+def test_a_whole_mask_gives_a_transformer_what_one_by_row_does(bert: str) -> None:
+    """On a device the mask is [B, 1, 1, T], of which nothing is read back."""
+    recipe = combination("classifier", "bce", "all")
+    section = {"kind": "transformer", "model": bert, "dimension": 16}
+    encoder = build_encoder(validate({**recipe.model_dump(), "encoder": section}, "test").encoder, 50, 0)
+    model = encoder.model.eval()  # type: ignore[attr-defined]
+    ids, mask = torch.arange(24).view(3, 8), torch.arange(8) < torch.tensor([[8], [3], [1]])
+    by_row = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    whole = model(input_ids=ids, attention_mask=mask[:, None, None]).last_hidden_state
+    torch.testing.assert_close(whole[mask], by_row[mask])
 
 
 def test_so_does_a_batch_in_parts(data: DataLayout) -> None:
