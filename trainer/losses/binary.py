@@ -83,7 +83,7 @@ def _step_on_device(
     x: torch.Tensor, rows: RowMatrix, candidates: Candidates, lr: float, step: int, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do the same on a device, which nothing waits for: scores of pairs by query, then gradients and updates by row."""
-    matrix, rule, operations = rows.device_matrix(), rows.rule(lr, step), rows.on_device
+    matrix, rule, operations, x = rows.device_matrix(), rows.rule(lr, step), rows.on_device, x.contiguous()
     # One copy for all: ids, the pool, and pairs in both orders.
     arrays = candidates.ids, _pool_arrays(candidates), order_pairs(candidates, len(x))
     sent = send(_Sent(*arrays), rows.device)

@@ -97,8 +97,9 @@ def test_a_step_on_a_device_is_that_of_a_cpu(pool: str, monkeypatch: pytest.Monk
     case = Case("float32", "adagrad", 16, pool)
     host, other = case.matrix(torch.device("cpu")), case.matrix(torch.device("cpu"))
     for step in range(3):
-        x, candidates = torch.randn(QUERIES, 16, generator=torch.Generator().manual_seed(step)), case.candidates(step)
-        loss, on_x = binary_step(x, host, candidates, 0.1, step, 0.5)
+        x = torch.randn(16, QUERIES, generator=torch.Generator().manual_seed(step)).T  # as a [CLS] state may lie
+        candidates = case.candidates(step)
+        loss, on_x = binary_step(x.contiguous(), host, candidates, 0.1, step, 0.5)
         with monkeypatch.context() as patch:
             patch.setattr("trainer.losses.binary.CPU", None)  # as if its memory were a device's
             value, gradient = binary_step(x, other, candidates, 0.1, step, 0.5)
