@@ -123,7 +123,7 @@ class Ours:
         self._batch = Batch(0, 0, rows, tokens(batch.queries), rows, np.arange(len(rows) + 1), hard)
 
     def gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
-        return learn(self._context, self._batch, 0, 1.0).loss, take_gradients(self._encoder.model)
+        return learn(self._context, self._batch, 0, 1.0).loss.item(), take_gradients(self._encoder.model)
 
     def step(self) -> None:
         take_step(self._context, self._batch, 0, 1.0)

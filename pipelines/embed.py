@@ -29,6 +29,7 @@ from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
 from schemas.shard_files.shards import iterate_shard
 from schemas.storage import join
+from trainer.device import open_device
 from trainer.inputs import require_inputs
 from trainer.model import Model, find_checkpoint, has_bias, load_encoder
 from trainer.rows.threads import one_thread
@@ -60,6 +61,7 @@ class Plan:
     source: Table
     out: str
     options: EmbedOptions
+    device: str = "auto"
 
     @property
     def kind(self) -> str:
@@ -88,16 +90,20 @@ def embed(
     out: str,
     options: EmbedOptions | None = None,
     beam_options: Sequence[str] = (),
+    device: str = "auto",
 ) -> Manifest:
     """Embed the queries of a split, or the label texts, with a checkpoint of RUN: the manifest of the table at OUT.
 
     Row j of row group g of shard i of OUT is x [D] of row j of row group g of shard i of the table: what the classifier
     vectors are multiplied with, so D counts the bias column where there is one. Queries give an `embeddings` table,
-    labels a `vectors` table. A finished OUT of the same parents and parameters is returned as it is. Raises InputError
+    labels a `vectors` table. A finished OUT of the same parents and parameters is returned as it is. Each worker opens
+    `device` where it is. Raises InputError
     (no such split, run or checkpoint; OUT holds something else; a value too large for the dtype), TableError,
     StorageError.
     """
     options, layout = options or EmbedOptions(), DataLayout(data)
+    if not beam_options:  # workers elsewhere may have what this machine has not
+        open_device(device)
     labels = options.what == "labels"
     source = Table.open(layout.labels, "labels") if labels else open_queries(layout, options.split)
     files = [join(source.url, shard.path) for shard in source.manifest.shards]
@@ -108,7 +114,7 @@ def embed(
     parameters = {**options.model_dump(), "step": checkpoint.step, "bias": has_bias(recipe)}
     if labels:
         del parameters["split"]
-    plan = Plan(data, run, checkpoint.step, checkpoint.manifest.digest, source, out, options)
+    plan = Plan(data, run, checkpoint.step, checkpoint.manifest.digest, source, out, options, device)
     request = Request(plan.kind, parents, parameters)
     finished = find_reusable(out, request, "Give another OUT, or remove it first.")
     if finished is not None:
@@ -133,7 +139,7 @@ def embed_shard(shard: int, plan: Plan) -> Summary:
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:
         for group in groups:
-            x = _narrow(model.embed_table(group, plan.options.batch, labels).numpy(), plan)
+            x = _narrow(model.embed_table(group, plan.options.batch, labels).cpu().numpy(), plan)
             vectors = matrix_array(x, schema.field("vector").type.value_type)
             out.write(pa.table([group.column(plan.id_column), vectors], schema=schema))
     return Summary({plan.kind: (out.entry,)}, {plan.kind: Counter(rows=out.entry.rows)})
@@ -144,7 +150,8 @@ def shared_model(plan: Plan) -> Model:
     with _LOADING:
         if plan.checkpoint not in _MODELS:
             _MODELS.clear()
-            _MODELS[plan.checkpoint] = load_encoder(DataLayout(plan.data), RunLayout(plan.run), plan.step)
+            device = open_device(plan.device)
+            _MODELS[plan.checkpoint] = load_encoder(DataLayout(plan.data), RunLayout(plan.run), plan.step, device)
         return _MODELS[plan.checkpoint]
 
 

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import InputError
 
+DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"  # names of a device to compute on
+
 
 class Options(BaseModel):
     """Base of every set of options: no key that it does not know, no change once it is made."""

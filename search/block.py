@@ -13,6 +13,7 @@ import numpy as np
 from schemas.ragged import Ragged
 from search.candidates import best, pack, unpack
 from search.nearest import nearest
+from search.on_device import CPU, DeviceVectors
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
 _PAIRS = 1 << 22  # scores held at once for the rows that do not
@@ -20,16 +21,30 @@ _PAIRS = 1 << 22  # scores held at once for the rows that do not
 
 @dataclass(frozen=True)
 class Block:
-    """Labels [start, start + n) in memory: `vectors` float32 [n, D], an index over them or None for exact search."""
+    """Labels [start, start + n) in memory: `vectors` float32 [n, D], an index over them or None for exact search.
+
+    Exact search is on `device`, cpu or one that PyTorch has, with the same result.
+    """
 
     start: int
     vectors: np.ndarray
     index: faiss.Index | None = None
+    device: str = CPU
 
     @property
     def stop(self) -> int:
         """End of the labels, exclusive."""
         return self.start + len(self.vectors)
+
+    def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Find positions with the `count` best scores, up to rounding: as `search.nearest.nearest`."""
+        if self.device == CPU:
+            return nearest(queries, self.vectors, count)
+        return self._on_device.nearest(queries, count)
+
+    @cached_property
+    def _on_device(self) -> DeviceVectors:
+        return DeviceVectors(self.vectors, self.device)
 
     @cached_property
     def longest(self) -> float:
@@ -58,7 +73,7 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     """Search without missing a label, ties broken by label id: equal to sorting all labels of the block."""
     rows = len(block.vectors)
     fetch = min(rows, width + _SLACK)
-    approximate, positions = nearest(queries, block.vectors, fetch)
+    approximate, positions = block.nearest(queries, fetch)
     keys = best(_keys(block, queries, positions), width)
     if fetch == rows:
         return keys

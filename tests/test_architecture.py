@@ -76,8 +76,9 @@ def test_imports_go_one_way(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_pipelines_know_beam_and_only_the_trainer_knows_torch(module: str) -> None:
-    owners = {"apache_beam": {"pipelines"}, "faiss": {"search", "pipelines"}, "torch": {"trainer"}}
-    wrong = {name for name in imports_of(module) if top(name) in owners and top(module) not in owners[top(name)]}
+    owners = {"apache_beam": {"pipelines"}, "faiss": {"search", "pipelines"}, "torch": {"trainer", "search.on_device"}}
+    within = {top(module), module}
+    wrong = {name for name in imports_of(module) if top(name) in owners and not within & owners[top(name)]}
     assert not wrong, f"{module} imports {sorted(wrong)}"
 
 
@@ -138,9 +139,14 @@ def test_the_loop_is_the_loop_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_functions_take_at_most_seven_parameters(module: str) -> None:
-    """Constructors of plain data are not written out, so none of them is among the functions."""
+    """Constructors of plain data are not written out, so none of them is among the functions.
+
+    A GPU's kernel takes pointers one by one.
+    """
     for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+                continue
             arguments = node.args
             names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
             names = [name for name in names if name not in ("self", "cls")]

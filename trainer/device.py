@@ -1,11 +1,47 @@
-"""Settings of torch: denormals, and generators of random numbers."""
+"""The device that a run computes on, settings of torch, and generators of random numbers."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import torch
 
+from schemas.errors import InputError
 from schemas.randomness import Purpose, torch_seed
+
+CPU = torch.device("cpu")
+
+
+def open_device(name: str) -> torch.device:
+    """Return the device `name`: auto, cpu, cuda or cuda:N. Raises InputError where it is not there.
+
+    `auto` is a GPU where there is one, else the CPU. Without a number it is the GPU of LOCAL_RANK, which torchrun sets.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind, _, number = name.partition(":")
+    if kind == "cpu" or (kind == "auto" and not gpus):
+        return CPU
+    if not gpus:
+        built = "PyTorch finds no GPU here" if torch.version.cuda else "this PyTorch is built for CPUs alone"
+        raise InputError(f"device {name!r}: {built}. Set it to 'auto' or 'cpu' (--device, train.device).")
+    index = int(number) if number else int(os.environ.get("LOCAL_RANK", "0")) % gpus
+    if index >= gpus:
+        numbers = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
+        raise InputError(f"device {name!r}: there is {numbers} here. Set it to one of them, or to 'auto'.")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device with its maker's name for it."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager:
+    """Return the context in which products are of `dtype`; None: of the tensors' own, whatever is around it."""
+    if device.type not in ("cpu", "cuda"):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import torch
 
 from schemas.errors import ExtremisError
+from trainer.device import CPU, describe_device
 from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
 from trainer.refresh import true_ranks
@@ -28,7 +29,9 @@ class EpochRunner:
     def __init__(self, parts: Parts, progress: Progress) -> None:
         self._parts, self.progress = parts, progress
         self._steps_an_epoch = parts.stream.steps
-        self._losses = LossWatch()
+        self._watch = LossWatch()
+        self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
+        self._loss = math.nan  # the last that was read
 
     @property
     def epochs(self) -> int:
@@ -68,8 +71,9 @@ class EpochRunner:
             self._after_step(result, dump)
             rows += len(result.rows)
             if on_step is not None:
-                on_step(progress.global_step, self.total_steps, result.loss)
+                on_step(progress.global_step, self.total_steps, self._loss)
             clock.lap("rest")
+        self._read_losses()
         if dump:
             parts.refresher.publish(dump, parts.model, progress.global_step)
             clock.lap("dump")
@@ -137,32 +141,46 @@ class EpochRunner:
     def _after_step(self, result: StepResult, dump: EmbeddingCollector | None) -> None:
         parts, progress, recipe = self._parts, self.progress, self._parts.recipe
         factor = self.rate_factor(progress.global_step)
-        if not math.isfinite(result.loss):
-            raise ExtremisError(
-                f"the loss is {result.loss} at step {progress.global_step} (epoch {progress.epoch}): training has "
-                "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
-            )
-        before = self._losses.jumped(result.loss)
-        if before is not None:
-            parts.say(
-                f"odd: at step {progress.global_step} the loss jumped from {before:.3g} to {result.loss:.3g}; if it "
-                "does so again, lower encoder.lr and classifier.lr"
-            )
+        logged = (progress.global_step + 1) % recipe.logging.every_steps == 0
+        self._unread.append((progress.global_step, result.loss))
+        # On a GPU the next steps are on their way while this one is at work: reading its loss would halt them.
+        if logged or math.isnan(self._loss) or parts.model.device == CPU:
+            self._read_losses()
         if dump:
             dump.add(result.rows, result.x)
         progress.step = result.step + 1
         progress.global_step += 1
-        progress.loss_sum += result.loss
         parts.step.sources.after_step(progress.global_step, progress.epoch, result.step)
-        if progress.global_step % recipe.logging.every_steps == 0:
+        if logged:
             rates = {"encoder_lr": recipe.encoder.lr * factor, "classifier_lr": recipe.classifier.lr * factor}
-            facts = {"epoch": progress.epoch, "loss": result.loss, **rates}
+            facts = {"epoch": progress.epoch, "loss": self._loss, **rates}
             parts.tracker.record("train", progress.global_step, facts)
         every = recipe.checkpoint.every_steps
         if every and progress.global_step % every == 0 and progress.step < parts.stream.steps:
+            self._read_losses()
             if dump:
                 dump.save_part(progress.step)
             self.save()
+
+    def _read_losses(self) -> None:
+        """Take in the losses of the steps since the last time, in one copy. Raises ExtremisError: one is not finite."""
+        progress, unread = self.progress, self._unread
+        self._unread = []
+        losses = torch.stack([loss for _, loss in unread]).tolist() if unread else []
+        for (step, _), loss in zip(unread, losses, strict=True):
+            if not math.isfinite(loss):
+                raise ExtremisError(
+                    f"the loss is {loss} at step {step} (epoch {progress.epoch}): training has "
+                    "diverged. Lower encoder.lr and classifier.lr, or raise train.warmup, and start a new run."
+                )
+            before = self._watch.jumped(loss)
+            if before is not None:
+                self._parts.say(
+                    f"odd: at step {step} the loss jumped from {before:.3g} to {loss:.3g}; if it "
+                    "does so again, lower encoder.lr and classifier.lr"
+                )
+            progress.loss_sum += loss
+            self._loss = loss
 
     def _end(self, adoption: Adoption, rows: int, skipped: int, seconds: float) -> EpochReport:
         parts, progress = self._parts, self.progress
@@ -179,6 +197,7 @@ class EpochRunner:
             "table_epoch": adoption.table_epoch,
             "table_age": adoption.age,
             "late": adoption.late,
+            "device": describe_device(parts.model.device),
         }
         seconds_of = {f"seconds_{name}": round(value, 3) for name, value in parts.step.clock.seconds.items()}
         parts.tracker.record("epoch", progress.global_step, {**facts, **seconds_of})

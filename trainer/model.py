@@ -1,6 +1,5 @@
 """Model: encoder and head, built from a recipe and DATA, saved to a checkpoint, loaded from one."""
 
-import functools
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -11,6 +10,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, load_config, restore_recipe
+from trainer.device import CPU
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group
 from trainer.heads.base import Head, HeadContext
@@ -35,16 +35,27 @@ class Model:
         features: int = 0,
         group: Group = ALONE,
         texts: Inputs | None = None,
+        device: torch.device = CPU,
     ) -> "Model":
         """Initialise a model from the recipe's seed: the encoder, and the vectors of a rank's labels. InputError.
 
         A head that encodes labels reads them from `texts`; without, it can embed what it is given.
         """
+
+        def encoder_of(seed: int) -> Encoder:
+            encoder = build_encoder(recipe.encoder, vocabulary, seed, features)
+            encoder.move(device)
+            return encoder
+
         seed = recipe.train.seed
-        encoder = build_encoder(recipe.encoder, vocabulary, seed, features)
-        second = functools.partial(build_encoder, recipe.encoder, vocabulary, seed + 1, features)
-        head = recipe.head.implementation.build(recipe, encoder, labels, HeadContext(second, texts, group))
-        return cls(encoder, head, recipe.encoder.inputs)
+        encoder = encoder_of(seed)
+        context = HeadContext(lambda: encoder_of(seed + 1), texts, group, device)
+        return cls(encoder, recipe.head.implementation.build(recipe, encoder, labels, context), recipe.encoder.inputs)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters, and of embeddings."""
+        return self.encoder.device
 
     @property
     def encoders(self) -> dict[str, Encoder]:
@@ -75,7 +86,7 @@ class Model:
         rows = rows.select(self.columns)
         embed = self.embed_labels if labels else self.embed
         parts = [embed(Inputs.of(rows.slice(start, batch))) for start in range(0, rows.num_rows, batch)]
-        return torch.cat(parts) if parts else torch.empty(0, self.width)
+        return torch.cat(parts) if parts else torch.empty(0, self.width, device=self.device)
 
     def parts(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return what a checkpoint holds besides rows of labels, by part."""
@@ -137,28 +148,28 @@ def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -
 
 
 def load_model(
-    data: DataLayout, run: RunLayout, step: int | None = None, group: Group = ALONE
+    data: DataLayout, run: RunLayout, step: int | None = None, group: Group = ALONE, device: torch.device = CPU
 ) -> tuple[Recipe, Model, Checkpoint]:
-    """Load the recipe, the model and its checkpoint, on each rank with the vectors of its labels.
+    """Load the recipe, the model and its checkpoint to `device`, on each rank with the vectors of its labels.
 
     Raises as `find_checkpoint`.
     """
     recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step))
     facts = DataFacts.of(data)
     texts = open_texts(data, recipe)
-    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts)
+    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
     model.load(checkpoint)
     return recipe, model, checkpoint
 
 
-def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None) -> Model:
+def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None, device: torch.device = CPU) -> Model:
     """Load the model of a checkpoint for embedding alone: without rows of labels, so memory does not grow with L.
 
     Raises as `find_checkpoint`.
     """
     recipe, checkpoint = find_checkpoint(data, run, step)
     facts = DataFacts.of(data)
-    model = Model.build(recipe, facts.vocabulary, 0, facts.features)
+    model = Model.build(recipe, facts.vocabulary, 0, facts.features, device=device)
     model.load_encoders(checkpoint)
     return model
 

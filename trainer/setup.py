@@ -12,6 +12,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
+from trainer.device import describe_device, open_device
 from trainer.evaluation.evaluate import label_statistics, positive_weights
 from trainer.evaluation.validator import Validator
 from trainer.group import SILENCE_SECONDS, Group, label_range
@@ -31,6 +32,10 @@ from trainer.stream import JoinedStream, Reading, Source, open_sources
 from trainer.tracking import NoTracker, Tracker
 
 Say = Callable[[str], None]
+_WHERE = {
+    ("classifier", "storage"),
+    ("train", "device"),
+}  # of a run's parameters, which may be elsewhere when it goes on
 
 
 @dataclass(frozen=True)
@@ -62,13 +67,15 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     say = say if group.first else _say_nothing
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
+    device = open_device(recipe.train.device)
+    say(f"device: {describe_device(device)}")
     facts = DataFacts.of(data)
     rows = recipe.data
     tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
     require_streamable(recipe, tables, data.root, group)
     planner = open_planner(recipe, data, facts.labels, group, say)
     texts = open_texts(data, recipe)
-    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts)
+    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
     sources = open_sources_of_negatives(recipe, model, group)
     # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
     ahead = group.ranks == 1 and not sources.sources and model.head.has_rows
@@ -201,7 +208,7 @@ def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
         for section, values in after.items()
         if isinstance(values, dict) and section != "storage"  # how it is read, not what
         for key, value in values.items()
-        if value != before[section].get(key) and (section, key) != ("classifier", "storage")  # where it is kept
+        if value != before[section].get(key) and (section, key) not in _WHERE
     ]
     if differing:
         raise InputError(

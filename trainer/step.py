@@ -58,10 +58,13 @@ class StepContext:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of `step` of the epoch on every rank: mean loss of the global batch, its row ids [B], and x [B, D]."""
+    """Result of `step` of the epoch on every rank: mean loss of the global batch, its row ids [B], and x [B, D].
+
+    The loss is a tensor [] on the device, float64: whoever reads it waits for the step.
+    """
 
     step: int
-    loss: float
+    loss: torch.Tensor
     rows: np.ndarray
     x: torch.Tensor
 
@@ -104,7 +107,7 @@ def learn(context: StepContext, batch: Batch, number: int, factor: float, hook: 
         HeadStep(everyone, x, sampled, context.planner, number, factor, context.before_change)
     )
     clock.lap("classify")
-    result = StepResult(batch.step, float(group.sum(loss)), everyone.rows, x)
+    result = StepResult(batch.step, group.sum(loss).double(), everyone.rows, x)
     if context.queries.trains:
         gradient = group.sum(on_x)[first : first + len(batch), : part.shape[1]]
         clock.lap("gather")

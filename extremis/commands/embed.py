@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import beam_tail, json_option, step_option
+from extremis.commands.options import beam_tail, device_option, json_option, step_option
 from extremis.console import say
 from schemas.options import check
 
@@ -17,9 +17,10 @@ from schemas.options import check
 @click.option("--split", default="test", help="Split of the queries.")
 @step_option
 @click.option("--dtype", type=click.Choice(["float16", "float32"]), default="float16")
+@device_option
 @json_option
 @beam_tail
-def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], **options: Any) -> dict[str, Any]:
+def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], device: str, **options: Any) -> dict[str, Any]:
     """Embed queries or labels with a checkpoint of RUN, aligned with their table, to OUT.
 
     Everything after -- goes to Beam.
@@ -30,6 +31,6 @@ def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], **option
     """
     from pipelines import embed as embedding
 
-    manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options)
+    manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options, device)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     return {"out": out, "digest": manifest.digest, "rows": manifest.rows}

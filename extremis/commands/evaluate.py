@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, comma_list, json_option, step_option
+from extremis.commands.options import POSITIVE, comma_list, device_option, json_option, step_option
 from extremis.console import metrics_table, say, table
 
 
@@ -32,8 +32,9 @@ from extremis.console import metrics_table, say, table
     help="Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis fuse).",
 )
 @click.option("--baseline", is_flag=True, help="Also score popular labels, and nearest texts by TF-IDF.")
+@device_option
 @json_option
-def evaluate(data: str, run: str, no_filter: bool, **options: Any) -> dict[str, Any] | None:
+def evaluate(data: str, run: str, no_filter: bool, device: str, **options: Any) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
     \b
@@ -49,7 +50,7 @@ def evaluate(data: str, run: str, no_filter: bool, **options: Any) -> dict[str, 
 
     evaluate_options = evaluating.EvaluateOptions(filter=not no_filter, **options)
     with joined() as group:
-        report = evaluating.evaluate(data, run, evaluate_options, group)
+        report = evaluating.evaluate(data, run, evaluate_options, group, device)
     if not group.first:
         return None
     split = evaluate_options.split

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import NOT_NEGATIVE, POSITIVE, dump_options, require_watchable, stated
+from extremis.commands.options import NOT_NEGATIVE, POSITIVE, device_option, dump_options, require_watchable, stated
 from extremis.console import say
 from schemas.options import check
 
@@ -32,6 +32,7 @@ from schemas.options import check
 @click.option("--query-batch", type=POSITIVE, help="Queries searched at a time. Default: from --memory.")
 @click.option("--tasks-per-block", type=POSITIVE, help="Work items per block, each with an index. Default: 1.")
 @click.option("--threads", type=POSITIVE, help="Faiss threads per worker. Default: all cores.")
+@device_option
 @click.option("--audit-queries", type=NOT_NEGATIVE, help="Rows to search exactly too. Default: 200 to 1000.")
 @click.option("--keep-index", metavar="URL", help="Keep every block's Faiss index under URL, for serving.")
 def mine(data: str, run: str, watch: bool, beam_options: tuple[str, ...], **options: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Options that several commands share, and parsers of their values."""
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +9,27 @@ import click
 
 from extremis.console import print_json
 from schemas.errors import InputError
+from schemas.options import DEVICES
+
+
+class _Device(click.ParamType):
+    """The name of a device."""
+
+    name = "auto|cpu|cuda|cuda:N"
+
+    def convert(self, value: str, param: Any, ctx: Any) -> str:
+        if not re.match(DEVICES, value):
+            self.fail(f"{value!r}: expected auto, cpu, cuda, or a GPU's number as in cuda:1.", param, ctx)
+        return value
+
 
 POSITIVE, NOT_NEGATIVE = click.IntRange(1), click.IntRange(0)
 
 beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 step_option = click.option("--step", type=NOT_NEGATIVE, help="Step of the checkpoint. Default: the newest.")
+device_option = click.option(
+    "--device", type=_Device(), default="auto", help="Where to compute. Default: auto, a GPU where there is one."
+)
 recipe_option = click.option("--recipe", default="astra", help="A recipe's name or TOML file.")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5."
@@ -58,12 +75,21 @@ training_options = combine(
     click.argument("run"),
     set_option,
     click.option(
+        "--device", type=_Device(), help="Where to compute. Default: the recipe's, auto, a GPU where there is one."
+    ),
+    click.option(
         "--resume", is_flag=True, help="Continue from the newest checkpoint of RUN, or start if there is none."
     ),
     click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus. 0: a free port."),
     click.option("--metrics-host", default="127.0.0.1", help="Address that the port listens on."),
     json_option,
 )
+
+
+def with_device(overrides: tuple[str, ...], device: str | None) -> tuple[str, ...]:
+    """Return the changes of a recipe that --set and --device state."""
+    return overrides if device is None else (*overrides, f"train.device={device}")
+
 
 dump_options = combine(  # of a pipeline that makes a table from a dump
     click.argument("data"),

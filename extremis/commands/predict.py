@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, fields_option, json_option, text_option
+from extremis.commands.options import POSITIVE, device_option, fields_option, json_option, text_option
 from extremis.console import say
 from schemas.errors import InputError
 
@@ -25,6 +25,7 @@ from schemas.errors import InputError
 @click.option("--exact", is_flag=True, help="Score every label, even where there is an index.")
 @click.option("--no-filter", is_flag=True, help="With --data: keep the filter's pairs among the predictions.")
 @click.option("--threads", type=POSITIVE, help="Default: all cores.")
+@device_option
 @json_option
 def predict(exported: str, places: tuple[str, ...], data: str | None, **options: Any) -> dict[str, Any]:
     """Predict labels with an export, for the texts of INPUT, or for a split of --data, and write them to OUT.
@@ -48,7 +49,7 @@ def predict(exported: str, places: tuple[str, ...], data: str | None, **options:
     threshold, precision = options["threshold"], options["precision"]
     if threshold is not None and precision is not None:
         raise InputError("--threshold and --precision both set the lowest score. Give one of them.")
-    opened = open_exported(exported, options["exact"], options["threads"])
+    opened = open_exported(exported, options["exact"], options["threads"], options["device"])
     if precision is not None:
         threshold = opened.threshold(precision)
     predict_options = PredictOptions(options["k"], options["to"], threshold, filter=not options["no_filter"])

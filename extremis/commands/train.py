@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import training_options
+from extremis.commands.options import training_options, with_device
 from extremis.console import say
 
 
@@ -24,7 +24,9 @@ def train(**options: Any) -> dict[str, Any] | None:
     return train_run(**options)
 
 
-def train_run(recipe: str, run: str, overrides: tuple[str, ...], **options: Any) -> dict[str, Any] | None:
+def train_run(
+    recipe: str, run: str, overrides: tuple[str, ...], device: str | None, **options: Any
+) -> dict[str, Any] | None:
     """Train on the ranks that torchrun launched; rank 0 returns the outcome."""
     from extremis.training.ranks import joined
     from extremis.training.train import train as train_recipe
@@ -32,7 +34,7 @@ def train_run(recipe: str, run: str, overrides: tuple[str, ...], **options: Any)
 
     metrics = options.pop("metrics_host"), options.pop("metrics_port")
     with joined() as group:
-        resolved = resolve(recipe, overrides, options["data"])
+        resolved = resolve(recipe, with_device(overrides, device), options["data"])
         for line in resolved.lines(options["data"]) if group.first else ():
             say(line)
         outcome = train_recipe(run=run, recipe=resolved.recipe, group=group, metrics=metrics, **options)

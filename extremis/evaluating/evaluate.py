@@ -9,6 +9,7 @@ from schemas import storage
 from schemas.layout import DataLayout, RunLayout
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config.data import Data
+from trainer.device import open_device
 from trainer.evaluation.baselines.measure import QUERIES, measure_baselines
 from trainer.evaluation.evaluate import Scorer, Scores, label_statistics
 from trainer.evaluation.fusion.files import fused_step, open_fused
@@ -41,15 +42,22 @@ class EvaluateOptions:
         return self.limit is None and self.filter and not self.seen_only and self.scores == "classifier"
 
 
-def evaluate(data: str, run: str, options: EvaluateOptions = EvaluateOptions(), group: Group = ALONE) -> dict[str, Any]:
+def evaluate(
+    data: str,
+    run: str,
+    options: EvaluateOptions = EvaluateOptions(),
+    group: Group = ALONE,
+    device: str = "auto",
+) -> dict[str, Any]:
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
-    Rank 0 keeps a standard report in the run, for `extremis report`.
+    `device`: where it is embedded and searched, as in `open_device`. Rank 0 keeps a standard report in the run, for
+    `extremis report`.
     """
     step = options.step
     if step is None and options.scores == "fused":
         step = group.decide(lambda: fused_step(RunLayout(run)))
-    recipe, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group)
+    recipe, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group, open_device(device))
     statistics = label_statistics(DataLayout(data))
     ranking = _ranking(data, run, checkpoint, model, group, options)
     scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics, recipe.data)

@@ -18,6 +18,7 @@ from schemas.manifest import open_manifest
 from schemas.shard_files import parquet
 from schemas.shard_files.shards import iterate
 from schemas.tables import PAD
+from trainer.device import open_device
 from trainer.export.exported import ENCODER, Exported, iterate_ranked, use_threads
 from trainer.inputs import require_inputs
 from trainer.stream import open_queries
@@ -36,9 +37,12 @@ class PredictOptions:
     filter: bool = True
 
 
-def open_exported(url: str, exact: bool = False, threads: int | None = None) -> Exported:
-    """Open the export at `url`, to be searched by `threads` threads. Raises TableError, StorageError."""
-    exported = Exported.open(url, exact)
+def open_exported(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
+    """Open the export at `url` on `device`, to be searched by `threads` threads.
+
+    Raises InputError: no such device; TableError, StorageError.
+    """
+    exported = Exported.open(url, exact, open_device(device))
     use_threads(threads, bool(exported.serving.index))
     return exported
 

@@ -1,6 +1,7 @@
 """Quality of a table on a sample of its rows: recall against exact search, and how hard its negatives are."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ class Audit(NamedTuple):
 
 def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width: int) -> Audit:
     """Search one block exactly for sampled queries [S, D], and score their positives in this block."""
-    exact = search_negatives(Block(block.start, block.vectors), queries, exclusions, width)
+    exact = search_negatives(block if block.index is None else replace(block, index=None), queries, exclusions, width)
     rows, scores = positive_scores(block, queries, exclusions)
     return Audit(exact, rows, scores)
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from pipelines.common.options import DumpOptions
+from schemas.options import DEVICES
 
 
 class MineOptions(DumpOptions):
@@ -32,6 +33,7 @@ class MineOptions(DumpOptions):
     query_batch: int | None = Field(default=None, ge=1, description="queries searched at a time; None: from memory")
     tasks_per_block: int = Field(default=1, ge=1, description="work items a block; each builds its index")
     threads: int | None = Field(default=None, ge=1, description="Faiss threads a worker")
+    device: str = Field(default="auto", pattern=DEVICES, description="where exact search runs; each worker opens it")
     audit_queries: int | None = Field(default=None, ge=0, description="rows also searched exactly; None: 200 to 1000")
     # The output.
     keep_index: str | None = Field(default=None, description="keep every block's index under this prefix")

@@ -33,6 +33,7 @@ from search.candidates import EMPTY, merge, unpack
 from search.exclusions import Exclusions, positive_scores, search_negatives
 from search.index import build, set_up
 from search.index_files import write_index
+from search.on_device import find_device
 from search.params import SearchParams
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
@@ -81,7 +82,8 @@ def load_block(plan: Plan, number: int, profile: Profile) -> LoadedBlock:
     with profile.stage("read vectors"):
         vectors = read_block(inputs.vectors_url, inputs.vectors, start, stop, plan.dimension, inputs.drop_bias)
     with profile.stage("build index"):
-        block = Block(start, vectors, build(plan.factory, vectors, plan.options.seed))
+        index = build(plan.factory, vectors, plan.options.seed)
+        block = Block(start, vectors, index, find_device(plan.options.device))
     with profile.stage("tune"):
         tuned = _tune(plan, block)
     params.apply(block.index, tuned)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.options import Options
+from schemas.options import DEVICES, Options
 
 
 class Train(Options):
@@ -34,6 +34,11 @@ class Train(Options):
         "negatives alone train from scratch (MIPS-s, section 3.1: 50)",
     )
     threads: int = Field(0, ge=0, description="torch threads; 0: torch's own choice")
+    device: str = Field(
+        "auto",
+        pattern=DEVICES,
+        description="cpu, cuda, cuda:N, or auto: a GPU where there is one; a resumed run may have another",
+    )
     clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
     encoder_from: str = Field(
         "", description="a run on the same data whose encoder, as its newest checkpoint has it, this one begins with"

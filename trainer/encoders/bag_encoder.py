@@ -123,16 +123,16 @@ class BagEncoder(Encoder):
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
     ) -> BagInputs:
-        rows, first = scale_features(self._features_of(inputs), self._weights.numpy()), 0
+        rows, first = scale_features(self._features_of(inputs), self._weights.numpy()), 0  # weights stay on the host
         if self._config.unit_features:
             rows = normalize_rows(rows)
         if dropout_key is not None:
             first = before(rows.rows)
             rows = self._drop_features(rows, dropout_key, before)
-        return BagInputs.of(rows, first)
+        return BagInputs.of(rows, first, self.device)
 
     def encode(self, inputs: BagInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
-        rows = self._table.gather(inputs.ids)
+        rows = self._table.gather(inputs.places)
         with torch.no_grad():
             v = inputs.sums(rows)
             if dropout_key is None:
@@ -140,6 +140,10 @@ class BagEncoder(Encoder):
         if torch.is_grad_enabled():
             self._gradients.add(inputs, rows, v.requires_grad_())
         return self._finish(self._modules(v), dropout_key, inputs.first)
+
+    def move(self, device: torch.device) -> None:
+        super().move(device)
+        self._table.move(device)
 
     def reduce(self, group: Group) -> None:
         self._gradients.reduce(group)

@@ -12,9 +12,10 @@ from torch import nn
 
 from schemas.randomness import Purpose
 from trainer.config.encoder import EncoderSection
-from trainer.device import torch_generator
+from trainer.device import CPU, torch_generator
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
+from trainer.stream.transfer import send
 
 WEIGHTS = "model.safetensors"
 
@@ -41,11 +42,17 @@ class Encoder(ABC):
     """
 
     section: ClassVar[type[EncoderSection]]  # options of this kind
+    device = CPU
 
     def __init__(self, config: EncoderSection, modules: nn.Module, seed: int, lr: float) -> None:
         """Train the parameters of `modules` at `lr`. A subclass is built by (section, vocabulary, seed, features)."""
         self.dimension = config.dimension
         self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
+
+    def move(self, device: torch.device) -> None:
+        """Move the parameters, before the first step; what is prepared goes to the same device."""
+        self.device = device
+        self._modules.to(device)
 
     @classmethod
     def size(cls, config: Any, vocabulary: int) -> Size:
@@ -67,7 +74,7 @@ class Encoder(ABC):
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before
     ) -> Any:
-        """Prepare B rows for `encode`; `dropout_key` (epoch, step, ...) only in training.
+        """Prepare B rows for `encode`, on its device; `dropout_key` (epoch, step, ...) only in training.
 
         `before(count)`: for rows that are part of a batch and have `count` of something, the count of it in the parts
         before; dropout is then that of the whole batch. It may be called any number of times (`Group.before`).
@@ -102,7 +109,8 @@ class Encoder(ABC):
     @cached_property
     def _optimizer(self) -> torch.optim.Optimizer:
         """AdamW, built when training asks for it: PyTorch loads its compiler with the first, 150 MiB."""
-        return torch.optim.AdamW(_groups(self._modules, self._config.weight_decay), lr=self._lr)
+        groups = _groups(self._modules, self._config.weight_decay)
+        return torch.optim.AdamW(groups, lr=self._lr, fused=True if self.device.type == "cuda" else None)
 
     def update(self, factor: float, clip: float = 0.0) -> None:
         """Make one optimizer step by the gradients since the last one; `factor` in [0, 1] scales every rate.
@@ -138,11 +146,18 @@ class Encoder(ABC):
         for name, parameter in self._modules.named_parameters():
             keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}.{key}" in tensors]
             if keys:
-                self._optimizer.state[parameter] = {key: tensors[f"{name}.{key}"].clone() for key in keys}
+                self._optimizer.state[parameter] = {
+                    key: tensors[f"{name}.{key}"].to(parameter.device if self._on_device(key) else CPU, copy=True)
+                    for key in keys
+                }
+
+    def _on_device(self, key: str) -> bool:
+        """Tell whether AdamW keeps this part of its state beside the parameter: steps only where it is fused."""
+        return key != "step" or self.device.type == "cuda"
 
     def write(self, folder: Path, tokens: int) -> None:
         """Write the parameters to the empty `folder`; texts are cut after `tokens` tokens."""
-        save_file({name: value.contiguous() for name, value in self.tensors().items()}, folder / WEIGHTS)
+        save_file({name: value.cpu().contiguous() for name, value in self.tensors().items()}, folder / WEIGHTS)
 
     def load(self, folder: Path) -> None:
         """Read what `write` wrote; this encoder was built by `config.at_folder(folder)`."""
@@ -161,7 +176,7 @@ class Encoder(ABC):
             return x
         draw = torch_generator(self._seed, Purpose.DROPOUT, *dropout_key)
         kept = torch.rand((first + len(x), *x.shape[1:]), generator=draw)[first:] >= self._config.dropout
-        return x * kept / (1 - self._config.dropout)
+        return x * send(kept, x.device) / (1 - self._config.dropout)
 
     def _measure(self) -> Size:
         """Return the bytes of the tensors that there are."""

@@ -1,15 +1,18 @@
 """Bags of a table's rows: their sums, and gradients on the rows, of several batches and ranks."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn.functional import embedding_bag
 
 from schemas.ragged import SparseRows, offsets_of
+from trainer.device import CPU
 from trainer.group import Group
 from trainer.rows.matrix import RowMatrix
 from trainer.rows.sparse_products import sparse_product
+from trainer.stream.transfer import send
 
 PIECE = 1 << 14  # bags of a rank that are sent at a time
 
@@ -18,20 +21,25 @@ PIECE = 1 << 14  # bags of a rank that are sent at a time
 class BagInputs:
     """Distinct features `ids` [U], and the sparse [B, U] matrix (`column`, `weight`, `offsets`) of a batch.
 
-    `first`: rows of the whole batch that come before these.
+    `first`: rows of the whole batch that come before these. `bags`: the rows they were made of. On a CPU `places` are
+    `ids`, elsewhere a tensor; the tensors are on the device.
     """
 
     ids: np.ndarray
+    places: np.ndarray | torch.Tensor
     column: torch.Tensor
     weight: torch.Tensor
     offsets: torch.Tensor
+    bags: SparseRows
     first: int = 0
 
     @classmethod
-    def of(cls, rows: SparseRows, first: int = 0) -> "BagInputs":
+    def of(cls, rows: SparseRows, first: int = 0, device: torch.device = CPU) -> "BagInputs":
         """Number the distinct features of B rows."""
         ids, column = np.unique(rows.ids, return_inverse=True)
-        return cls(ids, torch.from_numpy(column), torch.from_numpy(rows.values), torch.from_numpy(rows.offsets), first)
+        sent = send(_Arrays(ids, column, rows.values, rows.offsets), device)
+        places = ids if device == CPU else sent.ids
+        return cls(ids, places, sent.column, sent.weight, sent.offsets, rows, first)
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """Sum weight * rows[column] over the entries of each row: rows [U, D] -> [B, D]."""
@@ -41,8 +49,19 @@ class BagInputs:
 
     def gradient(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the gradient on the rows of `ids`, [U, D], of one on the sums [B, D]."""
-        row = torch.repeat_interleave(torch.arange(len(self.offsets) - 1), self.offsets.diff())
+        bags, device = len(self.offsets) - 1, self.offsets.device
+        numbers = torch.arange(bags, device=device)
+        row = torch.repeat_interleave(numbers, self.offsets.diff(), output_size=len(self.column))
         return sparse_product(self.column, row, self.weight, len(self.ids), grad.contiguous())
+
+
+class _Arrays(NamedTuple):
+    """Arrays that go to the device together."""
+
+    ids: Any
+    column: Any
+    weight: Any
+    offsets: Any
 
 
 @dataclass
@@ -96,22 +115,22 @@ class BagGradients:
             self._pending = [_PendingBags(inputs, grad[:0], None, grad)] if len(grad) else []
             return
         (ids,) = group.gather_arrays(_distinct_ids(self._pending).astype(np.int32))
-        self._summed = _RowGradients(np.unique(ids.astype(np.int64)), grad.shape[1])
+        self._summed = _RowGradients(np.unique(ids.astype(np.int64)), grad)
         self._summed.add(inputs, grad)
         for number in range(1, count):
             self._summed.add(*self._gather_piece(group, pieces, number)[:2])
         self._pending = []
 
-    def take(self) -> tuple[np.ndarray, torch.Tensor] | None:
+    def take(self) -> tuple[np.ndarray | torch.Tensor, torch.Tensor] | None:
         """Return (ids, gathered rows with their gradient) for `RowMatrix.update`; None without any gradient."""
         summed, self._summed = self._summed, None
         pieces = self._pieces()
         pending, self._pending = self._pending, []
         if summed is None and len(pieces) > 1:
-            summed = _RowGradients(_distinct_ids(pending), self._table.shape[1])
+            summed = _RowGradients(_distinct_ids(pending), self._concatenate([])[1])
             for piece in pieces:
                 bags, grad = self._concatenate(piece)
-                summed.add(BagInputs.of(bags), grad)
+                summed.add(BagInputs.of(bags, 0, self._table.device), grad)
         if summed is not None:
             rows = self._table.gather(summed.ids)
             rows.grad = summed.total
@@ -121,13 +140,13 @@ class BagGradients:
             return None
         if len(batches) > 1:
             bags, grad = self._concatenate(batches)
-            inputs, rows = BagInputs.of(bags), grad[:0]
+            inputs, rows = BagInputs.of(bags, 0, self._table.device), grad[:0]
         else:
             inputs, rows, grad = batches[0].inputs, batches[0].rows, batches[0].grad  # type: ignore[assignment]
         if len(rows) != len(inputs.ids):
-            rows = self._table.gather(inputs.ids)
+            rows = self._table.gather(inputs.places)
         rows.grad = inputs.gradient(grad)
-        return inputs.ids, rows
+        return inputs.places, rows
 
     def _pieces(self) -> list[list[_PendingBags]]:
         """Return the batches with gradients in pieces of some PIECE bags; one piece at least."""
@@ -155,31 +174,32 @@ class BagGradients:
             np.diff(bags.offsets).astype(np.int32),
             np.array([len(pieces)], np.int32),
         )
-        inputs = BagInputs.of(SparseRows(ids.astype(np.int64), weights, offsets_of(counts)))
+        gathered = SparseRows(ids.astype(np.int64), weights, offsets_of(counts))
+        inputs = BagInputs.of(gathered, 0, self._table.device)
         return inputs, group.gather(grad), int(numbers.max())
 
     def _concatenate(self, batches: list[_PendingBags]) -> tuple[SparseRows, torch.Tensor]:
         """Return the bags [n] of `batches`, and their gradients [n, D]."""
-        ids = [batch.inputs.ids[batch.inputs.column.numpy()] for batch in batches]
-        weights = [batch.inputs.weight.numpy() for batch in batches]
-        counts = [batch.inputs.offsets.diff().numpy() for batch in batches]
+        ids = [batch.inputs.bags.ids for batch in batches]
+        weights = [batch.inputs.bags.values for batch in batches]
+        counts = [np.diff(batch.inputs.bags.offsets) for batch in batches]
         grads = [batch.grad for batch in batches if batch.grad is not None]
         bags = SparseRows(
             np.concatenate([np.empty(0, np.int64), *ids]),
             np.concatenate([np.empty(0, np.float32), *weights]),
             offsets_of(np.concatenate([np.empty(0, np.int64), *counts])),
         )
-        return bags, torch.cat([torch.empty(0, self._table.shape[1]), *grads])
+        return bags, torch.cat([torch.empty(0, self._table.shape[1], device=self._table.device), *grads])
 
 
 class _RowGradients:
     """The gradients of the rows `ids` [U], summed piece by piece: `total` [U, D]."""
 
-    def __init__(self, ids: np.ndarray, dimension: int) -> None:
-        self.ids, self.total = ids, torch.zeros(len(ids), dimension)
+    def __init__(self, ids: np.ndarray, like: torch.Tensor) -> None:
+        self.ids, self.total = ids, like.new_zeros(len(ids), like.shape[1])
 
     def add(self, inputs: BagInputs, grad: torch.Tensor) -> None:
-        position = torch.from_numpy(np.searchsorted(self.ids, inputs.ids))
+        position = send(np.searchsorted(self.ids, inputs.ids), self.total.device)
         self.total.index_add_(0, position, inputs.gradient(grad))
 
 

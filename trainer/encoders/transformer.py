@@ -1,5 +1,6 @@
 """A Hugging Face model as encoder: mean or [CLS] pooling, optional bottleneck, dropout, optional unit norm."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +12,12 @@ from torch import nn
 from schemas.errors import InputError
 from schemas.randomness import InitialWeights, Purpose, torch_seed
 from trainer.config.encoder import EncoderSection
-from trainer.device import torch_generator
+from trainer.device import CPU, autocast, torch_generator
 from trainer.encoders.base import Before, Encoder, nothing_before
 from trainer.encoders.sentence_transformers import read_bottleneck, write_modules
 from trainer.inputs import Inputs
 from trainer.padding import pad_rows
+from trainer.stream.transfer import send
 
 
 class TransformerSection(EncoderSection):
@@ -28,8 +30,10 @@ class TransformerSection(EncoderSection):
     pooling: Literal["mean", "cls"] = "mean"
     bottleneck: bool = Field(False, description="project the model's output to `dimension`")
     max_tokens: int = Field(128, ge=1)
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of a transformer's products (automatic mixed precision); its parameters are float32"
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="of a transformer's products (automatic mixed precision); its parameters are float32. auto: "
+        "bfloat16 on a GPU, float32 on a CPU",
     )
 
     @property
@@ -98,7 +102,8 @@ class TransformerEncoder(Encoder):
         padded = pad_rows(inputs.tokens, most=self._config.max_tokens)
         # An empty row attends to one pad.
         mask = padded._replace(lengths=padded.lengths.clamp(min=1)).attention_mask
-        return PaddedInputs(padded.input_ids, mask, 0 if dropout_key is None else before(len(mask)))
+        first = 0 if dropout_key is None else before(len(mask))
+        return send(PaddedInputs(padded.input_ids, mask, first), self.device)
 
     def encode(self, inputs: PaddedInputs, dropout_key: tuple[int, ...] | None = None) -> torch.Tensor:
         if dropout_key is None:
@@ -108,7 +113,7 @@ class TransformerEncoder(Encoder):
         self._modules.train()
         # The model's own dropout draws from torch's global generator: key it by the step, and leave it as it was.
         # Its masks are of padded batches: those of a part are its own, and not the part of the whole batch's.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(torch_seed(self._seed, Purpose.MODEL_DROPOUT, *(*dropout_key, inputs.first)[:3]))
             x = self._embed(inputs)
         return self._finish(x, dropout_key, inputs.first)
@@ -127,12 +132,21 @@ class TransformerEncoder(Encoder):
         if self._bottleneck is not None:
             self._bottleneck.load_state_dict(read_bottleneck(folder))
 
+    @property
+    def _takes_whole_masks(self) -> bool:
+        """Tell whether the model on a GPU takes a mask [B, 1, 1, T] as it is, as those of recent Transformers do."""
+        bidirectional = "create_bidirectional_mask" in vars(sys.modules[type(self._model).__module__])
+        return self.device != CPU and bidirectional and self._model.config._attn_implementation == "sdpa"
+
     def _embed(self, inputs: PaddedInputs) -> torch.Tensor:
         if not len(inputs.input_ids):  # a rank's part of the last batch; the model may not take it
-            return torch.empty(0, self.dimension, requires_grad=True)
-        narrow = self._config.precision == "bfloat16"
-        with torch.autocast(inputs.input_ids.device.type, torch.bfloat16, enabled=narrow):
-            states = self._model(input_ids=inputs.input_ids, attention_mask=inputs.mask.long()).last_hidden_state
+            return torch.empty(0, self.dimension, device=self.device, requires_grad=True)
+        precision = self._config.precision
+        narrow = precision == "bfloat16" or (precision == "auto" and self.device.type == "cuda")
+        with autocast(self.device, torch.bfloat16 if narrow else None):
+            # What is computed for a mask [B, T] may depend on whether all of it is true: that is read back.
+            mask = inputs.mask[:, None, None] if self._takes_whole_masks else inputs.mask.long()
+            states = self._model(input_ids=inputs.input_ids, attention_mask=mask).last_hidden_state
         states = states.float()
         if self._config.pooling == "cls":
             x = states[:, 0]

@@ -23,7 +23,7 @@ def score_rows(
     vectors = model.head.vectors
     scores, ids = filtered_top_k(x, LabelRows(vectors), k, Ragged.empty(len(x)))
     named_scores = [
-        (vectors[torch.as_tensor(labels, dtype=torch.int64)].to(x.dtype) @ query).tolist()
+        (vectors[torch.as_tensor(labels, dtype=torch.int64, device=vectors.device)].to(x.dtype) @ query).tolist()
         for query, labels in zip(x, named, strict=True)
     ]
     return scores, ids, named_scores

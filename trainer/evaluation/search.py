@@ -9,6 +9,7 @@ import torch
 from schemas.errors import ExtremisError
 from schemas.ragged import Ragged
 from schemas.tables import PAD
+from trainer.device import CPU
 from trainer.group import ALONE, Group
 
 BLOCK_ROWS = 1 << 16
@@ -29,6 +30,11 @@ class LabelRows:
     rows: Rows
     first: int = 0
     group: Group = ALONE
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the rows."""
+        return getattr(self.rows, "device", CPU)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +105,7 @@ def filtered_top_k(
         ids = torch.where(ids == PAD, PAD, ids + first) if first else ids
     else:
         of_rank = among[(among >= first) & (among < first + len(labels.rows))]
-        subset = _Subset(labels.rows, torch.from_numpy(of_rank - first))
+        subset = _Subset(labels.rows, torch.from_numpy(of_rank - first).to(labels.device))
         scores, places = top_k(queries, subset, depth, block_rows)
         ids = torch.from_numpy(np.append(of_rank, PAD)).to(places.device)[places]  # a pad, -1, takes the last
     if group.ranks > 1:
@@ -124,7 +130,8 @@ def _top_of_block(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Ten
     width = scores.shape[1]
     values, columns = scores.topk(min(k + 1, width), dim=1)
     # topk may keep any of several equal scores; which ones matters only where the cut at k falls between equals.
-    cut = (values[:, k - 1] == values[:, k]).nonzero().flatten() if 0 < k < width else torch.empty(0, dtype=torch.int64)
+    tied = values[:, k - 1] == values[:, k] if 0 < k < width else scores.new_zeros(len(scores), dtype=torch.bool)
+    cut = tied.nonzero().flatten()
     columns, _ = columns[:, :k].sort(dim=1)
     if len(cut):
         columns[cut] = scores[cut].sort(dim=1, descending=True, stable=True).indices[:, :k]

@@ -22,6 +22,7 @@ from schemas.shard_files.shards import iterate, iterate_shard
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
+from trainer.device import open_device
 from trainer.encoders import Encoder
 from trainer.evaluation.evaluate import label_statistics
 from trainer.evaluation.fusion.files import RunFusion, fused_step, open_fusion
@@ -64,7 +65,7 @@ class ExportOptions:
     """Options of an export. `split` None: thresholds from `val` where DATA has it. `index`: none, auto, a factory.
 
     `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a label; or "fused" by the run's
-    tree, which is exported with these embeddings.
+    tree, which is exported with these embeddings. `device`: where they are made, of which the export knows nothing.
     """
 
     step: int | None = None
@@ -75,6 +76,7 @@ class ExportOptions:
     split: str | None = None
     scores: str = "classifier"
     overwrite: bool = False
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -119,7 +121,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     if is_published(out):
         unpublish(out)
         storage.remove(out, recursive=True)
-    model = load_encoder(layout, RunLayout(run), options.step)
+    model = load_encoder(layout, RunLayout(run), options.step, open_device(options.device))
     facts = DataFacts.of(layout)
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
     shards = []
@@ -256,7 +258,7 @@ def _rows_to_score(model: Model, data: DataLayout, checkpoint: Checkpoint, recip
 
 def _concatenate(embed: Embed, model: Model, data: DataLayout, start: int, stop: int) -> torch.Tensor:
     """Embed the texts of labels [start, stop)."""
-    return torch.cat([rows for _, rows in embed(model, data, start, stop)])
+    return torch.cat([rows.cpu() for _, rows in embed(model, data, start, stop)])
 
 
 def _write_serving(

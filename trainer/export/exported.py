@@ -18,6 +18,7 @@ from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_mani
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
 from trainer.config import Recipe, restore_recipe
+from trainer.device import CPU
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.scored import Scorers
 from trainer.evaluation.fusion.tree import Fusion
@@ -39,17 +40,22 @@ _COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 class Serving:
     """A model's encoder, the vectors [L, D] it is scored against, and an index over each of their ranges, or none.
 
-    With `fused` the best by these vectors are ranked anew.
+    With `fused` the best by these vectors are ranked anew. `rows`: the vectors where the model computes.
     """
 
     model: Model
     vectors: Vectors
     index: tuple[Indexed, ...] = ()
     fused: Fused | None = None
+    rows: torch.Tensor | None = None
 
     @property
     def labels(self) -> int:
         return len(self.vectors)
+
+    @property
+    def _label_rows(self) -> LabelRows:
+        return LabelRows(self.vectors if self.rows is None else self.rows)
 
     def embed(self, rows: pa.Table) -> torch.Tensor:
         """Embed rows with the columns `model.columns`: x [B, D], as the vectors are scored against it."""
@@ -65,11 +71,11 @@ class Serving:
         """
         if self.fused is not None:
             shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), filters, exact)
-            return self.fused.rank(x, LabelRows(self.vectors), shortlisted, k, filters or Ragged.empty(len(x)))
+            return self.fused.rank(x, self._label_rows, shortlisted, k, filters or Ragged.empty(len(x)))
         filters = filters or Ragged.empty(len(x))
         if exact or not self.index:
-            return filtered_top_k(x, LabelRows(self.vectors), k, filters)
-        ids, scores = search_indexes(self.index, x.numpy(), k + filters.longest)
+            return filtered_top_k(x, self._label_rows, k, filters)
+        ids, scores = search_indexes(self.index, x.cpu().numpy(), k + filters.longest)
         ids, scores = filters.filter_ranking(ids, scores, k)
         return scores, ids
 
@@ -86,8 +92,10 @@ class Exported:
     _scratch: Any = field(default=None, repr=False)
 
     @classmethod
-    def open(cls, url: str, exact: bool = False) -> "Exported":
+    def open(cls, url: str, exact: bool = False, device: torch.device = CPU) -> "Exported":
         """Open the export at `url`; files beyond a local disk are copied to TMPDIR. `exact`: without an index.
+
+        The encoder, and what is searched without an index, go to `device`.
 
         Raises TableError: no export there, unfinished, or damaged; StorageError.
         """
@@ -102,6 +110,7 @@ class Exported:
             folder = Path(scratch.name)
             _fetch(url, manifest, folder)
         model = _open_model(recipe, manifest.parameters, folder / ENCODER)
+        model.encoder.move(device)
         vectors = Vectors([map_vectors(folder / shard.path) for shard in shards_of(manifest, VECTORS)])
         indexed: tuple[Indexed, ...] = ()
         if manifest.parameters["index"] and not exact:
@@ -115,7 +124,8 @@ class Exported:
             fusion = Weights.load(str(weights)) if weights.exists() else Fusion.load(str(tree))
             frequency = _read_labels(folder, manifest, ("frequency",))["frequency"].to_numpy()
             fused = Fused(fusion, scorers, frequency, manifest.parameters["shortlist"])
-        return cls(url, manifest, recipe, folder, Serving(model, vectors, indexed, fused), scratch)
+        rows = vectors.to(device) if device != CPU and not indexed else None
+        return cls(url, manifest, recipe, folder, Serving(model, vectors, indexed, fused, rows), scratch)
 
     @property
     def tokens(self) -> int:

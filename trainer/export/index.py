@@ -52,7 +52,7 @@ def write_indexes(
     set_up(None)
     factory = Factory.parse(spec)
     columns = factory.dimension(vectors.shape[1])
-    sampled = padded(queries.numpy(), columns)
+    sampled = padded(queries.cpu().numpy(), columns)
     shards, efforts = [], []
     for number, (start, rows) in enumerate(vectors.parts()):
         wide = padded(rows, columns)

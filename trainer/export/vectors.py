@@ -41,6 +41,13 @@ class Vectors:
     def shape(self) -> tuple[int, int]:
         return len(self), self.ranges[0].shape[1]
 
+    def to(self, device: torch.device) -> torch.Tensor:
+        """Copy all of them to `device`, a range at a time: [L, D]."""
+        rows = torch.empty(self.shape, dtype=torch.from_numpy(self.ranges[0][:0]).dtype, device=device)
+        for first, array in self.parts():
+            rows[first : first + len(array)] = torch.from_numpy(array).to(device)
+        return rows
+
     def __getitem__(self, rows: slice | torch.Tensor) -> torch.Tensor:
         if isinstance(rows, torch.Tensor):
             return self._take(rows.numpy())

@@ -10,6 +10,7 @@ import torch
 
 from trainer.config import Recipe
 from trainer.config.head import HeadSection
+from trainer.device import CPU
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
@@ -38,11 +39,15 @@ class HeadStep:
 
 @dataclass(frozen=True)
 class HeadContext:
-    """Facts that a head is built with: texts of labels, where there are any; an encoder of its own, built if asked."""
+    """Facts that a head is built with: texts of labels, where there are any; an encoder of its own, built if asked.
+
+    `device`: where its parameters are, and what it is given.
+    """
 
     build_encoder: Callable[[], Encoder]
     texts: Inputs | None = None
     group: Group = ALONE
+    device: torch.device = CPU
 
 
 class Head(ABC):
@@ -68,11 +73,15 @@ class Head(ABC):
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Copy vectors `rows` [C], counted from `start`, as float32, without a gradient."""
-        return self.vectors.index_select(0, torch.from_numpy(rows)).float().numpy()
+        vectors = self.vectors
+        return vectors.index_select(0, torch.from_numpy(rows).to(vectors.device)).float().cpu().numpy()
 
     @abstractmethod
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return this rank's part of the loss, a scalar, and its gradient on x [B, D]; update rows that it has."""
+        """Return this rank's part of the loss, a scalar, and its gradient on x [B, D]; update rows that it has.
+
+        Nothing waits for the device.
+        """
 
     def backward(self) -> None:  # noqa: B027
         """Add to the gradients of encoders what the last `learn` owes them."""

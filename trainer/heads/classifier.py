@@ -8,7 +8,7 @@ from schemas.randomness import InitialWeights, Purpose
 from trainer.config import Classifier as ClassifierConfig
 from trainer.config import Recipe
 from trainer.config.head import HeadSection
-from trainer.device import torch_generator
+from trainer.device import CPU, torch_generator
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
@@ -33,7 +33,7 @@ class Classifier(Head):
     """w_l in R^D for l in [0, L), with an optional bias as last column, which meets a constant 1 in x.
 
     A rank of `group` holds the labels [start, stop): ids of rows are counted from start. Raises InputError where
-    `config.storage` has no room.
+    `config.storage`, or the device, has no room.
     """
 
     section = ClassifierHeadSection
@@ -46,13 +46,15 @@ class Classifier(Head):
         seed: int,
         loss: Loss = binary_cross_entropy,
         group: Group = ALONE,
+        device: torch.device = CPU,
     ) -> None:
         self.labels = labels
         self.start, self.stop = label_range(labels, group.rank, group.ranks)
         self.bias = config.bias
         self._lr, self._loss, self._group = config.lr, loss, group
         self._normalize = config.normalize
-        weight = zeros((self.stop - self.start, dimension + int(config.bias)), DTYPES[config.dtype], config.storage)
+        shape = self.stop - self.start, dimension + int(config.bias)
+        weight = zeros(shape, DTYPES[config.dtype], config.storage, device)
         _initialise(weight, config, labels, self.start, seed)
         self.matrix = RowMatrix(
             weight,
@@ -65,24 +67,24 @@ class Classifier(Head):
     @classmethod
     def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "Classifier":
         seed, loss = recipe.train.seed, build_loss(recipe.loss)
-        return cls(recipe.classifier, labels, encoder.dimension, seed, loss, context.group)
+        return cls(recipe.classifier, labels, encoder.dimension, seed, loss, context.group, context.device)
 
     @property
     def vectors(self) -> torch.Tensor:
         return self.matrix.weight
 
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
-        total, on_x = 0.0, torch.zeros_like(step.x)
+        total, on_x = step.x.new_zeros((), dtype=torch.float64), torch.zeros_like(step.x)
         for candidates in step.planner.chunks(step.batch, step.sampled):
             step.before_change(candidates.ids)
             loss, gradient = self.descend(step.x, candidates, step.factor, step.number, 1 / len(step.batch))
             total += loss
             on_x += gradient
-        return torch.tensor(total, dtype=torch.float64), on_x
+        return total, on_x
 
     def descend(
         self, x: torch.Tensor, candidates: Candidates, factor: float, number: int = 0, scale: float = 1.0
-    ) -> tuple[float, torch.Tensor]:
+    ) -> tuple[float | torch.Tensor, torch.Tensor]:
         """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
         Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows.
@@ -94,15 +96,16 @@ class Classifier(Head):
 
     def _descend(
         self, x: torch.Tensor, candidates: Candidates, lr: float, number: int, scale: float
-    ) -> tuple[float, torch.Tensor]:
+    ) -> tuple[float | torch.Tensor, torch.Tensor]:
         if self._loss.options == binary_cross_entropy.options:
             return binary_step(x, self.matrix, candidates, lr, number, scale)
-        leaf, w = x.detach().requires_grad_(), self.matrix.gather(candidates.ids)
+        ids = candidates.ids if self.matrix.device == CPU else self.matrix.places(candidates.ids)
+        leaf, w = x.detach().requires_grad_(), self.matrix.gather(ids)
         value = self._loss(leaf, w, candidates, self._group) * scale
         value.backward()
-        self.matrix.update(candidates.ids, w, lr, number)
+        self.matrix.update(ids, w, lr, number)
         assert leaf.grad is not None
-        return float(value.detach()), leaf.grad
+        return value.detach().double(), leaf.grad
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:
         return {"weight": self.matrix.weight, **(self.matrix.state if optimizer else {})}

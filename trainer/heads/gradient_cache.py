@@ -57,7 +57,7 @@ class CachedEmbeddings:
         if 0 < self._count <= self._size:
             self._graph = self._encode(0, self._count)
             return self._graph.detach().requires_grad_()
-        x = torch.empty(self._count, self._encoder.dimension)
+        x = torch.empty(self._count, self._encoder.dimension, device=self._encoder.device)
         with torch.no_grad():
             for start, stop in self._parts():
                 x[start:stop] = self._encode(start, stop)

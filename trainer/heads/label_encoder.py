@@ -73,7 +73,7 @@ class LabelEncoderHead(Head):
         """z [stop - start, D] of this rank's labels, without dropout; kept until the encoders change."""
         if self._vectors is None:
             encoder, size = self._label_encoder, self._options.label_batch
-            z = torch.empty(self.stop - self.start, encoder.dimension)
+            z = torch.empty(self.stop - self.start, encoder.dimension, device=encoder.device)
             for low in range(self.start, self.stop, size):
                 high = min(low + size, self.stop)
                 inputs = self.texts.take(np.arange(low, high))

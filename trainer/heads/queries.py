@@ -2,15 +2,20 @@
 
 import tempfile
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
+from trainer.device import CPU
 from trainer.encoders import Encoder
 from trainer.group import Group
 from trainer.heads.gradient_cache import CachedEmbeddings, EmbeddingKey
 from trainer.stream import Batch, Source
+from trainer.stream.transfer import LateCopy, send
+
+_BEHIND = 2  # batches that may be on their way from a GPU
 
 
 class QueryEmbeddings(ABC):
@@ -75,9 +80,11 @@ class FrozenQueries(QueryEmbeddings):
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._tables: list[str] = []
+        self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
 
     def begin(self, sources: Sequence[Source]) -> None:
         """Begin an epoch over `sources`: forget the rows of others."""
+        self._fetch(0)
         tables = [source.table.manifest.digest for source in sources]
         if tables == self._tables:
             return
@@ -88,12 +95,25 @@ class FrozenQueries(QueryEmbeddings):
         self._encoded = np.zeros(rows, bool)
 
     def embed(self, batch: Batch, first: int) -> torch.Tensor:
+        on_host = self._encoder.device == CPU
+        self._fetch(_BEHIND)
         new = np.flatnonzero(~self._encoded[batch.rows])
+        encoded = None
         if len(new):
-            encoded = self._encoder.encode(self._encoder.prepare(batch.inputs.take(new)))
-            self._x[batch.rows[new]] = encoded.float().numpy()
-            self._encoded[batch.rows[new]] = True
-        return torch.from_numpy(self._x[batch.rows].astype(np.float32))
+            encoded = self._encoder.encode(self._encoder.prepare(batch.inputs.take(new))).half()
+            self._arriving.append((batch.rows[new], LateCopy(encoded)))
+            self._fetch(0 if on_host else _BEHIND)
+        x: torch.Tensor = send(self._x[batch.rows].astype(np.float32), self._encoder.device)
+        if encoded is not None and not on_host:
+            x[send(new, x.device)] = encoded.float()  # not in the file yet
+        return x
+
+    def _fetch(self, left: int) -> None:
+        """Write what has come from the device, all but the last `left` batches, to the file."""
+        while len(self._arriving) > left:
+            rows, x = self._arriving.popleft()
+            self._x[rows] = x.take()
+            self._encoded[rows] = True
 
     def backward(self, gradient: torch.Tensor) -> None:
         raise AssertionError("a frozen encoder takes no gradient")

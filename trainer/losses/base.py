@@ -8,6 +8,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from trainer.config.loss import LossSection
+from trainer.device import autocast
 from trainer.group import ALONE, Group
 from trainer.losses.candidate_scores import BlockFunction, Scores
 from trainer.rows.sparse_products import sparse_product
@@ -60,7 +61,7 @@ class _LossFunction(Function):
     ) -> torch.Tensor:
         temperature = loss.options.temperature
         wide = torch.promote_types(torch.promote_types(x.dtype, w.dtype), torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
+        with autocast(x.device, None):
             scaled, vectors = x.to(wide) / temperature, w.to(wide)
             scores = Scores(scaled, vectors, candidates, loss.options.chunk, group)
             parts = loss.differentiate(scores)

@@ -1,6 +1,7 @@
 """Scores of a batch's candidates: the pool's block by block, the pairs' one by one, sums over all ranks."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ import torch
 from trainer.group import Group
 from trainer.rows.sparse_products import pair_scores
 from trainer.stream.batch import Candidates
+from trainer.stream.transfer import send
 
 BLOCK = 1 << 14  # columns of a pass over kept scores: what it needs beside them is small
 
@@ -20,21 +22,27 @@ class Scores:
     `pair` [n] with `query`, `label` [n], `positive` [n] bool and `weight` [n]; the pool [B, R] comes from `blocks`, its
     weights [R] in logarithms as `log_weight`. With `chunk`, at most [B, chunk] of the pool exist at a time, and every
     pass multiplies anew. A rank has the candidates of its own labels; `sum`, `max` and `logsumexp` are over those of
-    all ranks.
+    all ranks. `candidates` are the arrays that they were made of, on the host.
     """
 
     def __init__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, chunk: int, group: Group) -> None:
-        self.x, self.w, self._group = x, w, group
-        self.query, self.label = self._to_device(candidates.pair_query), self._to_device(candidates.pair_label)
-        self.positive = self._to_device(candidates.pair_positive)
-        self.weight = self._to_device(candidates.pair_weight).to(x.dtype)
-        self.pair = pair_scores(x, w, self.query, self.label)
-        self.pool_weight = self._to_device(candidates.pool_weight).to(x.dtype)
-        self.log_weight = self.pool_weight.log()
+        self.x, self.w, self._group, self.candidates = x, w, group, candidates
         self._weighted = bool((candidates.pool_weight != 1).any())
         order = np.argsort(candidates.masked_pool, kind="stable")
-        self._masked_pool = candidates.masked_pool[order]
-        self._masked_query = candidates.masked_query[order]
+        self._masked_places = candidates.masked_pool[order]
+        ordered = replace(
+            candidates,
+            ids=candidates.ids[:0],
+            masked_query=candidates.masked_query[order],
+            masked_pool=self._masked_places,
+        )
+        sent = send(ordered, x.device)
+        self.query, self.label, self.positive = sent.pair_query, sent.pair_label, sent.pair_positive
+        self.weight = sent.pair_weight.to(x.dtype)
+        self.pair = pair_scores(x, w, self.query, self.label)
+        self.pool_weight = sent.pool_weight.to(x.dtype)
+        self.log_weight = self.pool_weight.log()
+        self._masked_query, self._masked_pool = sent.masked_query, sent.masked_pool
         self._chunk = chunk
         self._kept = None if chunk and chunk < self.pool else self._score(0, self.pool)
 
@@ -99,28 +107,24 @@ class Scores:
 
     def masked_weight(self) -> torch.Tensor:
         """Return the weight [B] of this rank's pool that is masked for each query."""
-        query, columns = self._to_device(self._masked_query), self._to_device(self._masked_pool)
-        return self.x.new_zeros(self.queries).index_add_(0, query, self.pool_weight[columns])
+        weight = self.pool_weight[self._masked_pool]
+        return self.x.new_zeros(self.queries).index_add_(0, self._masked_query, weight)
 
     def pool_weight_of_pairs(self) -> torch.Tensor:
         """Return [n], the weight in the pool of each pair's label; 0 for a label outside the pool."""
-        weight = torch.zeros_like(self.weight)
-        inside = self.label < self.pool
-        weight[inside] = self.pool_weight[self.label[inside]]
-        return weight
+        if not self.pool:
+            return torch.zeros_like(self.weight)
+        return torch.where(self.label < self.pool, self.pool_weight[self.label.clamp(max=self.pool - 1)], 0)
 
     def _score(self, start: int, stop: int) -> torch.Tensor:
-        low, high = np.searchsorted(self._masked_pool, [start, stop])
+        low, high = np.searchsorted(self._masked_places, [start, stop]).tolist()
         query, columns = self._masked_query[low:high], self._masked_pool[low:high] - start
-        return masked_scores(self.x, self.w[start:stop], self._to_device(query), self._to_device(columns))
+        return masked_scores(self.x, self.w[start:stop], query, columns)
 
     def _pair_logsumexp(self, pair: torch.Tensor) -> torch.Tensor:
         greatest = pair.new_full((self.queries,), -torch.inf).scatter_reduce_(0, self.query.long(), pair, "amax")
         part = (pair - finite(greatest)[self.query]).exp()
         return greatest + part.new_zeros(self.queries).index_add_(0, self.query, part).log()
-
-    def _to_device(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.x.device)
 
 
 def masked_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, column: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,14 @@
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 
 from trainer.config.loss import LossSection
 from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores
+from trainer.stream.transfer import send
 
 
 class TripletSection(LossSection):
@@ -43,8 +45,9 @@ class Triplet(Loss):
     def differentiate(self, scores: Scores) -> LossParts:
         margin, radius = self.options.margin, self.options.radius
         least = 1 - radius**2 / 2 if radius else -math.inf
-        positives = _SortedPositives(scores, margin, least)
-        negative = ~scores.positive
+        is_positive = scores.candidates.pair_positive
+        positive, negative = send((np.flatnonzero(is_positive), np.flatnonzero(~is_positive)), scores.pair.device)
+        positives = _SortedPositives(scores, positive, margin, least)
         query, s, weight = scores.query[negative].long(), scores.pair[negative], scores.weight[negative]
         below = torch.where(s >= least, positives.count_below(query, s + margin), 0)
         value = positives.loss(query, s, below) @ weight
@@ -58,11 +61,11 @@ class Triplet(Loss):
             by_rank.scatter_add_(1, counts, scores.pool_weight[columns].repeat(len(counts), 1))
         # A negative that reaches i positives reaches the i lowest: those of a positive are summed from behind.
         reaching = scores.sum(by_rank).flip(1).cumsum(1).flip(1)
-        query_of_positive = scores.query[scores.positive].long()
-        rank = positives.count_below(query_of_positive, scores.pair[scores.positive])
+        query_of_positive = scores.query[positive].long()
+        rank = positives.count_below(query_of_positive, scores.pair[positive])
         slopes = torch.empty_like(scores.pair)
         slopes[negative] = positives.weight[query, below] * weight
-        slopes[scores.positive] = -scores.weight[scores.positive] * reaching[query_of_positive, rank + 1]
+        slopes[positive] = -scores.weight[positive] * reaching[query_of_positive, rank + 1]
         return LossParts(
             value,
             slopes,
@@ -77,13 +80,14 @@ class _SortedPositives:
     lowest positives; `moment` the same of v s.
     """
 
-    def __init__(self, scores: Scores, margin: float, least: float) -> None:
+    def __init__(self, scores: Scores, positive: torch.Tensor, margin: float, least: float) -> None:
         self._margin, self._least = margin, least
-        positive = scores.positive
         query, s, v = scores.query[positive].long(), scores.pair[positive], scores.weight[positive]
-        counts = torch.bincount(query, minlength=scores.queries)
-        width = max(1, int(scores.max(counts.max())))
-        slot = torch.arange(len(query), device=s.device) - (counts.cumsum(0) - counts)[query]
+        # On the host, which has the same numbers: nothing waits for the device.
+        query_of = scores.candidates.pair_query[scores.candidates.pair_positive]
+        counts = np.bincount(query_of, minlength=scores.queries)
+        width = max(1, int(scores.max(torch.tensor(counts.max(initial=0)))))
+        slot = send(np.arange(len(query_of)) - (counts.cumsum() - counts)[query_of], s.device)
         self._score = self._pad(scores, query, slot, s, width, torch.inf)
         weight = self._pad(scores, query, slot, v, width, 0)
         self._score, order = self._score.sort(1)

@@ -7,7 +7,7 @@ Sampling by MIPS (MIPS-s, section 3).
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,7 +104,7 @@ class CopiedIndex(NegativeSource):
         spec = f"IVF{max(1, int(rows**0.5))},Flat" if kind == MIPS else kind
         factory = choose(spec, rows)
         vectors = padded(vectors, factory.dimension(vectors.shape[1]))
-        block = Block(start, vectors, build(factory, vectors, self._seed))
+        block = Block(start, vectors, build(factory, vectors, self._seed), str(self._vectors.vectors.device))
         wide = padded(queries, vectors.shape[1])
         if kind == MIPS:
             params = SearchParams(nprobe=min(PROBED, factory.lists))
@@ -112,6 +112,6 @@ class CopiedIndex(NegativeSource):
             params = tune(block, SearchParams(), factory.lossy, wide, self._options.width, TARGET_RECALL)
         # Vectors that are hardly trained lie in no clusters: most lists would be read, which is dearer than a product.
         if kind == AUTO and params.nprobe and not factory.pays(rows, self._options.width, params.nprobe):
-            return Block(start, vectors, None), SearchParams()
+            return replace(block, index=None), SearchParams()
         apply(block.index, params)
         return block, params

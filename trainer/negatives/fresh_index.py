@@ -72,7 +72,7 @@ class Products:
                 torch.mm(x, block.to(dtype).T, out=scores[number])
             else:
                 scores[number].fill_(-torch.inf)[:, : len(block)] = x @ block.to(dtype).T
-        query, row = masked
+        query, row = (part.to(x.device) for part in masked)
         scores[row // size, query, row % size] = -torch.inf
         # Column j of a chunk is in group j modulo `groups`: maxima are then taken over contiguous columns.
         maxima = torch.cat([part.view(queries, _GROUP, groups).amax(1) for part in scores], 1)

@@ -1,4 +1,4 @@
-"""Which of the trainer's own indexes a recipe means."""
+"""Choice between the trainer's own indexes."""
 
 from search.factory import AUTO
 from trainer.negatives.base import NegativeSource, SourceContext

@@ -5,6 +5,7 @@ Each rank keeps and writes the embeddings of some shards, and the vectors of its
 
 import itertools
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,11 +20,14 @@ from schemas.manifest import Manifest, Shard, columns_of, is_published, publish,
 from schemas.shard_files.parquet import encode, matrix_array, matrix_column, write_shard
 from schemas.shard_files.ranges import naming_damage
 from schemas.storage import join
+from trainer.device import CPU
 from trainer.group import ALONE, Group, label_range
 from trainer.stream import Source
+from trainer.stream.transfer import LateCopy
 
 VECTOR_ROWS = 1 << 20  # rows of a shard of vectors
 VECTOR_GROUP_ROWS = 1 << 14
+_BEHIND = 2  # steps whose embeddings are on their way from a GPU
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,23 @@ class EmbeddingCollector:
         with tempfile.TemporaryFile(prefix="extremis-dump-") as scratch:  # the map keeps it
             self._vectors = np.memmap(scratch, np.float16, "w+", shape=shape)
         self._fresh: list[np.ndarray] = []
+        self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
 
     def add(self, rows: np.ndarray, x: torch.Tensor) -> None:
         """Keep what is this rank's of x [B, D] of global row ids `rows` [B]."""
-        kept = self._take(rows, x.cpu().numpy())
-        self._fresh.append(kept)
+        self._arriving.append((rows, LateCopy(x)))
+        # On a GPU the last steps are at work still: what they gave is fetched when others have come.
+        self._fetch(0 if x.device == CPU else _BEHIND)
+
+    def _fetch(self, left: int) -> None:
+        """Keep what has arrived, all but the last `left` steps."""
+        while len(self._arriving) > left:
+            rows, x = self._arriving.popleft()
+            self._fresh.append(self._take(rows, x.take()))
 
     def save_part(self, step: int) -> None:
         """Publish what came since the last part. `step` is the epoch's step that the checkpoint resumes at."""
+        self._fetch(0)
         rows = np.concatenate([np.empty(0, np.int64), *self._fresh])
         if not len(rows):
             return
@@ -90,6 +103,7 @@ class EmbeddingCollector:
 
         Clusters are made of nothing but embeddings, which have the `parameters` then. Raises StorageError.
         """
+        self._fetch(0)
         parameters = {**parameters, "epoch": self.epoch}
         for number in range(len(self._sources)):
             self._publish_source(number, {"epoch": self.epoch} if vectors is not None else parameters)
@@ -135,8 +149,9 @@ class EmbeddingCollector:
         ]
         first = ranges[group.rank][0]
         narrow = vectors.dtype != torch.float32
+        dtype = torch.float16 if narrow else torch.float32
         blocks = (
-            (index, start, vectors[start - first : stop - first].to(torch.float16 if narrow else torch.float32).numpy())
+            (index, start, vectors[start - first : stop - first].to("cpu", dtype).numpy())
             for index, (rank, start, stop) in enumerate(places)
             if rank == group.rank
         )

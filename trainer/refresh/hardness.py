@@ -11,6 +11,7 @@ from schemas.tables import PAD
 from trainer.group import Group
 from trainer.model import Model
 from trainer.stream import Batch, Source, Table
+from trainer.stream.transfer import send
 
 GROUPS = 8  # row groups of a table that are read for it, at most
 ROWS = 64  # of a batch that are scored, at most
@@ -31,9 +32,10 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
         # Rows stand next to each other in what a batch can be cut into.
         stop = int(places.max()) + 1
         encoder = model.encoder
-        x = model.head.extend(encoder.encode(encoder.prepare(batch.inputs.slice(0, stop), key), key))[places]
+        x = model.head.extend(encoder.encode(encoder.prepare(batch.inputs.slice(0, stop), key), key))
+        x = x[send(places, x.device)]
     else:
-        x = torch.empty(0, model.head.vectors.shape[1])
+        x = torch.empty(0, model.head.vectors.shape[1], device=model.device)
     sizes = group.sizes(len(places))
     width = max(group.sizes(labels.shape[1]))
     if not sum(sizes) or not width:
@@ -42,8 +44,8 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     labels = group.gather(torch.from_numpy(_widened(labels, width, PAD)), sizes).numpy()
     scores = group.gather(torch.from_numpy(_widened(scores, width, 0.0)), sizes).numpy()
     row, column = np.nonzero((labels >= model.head.start) & (labels < model.head.stop))
-    w = model.head.vectors[torch.from_numpy(labels[row, column] - model.head.start)].to(x.dtype)
-    score = float((x[torch.from_numpy(row)] * w).sum())
+    query, place = send((row, labels[row, column] - model.head.start), x.device)
+    score = float((x[query] * model.head.vectors[place].to(x.dtype)).sum())
     sums = torch.tensor([float(scores[row, column].sum()), score, float(len(row))], dtype=torch.float64)
     then, score, pairs = group.sum(sums).tolist()
     if not pairs:

@@ -40,7 +40,7 @@ def measure(
     # [k, B] of every rank laid end to end, each row's in order: where a score lies among them counts for all at once.
     scores = torch.sort(group.gather(mine.T.contiguous(), widths).T.contiguous(), dim=1).values
     above = group.sum(_above(scores, x, vectors, start, batch, rows))
-    return np.sort(above[torch.isfinite(scores)].numpy())
+    return np.sort(above[torch.isfinite(scores)].cpu().numpy())
 
 
 def _above(

@@ -1,14 +1,19 @@
 """A matrix of which a step touches a few rows only: classifier vectors, embedding tables, their optimizers."""
 
+import importlib.util
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from schemas.randomness import Purpose, torch_seed
-from trainer.rows import kernels
+from trainer.device import CPU
+from trainer.rows import kernels, reference
 from trainer.rows.memory import IN_MEMORY, zeros
+from trainer.rows.reference import DeviceMatrix
 from trainer.rows.threads import in_parts
+from trainer.stream.transfer import send
 
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,7 +50,7 @@ class RowMatrix:
 
     Rows are computed with in float32, and rounded stochastically where they are narrower; the state is float32. Row 0
     is row `first` of a larger matrix, of which the results do not show the cut. `storage`: where the state is kept
-    (memory.py).
+    (memory.py). On a CPU compiled loops do the work and ids are arrays; elsewhere kernels do, and they may be tensors.
     """
 
     def __init__(
@@ -66,33 +71,80 @@ class RowMatrix:
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[0], self.weight.shape[1]
 
-    def gather(self, ids: np.ndarray) -> torch.Tensor:
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def move(self, device: torch.device) -> None:
+        """Move the rows and their state."""
+        if device != self.device:
+            self.weight = self.weight.to(device)
+            self.state = {name: value.to(device) for name, value in self.state.items()}
+
+    def gather(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Return rows `ids` [C] as a float32 leaf that takes a gradient, [C, D]."""
+        if self.device != CPU:
+            return self.weight.index_select(0, self.places(ids)).float().requires_grad_()
+        assert isinstance(ids, np.ndarray)
         out = torch.empty(len(ids), self.shape[1])
         matrix, into = self._matrix(), out.numpy()
         in_parts(lambda _, start, stop: kernels.gather(matrix, ids, into, start, stop), len(ids))
         return out.requires_grad_()
 
-    def update(self, ids: np.ndarray, gathered: torch.Tensor, lr: float, step: int = 0) -> None:
+    def update(self, ids: np.ndarray | torch.Tensor, gathered: torch.Tensor, lr: float, step: int = 0) -> None:
         """Make one optimizer step on rows `ids` [C], all distinct, in any order.
 
         `gathered` is what `gather(ids)` gave, with its gradient; it is used up. Global `step` keys stochastic rounding.
         """
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
+        if self.device != CPU:
+            self.on_device.update_rows(
+                self.device_matrix(), self.rule(lr, step), self.places(ids), gradient.contiguous()
+            )
+            return
         arguments = *self.compiled_step(lr, step), ids, gathered.detach().numpy(), gradient.contiguous().numpy()
         in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
 
-    def normalize(self, ids: np.ndarray) -> None:
+    def normalize(self, ids: np.ndarray | torch.Tensor) -> None:
         """Scale rows `ids` [C] to length 1."""
-        rows = torch.from_numpy(ids)
+        rows = self.places(ids)
         self.weight[rows] = torch.nn.functional.normalize(self.weight[rows], dim=1)
+
+    def places(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Return `ids` [C] int64 where the rows are."""
+        places: torch.Tensor = send(ids, self.device) if isinstance(ids, np.ndarray) else ids
+        return places
+
+    @property
+    def on_device(self) -> Any:
+        """The module with `score_pairs` and `update_rows` of this device: kernels of a GPU, or plain PyTorch."""
+        if self.device.type == "cuda" and importlib.util.find_spec("triton"):
+            from trainer.rows import triton_kernels
+
+            return triton_kernels
+        return reference
+
+    def device_matrix(self) -> DeviceMatrix:
+        """Return what `on_device` needs of the matrix."""
+        state = self.state
+        return DeviceMatrix(
+            self.weight,
+            state.get("momentum", state.get("first")),
+            state.get("second"),
+            state.get("square", state.get("count")),
+            self._first,
+        )
 
     def compiled_step(self, lr: float, step: int) -> tuple[kernels.Matrix, kernels.Rule]:
         """Return what a compiled loop needs to make the optimizer's step itself."""
+        return self._matrix(), self.rule(lr, step)
+
+    def rule(self, lr: float, step: int) -> kernels.Rule:
+        """Return the optimizer's step of global `step` at rate `lr`."""
         options = self.optimizer
         beta1, beta2 = (options.momentum, 0.0) if options.name == "sgd" else options.betas
-        rule = kernels.Rule(
+        return kernels.Rule(
             options.method,
             np.float32(lr),
             np.float32(1 - lr * options.weight_decay),
@@ -101,7 +153,6 @@ class RowMatrix:
             np.float32(options.eps),
             0 if self.weight.dtype == torch.float32 else torch_seed(self._seed, Purpose.ROUNDING, step),
         )
-        return self._matrix(), rule
 
     def _matrix(self) -> kernels.Matrix:
         state = {name: value.numpy() for name, value in self.state.items()}
@@ -123,7 +174,9 @@ def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) 
         kernels.ADAGRAD: {"square": by_row},
         kernels.ADAM: {"first": whole, "second": whole, "count": by_row},
     }
-    return {name: zeros(shape, storage=storage) for name, shape in shapes[optimizer.method].items()}
+    return {
+        name: zeros(shape, storage=storage, device=weight.device) for name, shape in shapes[optimizer.method].items()
+    }
 
 
 def _unsigned(weight: torch.Tensor) -> np.ndarray:

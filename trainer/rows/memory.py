@@ -10,22 +10,47 @@ import torch
 
 from schemas.errors import InputError
 from schemas.sizes import say_bytes
+from trainer.device import CPU
 
 IN_MEMORY = "memory"
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, storage: str = IN_MEMORY) -> torch.Tensor:
-    """Return zeros of `shape`: in memory, or in a file of their own in the local directory `storage`.
+def zeros(
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    storage: str = IN_MEMORY,
+    device: torch.device = CPU,
+) -> torch.Tensor:
+    """Return zeros of `shape` on `device`; on a CPU in memory, or in a file of their own in the directory `storage`.
 
     The file has no name, so that nothing is left of it however the process ends, and no block of it is on disk before
-    it is written to. Raises InputError: no such directory, or not room enough in it for all of the matrix.
+    it is written to. Raises InputError: no such directory, or no room there, or on a GPU, for all of the matrix.
     """
+    if device != CPU:
+        return _on_device(shape, dtype, storage, device)
     count = math.prod(shape)
     size = count * dtype.itemsize
     if not size:
         return torch.zeros(shape, dtype=dtype)
     memory = _anonymous(size) if storage == IN_MEMORY else _file(size, storage)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+
+
+def _on_device(shape: tuple[int, ...], dtype: torch.dtype, storage: str, device: torch.device) -> torch.Tensor:
+    if storage != IN_MEMORY:
+        raise InputError(
+            f"classifier.storage = {storage!r}: vectors in a file are of a CPU. Set classifier.storage = 'memory', or "
+            "train.device = 'cpu'."
+        )
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        free, _ = torch.cuda.mem_get_info(device)
+        raise InputError(
+            f"{device}: {say_bytes(math.prod(shape) * dtype.itemsize)} are needed for {shape[0]:,} rows, "
+            f"{say_bytes(free)} are free. Take a smaller classifier.dtype or encoder.dimension, more GPUs (torchrun), "
+            "or train.device = 'cpu'."
+        ) from error
 
 
 def _anonymous(size: int) -> mmap.mmap:

@@ -24,18 +24,20 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
     """Return `value` with all that is of `kinds` changed, in dataclasses and named tuples at any depth."""
     if isinstance(value, kinds):
         return change(value)  # type: ignore[no-any-return]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_arrays(part, change, kinds) for part in value))
+    if isinstance(value, tuple):
+        parts = (map_arrays(part, change, kinds) for part in value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)  # type: ignore[return-value]
     if is_dataclass(value) and not isinstance(value, type):
         changed = {field.name: map_arrays(getattr(value, field.name), change, kinds) for field in fields(value)}
         return type(value)(**changed)  # type: ignore[return-value]
     return value
 
 
-def pack(value: T) -> tuple[T, torch.Tensor] | None:
+def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
     """Return `value` with places instead of its NumPy arrays, and the uint8 tensor that holds them; None without any.
 
     In a DataLoader worker the tensor lies in shared memory, so another process gets the arrays without a copy.
+    `pinned`: in memory that a device copies from by itself.
     """
     arrays: list[np.ndarray] = []
     places: list[Place] = []
@@ -52,7 +54,7 @@ def pack(value: T) -> tuple[T, torch.Tensor] | None:
     if not arrays:
         return None
     if get_worker_info() is None:
-        buffer = torch.empty(end, dtype=torch.uint8)
+        buffer = torch.empty(end, dtype=torch.uint8, pin_memory=pinned)
     else:
         storage = torch.UntypedStorage._new_shared(max(end, 1), device="cpu")
         buffer = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]

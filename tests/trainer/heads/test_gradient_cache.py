@@ -115,7 +115,7 @@ def cached(group: Group, recipe: Recipe, data: SmallData) -> tuple[float, list[G
     encoders = list(context.model.encoders.values())
     for encoder in encoders:
         encoder.reduce(group)
-    return result.loss, [gradients_of(encoder) for encoder in encoders]
+    return result.loss.item(), [gradients_of(encoder) for encoder in encoders]
 
 
 def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:

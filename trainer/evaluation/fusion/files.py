@@ -77,7 +77,9 @@ def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split:
     layout = DataLayout(data)
     texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
     frequency = label_statistics(layout).frequency
-    return Fused(opened.fusion, Scorers(texts, opened.memory(split)), frequency, opened.shortlist)
+    memory = opened.memory(split)
+    scorers = Scorers(texts, memory and memory.to(model.device))
+    return Fused(opened.fusion, scorers, frequency, opened.shortlist)
 
 
 def fused_step(run: RunLayout) -> int | None:

@@ -60,7 +60,7 @@ def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
         raise InputError(
             "head.kind = 'label-encoder': labels have the scores of their texts alone, and no others beside them."
         )
-    texts = torch.empty(head.stop - head.start, model.encoder.dimension)
+    texts = torch.empty(head.stop - head.start, model.encoder.dimension, device=model.device)
     for first, rows in embed_texts(model, data, head.start, head.stop):
         texts[first - head.start :][: len(rows)] = rows
     return texts

@@ -7,6 +7,7 @@ import torch
 
 from schemas.ragged import Ragged
 from schemas.tables import PAD
+from trainer.device import CPU
 from trainer.evaluation.memory.memory import Memory
 from trainer.evaluation.memory.votes import best_votes, votes_of
 from trainer.evaluation.search import LabelRows, Rows
@@ -65,6 +66,7 @@ def score_pairs(x: torch.Tensor, rows: Rows, ids: np.ndarray, first: int = 0) ->
     scores = torch.zeros(ids.shape)
     for low in range(0, len(ids) if inside.any() else 0, _BATCH):
         part = slice(low, low + _BATCH)
-        gathered = rows[places[part].reshape(-1)].float().unflatten(0, places[part].shape)
+        asked = places[part].reshape(-1).to(getattr(rows, "device", CPU))
+        gathered = rows[asked].to(x.device).float().unflatten(0, places[part].shape)
         scores[part] = torch.einsum("bsd,bd->bs", gathered, x[part, : gathered.shape[2]].float()).cpu()
     return (scores * inside).numpy()

@@ -9,6 +9,7 @@ from schemas.layout import DataLayout, RunLayout
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.config.data import Data
+from trainer.device import open_device
 from trainer.evaluation.held_out import HOLDOUT, open_split
 from trainer.inputs import scored_columns
 from trainer.model import Model, load_model
@@ -35,7 +36,7 @@ def open_validation(data: str, run: str, split: str | None, step: int | None, qu
     Raises InputError: no such split; as `load_model`; TableError, StorageError.
     """
     layout = DataLayout(data)
-    recipe, model, checkpoint = load_model(layout, RunLayout(run), step)
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device("auto"))
     split = split or (HOLDOUT if recipe.data.holdout else "val")
     table, part = _open_part(layout, split, recipe.data)
     columns = scored_columns(table.manifest, model.columns)

@@ -72,7 +72,7 @@ class Memory:
         starts = range(0, max(rows, 1), ROWS_A_FILE)
         for number, start in enumerate(starts):
             labels = self.labels.slice(start, min(start + ROWS_A_FILE, rows))
-            vectors = self.vectors[start : start + ROWS_A_FILE].numpy()
+            vectors = self.vectors[start : start + ROWS_A_FILE].cpu().numpy()
             columns = {
                 "vector": matrix_array(vectors, pa.float16()),
                 "label_ids": list_array(labels.entries, labels.offsets, pa.int64()),
@@ -80,9 +80,13 @@ class Memory:
             shard = write_shard(f"{url}/{FOLDER}", number, len(starts), pa.table(columns), _GROUP_ROWS)
             yield shard.model_copy(update={"path": f"{FOLDER}/{shard.path}"})
 
+    def to(self, device: torch.device) -> "Memory":
+        """Return this memory with its vectors on `device`, where queries are that it is asked for."""
+        return Memory(self.vectors.to(device), self.labels)
+
     @property
     def bytes(self) -> int:
-        """Bytes in main memory."""
+        """Bytes in memory."""
         return self.vectors.nbytes + self.labels.values.nbytes + self.labels.offsets.nbytes
 
     def votes(self, x: torch.Tensor) -> SparseRows:
@@ -121,4 +125,4 @@ def _first(groups: Iterable[pa.Table], budget: int, dimension: int) -> Iterator[
 def _embed(model: Model, groups: Iterable[pa.Table]) -> Iterator[tuple[torch.Tensor, Ragged]]:
     for rows in groups:
         x = model.embed_table(rows)[:, : model.encoder.dimension]
-        yield normalize(x.float()).half(), list_column(rows, "label_ids")
+        yield normalize(x.float()).half().cpu(), list_column(rows, "label_ids")

@@ -1,0 +1,35 @@
+"""Batches of queries with 10 positives, 50 hard and 400 random negatives each, all drawn uniformly."""
+
+import numpy as np
+
+from schemas.ragged import Ragged
+from trainer.inputs import Inputs
+from trainer.negatives.candidates import own_pool, shared_pool
+from trainer.negatives.random_pool import draw_pool
+from trainer.stream import Batch
+from trainer.stream.batch import Candidates
+
+POSITIVES, HARD, RANDOM = 10, 50, 400
+
+
+def random_batch(size: int, labels: int, step: int, tokens: int = 0, vocabulary: int = 0) -> Batch:
+    """Return `size` queries of `tokens` tokens each; their positives differ, and are none of their hard negatives."""
+    draw = np.random.default_rng((labels, step))
+    # Each query's labels lie in ranges of their own, so that none of them comes twice.
+    count = POSITIVES + HARD
+    width = max(1, labels // count)
+    ids = np.arange(count) * width + draw.integers(0, width, (size, count))
+    ids = draw.permuted(ids, axis=1)
+    text = Ragged(draw.integers(0, max(1, vocabulary), size * tokens), np.arange(size + 1) * tokens)
+    offsets = np.arange(size + 1) * POSITIVES
+    positives = np.sort(ids[:, :POSITIVES], axis=1).ravel()
+    return Batch(0, step, np.arange(size), Inputs(text if tokens else None), positives, offsets, ids[:, POSITIVES:])
+
+
+def plan(batch: Batch, labels: int, pool: str) -> Candidates:
+    """Return candidates with a pool of each query's own, or one for all."""
+    weight = labels / RANDOM
+    draws = draw_pool(labels, RANDOM * (len(batch) if pool == "own" else 1), seed=0, epoch=0, step=batch.step)
+    if pool == "own":
+        return own_pool(batch, batch.hard, draws.reshape(len(batch), RANDOM), weight)
+    return shared_pool(batch, batch.hard, draws, weight)

@@ -1,0 +1,46 @@
+"""Losses of 20 steps on the device beside those of the same steps on the CPU, from the same start, in float32."""
+
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.random_queries import random_batch
+from trainer.config import Recipe
+from trainer.device import CPU
+from trainer.group import ALONE
+from trainer.heads.queries import WholeBatch
+from trainer.model import Model
+from trainer.negatives.planner import Planner
+from trainer.step import Clock, StepContext, take_step
+
+LABELS, B, VOCABULARY, STEPS = 20_000, 256, 5000, 20
+
+
+def measure(device: torch.device, quick: bool) -> dict[str, Any]:
+    """Return the greatest relative difference of a loss, by loss and pool, and of a second run on the device."""
+    figures = {}
+    for loss, pool in (("bce", "own"), ("bce", "shared"), ("decoupled", "shared")):
+        expected, got, again = (_train(place, loss, pool, quick) for place in (CPU, device, device))
+        figures[f"{loss} {pool}"] = {
+            "of_cpu": max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True)),
+            "again": max(abs(a - b) / abs(b) for a, b in zip(again, got, strict=True)),
+        }
+    return figures
+
+
+def _train(device: torch.device, loss: str, pool: str, quick: bool) -> list[float]:
+    labels, size = (2000, 16) if quick else (LABELS, B)
+    recipe = Recipe.model_validate(
+        {
+            "encoder": {"dimension": 64, "buckets": 1 << 14, "idf": False, "residual": True, "lr": 0.01},
+            "classifier": {"dtype": "bfloat16", "lr": 0.05, "bias": True},
+            "negatives": {"pool": pool, "random": 400, "hard": 50},
+            "loss": {"kind": loss},
+        }
+    )
+    model = Model.build(recipe, VOCABULARY, labels, device=device)
+    queries = WholeBatch(model.encoder, ALONE, Clock().lap)
+    context = StepContext(model, Planner(recipe.negatives, labels), queries)
+    batches = (random_batch(size, labels, step, 16, VOCABULARY) for step in range(STEPS))
+    results = [take_step(context, batch, number, 1.0).loss for number, batch in enumerate(batches)]
+    return [float(value) for value in torch.stack(results).cpu()]

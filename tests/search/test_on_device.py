@@ -1,0 +1,55 @@
+"""Exact search by PyTorch gives the keys of exact search on a CPU, to the bit, ties too; `cpu:0` takes its way."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import InputError
+from schemas.ragged import Ragged
+from search import on_device
+from search.block import Block, search_exactly
+from search.exclusions import Exclusions, search_negatives
+from search.on_device import DeviceVectors, find_device
+
+DEVICE = "cpu:0"
+
+
+@given(st.integers(1, 300), st.integers(1, 30), st.integers(1, 12), st.booleans(), st.integers(0, 99))
+def test_keys_are_those_of_a_cpu(rows: int, queries: int, width: int, ties: bool, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    vectors, x = (draw.standard_normal((count, 8)).astype(np.float32) for count in (rows, queries))
+    if ties:
+        vectors, x = np.round(vectors), np.round(x)
+    here, there = Block(5, vectors), Block(5, vectors, None, DEVICE)
+    np.testing.assert_array_equal(search_exactly(there, x, width), search_exactly(here, x, width))
+    positives = Ragged.from_matrix(draw.integers(5, 5 + rows, (queries, 2)))
+    exclusions = Exclusions(positives, Ragged.empty(queries))
+    expected = search_negatives(here, x, exclusions, width)
+    np.testing.assert_array_equal(search_negatives(there, x, exclusions, width), expected)
+
+
+def test_blocks_of_vectors_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_device, "_SCORES", 64)
+    draw = np.random.default_rng(0)
+    vectors, x = draw.standard_normal((100, 8)).astype(np.float32), draw.standard_normal((4, 8)).astype(np.float32)
+    scores, positions = DeviceVectors(vectors, DEVICE).nearest(x, 7)
+    np.testing.assert_array_equal(positions, np.argsort(-(x @ vectors.T), axis=1)[:, :7])
+    np.testing.assert_allclose(scores, np.take_along_axis(x @ vectors.T, positions, 1), rtol=1e-5)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert find_device("cpu") == "cpu"
+    with pytest.raises(InputError, match="cuda:99"):
+        find_device("cuda:99")
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_what_a_cpu_finds() -> None:
+    draw = np.random.default_rng(1)
+    vectors, x = (
+        draw.standard_normal((50_000, 64)).astype(np.float32),
+        draw.standard_normal((700, 64)).astype(np.float32),
+    )
+    there = Block(0, vectors, None, find_device("auto"))
+    np.testing.assert_array_equal(search_exactly(there, x, 50), search_exactly(Block(0, vectors), x, 50))

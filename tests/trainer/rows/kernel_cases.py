@@ -1,0 +1,104 @@
+"""Steps of a classifier by the kernels for a GPU beside those of plain PyTorch; run as a program, in the interpreter.
+
+    TRITON_INTERPRET=1 python -m tests.trainer.rows.kernel_cases
+
+prints the greatest differences of every case, one JSON object. On a GPU the same cases run without the interpreter.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from schemas.tables import PAD
+from tests.builders import batch_of
+from trainer.losses.binary import order_pairs
+from trainer.negatives.candidates import own_pool, shared_pool
+from trainer.rows import reference
+from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
+from trainer.rows.reference import DevicePairs
+from trainer.stream.batch import Candidates
+from trainer.stream.transfer import send
+
+OPTIMIZERS = {
+    "sgd": RowOptimizer("sgd"),
+    "momentum": RowOptimizer("sgd", momentum=0.9),
+    "adagrad": RowOptimizer("adagrad", weight_decay=0.1),
+    "adam": RowOptimizer("adam", weight_decay=0.1),
+}
+LABELS, QUERIES, STEPS = 1009, 5, 2
+LR, SCALE = 0.05, 0.25
+
+
+@dataclass(frozen=True)
+class Case:
+    """Vectors of `dtype` and width D, an optimizer, and how candidates are drawn."""
+
+    dtype: str
+    optimizer: str
+    dimension: int
+    pool: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.dtype}-{self.optimizer}-{self.dimension}-{self.pool}"
+
+    def candidates(self, step: int) -> Candidates:
+        """Labels that many queries share, pads, draws that repeat, and a query without any pair."""
+        draw = np.random.default_rng((self.dimension, step))
+        positives = [sorted(draw.choice(9, size=draw.integers(1, 4), replace=False).tolist()) for _ in range(QUERIES)]
+        hard = draw.integers(20, 30, (QUERIES, 2))
+        hard[draw.random(hard.shape) < 0.5] = PAD
+        hard[-1], positives[-1] = PAD, []
+        batch = batch_of(positives, hard)
+        if self.pool == "shared":
+            return shared_pool(batch, hard, draw.integers(0, LABELS, 11), 3.5)
+        pool = draw.integers(0, LABELS, (QUERIES, 5))
+        pool[:, :3] = draw.integers(0, 12, (QUERIES, 3))
+        pool[-1] = PAD
+        return own_pool(batch, hard, pool, 3.5)
+
+    def matrix(self, device: torch.device) -> RowMatrix:
+        rows = torch.randn(LABELS, self.dimension, generator=torch.Generator().manual_seed(1)) * 0.3
+        rows[3] *= 1e-6  # what float16 holds with few digits
+        matrix = RowMatrix(rows.to(DTYPES[self.dtype]), OPTIMIZERS[self.optimizer], first=5_000_000_000, seed=9)
+        matrix.move(device)
+        return matrix
+
+    def run(self, operations: Any, device: torch.device) -> list[torch.Tensor]:
+        """Take STEPS steps by the module `operations`: losses, slopes, gradients, and what is left in the end."""
+        matrix, results = self.matrix(device), []
+        for step in range(STEPS):
+            candidates = self.candidates(step)
+            x = torch.randn(QUERIES, self.dimension, generator=torch.Generator().manual_seed(step)).to(device)
+            ids, pairs = send((candidates.ids, order_pairs(candidates, QUERIES)), device)
+            on_pool = torch.zeros(len(candidates.pool_weight), self.dimension, device=device) + 0.01
+            rule = matrix.rule(LR, step)
+            loss, slopes, on_x = operations.score_pairs(x, matrix.device_matrix(), ids, DevicePairs(*pairs), SCALE)
+            operations.update_rows(matrix.device_matrix(), rule, ids, on_pool, pairs, slopes, x)
+            # The same without pairs, as a step of another loss has it.
+            operations.update_rows(matrix.device_matrix(), rule, ids[:9], torch.full_like(x[:1], 0.1).repeat(9, 1))
+            results += [loss, slopes, on_x]
+        return [*results, *matrix.state.values(), matrix.weight.float()]
+
+
+CASES = [
+    *(Case(dtype, optimizer, 13, "own") for dtype in DTYPES for optimizer in OPTIMIZERS),
+    *(Case(dtype, "adagrad", dimension, "own") for dtype in DTYPES for dimension in (1, 64, 65)),
+    *(Case(dtype, "sgd", 96, "shared") for dtype in DTYPES),
+    Case("bfloat16", "adagrad", 769, "own"),
+]
+
+
+def differences(case: Case, device: torch.device) -> list[float]:
+    """Return how far the kernels are from the reference, as shares of the greatest value: each step's, state, rows."""
+    from trainer.rows import triton_kernels
+
+    expected, got = case.run(reference, device), case.run(triton_kernels, device)
+    return [float((a - b).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in zip(got, expected, strict=True)]
+
+
+if __name__ == "__main__":
+    print(json.dumps({case.name: differences(case, torch.device("cpu")) for case in CASES}))

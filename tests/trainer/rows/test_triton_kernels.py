@@ -1,0 +1,109 @@
+"""Kernels for a GPU are what plain PyTorch is, which is what the compiled loops of a CPU are; and they compile."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.command import ROOT, environment
+from tests.trainer.rows.kernel_cases import CASES, LABELS, OPTIMIZERS, QUERIES, Case, differences
+from trainer.losses.binary import binary_step
+from trainer.rows import reference
+from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def program(module: str, **extra: str) -> dict:
+    """Run a module that prints one JSON object."""
+    done = subprocess.run(
+        [sys.executable, "-m", module], env=environment(extra), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, list[float]]:
+    """Return the differences of every case; whether kernels are interpreted is decided when Triton is loaded."""
+    return program("tests.trainer.rows.kernel_cases", TRITON_INTERPRET="1")
+
+
+@needs_triton
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_interpreted_kernels_are_the_reference(case: Case, interpreted: dict[str, list[float]]) -> None:
+    *others, rows = interpreted[case.name]
+    assert max(others) < 2e-5
+    # Sums differ in their last bits, which now and then decide which way a value is rounded.
+    assert rows < {"float32": 2e-5, "bfloat16": 2**-7, "float16": 2**-10}[case.dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_kernels_on_a_gpu_are_the_reference(case: Case) -> None:
+    *others, rows = differences(case, torch.device("cuda"))
+    assert max(others) < 1e-4
+    assert rows < {"float32": 1e-4, "bfloat16": 2**-7, "float16": 2**-10}[case.dtype]
+
+
+@needs_triton
+def test_kernels_compile_without_spills(tmp_path: Path) -> None:
+    usage = program("tests.trainer.rows.compile_kernels", TRITON_CACHE_DIR=str(tmp_path))
+    assert len(usage) == 60
+    assert {name: facts for name, facts in usage.items() if facts["spilled"]} == {}
+    assert max(facts["registers"] for facts in usage.values()) <= 168
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_reference_is_the_compiled_loops(dtype: str, optimizer: str) -> None:
+    case = Case(dtype, optimizer, 13, "own")
+    host, device = case.matrix(torch.device("cpu")), case.matrix(torch.device("cpu"))
+    ids = np.array([3, 900, 7, 12])
+    gradient = torch.randn(4, 13, generator=torch.Generator().manual_seed(2))
+    for step in range(3):
+        gathered = host.gather(ids)
+        gathered.grad = gradient.clone()
+        host.update(ids, gathered, 0.1, step)
+        rule = device.rule(0.1, step)
+        reference.update_rows(device.device_matrix(), rule, torch.from_numpy(ids), gradient)
+    torch.testing.assert_close(device.weight, host.weight, rtol=1e-5 if dtype == "float32" else 0.01, atol=1e-6)
+    for name, value in host.state.items():
+        torch.testing.assert_close(device.state[name], value)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("columns", [1, 2, 63, 130])
+def test_random_bits_are_those_of_a_cpu(dtype: str, columns: int) -> None:
+    """A subtraction with one rounding, so that what is rounded to the narrow dtype is the same on both sides."""
+    rows = torch.randn(50, columns, generator=torch.Generator().manual_seed(0))
+    rows *= torch.logspace(-9, 6, 50)[:, None]  # float16 has all kinds of them
+    ids, change = np.arange(50), torch.randn(50, columns, generator=torch.Generator().manual_seed(1)) * rows.abs()
+    matrices = [RowMatrix(rows.to(DTYPES[dtype]), RowOptimizer("sgd"), first=77, seed=4) for _ in range(2)]
+    gathered = matrices[0].gather(ids)
+    gathered.grad = change
+    matrices[0].update(ids, gathered, 1.0, 11)
+    reference.update_rows(matrices[1].device_matrix(), matrices[1].rule(1.0, 11), torch.from_numpy(ids), change)
+    assert torch.equal(matrices[0].weight.view(torch.int16), matrices[1].weight.view(torch.int16))
+
+
+@pytest.mark.parametrize("pool", ["own", "shared"])
+def test_a_step_on_a_device_is_that_of_a_cpu(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("float32", "adagrad", 16, pool)
+    host, other = case.matrix(torch.device("cpu")), case.matrix(torch.device("cpu"))
+    for step in range(3):
+        x = torch.randn(16, QUERIES, generator=torch.Generator().manual_seed(step)).T  # as a [CLS] state may lie
+        candidates = case.candidates(step)
+        loss, on_x = binary_step(x.contiguous(), host, candidates, 0.1, step, 0.5)
+        with monkeypatch.context() as patch:
+            patch.setattr("trainer.losses.binary.CPU", None)  # as if its memory were a device's
+            value, gradient = binary_step(x, other, candidates, 0.1, step, 0.5)
+        assert float(value) == pytest.approx(float(loss), rel=1e-5)
+        torch.testing.assert_close(gradient, on_x, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(other.weight, host.weight, rtol=1e-4, atol=1e-6)
+    assert len(host.weight) == LABELS
