@@ -4,7 +4,7 @@ import numba
 import numpy as np
 
 from schemas.randomness import Purpose, generator
-from trainer.negatives.hash_functions import scrambled
+from trainer.negatives.scrambled import scrambled
 
 
 def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from schemas.randomness import HashFunctionsStream, Purpose, generator
 from trainer.negatives.lsh_section import Family
+from trainer.negatives.scrambled import scrambled
 
 _MOST_BUCKETS = 1 << 28  # of a table: codes are int32 at most
 _BLOCK = 8  # rows hashed together, so that a line of directions is read once for all of them
@@ -185,15 +186,3 @@ def _borrowed(winner: np.ndarray, function: int, key: np.uint64) -> int:
         if winner[after] != _NONE:
             return int(winner[after])
     return 0
-
-
-@numba.njit(nogil=True, cache=True)
-def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
-    """Return 64 bits that look random for (key, first, second): the finisher of SplitMix64 over their mix."""
-    z = key + first * np.uint64(0x9E3779B97F4A7C15)
-    for word in (second, np.uint64(0)):
-        z += word
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = (z ^ (z >> np.uint64(31))) + np.uint64(0x9E3779B97F4A7C15)
-    return z

@@ -11,8 +11,9 @@ import numba
 import numpy as np
 
 from schemas.ragged import Ragged
-from trainer.negatives.hash_functions import code_type, scrambled
+from trainer.negatives.hash_functions import code_type
 from trainer.negatives.lsh_section import Policy
+from trainer.negatives.scrambled import scrambled
 
 _FILLED = 4096  # rows put into one table after the other: their codes stay in the processor
 
