@@ -67,7 +67,8 @@ class Refresh(Options):
             )
         if 0 < self.max_age < LEAD:
             raise ValueError(
-                f"refresh.max_age = {self.max_age}: no table is younger than {LEAD} epochs when it is used"
+                f"refresh.max_age = {self.max_age}: no table is younger than {LEAD} epochs when it is used: set "
+                f"{LEAD} or more, or 0"
             )
         if self.index == "mips" and self.source == "table":
             raise ValueError("refresh.index = 'mips' is the trainer's own: set refresh.source = 'in-trainer'")
