@@ -1,12 +1,11 @@
 """`extremis evaluate`: metrics of a run's checkpoint on a split of its data."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from extremis.console import Bar
-from schemas import storage
 from schemas.layout import DataLayout, RunLayout
+from schemas.records.json_files import write_json
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config.data import Data
 from trainer.evaluation.baselines.measure import QUERIES, measure_baselines
@@ -61,8 +60,7 @@ def evaluate(data: str, run: str, options: EvaluateOptions = EvaluateOptions(), 
     if options.baseline:
         report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
     if group.first and options.standard:
-        body = json.dumps({"split": options.split, **report}, sort_keys=True)
-        storage.write_bytes(RunLayout(run).evaluation(options.split, report["step"]), body.encode())
+        write_json(RunLayout(run).evaluation(options.split, report["step"]), {"split": options.split, **report})
     return report
 
 
