@@ -84,14 +84,18 @@ def require_same(world: World, name: str, out: str, done: Done, faults: Faults) 
     assert not published or made == true
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_two_flips_on_the_way_change_nothing(name: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "flipped") for name in COMMANDS), ("mine", "shortened"), ("predict", "shortened")]
+)
+def test_two_lies_on_the_way_change_nothing(
+    name: str, kind: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storage, "SLOWEST_SECONDS", 0.01)
-    faults = Faults(share=1, seed=len(name), kinds=("flipped",), lies_about=OURS, lies_after=2, lies=2)
-    done = world.run(name, f"quick/{name}", faults)
-    assert faults.done["flipped"] == 2, faults
+    faults = Faults(share=1, seed=len(name), kinds=(kind,), lies_about=OURS, lies_after=2, lies=2)
+    done = world.run(name, f"{kind}/{name}", faults)
+    assert faults.done[kind] == 2, faults
     assert done.status == 0, done.err
-    require_same(world, name, f"quick/{name}", done, faults)
+    require_same(world, name, f"{kind}/{name}", done, faults)
 
 
 @pytest.mark.slow
