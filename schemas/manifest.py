@@ -148,15 +148,11 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     try:
         if (length := storage.size(place)) > MAX_BYTES:
             raise TableError(f"{place}: {length:,} bytes; a manifest has at most {MAX_BYTES:,}. Is the path right?")
-        data = storage.read_matching(lambda: storage.read_bytes(place), _is_whole)
+        body, whole = storage.read_matching(lambda: _parse(storage.read_bytes(place)), lambda parsed: parsed[1])
     except FileNotFoundError:
         raise TableError(_absent(url)) from None
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TableError(
-            f"{place}: the manifest is damaged: not JSON ({error}). Remove the table and make it again."
-        ) from None
+    if isinstance(body, Exception):
+        raise TableError(f"{place}: the manifest is damaged: not JSON ({body}). Remove the table and make it again.")
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         actual = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise TableError(f"{place}: no Extremis table: expected format {FORMAT!r}, got {actual!r}. Is the path right?")
@@ -166,8 +162,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
             "Make the table again with this version, or use the version that wrote it "
             f"({body.get('code_version', 'unknown')})."
         )
-    digest = body.pop("digest", None)
-    if digest != storage.sha256(_canonical(body)):
+    if not whole:
         raise TableError(
             f"{place}: the manifest is damaged: its content does not match its digest. "
             "Remove the table and make it again."
@@ -286,13 +281,13 @@ def require_parent(url: str, manifest: Manifest, name: str, digest: str, parent_
         )
 
 
-def _is_whole(data: bytes) -> bool:
-    """Tell whether the bytes are JSON that matches its digest, if it has one."""
+def _parse(data: bytes) -> tuple[Any, bool]:
+    """Return the JSON value in `data` without its digest, or the error over it; and whether it matches its digest."""
     try:
         body = json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return not isinstance(body, dict) or body.pop("digest", None) == storage.sha256(_canonical(body))
+    except (ValueError, RecursionError) as error:
+        return error, False
+    return body, not isinstance(body, dict) or body.pop("digest", None) == storage.sha256(_canonical(body))
 
 
 def _absent(url: str) -> str:

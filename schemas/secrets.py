@@ -2,8 +2,10 @@
 
 import re
 
-# user:password@, where the password may hold slashes (host:8080/path@v1 has a port); and user@.
-_USER = re.compile(r"(?<=://)(?:[^/\s@'\"<>]*:(?![0-9]+(?:[/\s'\"<>]|$))[^\s'\"<>]*@|[^/\s@'\"<>]+@)")
+# user:password@, where the password may hold slashes (host:8080/path@v1 has a port); and user@, but container@account.
+_USER = re.compile(
+    r"(?<=://)(?:[^/\s@'\"<>]*:(?![0-9]+(?:[/\s'\"<>]|$))[^\s'\"<>]*@|(?<!abfs://)(?<!abfss://)[^/\s@'\"<>]+@)"
+)
 _BUCKET = re.compile(r"(?i)(?<![a-z0-9])(?:s3a?|gcs|gs)://(?!arn:)(?=[^/\s'\"<>]*[:@])[^\s'\"<>]*?(?=[\s'\"<>]|$)")
 _QUERY = re.compile(
     r"(?i)(?<=[?&])((?:x-(?:amz|goog)-(?:signature|credential|security-token)|signature|sig|token|access_token|"

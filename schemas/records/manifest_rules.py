@@ -17,7 +17,7 @@ class _Number(NamedTuple):
 # Parameters by the kind of table that a reader takes for whole numbers.
 _NUMBERS: Mapping[str, Mapping[str, _Number]] = {
     "tokenizer": {"vocabulary": _Number(1, 1 << 32, optional=False), "max_tokens": _Number(1, 1 << 31)},
-    "labels": {"training_points": _Number(0, optional=False)},
+    "labels": {"training_points": _Number(0)},
     "data": {"features": _Number(0, 1 << 31), "labels": _Number(0)},
     "export": {
         "vocabulary": _Number(0, 1 << 32, optional=False),

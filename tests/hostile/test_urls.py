@@ -60,7 +60,10 @@ URLS: dict[str, tuple[int, ...]] = {
 }
 
 
-@pytest.mark.parametrize("command", ["inspect", "shard", "predict", "evaluate", "report", "train"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("predict", "evaluate", "report")]
+
+
+@pytest.mark.parametrize("command", ["inspect", "shard", "train", *OTHERS])
 @pytest.mark.parametrize("url", URLS, ids=[ascii(url)[:30] for url in URLS])
 def test_a_url_that_leads_nowhere(url: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schemas.storage.ATTEMPTS", 1)

@@ -16,6 +16,7 @@ from tests.builders import build_data
 from tests.command import ROOT, call, environment, refused, sets
 
 SECRET = "hunter2"
+AZURE = "abfss://container@account.dfs.core.windows.net/x"
 PLACE = f"memory://user:{SECRET}@host"
 SAFE = some.text("abcdefgh0123456789-._~%+=", min_size=1, max_size=20)
 
@@ -74,7 +75,12 @@ def test_credentials_of_a_bucket_are_refused_and_not_said(place: str, tmp_path: 
 
 
 def test_an_access_point_and_a_port_are_no_credentials() -> None:
-    for place in ("s3://arn:aws:s3:eu-west-1:123:accesspoint/name/key", "http://host:8080/a@v1", "s3://b/key@v1:2"):
+    for place in (
+        "s3://arn:aws:s3:eu-west-1:123:accesspoint/name/key",
+        "http://host:8080/a@v1",
+        "s3://b/key@v1:2",
+        AZURE,
+    ):
         assert redact(place) == place
         assert not has_credentials(place)
 
