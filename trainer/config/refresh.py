@@ -78,8 +78,10 @@ class Refresh(Options):
         if self.rebuild_steps >= self.every_steps:
             raise ValueError(
                 f"refresh.rebuild_steps = {self.rebuild_steps} is not below refresh.every_steps = {self.every_steps}: "
-                "the next index would be due before this one is used"
+                "the next index would be due before this one is used; lower refresh.rebuild_steps"
             )
         if self.source == "in-trainer" and self.by == "labels":
-            raise ValueError("refresh.by = 'labels' is for tables: the trainer's own index holds classifier vectors")
+            raise ValueError(
+                "refresh.by = 'labels' is for tables: the trainer's own index holds classifier vectors: leave it out"
+            )
         return self

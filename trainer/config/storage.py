@@ -35,5 +35,7 @@ class Storage(Options):
         if size and not self.cache:
             raise ValueError("storage.cache_size is the limit of a cache: set storage.cache to a local directory")
         if "://" in self.cache:
-            raise ValueError(f"storage.cache = {self.cache!r}: a cache is a directory on a local disk, not a URL")
+            raise ValueError(
+                f"storage.cache = {self.cache!r}: a cache is a directory on a local disk, not a URL: name one"
+            )
         return self

@@ -68,7 +68,7 @@ class Negatives(Options):
     @model_validator(mode="after")
     def _possible(self) -> "Negatives":
         if self.width and self.width < self.hard:
-            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}")
+            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}: raise it")
         if self.pool in ("shared", "own") and self.random + self.hard + self.sampled == 0:
             raise ValueError("no negatives at all: set negatives.random, negatives.hard or negatives.pool = 'all'")
         if self.pool == "all" and self.hard + self.sampled:
