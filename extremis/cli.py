@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 import click
@@ -25,6 +26,8 @@ from extremis.commands.train import train
 from extremis.console import say
 from schemas.errors import ExtremisError
 from schemas.manifest import code_version
+
+TRACEBACK = "EXTREMIS_TRACEBACK"  # environment variable: show tracebacks
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True})
@@ -55,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     `arguments`: by default those of this process. Raises SystemExit unless the command succeeds.
     """
+    if arguments is None and TRACEBACK not in os.environ:
+        sys.unraisablehook = lambda unraisable: None  # destructors of libraries print tracebacks
     try:
         cli.main(arguments, standalone_mode=False)
     except ExtremisError as error:
@@ -68,6 +73,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
+    except MemoryError:
+        say("error: out of memory. Give the machine more, or lower what the command holds: batch, dimension, --memory.")
+        sys.exit(1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception as error:  # nobody wants a traceback, but whoever looks for the fault
+        if os.environ.get(TRACEBACK):
+            raise
+        say(f"error: a fault of Extremis, not of your input: {describe_fault(error)}")
+        sys.exit(1)
+
+
+def describe_fault(error: Exception) -> str:
+    """Say on one line what went wrong where, and how to see more."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())[:200]
+    return (
+        f"{type(error).__name__}: {text} ({os.path.basename(frame.filename)}, line {frame.lineno}). Please report it; "
+        f"with {TRACEBACK}=1 in the environment the command shows the traceback."
+    )

@@ -116,7 +116,7 @@ def _make(plan: Plan, index_url: str | None, beam_options: Sequence[str], say: P
     run_pipeline(pipeline)
     if index_url is not None:
         publish_index(plan, index_url)
-    summaries = {source.name: json.loads(storage.read_bytes(plan.summary(source))) for source in plan.sources}
+    summaries = {source.name: json.loads(storage.read_sealed(plan.summary(source))) for source in plan.sources}
     # `queries` last: a reader that sees its table sees the others, too.
     ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
     tables = {source.name: _publish(plan, source, summaries[source.name]) for source in ordered}
@@ -175,7 +175,7 @@ def write_summary(element: tuple[int, Iterable[steps.MergedShard]], plan: Plan) 
     """Leave the summary of a table, from (source, its shards), for the launching process."""
     source = plan.sources[element[0]]
     body = steps.summarize(plan, source, element[1])
-    storage.write_bytes(plan.summary(source), json.dumps(body).encode(), durable=False)
+    storage.write_sealed(plan.summary(source), json.dumps(body).encode())
 
 
 def _publish(plan: Plan, source: Source, summary: dict[str, Any]) -> Manifest:

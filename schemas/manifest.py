@@ -1,5 +1,6 @@
 """Manifests of tables: written last, so that a table is there whole or not at all, and read first."""
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -23,6 +24,7 @@ from pydantic import (
 from schemas import checksums, storage
 from schemas.errors import TableError
 from schemas.layout import MANIFEST
+from schemas.records import manifest_rules
 from schemas.storage import join
 from schemas.tables import KINDS
 
@@ -41,7 +43,7 @@ def code_version() -> str:
 
 def _require_inside(path: str) -> str:
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path or "\0" in path:
         raise ValueError(f"{path!r} leaves its prefix")
     return path
 
@@ -146,15 +148,11 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     try:
         if (length := storage.size(place)) > MAX_BYTES:
             raise TableError(f"{place}: {length:,} bytes; a manifest has at most {MAX_BYTES:,}. Is the path right?")
-        data = storage.read_bytes(place)
+        body, whole = storage.read_matching(lambda: _parse(storage.read_bytes(place)), lambda parsed: parsed[1])
     except FileNotFoundError:
         raise TableError(_absent(url)) from None
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TableError(
-            f"{place}: the manifest is damaged: not JSON ({error}). Remove the table and make it again."
-        ) from None
+    if isinstance(body, Exception):
+        raise TableError(f"{place}: the manifest is damaged: not JSON ({body}). Remove the table and make it again.")
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         actual = body.get("format") if isinstance(body, dict) else type(body).__name__
         raise TableError(f"{place}: no Extremis table: expected format {FORMAT!r}, got {actual!r}. Is the path right?")
@@ -164,8 +162,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
             "Make the table again with this version, or use the version that wrote it "
             f"({body.get('code_version', 'unknown')})."
         )
-    digest = body.pop("digest", None)
-    if digest != storage.sha256(_canonical(body)):
+    if not whole:
         raise TableError(
             f"{place}: the manifest is damaged: its content does not match its digest. "
             "Remove the table and make it again."
@@ -175,7 +172,17 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise TableError(f"{place}: the manifest is not valid at {where!r}: {first['msg']}.") from None
+        raise TableError(
+            f"{place}: the manifest is not valid at {where!r}: {first['msg']}. Make the table again."
+        ) from None
+    if broken := manifest_rules.fault(
+        manifest.kind,
+        manifest.rows,
+        sum(shard.rows for shard in manifest.shards),
+        manifest.row_group_rows,
+        manifest.parameters,
+    ):
+        raise TableError(f"{place}: the manifest is not valid: {broken}. Make the table again.")
     if manifest.kind not in KINDS or (kind is not None and manifest.kind != kind):
         raise TableError(
             f"{place}: expected a {kind or 'known'} table, got a {manifest.kind} table. Is the path right?"
@@ -203,13 +210,19 @@ def verify(url: str, manifest: Manifest, on_bytes: Callable[[int], None] | None 
     """
     for shard in manifest.shards:
         place = find_shard(url, shard)
-        digest = hashlib.sha256()
-        with storage.open_read(place) as file:
-            while piece := file.read(storage.READ_BYTES):
-                digest.update(piece)
-                if on_bytes is not None:
-                    on_bytes(len(piece))
-        _require_digest(place, shard, digest.hexdigest(), "Make the table again.")
+        digest = storage.read_matching(
+            functools.partial(_digest, place, on_bytes or (lambda count: None)), lambda digest: digest == shard.sha256
+        )
+        _require_digest(place, shard, digest, "Make the table again.")
+
+
+def _digest(place: str, on_bytes: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    with storage.open_read(place) as file:
+        while piece := file.read(storage.READ_BYTES):
+            digest.update(piece)
+            on_bytes(len(piece))
+    return digest.hexdigest()
 
 
 def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> str:
@@ -230,9 +243,14 @@ def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") ->
 def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
     """Read a shard of the table at `url`, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
     place = find_shard(url, shard, remedy)
-    data = storage.read_bytes(place)
+    data = storage.read_matching(lambda: storage.read_bytes(place), lambda data: storage.sha256(data) == shard.sha256)
     _require_digest(place, shard, storage.sha256(data), remedy)
     return data
+
+
+def read_files(url: str, kind: str) -> dict[str, bytes]:
+    """Read the files of the table at `url`, by name, and compare their checksums. Raises TableError, StorageError."""
+    return {shard.path: check_shard(url, shard) for shard in open_manifest(url, kind).shards}
 
 
 def write_file(url: str, name: str, data: bytes) -> Shard:
@@ -261,6 +279,15 @@ def require_parent(url: str, manifest: Manifest, name: str, digest: str, parent_
             f"(digest {str(got)[:12]}…) than {parent_url} (digest {digest[:12]}…). "
             "Make it again from this one, or point at the data it was made from."
         )
+
+
+def _parse(data: bytes) -> tuple[Any, bool]:
+    """Return the JSON value in `data` without its digest, or the error over it; and whether it matches its digest."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return error, False
+    return body, not isinstance(body, dict) or body.pop("digest", None) == storage.sha256(_canonical(body))
 
 
 def _absent(url: str) -> str:

@@ -1,19 +1,32 @@
 """Options: frozen, typed and checked when they are made; a wrong one is an error that says which and why."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from schemas.errors import InputError
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"  # names of a device to compute on
+MOST_THREADS = 4096  # of one kind in a process
+_SHOWN = 200  # characters of a value in a message
+_LONG = re.compile(r"(\S{200})\S{100,}")
 
 
 class Options(BaseModel):
-    """Base of every set of options: no key that it does not know, no change once it is made."""
+    """Base of every set of options: no key that it does not know, finite numbers, no change once it is made."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _within_64_bits(cls, values: Any) -> Any:
+        """Refuse whole numbers that arithmetic on arrays does not hold."""
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and name != "seed":
+                raise ValueError(f"{name}: a number of {value.bit_length()} bits; at most 63 are taken")
+        return values
 
 
 Checked = TypeVar("Checked", bound=Options)
@@ -30,6 +43,9 @@ def check(kind: type[Checked], values: Mapping[str, Any]) -> Checked:
 def fault_text(fault: Mapping[str, Any]) -> str:
     """One of pydantic's faults as a clause: a validator's own words, or the option, what it should be, what it is."""
     if fault["type"] == "value_error":
-        return str(fault["msg"]).removeprefix("Value error, ")
+        return _LONG.sub(r"\1…", str(fault["msg"]).removeprefix("Value error, "))
     where = ".".join(str(part) for part in fault["loc"])
-    return f"{where}: {str(fault['msg']).lower()}, got {fault['input']!r}"
+    text = repr(fault["input"])
+    wanted = "input should be a whole number of at most 63 bits"
+    message = wanted if fault["type"] == "int_parsing_size" else str(fault["msg"]).lower()
+    return f"{where}: {message}, got {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}"

@@ -10,7 +10,7 @@ _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 def parse_bytes(text: str) -> int:
     """Parse `8GiB`, `500MB`, `1.5 TiB` or a plain number of bytes. Raises InputError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
         raise InputError(f"{text!r} is no size: expected a number with a unit, for example 8GiB or 500MB.")

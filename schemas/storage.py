@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeVar
+from zlib import crc32
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -30,8 +31,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from schemas.errors import InputError, StorageError
+from schemas.errors import ExtremisError, InputError, StorageError, TableError
 from schemas.forking import survive_forks
+from schemas.secrets import has_credentials, redact_known
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt is begun after these
@@ -39,12 +41,22 @@ REQUEST_SECONDS = 60.0  # of one look-up or one range: a server that accepts and
 FILE_SECONDS = 900.0  # of reading a whole file at once, or of removing a prefix
 CONNECTIONS = 64  # to an object store
 READ_BYTES = 4 << 20  # of one request of a streaming pass
+SLOWEST_SECONDS = 8.0  # between two attempts
+READS = 3  # of bytes that do not match their checksum
+_LONGEST = 4096  # characters of a path, as systems take them
 TEMPORARY = ".tmp-"
 _LASTING = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 T = TypeVar("T")
 
 survive_forks()
+
+
+class _DamagedError(OSError):
+    """Error: bytes that do not match their checksum; reading them again may help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(errno.EIO, message)
 
 
 def join(url: str, *parts: str) -> str:
@@ -55,14 +67,33 @@ def join(url: str, *parts: str) -> str:
 
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the fsspec filesystem of `url` and the path inside it. Raises InputError for an unknown scheme."""
+    """Return the fsspec filesystem of `url` and the path inside it.
+
+    Raises InputError for an unknown scheme, a malformed URL and credentials in that of a bucket, StorageError where a
+    server is not reached.
+    """
+    if has_credentials(url):
+        raise InputError(
+            f"cannot open {url!r}: credentials do not belong into a URL of a bucket. Give them by the environment "
+            "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS) or a file of the store."
+        )
+    if not url.strip():
+        raise InputError(f"an empty path ({url!r}): name a directory or a URL.")
+    if len(url) > _LONGEST:
+        raise InputError(f"a path of {len(url):,} characters; at most {_LONGEST:,} are taken. Fix the path.")
+    if "\0" in url:
+        raise InputError(f"cannot open {url!r}: a path has no NUL. Fix the path.")
     try:
         fs, path = url_to_fs(url, **_options(url))
-    except (ValueError, ImportError) as error:
+    except OSError as error:
+        cause = redact_known(str(error), url)
+        raise StorageError(f"cannot reach {url}: {cause}; check the host, or try again later.") from None
+    except Exception as error:  # filesystems of fsspec raise what they like over a URL
+        cause = redact_known(str(error) or type(error).__name__, url)
         raise InputError(
-            f"cannot open {url!r}: {error}. Install the extra that carries this scheme "
+            f"cannot open {url!r}: {cause}. Install the extra that carries this scheme "
             "(pip install 'extremis[s3]' for s3://, 'extremis[gcs]' for gs://) or check the spelling."
-        ) from error
+        ) from None
     return fs, path
 
 
@@ -100,10 +131,12 @@ def read_bytes(url: str) -> bytes:
     return _attempt(lambda: _bounded(fs, "cat_file", path, seconds=FILE_SECONDS), "read", url)
 
 
-def read_range(url: str, start: int, stop: int, given_up: threading.Event | None = None) -> bytes:
+def read_range(
+    url: str, start: int, stop: int, given_up: threading.Event | None = None, checksum: int | None = None
+) -> bytes:
     """Read bytes [start, stop) of the file at `url`; no further attempt is begun once `given_up` is set.
 
-    Raises FileNotFoundError, StorageError.
+    Bytes that do not match `checksum`, a CRC-32, are read again. Raises FileNotFoundError, StorageError.
     """
     fs, path = filesystem(url)
 
@@ -111,9 +144,48 @@ def read_range(url: str, start: int, stop: int, given_up: threading.Event | None
         data: bytes = _bounded(fs, "cat_file", path, start=start, end=stop)
         if len(data) != stop - start:
             raise OSError(errno.EIO, f"{len(data)} bytes came instead of {stop - start}")
+        if checksum is not None and crc32(data) != checksum:
+            raise _DamagedError(f"bytes {start} to {stop} are damaged: they do not match their checksum")
         return data
 
     return _attempt(read, "read", url, given_up)
+
+
+def write_sealed(url: str, data: bytes, durable: bool = False) -> None:
+    """Publish `data` behind a line with its CRC-32, for `read_sealed`. Raises StorageError."""
+    write_bytes(url, b"%08x\n%b" % (crc32(data), data), durable)
+
+
+def read_sealed(url: str, remedy: str | None = None) -> bytes:
+    """Read what `write_sealed` wrote; bytes that do not match their checksum are read again.
+
+    Raises FileNotFoundError, StorageError; with a `remedy` TableError that ends with it where they are damaged.
+    """
+    fs, path = filesystem(url)
+
+    def read() -> bytes:
+        seal, _, data = _bounded(fs, "cat_file", path, seconds=FILE_SECONDS).partition(b"\n")
+        if seal != b"%08x" % crc32(data):
+            raise _DamagedError("the file is damaged: it does not match its checksum")
+        return bytes(data)
+
+    try:
+        return _attempt(read, "read", url)
+    except StorageError as error:
+        if remedy is None or not isinstance(error.__cause__, _DamagedError):
+            raise
+        raise TableError(f"{url}: damaged: it does not match its checksum. {remedy}") from None
+
+
+def read_matching(read: Callable[[], T], matches: Callable[[T], bool]) -> T:
+    """Return what `read` reads: again where it does not match its checksum, since a fault of the way may be gone.
+
+    The last of READS is returned whether it matches or not.
+    """
+    for _ in range(READS - 1):
+        if matches(data := read()):
+            return data
+    return read()
 
 
 def open_read(url: str) -> IO[bytes]:
@@ -296,17 +368,21 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
 
     retrying = Retrying(
         stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(DEADLINE_SECONDS) | stop_when_event_set(given_up),
-        wait=wait_random_exponential(multiplier=0.25, max=8.0),
+        wait=wait_random_exponential(multiplier=0.25, max=SLOWEST_SECONDS),
         sleep=sleep_using_event(given_up),
         retry=retry_if_exception(_may_pass),
         reraise=True,
     )
     try:
         return retrying(counted)
-    except FileNotFoundError:
+    except (FileNotFoundError, ExtremisError):
         raise
-    except (OSError, *_client_errors()) as error:  # type: ignore[misc]
-        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    except (IsADirectoryError, NotADirectoryError) as error:
+        kind = "a directory" if isinstance(error, IsADirectoryError) else "below a file"
+        raise InputError(f"could not {verb} {url}: it is {kind}, where a file is expected. Fix the path.") from error
+    except Exception as error:  # clients of stores raise what they like
+        strerror = error.strerror if isinstance(error, OSError) else None
+        cause = redact_known(strerror or str(error) or type(error).__name__, url)
         raise StorageError(f"could not {verb} {url} after {attempts} attempt(s): {cause}; {_remedy(error)}.") from error
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import random
+import re
 import socket
 import struct
 import threading
@@ -16,6 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 # refused: answered with 500 unseen; lost: carried out, and answered with 500 all the same; slow: the body comes in two
 # parts; reset: the connection is reset in the middle of the body; dropped: closed without an answer.
 KINDS = ("refused", "lost", "slow", "reset", "dropped")
+# Of the content of a GET alone. flipped: a bit is another, and no checksum of the store tells; shortened: the body
+# stops early, as its length says; stale: a listing is that of an earlier request of the same prefix.
+LIES = ("flipped", "shortened", "stale")
+# Headers by which a client would notice.
+_TELLING = ("etag", "content-md5", "x-amz-checksum-")
 _ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>An internal error.</Message></Error>'
 _HOP = ("connection", "transfer-encoding", "keep-alive")
 
@@ -24,13 +30,17 @@ _HOP = ("connection", "transfer-encoding", "keep-alive")
 class Faults:
     """Faults to inject: into a share of the requests, drawn from `seed`; and into all from the `down_after`-th on.
 
-    `most_at_once`: requests under way at a time.
+    LIES befall a GET whose path matches `lies_about`, and not the first `lies_after` of those: a listing, or the body
+    of an object of more than a byte. At most `lies` of them are told. `most_at_once`: requests under way at a time.
     """
 
     share: float = 0.0
     seed: int = 0
     down_after: int | None = None
     kinds: tuple[str, ...] = KINDS
+    lies_about: str = ""
+    lies_after: int = 0
+    lies: int | None = None
     slow_seconds: float = 0.2
     delay_seconds: float = 0.0  # before every answer
     requests: int = 0
@@ -41,6 +51,34 @@ class Faults:
         self._draw = random.Random(self.seed)
         self._lock = threading.Lock()
         self._now = 0
+        self._listed: dict[str, bytes] = {}
+        self.about: list[str] = []  # paths of the answers that were lies
+
+    def lie(self, path: str, kind: str, content: bytes) -> bytes:
+        """Return the answer to a GET of `path` as a lie of `kind`; the true one where that does not fit."""
+        listing = "list-type=" in path
+        with self._lock:
+            earlier = self._listed.setdefault(path, content) if listing else content
+            if (
+                kind not in LIES
+                or listing != (kind == "stale")
+                or len(content) < 2
+                or not re.search(self.lies_about, path)
+            ):
+                return content
+            self.lies_after -= 1
+            if self.lies_after >= 0 or (self.lies is not None and len(self.about) >= self.lies):
+                return content
+            lie = earlier
+            if kind == "flipped":
+                place = self._draw.randrange(len(content))
+                lie = content[:place] + bytes([content[place] ^ 1 << self._draw.randrange(8)]) + content[place + 1 :]
+            elif kind == "shortened":
+                lie = content[: self._draw.randrange(1, len(content))]
+            if lie != content:
+                self.done[kind] += 1
+                self.about.append(path)
+            return lie
 
     @contextmanager
     def delay(self) -> Iterator[None]:
@@ -62,7 +100,7 @@ class Faults:
             kind = self._draw.choice(self.kinds) if self._draw.random() < self.share else None
             if self.down_after is not None and self.requests > self.down_after:
                 kind = self._draw.choice(("refused", "dropped"))
-            if kind:
+            if kind in KINDS:
                 self.done[kind] += 1
             return kind
 
@@ -117,8 +155,12 @@ class _Handler(BaseHTTPRequestHandler):
         status, headers, content = self._pass_on(body)
         if fault == "lost":
             self._answer(500, [("Content-Type", "application/xml")], _ERROR)
-        else:
-            self._answer(status, headers, content, fault)
+            return
+        faults = self.server.faults
+        if self.command == "GET" and status in (200, 206) and set(faults.kinds) & set(LIES):
+            content = faults.lie(self.path, fault or "", content)
+            headers = [(name, value) for name, value in headers if not name.lower().startswith(_TELLING)]
+        self._answer(status, headers, content, fault)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve
 

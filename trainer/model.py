@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import torch
 
-from schemas.errors import InputError
+from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest
+from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, load_config, restore_recipe
 from trainer.device import CPU
@@ -125,12 +126,16 @@ class DataFacts:
 
     @classmethod
     def of(cls, data: DataLayout) -> "DataFacts":
-        """Read DATA's manifests. Raises TableError when DATA is not finished."""
+        """Read DATA's manifests. Raises TableError when DATA is not finished, or a part is another than it names."""
         manifest = open_manifest(data.root, "data")
-        labels = open_manifest(data.labels, "labels")
-        vocabulary = 0
-        if "tokenizer" in manifest.parents:
-            vocabulary = int(open_manifest(data.tokenizer, "tokenizer").parameters["vocabulary"])
+        parts = {name: open_manifest(join(data.root, name)) for name in manifest.parents}
+        for name, part in parts.items():
+            if part.digest != manifest.parents[name]:
+                raise TableError(
+                    f"{join(data.root, name)}: not the table that {data.root} was published with. Shard the data again."
+                )
+        labels = parts.get("labels") or open_manifest(data.labels, "labels")
+        vocabulary = parts["tokenizer"].parameters["vocabulary"] if "tokenizer" in parts else 0
         return cls(manifest, labels.rows, vocabulary, int(manifest.parameters.get("features") or 0))
 
 

@@ -15,6 +15,7 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
+from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from trainer.config import Recipe
 
@@ -81,17 +82,15 @@ def _train_and_score(
     except ExtremisError as error:
         say(f"{name}: {error}")
         result["error"] = str(error)
-    body = json.dumps({"made_from": made_from, "result": result}, indent=1, sort_keys=True)
-    storage.write_bytes(join(run, RESULT), body.encode())
+    write_json(join(run, RESULT), {"made_from": made_from, "result": result}, indent=1)
     return result
 
 
 def _read(run: str) -> dict[str, Any] | None:
     try:
-        body: dict[str, Any] = json.loads(storage.read_bytes(join(run, RESULT)))
+        return read_json(join(run, RESULT))
     except FileNotFoundError:
         return None
-    return body
 
 
 def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:

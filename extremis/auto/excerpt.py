@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from schemas import storage
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, is_published, open_manifest, publish
+from schemas.manifest import Manifest, is_published, open_manifest, publish, read_files
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
@@ -31,8 +31,9 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
         return
     layout, whole, kept = DataLayout(root), open_manifest(data.root, "data"), draw_labels(data, rows)
     if "tokenizer" in whole.parents:
-        for name in storage.list_names(data.tokenizer):
-            storage.write_bytes(join(layout.tokenizer, name), storage.read_bytes(join(data.tokenizer, name)))
+        for name, content in read_files(data.tokenizer, "tokenizer").items():
+            storage.write_bytes(join(layout.tokenizer, name), content)
+        publish(layout.tokenizer, open_manifest(data.tokenizer, "tokenizer"))
     queries, labels = _write_queries(data, layout, kept), _write_labels(data, layout, kept)
     parents = {name: digest for name, digest in whole.parents.items() if name == "tokenizer"}
     parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}

@@ -1,6 +1,5 @@
 """The run of `auto`: survey, trials, the best recipe trained on all rows but a few, and its scores fused."""
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from extremis.training.train import train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
+from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step
 from trainer.config import Recipe, load_config, restore_recipe
@@ -49,7 +49,7 @@ def run_auto(
         say(line)
     if is_there:
         recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
-        report = json.loads(storage.read_bytes(join(run, REPORT)))
+        report = read_json(join(run, REPORT))
     else:
         report, resolved = _choose(data, run, survey, overrides)
         for line in resolved.lines(data):
@@ -139,7 +139,7 @@ def _tidy(run: RunLayout) -> None:
 
 def _write(run: str, report: dict[str, Any], recipe: Recipe) -> None:
     """Write what was chosen and why; the recipe can be trained again as any other."""
-    storage.write_bytes(join(run, REPORT), json.dumps(report, indent=1).encode())
+    write_json(join(run, REPORT), report, indent=1)
     storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())
 
 

@@ -1,12 +1,11 @@
 """`extremis evaluate`: metrics of a run's checkpoint on a split of its data."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from extremis.console import Bar
-from schemas import storage
 from schemas.layout import DataLayout, RunLayout
+from schemas.records.json_files import write_json
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config.data import Data
 from trainer.device import open_device
@@ -69,8 +68,7 @@ def evaluate(
     if options.baseline:
         report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
     if group.first and options.standard:
-        body = json.dumps({"split": options.split, **report}, sort_keys=True)
-        storage.write_bytes(RunLayout(run).evaluation(options.split, report["step"]), body.encode())
+        write_json(RunLayout(run).evaluation(options.split, report["step"]), {"split": options.split, **report})
     return report
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from extremis.inspecting.rows import Rows
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
+from schemas.manifest import open_manifest, read_files
 
 FEATURES_SHOWN = 12
 # Control characters: they move the cursor, change colours, or turn the direction of writing.
@@ -57,10 +57,10 @@ class TextDecoder:
         }
 
     def _decode(self, ids: list[list[int]]) -> list[str]:
-        from pipelines.sharding.tokenizer import open_tokenizer
+        from pipelines.sharding.tokenizer import FILE, open_tokenizer
 
         if self._tokenizer is None:
-            self._tokenizer = open_tokenizer(self._data.tokenizer)
+            self._tokenizer = open_tokenizer(read_files(self._data.tokenizer, "tokenizer")[FILE], self._data.tokenizer)
         return list(self._tokenizer.decode_batch(ids, skip_special_tokens=True))
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from extremis.console import Bar
 from extremis.predicting.inputs import Texts
 from extremis.predicting.outputs import open_writer, prediction_table
-from pipelines.sharding.tokenizer import encode, open_tokenizer
+from pipelines.sharding.tokenizer import FILE, encode, open_tokenizer
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -91,8 +91,8 @@ def _predict(
 
 def _encoded(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.Table]:
     """Yield rows with the columns that the encoder reads."""
-    columns = exported.serving.model.columns
-    tokenizer = open_tokenizer(str(exported.folder / ENCODER)) if "input_ids" in columns else None
+    columns, place = exported.serving.model.columns, exported.folder / ENCODER / FILE
+    tokenizer = open_tokenizer(place.read_bytes(), str(place)) if "input_ids" in columns else None
     for rows in texts.batches(batch, "feature_ids" in columns):
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:

@@ -1,6 +1,5 @@
 """Records of runs: their recipes, metrics while they trained, tables and evaluations."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from extremis.inspecting.examples import require_run
 from extremis.inspecting.run_tables import RunTable, run_tables
 from schemas import storage
 from schemas.layout import RunLayout
+from schemas.records.json_files import read_json
 from schemas.secrets import redact
 from schemas.storage import join
 from trainer.config import load_config
@@ -115,7 +115,7 @@ def _evaluations(layout: RunLayout) -> dict[str, dict[str, Any]]:
     newest: dict[str, dict[str, Any]] = {}
     for name in storage.list_names(layout.evaluations):
         if name.endswith(".json"):
-            body = json.loads(storage.read_bytes(join(layout.evaluations, name)))
+            body = read_json(join(layout.evaluations, name))
             if body["step"] >= newest.get(body["split"], body)["step"]:
                 newest[body["split"]] = body
     return newest

@@ -118,9 +118,9 @@ def merge_and_write(summaries: PCollection, url: str) -> None:
 
 def write_summary(summary: Summary, url: str) -> None:
     """Write `summary` at `url`. Raises StorageError."""
-    storage.write_bytes(url, _AS_JSON.dump_json(summary), durable=False)
+    storage.write_sealed(url, _AS_JSON.dump_json(summary))
 
 
 def read_summary(url: str) -> Summary:
     """Read the summary at `url`. Raises StorageError."""
-    return _AS_JSON.validate_json(storage.read_bytes(url))
+    return _AS_JSON.validate_json(storage.read_sealed(url))

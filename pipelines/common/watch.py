@@ -1,6 +1,5 @@
 """Work beside a trainer: on each dump as it is completed, until the run is finished."""
 
-import json
 import time
 from collections.abc import Callable
 
@@ -9,6 +8,7 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
+from schemas.records.json_files import read_json
 from schemas.storage import join
 
 RETRIES = 5  # of a dump whose work fails; what is wrong with the input is not tried again
@@ -65,7 +65,7 @@ def require_unused(run: str, url: str, manifest: Manifest) -> None:
     if storage.exists(layout.finished):
         return
     for name in storage.list_names(layout.adoptions):
-        record = json.loads(storage.read_bytes(join(layout.adoptions, name)))
+        record = read_json(join(layout.adoptions, name))
         if manifest.digest in record["digests"].values():
             raise InputError(
                 f"{url}: epoch {record['epoch']} of this run trains on this table, and the run is not finished, so it "

@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import orjson
 import pyarrow as pa
 
-from pipelines.formats import keyed_lines, keyed_pairs, keyed_parquet, lines
+from pipelines.formats import keyed_lines, keyed_pairs, keyed_parquet, lines, records
 from pipelines.formats.base import LABELS, PAIRS, SPLITS, Inputs, Parsed, Part, Text, labels_schema
 from pipelines.formats.fields import Fields, Shape
 from pipelines.formats.names import listed, listing
@@ -112,18 +111,19 @@ class Jsonl(Parquet):
 
 
 def features_in(urls: Sequence[str], fields: Fields) -> bool:
-    """Tell whether the rows of any file have features, as its first row or its columns show. Raises InputError."""
+    """Tell whether the rows of any file have features, as its first rows or its columns show. Raises InputError."""
     return any(fields.feature_ids in _field_names(url) for url in urls)
 
 
-def _field_names(url: str) -> Sequence[str]:
+def _field_names(url: str) -> set[str]:
+    """Return a file's columns, or the fields of its first records: those of its first MiB, or the first one after."""
     if url.endswith(f".{PARQUET}"):
-        return list(keyed_parquet.read_schema(url).names)
-    try:
-        record = orjson.loads(lines.first_line(url))
-    except orjson.JSONDecodeError:
-        return []  # the line is rejected when it is its turn
-    return list(record) if isinstance(record, dict) else []
+        return set(keyed_parquet.read_schema(url).names)
+    for some in lines.read_lines(url):
+        names: set[str] = set().union(*map(records.field_names, some))
+        if names:
+            return names
+    return set()  # every line is rejected when it is its turn
 
 
 def _table(names: Sequence[str], stem: str, kind: str) -> list[str]:

@@ -18,6 +18,8 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import SparseRows
 
+_MOST_TEXT = (1 << 31) - 1  # bytes of a column of one batch
+
 
 def read_schema(url: str) -> pa.Schema:
     """Read the columns of the file at `url` from its footer. Raises InputError, StorageError."""
@@ -49,6 +51,8 @@ def _batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordB
         try:
             for group in range(file.num_row_groups):  # one at a time: Arrow joins no dictionaries within lists
                 yield from file.iter_batches(rows, row_groups=[group], columns=present, use_threads=False)
+        except MemoryError:  # Arrow's own is one, too
+            raise _too_large(url, rows) from None
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _damaged(url, error) from None
 
@@ -177,7 +181,12 @@ class _Rows(RawRows):
         missing = column.is_null()
         if not nulls:
             self._reject(missing, Reason.MISSING_FIELD, f"{name} is null")
-        plain = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        plain = column
+        if pa.types.is_dictionary(column.type):
+            lengths = pc.binary_length(column.dictionary.cast(pa.large_string())) if string else None
+            if lengths is not None and (pc.sum(lengths.take(column.indices)).as_py() or 0) > _MOST_TEXT:
+                raise _too_large(self._file, len(column))
+            plain = column.dictionary_decode()
         content = plain.cast(pa.string(), safe=False).fill_null("").cast(pa.binary())
         return decode_column(
             content, lambda row, byte: self._note(row, Reason.NOT_UNICODE, f"byte {byte} of {name} is not UTF-8")
@@ -231,6 +240,13 @@ def _open(url: str) -> Iterator[pq.ParquetFile]:
 def _damaged(url: str, error: Exception) -> InputError:
     reason = " ".join(str(error).split()).rstrip(".")[:200]
     return InputError(f"{url}: not a Parquet file, or a damaged one: {reason}. Copy it again.")
+
+
+def _too_large(url: str, rows: int) -> InputError:
+    return InputError(
+        f"{url}: a batch of {rows:,} rows does not fit into memory: a few bytes of it stand for very many. Write it "
+        "again with shorter values, or give more memory."
+    )
 
 
 def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import IO, Any
 
 import pyarrow as pa
@@ -18,6 +18,10 @@ from schemas import storage
 from schemas.errors import InputError, StorageError
 
 MAX_LINE_BYTES = 1 << 26  # a longer line is no record, and would not fit beside its neighbours in memory
+MAX_RATIO = (
+    500  # of a compressed file's content to its bytes, once there is more of it than _UNSUSPECTED: no text is so
+)
+_UNSUSPECTED = 1 << 28
 _CHUNK = 1 << 20
 # By the end of a name: what such a file is called, and what opens it for one pass.
 _CODECS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -63,10 +67,16 @@ def read_blocks(url: str, block_lines: int, skip: int = 0) -> Iterator[pa.Record
     return iter(Blocks(url, block_lines, skip))
 
 
+def read_lines(url: str) -> Generator[list[bytes]]:
+    """Yield the lines of the file, as many as each MiB of its content completes. Raises as `Blocks`."""
+    with _open(url) as file:
+        yield from (lines for lines, _ in _split(url, _Counted(file)) if lines)
+
+
 def first_line(url: str) -> bytes:
     """Read the first line of the file, and little more. Raises as `Blocks`."""
-    with _open(url) as file:
-        return next((lines[0] for lines, _ in _split(url, _Counted(file)) if lines), b"")
+    with contextlib.closing(read_lines(url)) as some:
+        return next(some, [b""])[0]
 
 
 def identify(url: str) -> tuple[int, str]:
@@ -127,7 +137,14 @@ def decompressed(url: str, file: "_Counted") -> Iterator[bytes]:
     try:
         with contextlib.ExitStack() as stack:
             content = stack.enter_context(open_codec(file)) if open_codec else file
+            unpacked = 0
             while chunk := content.read(_CHUNK):
+                unpacked += len(chunk)
+                if suffix and unpacked > max(_UNSUSPECTED, MAX_RATIO * file.bytes):
+                    raise InputError(
+                        f"{url}: {file.bytes:,} bytes of it unpack to more than {unpacked:,}, as no text does. "
+                        f"Expected at most {MAX_RATIO} times as many; if it is meant so, unpack it before."
+                    )
                 yield chunk
     except EOFError:
         raise _cut_off(url, name, file.bytes) from None

@@ -19,6 +19,7 @@ from schemas.errors import InputError, StorageError
 from schemas.ragged import SparseRows
 
 _MEMBERS = ("format", "shape", "indptr", "indices", "data")
+_MOST_ENTRIES = 1 << 28  # of a block of rows, which is held in memory
 _SMALL = 1 << 10  # entries of `format` and `shape`; more is no such array
 _REMEDY = "Write it with scipy.sparse.save_npz(path, matrix.tocsr())."
 _BAD_ZIP = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, KeyError)
@@ -53,6 +54,10 @@ def read_rows(url: str, block_rows: int) -> Iterator[SparseRows]:
             if (np.diff(offsets) < 0).any() or offsets[-1] > indices.length:
                 raise _damaged(url, f"indptr descends, or points beyond the end, in rows {first} and following")
             count = int(offsets[-1]) - start
+            if count > _MOST_ENTRIES:
+                raise _damaged(
+                    url, f"rows {first} and following have {count:,} entries; at most {_MOST_ENTRIES:,} are read"
+                )
             named = indices.take(count).astype(np.int64)
             with np.errstate(over="ignore", invalid="ignore"):
                 values = data.take(count).astype(np.float32)

@@ -51,6 +51,18 @@ def each(
     return rows, good, rejects
 
 
+def field_names(line: bytes) -> set[str]:
+    """Return the names of the fields of a raw line; none where it holds no record, good or with a number like NaN."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        try:
+            record = _explain(line)
+        except Bad:
+            return set()
+    return set(record) if type(record) is dict else set()
+
+
 def required(record: Record, name: str) -> Any:
     """Return the field `name`. Raises Bad."""
     if name not in record:
@@ -71,8 +83,14 @@ def string(value: Any, name: str) -> str:
 
 
 def key(value: Any, name: str) -> str:
-    """Return a key: a string, or a whole number as its digits. Raises Bad."""
-    return str(value) if type(value) is int else string(value, name)
+    """Return a key: a string, or a whole number of up to 64 bits as its digits. Raises Bad."""
+    if type(value) is not int and not isinstance(value, float):
+        return string(value, name)
+    if type(value) is float or not -(1 << 63) <= value < 1 << 64:
+        raise Bad(
+            Reason.WRONG_TYPE, f"{name} must be a string or a whole number of up to 64 bits, got {shown_number(value)}"
+        )
+    return str(value)
 
 
 def whole_numbers(value: Any, name: str) -> list[int]:
@@ -80,6 +98,13 @@ def whole_numbers(value: Any, name: str) -> list[int]:
     if not isinstance(value, list) or not {*map(type, value)} <= _WHOLE:
         raise Bad(Reason.WRONG_TYPE, f"{name} must be a list of whole numbers, got {shown(value)}")
     return value
+
+
+def shown_number(value: float) -> str:
+    """Show a number; one of more digits than Python prints by its length."""
+    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
+        return f"one of {value.bit_length():,} bits"
+    return shown(value)
 
 
 def shown(value: Any) -> str:

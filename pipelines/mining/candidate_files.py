@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from schemas import storage
-from schemas.errors import TableError
+from schemas.errors import StorageError
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,15 @@ def writing_chunks(url: str) -> Iterator[ChunkWriter]:
 def read_chunk(url: str, chunks: Chunks, number: int, batch: int, fetch: int) -> tuple[np.ndarray, np.ndarray]:
     """Read chunk `number` of a file with `batch` rows a chunk: keys uint64 [n, fetch], weakest float32 [n].
 
-    Raises TableError: gone or damaged.
+    Damaged bytes are read again. Raises StorageError: gone, or damaged for good.
     """
     row_bytes = 8 * fetch + 4
     first = number * batch
     rows = min(batch, chunks.rows - first)
     try:
-        data = storage.read_range(url, first * row_bytes, (first + rows) * row_bytes)
+        bounds = first * row_bytes, (first + rows) * row_bytes
+        data = storage.read_range(url, *bounds, checksum=chunks.checksums[number])
     except FileNotFoundError:
-        raise TableError(f"{url}: these candidates are gone. Run the same command again.") from None
-    if len(data) != rows * row_bytes or zlib.crc32(data) != chunks.checksums[number]:
-        raise TableError(f"{url}: the candidates of rows {first} to {first + rows} are damaged. Run the command again.")
+        raise StorageError(f"{url}: these candidates are gone. Run the same command again.") from None
     keys = np.frombuffer(data, np.uint64, rows * fetch).reshape(rows, fetch)
     return keys, np.frombuffer(data, np.float32, rows, 8 * rows * fetch)

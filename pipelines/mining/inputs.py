@@ -6,10 +6,13 @@ from typing import Any
 from pipelines.common.aligned import Source, open_source
 from pipelines.common.vector_blocks import dimension_of
 from pipelines.mining.options import MineOptions
+from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
 from schemas.storage import join
+
+_UNLISTED = 8  # epochs after the last dump that is listed
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,15 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
 def complete_dumps(run: str) -> dict[int, str]:
     """Map epoch to digest of the vectors, for every complete dump of `run`, oldest first.
 
-    A dump is complete when its vectors, which are written last, and every source that they name are published.
+    A dump is complete when its vectors, which are written last, and every source that they name are published. A store
+    may list what it has much later, so some epochs after those that are listed are asked for by name.
     """
     layout = RunLayout(run)
     digests: dict[int, str] = {}
-    for epoch in numbered(layout.dumps):
+    epochs = numbered(layout.dumps)
+    if not storage.is_local(run):
+        epochs += range(max(epochs, default=-1) + 1, max(epochs, default=-1) + 1 + _UNLISTED)
+    for epoch in epochs:
         vectors = open_if_published(layout.vectors(epoch), "vectors")
         if vectors and all(is_published(layout.embeddings(epoch, name)) for name in _source_names(vectors)):
             digests[epoch] = vectors.digest

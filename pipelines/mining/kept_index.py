@@ -50,7 +50,7 @@ def find_index(plan: Plan, url: str) -> Manifest | None:
 def publish_index(plan: Plan, url: str) -> Manifest:
     """Make the files of all blocks visible as one index, by the notes that the workers left."""
     request = _request(plan)
-    notes = [json.loads(storage.read_bytes(plan.kept(block))) for block in range(len(plan.bounds))]
+    notes = [json.loads(storage.read_sealed(plan.kept(block))) for block in range(len(plan.bounds))]
     return publish(
         url,
         Manifest(

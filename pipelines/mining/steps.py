@@ -94,7 +94,7 @@ def keep_block(plan: Plan, url: str, loaded: LoadedBlock) -> None:
     """Write the block's index for good, and a note about it for the launching process. Raises StorageError."""
     entry = write_index(url, shard_name(loaded.number, len(plan.bounds), "faiss"), loaded.block)
     note = {"entry": entry.model_dump(), "params": asdict(loaded.params)}
-    storage.write_bytes(plan.kept(loaded.number), json.dumps(note).encode(), durable=False)
+    storage.write_sealed(plan.kept(loaded.number), json.dumps(note).encode())
 
 
 def search_shard(plan: Plan, loaded: LoadedBlock, source: Source, shard: int, profile: Profile) -> BlockCandidates:

@@ -7,9 +7,9 @@ from pipelines.common.exchange import Packet, gather
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, Inputs
 from pipelines.formats.rejects import Reason
-from pipelines.sharding.make_plan import name_of
+from pipelines.sharding.make_plan import name_of, tokenizer_url
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan
-from pipelines.sharding.tokenizer import FrozenTokenizer
+from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import manifest as manifests
 from schemas import storage, tables
 from schemas.errors import InputError, TableError
@@ -64,8 +64,9 @@ def end(data: str) -> None:
 
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
-    """Write the tokenizer's files, which the workers load; their manifest, to be published with the rest."""
+    """Write the tokenizer's files, and the one that workers load; their manifest, to be published with the rest."""
     folder = DataLayout(data).tokenizer
+    storage.write_sealed(tokenizer_url(data), tokenizer.files[FILE])
     entries = [manifests.write_file(folder, name, content) for name, content in sorted(tokenizer.files.items())]
     facts = {"vocabulary": tokenizer.vocabulary, **parameters}
     return Manifest(kind="tokenizer", shards=tuple(entries), parameters=facts)

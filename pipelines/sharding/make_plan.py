@@ -56,7 +56,7 @@ def plan_labels(basis: Basis) -> LabelsPlan:
         shards=max(1, shards),
         row_group_rows=options.row_group_rows or assign.default_row_group_rows(rows),
         vocabulary=vocabulary,
-        tokenizer=DataLayout(data).tokenizer,
+        tokenizer=tokenizer_url(data),
         features=raw.count_input(LABELS, "with_features") > 0,
         sources=sources_of(inputs, LABELS),
         sink="parquet",
@@ -84,9 +84,14 @@ def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
     for split, url in inputs.filters.items():
         rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
         pairs = filters.parse_pairs(storage.read_bytes(url), url, rows, labels)
-        storage.write_bytes(_filter_url(data, split), pairs.tobytes(), durable=False)
+        storage.write_sealed(_filter_url(data, split), pairs.tobytes())
         counts[split] = len(pairs)
     return counts
+
+
+def tokenizer_url(data: str) -> str:
+    """Return the URL of the tokenizer's file in staging, which the workers open."""
+    return join(DataLayout(data).staging, "tokenizer.json")
 
 
 def name_of(inputs: Inputs, table: str) -> str:
@@ -110,7 +115,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
         shards=options.shards or assign.default_shards(rows, estimate, options.shard_bytes),
         row_group_rows=options.row_group_rows or assign.default_row_group_rows(rows),
         vocabulary=vocabulary,
-        tokenizer=DataLayout(data).tokenizer,
+        tokenizer=tokenizer_url(data),
         features=raw.count_input(split, "with_features") > 0,
         sources=sources_of(inputs, split, pairs),
         sink=options.sink,

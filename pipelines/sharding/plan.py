@@ -30,7 +30,7 @@ class TablePlan:
     shards: int
     row_group_rows: int
     vocabulary: int | None  # None: nothing has a text, and there are no token ids
-    tokenizer: str
+    tokenizer: str  # URL of the file in staging, sealed
     features: bool
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink

@@ -79,7 +79,7 @@ class AssemblePoints(beam.DoFn):
         plan = self._plan
         self._tokens = open_tokens(plan)
         self._filters = (
-            np.frombuffer(storage.read_bytes(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
+            np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
         )
 
     def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:

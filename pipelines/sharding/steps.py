@@ -14,6 +14,7 @@ from pipelines.common.summary import Summary
 from pipelines.formats.rejects import Reject, Rejects, to_batch
 from pipelines.sharding import tokenizer
 from pipelines.sharding.plan import TablePlan
+from schemas import storage
 from schemas.shard_files import parquet
 
 ROWS, SIZES = "rows", "sizes"
@@ -21,7 +22,9 @@ ROWS, SIZES = "rows", "sizes"
 
 def open_tokens(plan: TablePlan) -> Tokenizer | None:
     """Open the tokenizer of `plan`, None where no row has a text. Raises StorageError."""
-    return None if plan.vocabulary is None else tokenizer.open_tokenizer(plan.tokenizer)
+    if plan.vocabulary is None:
+        return None
+    return tokenizer.open_tokenizer(storage.read_sealed(plan.tokenizer), plan.tokenizer)
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Tokenizer | None) -> pa.RecordBatch:

@@ -10,9 +10,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from schemas import storage
-from schemas.errors import InputError
+from schemas.errors import InputError, TableError
 from schemas.ragged import offsets_of
-from schemas.storage import join
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -100,9 +99,12 @@ def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -
     return FrozenTokenizer({**files, **others}, max(vocabulary.values()) + 1)
 
 
-def open_tokenizer(url: str) -> Tokenizer:
-    """Open the tokenizer published at the prefix `url`."""
-    return Tokenizer.from_str(storage.read_bytes(join(url, FILE)).decode())
+def open_tokenizer(data: bytes, place: str) -> Tokenizer:
+    """Open the content of a FILE, which lies at `place`. Raises TableError where it is none."""
+    try:
+        return Tokenizer.from_str(data.decode())
+    except Exception as error:  # the library has no error of its own
+        raise TableError(f"{place}: no tokenizer that this version reads: {error}. Make it again.") from None
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

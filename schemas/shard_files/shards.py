@@ -1,5 +1,6 @@
 """Shards of any table, whatever their file format: a shard's name says which."""
 
+import contextlib
 import importlib
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -14,7 +15,7 @@ from schemas.shard_files import parquet
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, naming_damage
 from schemas.shard_files.sinks import SINKS
-from schemas.storage import join
+from schemas.storage import READS, join
 
 
 def _require_sink(name: str) -> str:
@@ -50,10 +51,16 @@ def write_table(
 
 
 def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> OpenShard:
-    """Open one shard for reading row groups. Raises TableError when it is gone, cut short, or of no format of ours."""
+    """Open one shard for reading row groups; an end that is damaged is read again, it may have been so on its way.
+
+    Raises TableError when it is gone, cut short, or of no format of ours.
+    """
     modules = (module for module in _sinks().values() if shard.path.endswith(f".{module.EXTENSION}"))
-    opened: OpenShard = next(modules, parquet).open_shard(url, shard, access)
-    return opened
+    module = next(modules, parquet)
+    for _ in range(READS - 1):
+        with contextlib.suppress(TableError):
+            return module.open_shard(url, shard, access)
+    return module.open_shard(url, shard, access)
 
 
 @cache
@@ -78,12 +85,20 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
 def read_group(
     file: OpenShard, group: int, columns: Sequence[str] | None, place: str, pieces: Pieces | None = None
 ) -> pa.Table:
-    """Read row group `group` of an open shard, out of `pieces` if these were fetched before.
+    """Read row group `group` of an open shard, out of `pieces` if these were fetched before and are not damaged.
 
-    Raises TableError that names `place` and the row group when its bytes are damaged, StorageError.
+    Bytes that are damaged are read again. Raises StorageError, and TableError that names `place` and the row group when
+    they stay so.
     """
-    with naming_damage(f"{place}, row group {group}"):
-        table = file.read_row_group(group, list(columns) if columns else None, pieces)
+    names, table = list(columns) if columns else None, None
+    for _ in range(0 if file.local else READS - 1):
+        with contextlib.suppress(TableError), naming_damage(place):
+            table = file.read_row_group(group, names, pieces)
+            break
+        pieces = None
+    if table is None:
+        with naming_damage(f"{place}, row group {group}"):
+            table = file.read_row_group(group, names, pieces)
     missing = set(columns or ()) - set(table.column_names)
     if missing:
         raise TableError(f"{place}: no column {', '.join(sorted(missing))}. Make the table again.")

@@ -11,11 +11,12 @@ from hypothesis import strategies as some
 
 from extremis.console import say
 from schemas.errors import ExtremisError, InputError, StorageError, TableError
-from schemas.secrets import redact
+from schemas.secrets import has_credentials, redact
 from tests.builders import build_data
-from tests.command import ROOT, call, environment, sets
+from tests.command import ROOT, call, environment, refused, sets
 
 SECRET = "hunter2"
+AZURE = "abfss://container@account.dfs.core.windows.net/x"
 PLACE = f"memory://user:{SECRET}@host"
 SAFE = some.text("abcdefgh0123456789-._~%+=", min_size=1, max_size=20)
 
@@ -31,6 +32,57 @@ def test_user_and_password_go_whatever_they_are(user: str, password: str) -> Non
 )
 def test_signatures_and_tokens_of_a_query_go(name: str) -> None:
     assert redact(f"GET https://h/p?a=1&{name}={SECRET}&b=2 failed") == f"GET https://h/p?a=1&{name}=***&b=2 failed"
+
+
+SLASHED = some.text("abc0/+=", min_size=4, max_size=20).map(lambda text: f"s{text}")
+
+
+@given(SAFE, SLASHED)
+def test_a_password_with_slashes_goes(user: str, password: str) -> None:
+    for scheme in ("s3", "ftp", "gs"):
+        said = redact(f"could not read {scheme}://{user}:{password}@host/a/b: refused")
+        assert said == f"could not read {scheme}://***@host/a/b: refused"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        f"s3://KEY:{SECRET}@bucket/x",
+        f"s3://KEY:{SECRET}/ab/cd@bucket/x",
+        f"s3a://KEY:{SECRET}/ab",
+        f"s3://{SECRET}@bucket",
+        f"S3://{SECRET}@bucket",
+        f"gs://{SECRET}@bucket/x",
+        f"gcs://a:{SECRET}@bucket",
+        f"simplecache::s3://KEY:{SECRET}@bucket/x",
+    ],
+)
+def test_credentials_of_a_bucket_are_refused_and_not_said(place: str, tmp_path: Path) -> None:
+    for arguments in (
+        ("shard", place, tmp_path / "data"),
+        ("shard", tmp_path, place),
+        ("inspect", place),
+        ("train", "random", place, tmp_path / "run"),
+        ("run", "random", tmp_path, place),
+        ("export", place, place, place),
+        ("predict", place, place, "out.jsonl"),
+    ):
+        done = call(*arguments)
+        if "input form" not in done.err and "no table" not in done.err:
+            refused(done, "credentials do not belong into a URL", "AWS_ACCESS_KEY_ID")
+        assert done.status == 2
+        assert SECRET not in done.out + done.err
+
+
+def test_an_access_point_and_a_port_are_no_credentials() -> None:
+    for place in (
+        "s3://arn:aws:s3:eu-west-1:123:accesspoint/name/key",
+        "http://host:8080/a@v1",
+        "s3://b/key@v1:2",
+        AZURE,
+    ):
+        assert redact(place) == place
+        assert not has_credentials(place)
 
 
 @given(some.text())

@@ -37,4 +37,20 @@ class FlakyFileSystem(MemoryFileSystem):
             raise ConnectionResetError(104, "Connection reset by peer")
 
 
+class LateFileSystem(MemoryFileSystem):
+    """`memory://` under another name, whose listings are those of long ago: nothing is in them."""
+
+    protocol = "late"
+    store: dict = {}
+    pseudo_dirs = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return MemoryFileSystem._strip_protocol(path.removeprefix("late://"))
+
+    def ls(self, path, detail=True, **kwargs):  # type: ignore[no-untyped-def]
+        return []
+
+
+fsspec.register_implementation("late", LateFileSystem, clobber=True)
 fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)

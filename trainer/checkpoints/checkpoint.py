@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -102,9 +103,12 @@ def write_tensors(url: str, name: str, tensors: Mapping[str, torch.Tensor], rows
 
 
 def save_tensors(path: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a local safetensors file. Raises OSError, which the library names in its text alone."""
+    """Write a local safetensors file, with the mode of any other. Raises OSError, which the library only describes."""
+    with open(path, "wb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:
         save_file(tensors, path, metadata)
+        os.chmod(path, mode)
     except SafetensorError as error:
         reason = re.search(r"os error (\d+)", str(error))
         number = int(reason[1]) if reason else errno.EIO

@@ -23,7 +23,7 @@ class EncoderSection(KindSection):
     inputs: Literal["tokens", "features", "both"] = Field(
         "tokens", description="what is read of a row: its token ids, its sparse features with values, or both"
     )
-    dimension: int = Field(256, ge=1, description="D; for a transformer the bottleneck, 0 < D")
+    dimension: int = Field(256, ge=1, le=1 << 24, description="D; for a transformer the bottleneck, 0 < D")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
     normalize: bool = Field(False, description="L2-normalise x")
     scale: float = Field(1.0, gt=0, description="x is multiplied by it after normalising")

@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas import storage
+from schemas.checksums import crc32
 from schemas.errors import InputError
 from schemas.manifest import code_version
 from schemas.options import Options, fault_text
@@ -29,6 +30,9 @@ REMOVED: dict[str, Any] = {
     "negatives.cache": 0,
     "negatives.cache_steps": 32,
 }
+MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # of a TOML file
+_SEAL_MARK = b"# CRC-32 of all above: "  # the last line of a config
+_SEAL = _SEAL_MARK + b"%08x\n"
 # Values that leave an option to the data (trainer.settings).
 AUTO = ("auto", "prior")
 
@@ -46,7 +50,7 @@ def auto_keys(body: Mapping[str, Any]) -> list[str]:
     """List the options that a recipe's `body` leaves to the data, by dotted key."""
     kinds, keys = _kind_sections(), []
     for name, options in body.items():
-        if name not in Recipe.model_fields or not isinstance(options, dict):
+        if name not in Recipe.model_fields or name == "method" or not isinstance(options, dict):
             continue
         try:
             section = kinds[name].section_of(options) if name in kinds else Recipe.model_fields[name].annotation
@@ -133,7 +137,7 @@ def validate(body: Mapping[str, Any], source: str) -> Recipe:
 
 
 def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
-    """Return the resolved recipe, the versions it ran with, and further tables of `facts`, as TOML."""
+    """Return the resolved recipe, the versions it ran with, and further tables of `facts`, as TOML with a checksum."""
     versions = {"extremis": code_version(), "python": sys.version.split()[0]}
     for name in ("torch", "numpy", "pyarrow", "transformers", "faiss-cpu", "apache-beam"):
         try:
@@ -141,16 +145,28 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
         except importlib.metadata.PackageNotFoundError:
             continue
     body = {"recipe": recipe.model_dump(mode="json"), "versions": versions, **facts}
-    return tomli_w.dumps(body).encode()
+    text = tomli_w.dumps(body).encode()
+    return text + _SEAL % crc32(text)
 
 
 def load_config(url: str) -> dict[str, Any]:
     """Read a run's config.toml: `recipe`, `versions`, `data`. Raises InputError where there is no run."""
     try:
-        data = storage.read_bytes(url)
+        data = storage.read_matching(lambda: storage.read_bytes(url), _matches_seal)
     except FileNotFoundError:
         raise InputError(f"{url}: no run here. Start one with `extremis run` or `extremis train`.") from None
+    if not _matches_seal(data):
+        raise InputError(
+            f"{url}: damaged, or changed by hand: it does not match the checksum at its end. Restore it; a run with "
+            "other settings is a new run."
+        )
     return _parse(data.decode(errors="replace"), url)
+
+
+def _matches_seal(data: bytes) -> bool:
+    """Tell whether a config matches the checksum at its end; those of earlier versions have none."""
+    text, mark, checksum = data.rpartition(_SEAL_MARK)
+    return not mark or checksum.strip() == b"%08x" % crc32(text)
 
 
 def recipe_names() -> list[str]:
@@ -162,7 +178,7 @@ def recipe_names() -> list[str]:
 def _read_layers(source: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Read the recipe's TOML and, before it, those that it `extends`."""
     if source in seen:
-        raise InputError(f"recipe {source}: extends itself ({' -> '.join([*seen, source])}).")
+        raise InputError(f"recipe {source}: extends itself ({' -> '.join([*seen, source])}). Fix one of them.")
     body = _parse(_read_text(source), source)
     base = body.pop("extends", None)
     return [body] if base is None else [*_read_layers(str(base), (*seen, source)), body]
@@ -205,16 +221,37 @@ def _read_text(source: str) -> str:
     try:
         return storage.read_bytes(source).decode()
     except FileNotFoundError:
-        raise InputError(f"recipe {source}: no such file.") from None
+        raise InputError(f"recipe {source}: no such file. Check the path.") from None
     except UnicodeDecodeError as error:
         raise InputError(f"recipe {source}: not UTF-8 text ({error}).") from None
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"{source}: {len(text):,} characters; at most {MAX_CHARACTERS:,} are read. Is it a recipe?")
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source}: not TOML: {error}.") from None
+        body = tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{source}: nested deeper than {MAX_DEPTH} levels. Is it a recipe?") from None
+    except ValueError as error:  # also a number of thousands of digits
+        raise InputError(f"{source}: not TOML: {error}. Fix it.") from None
+    _check_depth(body, source)
+    return body
+
+
+def _check_depth(value: Any, source: str) -> None:
+    """Raise InputError where tables and lists are nested deeper than MAX_DEPTH."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise InputError(f"{source}: nested deeper than {MAX_DEPTH} levels. Is it a recipe?")
 
 
 def _override(body: dict[str, Any], override: str) -> None:
@@ -224,8 +261,11 @@ def _override(body: dict[str, Any], override: str) -> None:
         raise InputError(f"--set {override!r}: expected section.key=value, for example train.epochs=10.")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = value  # a bare word is a string
+    _check_depth(parsed, f"--set {path}")
+    if len(keys) > MAX_DEPTH:
+        raise InputError(f"--set: a key of {len(keys):,} parts; expected section.key=value, as in train.epochs=10.")
     for key in keys[:-1]:
         body = body.setdefault(key, {})
         if not isinstance(body, dict):

@@ -4,17 +4,17 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from schemas.options import Options
+from schemas.options import MOST_THREADS, Options
 from trainer.schedule import ClusterSchedule
 
 
 class Order(Options):
     """Order of the stream's rows."""
 
-    batch: int = Field(512, ge=1, description="B, queries a step over all ranks")
+    batch: int = Field(512, ge=1, le=1 << 24, description="B, queries a step over all ranks")
     streams: int = Field(8, ge=1, description="S canonical streams; ranks divide it, and it divides the batch")
-    window_groups: int = Field(4, ge=1, description="row groups that a stream permutes rows within")
-    threads: int = Field(1, ge=0, description="threads that read and decode ahead; 0 reads in line")
+    window_groups: int = Field(4, ge=1, le=1 << 20, description="row groups that a stream permutes rows within")
+    threads: int = Field(1, ge=0, le=MOST_THREADS, description="threads that read and decode ahead; 0 reads in line")
     tail: Literal["keep", "drop"] = Field("keep", description="the last batch of an epoch: shorter, or left out")
     cluster: int = Field(
         1,

@@ -70,15 +70,18 @@ class Refresh(Options):
             )
         if 0 < self.max_age < LEAD:
             raise ValueError(
-                f"refresh.max_age = {self.max_age}: no table is younger than {LEAD} epochs when it is used"
+                f"refresh.max_age = {self.max_age}: no table is younger than {LEAD} epochs when it is used: set "
+                f"{LEAD} or more, or 0"
             )
         if self.index in ("mips", "fresh") and self.source == "table":
             raise ValueError(f"refresh.index = {self.index!r} is the trainer's own: set refresh.source = 'in-trainer'")
         if self.rebuild_steps >= self.every_steps:
             raise ValueError(
                 f"refresh.rebuild_steps = {self.rebuild_steps} is not below refresh.every_steps = {self.every_steps}: "
-                "the next index would be due before this one is used"
+                "the next index would be due before this one is used; lower refresh.rebuild_steps"
             )
         if self.source == "in-trainer" and self.by == "labels":
-            raise ValueError("refresh.by = 'labels' is for tables: the trainer's own index holds classifier vectors")
+            raise ValueError(
+                "refresh.by = 'labels' is for tables: the trainer's own index holds classifier vectors: leave it out"
+            )
         return self

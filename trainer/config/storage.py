@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from schemas.errors import InputError
-from schemas.options import Options
+from schemas.options import MOST_THREADS, Options
 from schemas.sizes import parse_bytes
 
 
@@ -14,7 +14,9 @@ class Storage(Options):
 
     verify: bool = Field(True, description="checksums of what is read are verified")
     damaged: Literal["stop", "skip"] = Field("stop", description="a row group that does not match them: stop, or skip")
-    fetch_threads: int = Field(16, ge=0, description="requests to a remote store at a time, ahead of use; 0: none")
+    fetch_threads: int = Field(
+        16, ge=0, le=MOST_THREADS, description="requests to a remote store at a time, ahead of use; 0: none"
+    )
     cache: str = Field("", description="a local directory of its own for what remote stores gave; empty: none")
     cache_size: str = Field("", description="what the cache may hold, e.g. '50GiB'")
 
@@ -33,5 +35,7 @@ class Storage(Options):
         if size and not self.cache:
             raise ValueError("storage.cache_size is the limit of a cache: set storage.cache to a local directory")
         if "://" in self.cache:
-            raise ValueError(f"storage.cache = {self.cache!r}: a cache is a directory on a local disk, not a URL")
+            raise ValueError(
+                f"storage.cache = {self.cache!r}: a cache is a directory on a local disk, not a URL: name one"
+            )
         return self

@@ -4,20 +4,22 @@ from typing import Literal
 
 from pydantic import Field
 
-from schemas.options import DEVICES, Options
+from schemas.options import DEVICES, MOST_THREADS, Options
 
 
 class Train(Options):
     """Length of a run, its rates and its random numbers."""
 
-    epochs: int = Field(20, ge=1, description="passes over the training split; with minutes the most that there may be")
+    epochs: int = Field(
+        20, ge=1, le=1_000_000, description="passes over the training split; with minutes the most that there may be"
+    )
     minutes: float = Field(
         0.0,
         ge=0,
         description="end after about so many minutes of training: before each epoch but the first it is decided, and "
         "recorded, how many more fit at the pace of the last, and rates fall to that end; 0: as long as epochs take",
     )
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=1 << 63)
     warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps with a rising rate")
     decay: Literal["cosine", "linear"] = Field("cosine", description="how rates fall after the warm-up")
     final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the decay")
@@ -33,12 +35,12 @@ class Train(Options):
         description="of bce: weight of every positive over a negative's, the eta+ / eta- with which the hardest "
         "negatives alone train from scratch (MIPS-s, section 3.1: 50)",
     )
-    threads: int = Field(0, ge=0, description="torch threads; 0: torch's own choice")
     device: str = Field(
         "auto",
         pattern=DEVICES,
         description="cpu, cuda, cuda:N, or auto: a GPU where there is one; a resumed run may have another",
     )
+    threads: int = Field(0, ge=0, le=MOST_THREADS, description="torch threads; 0: torch's own choice")
     clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
     encoder_from: str = Field(
         "", description="a run on the same data whose encoder, as its newest checkpoint has it, this one begins with"
@@ -49,6 +51,7 @@ class Train(Options):
     accumulate: int = Field(
         1,
         ge=1,
+        le=1 << 20,
         description="encode a batch, or a rank's part of it, in so many parts one after the other: the same step, in "
         "less memory, for a second forward pass",
     )

@@ -40,7 +40,7 @@ class BagSection(EncoderSection):
     dense_lr: float = Field(0.001, gt=0, description="Adam's rate for the dense parameters of a bag")
     initial_scale: float = Field(1.0, gt=0, description="expected norm of a feature's initial vector")
     ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
-    buckets: int = Field(1 << 18, ge=0, description="hash buckets for n-grams of two and more tokens")
+    buckets: int = Field(1 << 18, ge=0, le=1 << 31, description="hash buckets for n-grams of two and more tokens")
     ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
     idf: bool = Field(True, description="weight features by inverse document frequency")
     idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
@@ -49,7 +49,9 @@ class BagSection(EncoderSection):
     unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
     feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
     residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
-    hidden: int = Field(0, ge=0, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without")
+    hidden: int = Field(
+        0, ge=0, le=1 << 24, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "BagSection":

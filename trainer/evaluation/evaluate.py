@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from schemas.errors import InputError
+from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.ragged import Ragged
@@ -47,8 +47,14 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
     propensity = open_manifest(data.root, "data").parameters.get("propensity")
     if propensity is None:
         return LabelStatistics(frequency, None)
-    points = int(labels.manifest.parameters["training_points"])
-    return LabelStatistics(frequency, inverse_propensity(frequency, points, propensity["a"], propensity["b"]))
+    try:
+        points = int(labels.manifest.parameters["training_points"])
+        a, b = float(propensity["a"]), float(propensity["b"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise TableError(
+            f"{data.root}: its propensity constants cannot be read: {error}. Shard the data again."
+        ) from None
+    return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b))
 
 
 def positive_weights(data: DataLayout, options: Train, say: Callable[[str], None]) -> np.ndarray | None:

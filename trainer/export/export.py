@@ -15,7 +15,17 @@ import torch
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, shard_name
-from schemas.manifest import Manifest, Shard, describe_file, is_published, open_manifest, publish, unpublish, write_file
+from schemas.manifest import (
+    Manifest,
+    Shard,
+    describe_file,
+    is_published,
+    open_manifest,
+    publish,
+    read_files,
+    unpublish,
+    write_file,
+)
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_column, writing_shard
 from schemas.shard_files.shards import iterate, iterate_shard
@@ -198,8 +208,8 @@ def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, url: str) ->
         folder = Path(scratch)
         encoder.write(folder, tokens)
         if "tokenizer" in open_manifest(data.root, "data").parents:
-            for shard in open_manifest(data.tokenizer, "tokenizer").shards:
-                (folder / shard.path).write_bytes(storage.read_bytes(join(data.tokenizer, shard.path)))
+            for name, content in read_files(data.tokenizer, "tokenizer").items():
+                (folder / name).write_bytes(content)
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 yield write_file(url, path.relative_to(folder).as_posix(), path.read_bytes())

@@ -1,5 +1,6 @@
 """An open export: from rows of token ids or sparse features to the best labels with their scores."""
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 
 from schemas import storage
-from schemas.errors import InputError, TableError
+from schemas.errors import ExtremisError, InputError, TableError
 from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
@@ -109,9 +110,22 @@ class Exported:
             scratch = tempfile.TemporaryDirectory(prefix="extremis-export-")
             folder = Path(scratch.name)
             _fetch(url, manifest, folder)
+        with _naming_damage(url):
+            serving = cls._open_serving(manifest, recipe, folder, exact, device)
+        return cls(url, manifest, recipe, folder, serving, scratch)
+
+    @staticmethod
+    def _open_serving(manifest: Manifest, recipe: Recipe, folder: Path, exact: bool, device: torch.device) -> Serving:
         model = _open_model(recipe, manifest.parameters, folder / ENCODER)
         model.encoder.move(device)
         vectors = Vectors([map_vectors(folder / shard.path) for shard in shards_of(manifest, VECTORS)])
+        if vectors.shape != (manifest.rows, manifest.parameters["dimension"]):
+            raise ValueError(f"vectors of shape {vectors.shape}")
+        if (
+            sum(pq.read_metadata(folder / shard.path).num_rows for shard in shards_of(manifest, LABELS))
+            != manifest.rows
+        ):
+            raise ValueError("another number of labels than of vectors")
         indexed: tuple[Indexed, ...] = ()
         if manifest.parameters["index"] and not exact:
             paths = [str(folder / shard.path) for shard in shards_of(manifest, INDEX)]
@@ -121,11 +135,15 @@ class Exported:
             texts = [map_vectors(folder / shard.path) for shard in shards_of(manifest, TEXTS)]
             scorers = Scorers(Vectors(texts) if texts else None, Memory.read(str(folder), manifest))
             tree, weights = folder / TREE, folder / WEIGHTS
-            fusion = Weights.load(str(weights)) if weights.exists() else Fusion.load(str(tree))
+            fusion: Weights | Fusion
+            if weights.exists():
+                fusion = Weights.parse(weights.read_bytes(), str(weights))
+            else:
+                fusion = Fusion.parse(tree.read_bytes(), str(tree))
             frequency = _read_labels(folder, manifest, ("frequency",))["frequency"].to_numpy()
             fused = Fused(fusion, scorers, frequency, manifest.parameters["shortlist"])
         rows = vectors.to(device) if device != CPU and not indexed else None
-        return cls(url, manifest, recipe, folder, Serving(model, vectors, indexed, fused, rows), scratch)
+        return Serving(model, vectors, indexed, fused, rows)
 
     @property
     def tokens(self) -> int:
@@ -134,23 +152,37 @@ class Exported:
 
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
         """Read columns of all labels, label 0 first. Raises TableError."""
-        return _read_labels(self.folder, self.manifest, columns)
+        with _naming_damage(self.url):
+            return _read_labels(self.folder, self.manifest, columns)
 
     def threshold(self, precision: float) -> float:
         """Return the score from which on predictions had `precision` on the split of the thresholds.
 
         Raises InputError for a precision without a threshold.
         """
-        thresholds = self.manifest.parameters["thresholds"]
-        rows = thresholds["thresholds"] if thresholds else []
-        for row in rows:
-            if row["precision"] == precision:
-                return float(row["score"])
-        stated = ", ".join(f"{row['precision']:g}" for row in rows)
+        with _naming_damage(self.url):
+            thresholds = self.manifest.parameters["thresholds"]
+            rows = thresholds["thresholds"] if thresholds else []
+            scores = {float(row["precision"]): float(row["score"]) for row in rows}
+        if precision in scores:
+            return scores[precision]
+        stated = ", ".join(f"{share:g}" for share in scores)
         raise InputError(
             f"{self.url}: no threshold for a precision of {precision:g}; it states {stated or 'none'}. "
             f"Export with --precision {precision:g} and a split to measure it on, or give --threshold SCORE."
         )
+
+
+@contextlib.contextmanager
+def _naming_damage(url: str) -> Iterator[None]:
+    """Turn whatever libraries raise over files that are not those of an export into a TableError that names `url`."""
+    try:
+        yield
+    except ExtremisError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(".")
+        raise TableError(f"{url}: damaged, or no export of this version: {reason}. Export the run again.") from None
 
 
 def use_threads(threads: int | None, indexed: bool) -> None:
@@ -194,10 +226,16 @@ def _fetch(url: str, manifest: Manifest, folder: Path) -> None:
     for shard in manifest.shards:
         source_url, target = find_shard(url, shard), folder / shard.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        with storage.open_read(source_url) as source, target.open("wb") as out:
-            shutil.copyfileobj(source, out, _COPY_BYTES)
-        if storage.file_sha256(str(target)) != shard.sha256:
+        digest = storage.read_matching(lambda: _copy(source_url, target), lambda digest: digest == shard.sha256)
+        if digest != shard.sha256:
             raise TableError(f"{source_url}: damaged: its SHA-256 is not that of the manifest. Export the run again.")
+
+
+def _copy(url: str, target: Path) -> str:
+    """Copy a file to the local `target`, and return its SHA-256 there."""
+    with storage.open_read(url) as source, target.open("wb") as out:
+        shutil.copyfileobj(source, out, _COPY_BYTES)
+    return storage.file_sha256(str(target))
 
 
 def iterate_ranked(

@@ -9,21 +9,26 @@ from trainer.negatives.base import SourceSection
 from trainer.negatives.in_batch import InBatchSection
 from trainer.negatives.lsh_section import LshSection
 
+_MOST = 1 << 24  # labels of a query or of a pool
+
 
 class Negatives(Options):
     """Labels that a query is scored against, besides its positives."""
 
-    random: int = Field(3200, ge=0, description="k_r labels drawn uniformly with replacement from [0, L)")
+    random: int = Field(3200, ge=0, le=_MOST, description="k_r labels drawn uniformly with replacement from [0, L)")
     pool: Literal["shared", "own", "all", "batch"] = Field(
         "shared",
         description="one pool a batch, one a query, every label (no sampling), or the positives and hard negatives of "
         "the whole batch",
     )
     chunk: int = Field(4096, ge=1, description="labels scored at a time when pool = 'all'")
-    hard: int = Field(0, ge=0, description="k_h hard negatives a query, out of the table's K")
-    width: int = Field(0, ge=0, description="K of the mined table; 0: the same as hard")
+    hard: int = Field(0, ge=0, le=_MOST, description="k_h hard negatives a query, out of the table's K")
+    width: int = Field(0, ge=0, le=_MOST, description="K of the mined table; 0: the same as hard")
     warmup: int = Field(
-        0, ge=0, description="random negatives in epochs that have no table yet; 0: random + hard (Algorithm 1, step 8)"
+        0,
+        ge=0,
+        le=_MOST,
+        description="random negatives in epochs that have no table yet; 0: random + hard (Algorithm 1, step 8)",
     )
     reweight: bool = Field(
         True,
@@ -63,7 +68,7 @@ class Negatives(Options):
     @model_validator(mode="after")
     def _possible(self) -> "Negatives":
         if self.width and self.width < self.hard:
-            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}")
+            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}: raise it")
         if self.pool in ("shared", "own") and self.random + self.hard + self.sampled == 0:
             raise ValueError("no negatives at all: set negatives.random, negatives.hard or negatives.pool = 'all'")
         if self.pool == "all" and self.hard + self.sampled:

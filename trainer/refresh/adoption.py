@@ -5,7 +5,6 @@ at its end, with the classifier vectors for hard negatives; the miner works duri
 about what it found.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.records.json_files import read_json, write_json
 from trainer.config import LEAD, Recipe
 from trainer.stream import Source
 
@@ -72,7 +72,7 @@ def adopt(
     decision = _recorded(run, epoch)
     if decision is None:
         decision = replace(_decide(run, recipe, sources, epoch, say), epochs=epochs)
-        storage.write_bytes(run.adoption(epoch), json.dumps(asdict(decision), sort_keys=True).encode())
+        write_json(run.adoption(epoch), asdict(decision))
     if decision.table_epoch is None:
         return decision, [source.with_negatives(None) for source in sources]
     joined = []
@@ -111,10 +111,11 @@ def follow(
 
 def _recorded(run: RunLayout, epoch: int) -> Adoption | None:
     try:
-        body = json.loads(storage.read_bytes(run.adoption(epoch)))
+        return Adoption(**read_json(run.adoption(epoch), "Start a new run: what this epoch trained on is not known."))
     except FileNotFoundError:
         return None
-    return Adoption(**body)
+    except TypeError as error:
+        raise TableError(f"{run.adoption(epoch)}: no decision about an epoch: {error}. Start a new run.") from None
 
 
 def _decide(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, say: Callable[[str], None]) -> Adoption:
@@ -173,9 +174,13 @@ def _overlap(tables: list[Manifest]) -> float | None:
 
 
 def _newest(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int) -> int | None:
-    """Return the newest epoch up to `epoch` with a finished table for every source."""
+    """Return the newest epoch up to `epoch` with a finished table for every source.
+
+    That of the table which is due is asked for by name: a store may list what it has much later.
+    """
     root = run.clusters_root if recipe.clusters else run.negatives_root
-    for number in reversed(numbered(root)):
+    due = [number for number in recipe.table_epochs() if number <= epoch][-1:]
+    for number in sorted({*numbered(root), *due}, reverse=True):
         if number <= epoch and all(is_published(_url(run, recipe, number, source)) for source in sources):
             return number
     return None

@@ -18,7 +18,6 @@ from schemas import storage, tables
 from schemas.layout import RunLayout, parse_number
 from schemas.manifest import Manifest, Shard, columns_of, is_published, publish, unpublish
 from schemas.shard_files.parquet import encode, matrix_array, matrix_column, write_shard
-from schemas.shard_files.ranges import naming_damage
 from schemas.storage import join
 from trainer.device import CPU
 from trainer.group import ALONE, Group, label_range
@@ -83,7 +82,8 @@ class EmbeddingCollector:
         vectors = matrix_array(self._vectors[rows - self._first], pa.float16())
         part = pa.Table.from_arrays([pa.array(rows), vectors], schema=tables.embeddings(self._dimension))
         name = f"step-{step:08d}.rank-{self._group.rank:05d}.parquet"
-        storage.write_bytes(join(self._run.parts(self.epoch), name), memoryview(encode(part, len(rows))))
+        content = encode(part, len(rows)).to_pybytes()
+        storage.write_sealed(join(self._run.parts(self.epoch), name), content, durable=True)
         self._fresh = []
 
     def restore(self, step: int) -> None:
@@ -93,9 +93,8 @@ class EmbeddingCollector:
             if number is None or number > step:
                 continue
             place = join(self._run.parts(self.epoch), name)
-            content = pa.BufferReader(storage.read_bytes(place))
-            with naming_damage(place, "Remove the run's last checkpoint and resume."):
-                part = pq.read_table(content, page_checksum_verification=True)
+            content = storage.read_sealed(place, "Remove the run's last checkpoint and resume.")
+            part = pq.read_table(pa.BufferReader(content))
             self._take(part.column("query_id").to_numpy(), matrix_column(part, "vector"))
 
     def publish(self, vectors: torch.Tensor | None, labels: int, parameters: dict) -> None:

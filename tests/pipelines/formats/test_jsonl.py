@@ -266,3 +266,24 @@ def test_hostile_bytes_are_an_input_error_or_rejects(contents: list[list[bytes]]
     storage.remove(f"{root}/pairs_train.jsonl")
     with contextlib.suppress(InputError):
         read_all("jsonl", root, block)
+
+
+BROKEN = {
+    "not a number": '{"key": "q0", "text": "t", "labels": ["a"], "feature_ids": [1], "feature_values": [NaN]}',
+    "cut off": '{"key": "q0", "text": "t", "labels": ["a"], "feature_ids": [1',
+    "no object": "[1, 2]",
+    "no JSON": "\\x00\\x01",
+    "without features": '{"key": "q0", "text": "t", "labels": ["a"]}',
+}
+
+
+@pytest.mark.parametrize("first", BROKEN)
+@pytest.mark.parametrize("filler", [0, 1 << 21])
+def test_a_broken_first_record_drops_no_features(tmp_path: Path, first: str, filler: int) -> None:
+    good = {"key": "q1", "text": "t", "labels": ["a"], "feature_ids": [3], "feature_values": [0.5]}
+    write(tmp_path, {"train.jsonl": BROKEN[first] + "\n" + " " * filler * (first != "without features") + "\n"})
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write(packed([good]))
+    write(tmp_path, {"labels.jsonl": packed([{"key": "a", "text": "label"}])})
+    rows = read_all("jsonl", tmp_path, 100)[1]["train"].rows
+    assert (rows[-1]["key"], rows[-1]["feature_ids"], rows[-1]["feature_values"]) == ("q1", [3], [0.5])

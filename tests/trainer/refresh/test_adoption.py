@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from pipelines.mining.inputs import complete_dumps
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout
@@ -17,12 +18,14 @@ from schemas.shard_files.parquet import matrix_column
 from schemas.shard_files.shards import iterate
 from schemas.storage import join
 from tests.builders import SmallData, build_data, build_negatives, write_negatives
+from tests.schemas.flaky import LateFileSystem
 from trainer.config import Recipe
 from trainer.refresh.adoption import Adoption, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector, dump_is_published
 from trainer.stream import Source, open_sources
 
 D, EPOCH, BATCH = 3, 4, 10
+LATE = f"{LateFileSystem.protocol}://refresh/runs"
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +212,26 @@ def test_epochs_before_the_first_table_are_not_late(data: SmallData, sources: li
     for epoch in range(3):
         assert run.adopt(epoch) == Adoption(epoch, None, {}, False)
     assert run.said == []
+
+
+def test_a_table_that_the_store_does_not_list_yet_is_found(data: SmallData, sources: list[Source]) -> None:
+    run = Run("unlisted", data, sources, stale="wait", wait_seconds=600)
+    run.layout = RunLayout(join(LATE, "unlisted"))
+    run.mine(3)
+    assert storage.list_names(run.layout.negatives_root) == []
+    assert run.adopt(3).table_epoch == 3
+    assert run.adopt(4).table_epoch == 3
+    run.mine(5)
+    assert run.adopt(5).table_epoch == 5
+
+
+def test_a_dump_that_the_store_does_not_list_yet_is_found(epoch: Epoch) -> None:
+    run = RunLayout(join(LATE, "dumped"))
+    collector = epoch.collector(run)
+    epoch.collect(collector, 0, len(epoch.batches))
+    epoch.publish(collector)
+    assert storage.list_names(run.dumps) == []
+    assert list(complete_dumps(run.root)) == [EPOCH]
 
 
 def test_the_newest_finished_table_up_to_the_epoch_is_taken(data: SmallData, sources: list[Source]) -> None:

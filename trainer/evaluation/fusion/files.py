@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from schemas.errors import InputError
+from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, numbered
-from schemas.manifest import Manifest, is_published, open_manifest, publish, unpublish, write_file
+from schemas.manifest import Manifest, check_shard, is_published, open_manifest, publish, unpublish, write_file
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import label_statistics
@@ -98,5 +98,8 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
             f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "
             f"`extremis fuse {data} {run}` fits one anew."
         )
-    weighted = any(shard.path == WEIGHTS for shard in manifest.shards)
-    return RunFusion(Weights.load(join(url, WEIGHTS)) if weighted else Fusion.load(join(url, TREE)), manifest, url)
+    file = next((shard for shard in manifest.shards if shard.path in (TREE, WEIGHTS)), None)
+    if file is None:
+        raise TableError(f"{url}: names neither {TREE} nor {WEIGHTS}. Fit it again.")
+    parse = Weights.parse if file.path == WEIGHTS else Fusion.parse
+    return RunFusion(parse(check_shard(url, file, "Fit it again."), join(url, file.path)), manifest, url)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas import storage
 from schemas.errors import InputError, TableError
 from trainer.evaluation.fusion.scored import Scored
 
@@ -101,20 +100,20 @@ class Fusion:
         return json.dumps({"format": FORMAT, **{name: getattr(self, name).tolist() for name in _NAMES}}).encode()
 
     @classmethod
-    def load(cls, url: str) -> "Fusion":
-        """Read the tree at `url`. Raises FileNotFoundError, StorageError; TableError for another file."""
+    def parse(cls, data: bytes, place: str) -> "Fusion":
+        """Read the tree in the content of a file, which lies at `place`. Raises TableError for another file."""
         try:
-            body = json.loads(storage.read_bytes(url))
+            body = json.loads(data)
             arrays = {name: np.array(body[name], kind) for name, kind in _NAMES.items()}
             if body["format"] != FORMAT:
                 raise ValueError(f"format {body['format']}, expected {FORMAT}")
         except (ValueError, KeyError, TypeError) as error:
-            raise TableError(f"{url}: not a tree of score fusion: {error}. Fit it again.") from None
+            raise TableError(f"{place}: not a tree of score fusion: {error}. Fit it again.") from None
         tree = cls(**arrays)
-        tree._require_whole(url)
+        tree._require_whole(place)
         return tree
 
-    def _require_whole(self, url: str) -> None:
+    def _require_whole(self, place: str) -> None:
         """Check that every node is complete and comes before its children, so that every path ends. TableError."""
         nodes, inner = len(self.feature), np.flatnonzero(self.feature != _LEAF)
         equal = all(getattr(self, name).shape == (nodes,) for name in _NAMES if name != "units")
@@ -128,7 +127,7 @@ class Fusion:
             children = np.stack([self.left[inner], self.right[inner]])
             if ((children > inner) & (children < nodes)).all():
                 return
-        raise TableError(f"{url}: not a tree of score fusion: its nodes do not fit together. Fit it again.")
+        raise TableError(f"{place}: not a tree of score fusion: its nodes do not fit together. Fit it again.")
 
 
 def _describe(label_scores: np.ndarray, scores: np.ndarray, frequency: np.ndarray) -> np.ndarray:

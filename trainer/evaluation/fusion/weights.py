@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from schemas import storage
 from schemas.errors import TableError
 from schemas.ragged import Ragged
 from schemas.tables import PAD
@@ -67,10 +66,10 @@ class Weights:
         return json.dumps({"format": FORMAT, **asdict(self)}).encode()
 
     @classmethod
-    def load(cls, url: str) -> "Weights":
-        """Read the weights at `url`. Raises FileNotFoundError, StorageError; TableError for another file."""
+    def parse(cls, data: bytes, place: str) -> "Weights":
+        """Read the weights in the content of a file, which lies at `place`. Raises TableError for another file."""
         try:
-            body = json.loads(storage.read_bytes(url))
+            body = json.loads(data)
             if body.pop("format") != FORMAT:
                 raise ValueError("of another format")
             weights = cls(**body)
@@ -78,7 +77,7 @@ class Weights:
             if not np.isfinite(numbers).all() or numbers[2] <= 0:
                 raise ValueError(f"weights {numbers.tolist()}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TableError(f"{url}: not the weights of score fusion: {error}. Fit them again.") from None
+            raise TableError(f"{place}: not the weights of score fusion: {error}. Fit them again.") from None
         return weights
 
 

@@ -51,13 +51,14 @@ def test_the_tree_is_added_to_both_scores_and_ranks_better(fusion: Fusion) -> No
 def test_a_saved_tree_is_read_without_scikit_learn(fusion: Fusion, tmp_path: Path) -> None:
     path = tmp_path / "fusion.json"
     path.write_bytes(fusion.to_json())
-    url = str(path)
     np.testing.assert_array_equal(
-        Fusion.load(url).predict(LABEL_SCORES, SCORES, FREQUENCY), fusion.predict(LABEL_SCORES, SCORES, FREQUENCY)
+        Fusion.parse(path.read_bytes(), str(path)).predict(LABEL_SCORES, SCORES, FREQUENCY),
+        fusion.predict(LABEL_SCORES, SCORES, FREQUENCY),
     )
     code = (
         "import sys; from trainer.evaluation.fusion.tree import Fusion; import numpy as np\n"
-        f"Fusion.load({url!r})(np.zeros(2), np.ones(2), np.ones(2)); print('sklearn' in sys.modules)"
+        f"fusion = Fusion.parse(open({str(path)!r}, 'rb').read(), '')\n"
+        "fusion(np.zeros(2), np.ones(2), np.ones(2)); print('sklearn' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
@@ -88,7 +89,8 @@ def test_what_is_no_tree_is_refused(tmp_path: Path, change: dict) -> None:
     tree |= {"format": 2, "units": [1, 2]}
     path = tmp_path / "fusion.json"
     path.write_text(json.dumps({**tree, "value": [0.0, 1.0, 2.0]}))
-    np.testing.assert_array_equal(Fusion.load(str(path)).predict(np.array([0, 1]), np.zeros(2), np.zeros(2)), [1, 2])
+    fusion = Fusion.parse(path.read_bytes(), str(path))
+    np.testing.assert_array_equal(fusion.predict(np.array([0, 1]), np.zeros(2), np.zeros(2)), [1, 2])
     path.write_text(json.dumps({**tree, "value": [0.0, 1.0, 2.0], **change}))
     with pytest.raises(TableError, match="not a tree of score fusion"):
-        Fusion.load(str(path))
+        Fusion.parse(path.read_bytes(), str(path))

@@ -1,0 +1,49 @@
+"""Small JSON objects on storage with a checksum among their fields: a record is read as it was written, or refused."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from schemas import storage
+from schemas.checksums import crc32
+from schemas.errors import TableError
+
+MAX_BYTES = 1 << 28  # of a record that is parsed
+_FIELD = "crc32"  # of the others; records of earlier versions have none
+
+
+def write_json(url: str, body: Mapping[str, Any], indent: int | None = None) -> None:
+    """Publish `body` at `url`. Raises StorageError."""
+    text = json.dumps({**body, _FIELD: _checksum(body)}, indent=indent, sort_keys=True)
+    storage.write_bytes(url, text.encode())
+
+
+def read_json(url: str, remedy: str = "Remove it and run the command again that made it.") -> dict[str, Any]:
+    """Read a JSON object; one that does not match its checksum is read again.
+
+    Raises FileNotFoundError, StorageError; TableError, which ends with `remedy`: damaged.
+    """
+    body = storage.read_matching(lambda: parse_object(storage.read_bytes(url)), _matches)
+    if body is None or not _matches(body):
+        fault = "not a JSON object" if body is None else "its content does not match its checksum"
+        raise TableError(f"{url}: damaged: {fault}. {remedy}")
+    body.pop(_FIELD, None)
+    return body
+
+
+def parse_object(data: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in `data`; None where there is no such thing, or it is beyond MAX_BYTES."""
+    try:
+        body = json.loads(data) if len(data) <= MAX_BYTES else None
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _matches(body: dict[str, Any] | None) -> bool:
+    return body is not None and body.get(_FIELD, ...) in (..., _checksum(body))
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in body.items() if name != _FIELD}
+    return f"{crc32(json.dumps(rest, sort_keys=True).encode()):08x}"

@@ -1,0 +1,163 @@
+"""Exports whose author sealed what he liked: refused by name, and nothing of them is unpickled or predicted with."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.hostile.outcome import listing, run
+from tests.hostile.test_manifests import CHANGES, PARAMETERS, VALUES, change, parameter
+
+VECTORS, ENCODER, LABELS, TOKENIZER = "vectors/part", "encoder/", "labels/part", "encoder/tokenizer.json"
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("bomb-went-off",)
+
+
+def tensors(header: Any, data: bytes = b"") -> bytes:
+    """A safetensors file with any header."""
+    content = json.dumps(header).encode() if not isinstance(header, bytes) else header
+    return struct.pack("<Q", len(content)) + content + data
+
+
+def table(**columns: Any) -> bytes:
+    out = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue().to_pybytes()
+
+
+FLOATS = np.zeros((4, 8), np.float32).tobytes()
+FILES: dict[str, tuple[str, bytes | Callable[[bytes], bytes]]] = {
+    "vectors: a pickle": (VECTORS, pickle.dumps(Bomb())),
+    "vectors: nothing": (VECTORS, b""),
+    "vectors: a header of 2^63 bytes": (VECTORS, struct.pack("<Q", 1 << 63)),
+    "vectors: a header of 99 MB": (VECTORS, struct.pack("<Q", 99_000_000) + b" " * 1000),
+    "vectors: a header of brackets": (VECTORS, tensors(b"[" * 100_000)),
+    "vectors: a header of numbers": (VECTORS, tensors(b"1" * 100_000)),
+    "vectors: no header": (VECTORS, tensors({})),
+    "vectors: beyond the end": (
+        VECTORS,
+        tensors({"weight": {"dtype": "F32", "shape": [9, 9], "data_offsets": [0, 324]}}),
+    ),
+    "vectors: a shape of 2^60": (
+        VECTORS,
+        tensors({"weight": {"dtype": "F32", "shape": [1 << 60, 8], "data_offsets": [0, 128]}}, FLOATS),
+    ),
+    "vectors: fewer rows": (
+        VECTORS,
+        tensors({"weight": {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}}, FLOATS),
+    ),
+    "vectors: one dimension": (
+        VECTORS,
+        tensors({"weight": {"dtype": "F32", "shape": [32], "data_offsets": [0, 128]}}, FLOATS),
+    ),
+    "vectors: another type": (
+        VECTORS,
+        tensors({"weight": {"dtype": "I64", "shape": [2, 8], "data_offsets": [0, 128]}}, FLOATS),
+    ),
+    "vectors: another name": (
+        VECTORS,
+        tensors({"w": {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}}, FLOATS),
+    ),
+    "vectors: cut": (VECTORS, lambda whole: whole[:-7]),
+    "encoder: a pickle": ("encoder/model", pickle.dumps(Bomb())),
+    "encoder: nothing": ("encoder/model", b""),
+    "encoder: no tensors": ("encoder/model", tensors({})),
+    "encoder: another shape": (
+        "encoder/model",
+        tensors({"weight": {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}}, FLOATS),
+    ),
+    "tokenizer: nothing": (TOKENIZER, b""),
+    "tokenizer: no JSON": (TOKENIZER, b"{"),
+    "tokenizer: an empty object": (TOKENIZER, b"{}"),
+    "tokenizer: not UTF-8": (TOKENIZER, b"\xff\xfe"),
+    "tokenizer: deep": (TOKENIZER, b"[" * 100_000),
+    "tokenizer: another model": (TOKENIZER, b'{"model": {"type": "Nothing"}}'),
+    "labels: no Parquet": (LABELS, b"x" * 100),
+    "labels: nothing": (LABELS, b""),
+    "labels: fewer": (LABELS, table(label_id=[0], key=["a"], text=["a"], frequency=[1])),
+    "labels: no key": (LABELS, table(label_id=[0])),
+    "labels: another type of key": (LABELS, table(label_id=[0], key=[[1]], text=["a"], frequency=[1])),
+    "labels: a footer of 4 GB": (LABELS, b"PAR1" + b"\xff\xff\xff\xff" + b"PAR1"),
+    "labels: cut": (LABELS, lambda whole: whole[:-20]),
+}
+
+
+def copy(source: Path, folder: Path) -> Path:
+    shutil.copytree(source / "export", folder / "export")
+    (folder / "texts.txt").write_text("a landscape\n")
+    return folder / "export"
+
+
+def predict(folder: Path, *words: str) -> None:
+    before = listing(folder)
+    run("predict", folder / "export", folder / "texts.txt", folder / "out.jsonl", words=words)
+    assert listing(folder) == before
+    assert not Path("bomb-went-off").exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_was_sealed_again(name: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    export = copy(loop[0], tmp_path)
+    start, content = FILES[name]
+
+    def alter(body: dict[str, Any]) -> None:
+        entry = next(entry for entry in body["shards"] if entry["path"].startswith(start))
+        path = export / entry["path"]
+        data = content if isinstance(content, bytes) else content(path.read_bytes())
+        path.write_bytes(data)
+        entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), checksums=None)
+
+    change(export, alter)
+    predict(tmp_path, str(tmp_path))
+
+
+# Rows of an export's shards say nothing, and it has no row groups.
+UNREAD = {"row groups", "rows", "id range", "checksums", "text for columns", "a number for a parent", "deep", "parent"}
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if not any(word in name for word in UNREAD)])
+def test_a_manifest_that_was_sealed_again(name: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    export = copy(loop[0], tmp_path)
+    change(export, CHANGES[name] if name != "another kind" else lambda body: body.update(kind="data"))
+    predict(tmp_path, str(export))
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("name", [*PARAMETERS["export"], "shortlist", "index", "thresholds"])
+def test_a_parameter_that_is_none(name: str, value: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    export = copy(loop[0], tmp_path)
+    change(export, parameter(name, VALUES[value]))
+    if name == "thresholds":
+        before = listing(tmp_path)
+        run("predict", export, tmp_path / "texts.txt", tmp_path / "out.jsonl", "--precision", "0.5")
+        assert listing(tmp_path) == before
+    else:
+        predict(tmp_path, str(export))
+
+
+@pytest.mark.parametrize("section", ["encoder", "head", "classifier", "train"])
+@pytest.mark.parametrize("value", VALUES)
+def test_a_recipe_that_is_none(section: str, value: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    export = copy(loop[0], tmp_path)
+    change(export, lambda body: body["parameters"]["recipe"].update({section: VALUES[value]}))
+    predict(tmp_path, "recipe", section)
+
+
+def test_files_of_an_export_have_one_mode(loop: tuple[Path, Any]) -> None:
+    modes = {path.stat().st_mode & 0o777 for path in (loop[0] / "export").rglob("*") if path.is_file()}
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert modes == {0o666 & ~umask}

@@ -1,0 +1,199 @@
+"""Manifests whose author sealed what he liked: refused by name, whichever command meets them."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import ExtremisError
+from schemas.manifest import open_manifest
+from tests.command import sets
+from tests.hostile.outcome import listing, run
+
+Body = dict[str, Any]
+Change = Callable[[Body], object]
+
+
+def seal(folder: Path, body: Body) -> str:
+    """Write a manifest whose digest is right; the digest."""
+    rest = {name: value for name, value in body.items() if name != "digest"}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({**rest, "digest": digest}))
+    return digest
+
+
+def change(folder: Path, alter: Change) -> str:
+    body = json.loads((folder / "manifest.json").read_bytes())
+    alter(body)
+    return seal(folder, body)
+
+
+def shard(**fields: Any) -> Change:
+    """Change the first shard's entry."""
+    return lambda body: body["shards"] and body["shards"][0].update(fields)
+
+
+def put(name: str, value: Any) -> Change:
+    return lambda body: body.update({name: value})
+
+
+def parameter(name: str, value: Any) -> Change:
+    return lambda body: body["parameters"].update({name: value})
+
+
+CHANGES: dict[str, Change] = {
+    "NUL in a path": shard(path="part\0.parquet"),
+    "a path above": shard(path="../../x.parquet"),
+    "an absolute path": shard(path="/etc/passwd"),
+    "a URL for a path": shard(path="s3://bucket/x"),
+    "no path": shard(path=""),
+    "a number for a path": shard(path=3),
+    "a billion rows": shard(rows=10**9),
+    "negative rows": shard(rows=-1),
+    "rows beyond 64 bits": shard(rows=10**30),
+    "text for rows": shard(rows="many"),
+    "negative bytes": shard(bytes=-1),
+    "more bytes": shard(bytes=10**12),
+    "another SHA-256": shard(sha256="0" * 64),
+    "no SHA-256": shard(sha256="zz"),
+    "checksums of nothing": shard(checksums="!!!!"),
+    "unknown field": shard(more=1),
+    "no shards": put("shards", []),
+    "a shard of no rows": lambda body: [entry.update(rows=0) for entry in body["shards"]],
+    "text for shards": put("shards", "x"),
+    "numbers for shards": put("shards", [1, 2]),
+    "text for all rows": put("rows", "many"),
+    "other rows in all": put("rows", 10**9),
+    "negative rows in all": put("rows", -5),
+    "row groups of no rows": put("row_group_rows", 0),
+    "row groups of -1 rows": put("row_group_rows", -1),
+    "row groups of text": put("row_group_rows", "x"),
+    "an id range of text": put("id_range", ["a", "b"]),
+    "text for columns": put("columns", "x"),
+    "text for parents": put("parents", "x"),
+    "a parent above": put("parents", {"../x": "0" * 64}),
+    "a number for a parent": put("parents", {"queries/train": 3}),
+    "text for parameters": put("parameters", "x"),
+    "null for parameters": put("parameters", None),
+    "another kind": put("kind", "export"),
+    "no kind": lambda body: body.pop("kind"),
+    "another format": put("format", "x"),
+    "another version": put("version", 99),
+    "text for a version": put("version", "one"),
+    "unknown key": put("more", {}),
+    "deep": put("counters", json.loads("[" * 500 + "]" * 500)),
+}
+# A data set has no shards of its own, and training reads no file of the tokenizer.
+OF_SHARDS = {
+    *("NUL in a path", "a path above", "an absolute path", "a URL for a path", "no path", "a number for a path"),
+    *("a billion rows", "negative rows", "rows beyond 64 bits", "text for rows", "negative bytes", "more bytes"),
+    *("another SHA-256", "no SHA-256", "checksums of nothing", "unknown field", "no shards", "a shard of no rows"),
+}
+# Every column chunk has a CRC-32 of its own; ids count from 0 without being told; rows of a data set are its parts'.
+UNREAD = {("queries", "another SHA-256"), ("labels", "another SHA-256")} | {
+    ("data", name)
+    for name in ("row groups of no rows", "row groups of -1 rows", "other rows in all", "negative rows in all", "deep")
+}
+UNREAD |= {(kind, "deep") for kind in ("tokenizer", "queries", "labels")}
+UNREAD |= {("tokenizer", name) for name in ("other rows in all", "negative rows in all")}
+KINDS = {"tokenizer": "data/tokenizer", "queries": "data/queries/train", "labels": "data/labels", "data": "data"}
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "tokenizer": ("vocabulary",),
+    "labels": ("training_points",),
+    "data": ("features",),
+    "export": ("vocabulary", "features", "max_tokens", "dimension", "recipe"),
+}
+VALUES: dict[str, Any] = {
+    "text": "x",
+    "a list": [1],
+    "negative": -1,
+    "infinite": float("inf"),
+    "huge": 10**40,
+    "true": True,
+    "a fraction": 0.5,
+}
+
+
+def broken(folder: Path, kind: str, alter: Change, source: Path) -> Path:
+    """Return a copy of DATA with a changed part, and with manifests that name what is there."""
+    data = folder / "data"
+    shutil.copytree(source / "data", data)
+    digest = change(folder / KINDS[kind], alter)
+    if kind != "data":
+        name = KINDS[kind].removeprefix("data/")
+        change(data, lambda body: body["parents"].update({name: digest}))
+    return data
+
+
+CASES = [(kind, name) for kind in KINDS for name in CHANGES if not (kind == "data" and name in OF_SHARDS)]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_a_part_of_data_that_was_sealed_again(kind: str, name: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    """What is false is met before the run or when it is read; no checkpoint is made of it."""
+    data = broken(tmp_path, kind, CHANGES[name], loop[0])
+    options = sets("train.epochs=1", "order.batch=64", "logging.tensorboard=false")
+    unread = (kind, name) in UNREAD or (kind == "tokenizer" and name in OF_SHARDS)
+    run("train", "random", data, tmp_path / "run", *options, status=(0, 2) if unread else 2)
+    if not unread:
+        assert not list((tmp_path / "run").glob("checkpoints/*/manifest.json"))
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in PARAMETERS.get(kind, ())])
+def test_a_parameter_that_is_no_number(
+    kind: str, name: str, value: str, loop: tuple[Path, Any], tmp_path: Path
+) -> None:
+    data = broken(tmp_path, kind, parameter(name, VALUES[value]), loop[0])
+    run("train", "random", data, tmp_path / "run", words=(name,))
+    assert listing(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "queries", "labels"])
+def test_a_part_that_is_another_than_data_names(kind: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(loop[0] / "data", data)
+    change(tmp_path / KINDS[kind], lambda body: body["counters"].update(more=1))
+    run("train", "random", data, tmp_path / "run", words=("not the table that",))
+    assert listing(tmp_path / "run") == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from(sorted(KINDS)), data=st.data())
+def test_any_value_anywhere_is_refused_or_read(kind: str, data: Any, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    """One value of a manifest is another, and its digest is right."""
+    body = json.loads((loop[0] / KINDS[kind] / "manifest.json").read_bytes())
+    place, name = body, data.draw(st.sampled_from(sorted(body)))
+    while isinstance(place[name], (dict, list)) and place[name] and data.draw(st.booleans()):
+        place = place[name]
+        keys = sorted(place) if isinstance(place, dict) else range(len(place))
+        name = data.draw(st.sampled_from(keys))
+    place[name] = data.draw(JSON)
+    seal(tmp_path, body)
+    message = ""
+    try:
+        open_manifest(str(tmp_path))
+    except ExtremisError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=200))
+def test_any_bytes_are_no_manifest(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(ExtremisError):
+        open_manifest(str(tmp_path))

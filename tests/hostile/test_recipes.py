@@ -1,0 +1,164 @@
+"""Recipes and settings that no run can be made of: refused before anything is written."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import InputError
+from schemas.options import Options
+from tests.hostile.outcome import REMEDY, listing, run
+from trainer.config import Recipe, load_recipe
+
+VALUES = ["inf", "-inf", "nan", "-1", "1e30", "10" * 20, "1" * 5000, '"text"', "[]", "{}", "[[1]]", "true", '"\\u0000"']
+DEEP = "[" * 20_000
+
+
+def options(section: type[Options] = Recipe, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, type) of every option, those of all kinds too."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Options):
+            variants = [kind, *(kind.class_of(each).section for each in getattr(kind, "KINDS", ()))]
+            for variant in variants:
+                yield from options(variant, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", kind
+
+
+OPTIONS = dict(options())
+NUMBERS = [name for name, kind in OPTIONS.items() if kind in (int, float)]
+# What no run can take, of options of each type.
+SURE = {int: ("inf", "nan", "-5", "10" * 20, "1" * 5000, '"text"', "[]"), float: ("inf", "-inf", "nan", '"text"', "{}")}
+
+
+def test_there_are_many_options() -> None:
+    assert len(OPTIONS) > 90
+    assert sum(len(SURE[OPTIONS[name]]) for name in NUMBERS) > 300
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_any_value_gives_a_recipe_or_one_message(name: str) -> None:
+    for value in VALUES:
+        recipe, message = load([f"{name}={value}"])
+        if recipe is None:
+            assert REMEDY.search(message), message
+            assert len(message) < 5000
+        else:
+            numbers = [each for section in json.loads(recipe.model_dump_json()).values() for each in flat(section)]
+            assert all(math.isfinite(number) for number in numbers)
+
+
+def load(overrides: list[str]) -> tuple[Recipe | None, str]:
+    """Load a recipe: it, or the message why there is none."""
+    try:
+        return load_recipe("random", overrides), ""
+    except InputError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_no_number_is_infinite_or_text(name: str) -> None:
+    recipe = "ngame" if name.startswith("order.cluster") else "random"
+    for value in SURE[OPTIONS[name]]:
+        with pytest.raises(InputError):
+            load_recipe(recipe, [f"{name}={value}"])
+
+
+def flat(section: Any) -> list[float]:
+    values = section.values() if isinstance(section, dict) else [section]
+    return [value for value in values if isinstance(value, (int, float))]
+
+
+SETTINGS = [
+    ("classifier.initial_bias=nan", "finite"),
+    ("encoder.lr=inf", "finite"),
+    ("classifier.lr=-inf", "finite"),
+    ("encoder.buckets=1000000000000", "less than or equal"),
+    ("negatives.random=1000000000000", "less than or equal"),
+    ("negatives.hard=1000000000000", "less than or equal"),
+    ("train.threads=100000", "less than or equal"),
+    ("order.threads=100000", "less than or equal"),
+    ("storage.fetch_threads=100000", "less than or equal"),
+    ("train.epochs=" + "9" * 30, "bits"),
+    ("train.seed=-1", "greater than or equal"),
+    ("encoder.lr=" + "9" * 5000, "encoder.lr"),
+    ("encoder.lr=" + "[" * 20_000, "encoder.lr"),
+    (".".join(["a"] * 3000) + "=1", "a key of 3,000 parts"),
+    ("=1", "section.key=value"),
+    ("train.epochs", "section.key=value"),
+    ("train=1", "train"),
+    ("encoder.kind=\\u0000", "expected one of"),
+    ("loss.kind=__import__('os')", "expected one of"),
+    ("encoder.kind=[1]", "expected one of"),
+    ("head.kind=os:system", "expected one of"),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=[setting[:30] for setting, _ in SETTINGS])
+def test_a_setting_that_cannot_be(setting: tuple[str, str], loop: tuple[Path, Any], tmp_path: Path) -> None:
+    override, word = setting
+    run("train", "random", loop[0] / "data", tmp_path / "run", "--set", override, words=(word,))
+    assert listing(tmp_path) == []
+
+
+FILES: dict[str, tuple[bytes, str]] = {
+    "nested": (b"a = " + b"[" * 20_000 + b"]" * 20_000, "nested deeper"),
+    "nested but readable": (b"a = " + b"[" * 50 + b"]" * 50, "nested deeper"),
+    "dotted": (b"[" + b".".join([b"a"] * 500) + b"]\nb = 1\n", "nested deeper"),
+    "digits": (b"[train]\nepochs = " + b"9" * 5000, "not TOML"),
+    "empty key": (b" = 1", "not TOML"),
+    "cut off": (b"[train", "not TOML"),
+    "NUL": (b"\0", "not TOML"),
+    "bytes": (bytes(range(128, 256)), "not UTF-8"),
+    "UTF-16": ("[train]".encode("utf-16"), "not UTF-8"),
+    "a section twice": (b"[train]\n[train]\n", "not TOML"),
+    "a list for a section": (b"train = [1]\n", "train"),
+    "a number for a section": (b"train = 1\n", "train"),
+    "extends itself": (b'extends = "HERE"\n', "extends itself"),
+    "extends a number": (b"extends = 3\n", "no recipe '3'"),
+    "extends nothing": (b'extends = "nothing"\n', "no recipe 'nothing'"),
+    "extends a folder": (b'extends = "/tmp.toml"\n', "no such file"),
+    "too long": (b"# " + b"x" * (1 << 20), "characters"),
+    "a date": (b"[train]\nepochs = 1979-05-27\n", "train.epochs"),
+    "infinite": (b"[train]\nwarmup = inf\n", "train.warmup"),
+    "unknown": (b"[train]\nepoch = 1\n", "did you mean 'epochs'"),
+    "unknown section": (b"[trian]\nepochs = 1\n", "did you mean 'train'"),
+    "a mix that deals nothing": (b"[data.mix]\ntrain = 0\n", "data.mix"),
+    "a mix of NaN": (b"[data.mix]\ntrain = nan\n", "data.mix"),
+    "the mix of a folder above": (b'[data.mix]\n"../train" = 1.0\n', ""),
+    "a split above": (b'[data]\nsplit = "../../etc"\n', ""),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_no_recipe(name: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    content, word = FILES[name]
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(content.replace(b"HERE", str(path).encode()))
+    run("train", path, loop[0] / "data", tmp_path / "run", words=(word,))
+    assert listing(tmp_path) == ["recipe.toml"]
+
+
+def test_a_folder_is_no_recipe(loop: tuple[Path, Any], tmp_path: Path) -> None:
+    (tmp_path / "x.toml").mkdir()
+    run("train", tmp_path / "x.toml", loop[0] / "data", tmp_path / "run", words=("a directory",))
+    assert listing(tmp_path) == []
+
+
+KEYS = st.sampled_from(sorted(OPTIONS))
+HOSTILE = st.one_of(
+    st.text(max_size=20), st.integers().map(str), st.floats().map(str), st.sampled_from(VALUES), st.just(DEEP)
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(KEYS, HOSTILE), min_size=1, max_size=4))
+def test_settings_give_a_recipe_or_one_message(overrides: list[tuple[str, str]]) -> None:
+    recipe, message = load([f"{name}={value}" for name, value in overrides])
+    assert recipe is not None or REMEDY.search(message), message
