@@ -1,1 +1,5 @@
-"""The command line of the project, and what only it needs: planning, inspection, reports, comparisons."""
+"""The Python API and the command line of Extremis."""
+
+from extremis.installation import require_ours
+
+require_ours()

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -23,7 +24,8 @@ from extremis.commands.run import run
 from extremis.commands.shard import shard
 from extremis.commands.train import train
 from extremis.console import say
-from schemas.errors import ExtremisError
+from extremis.installation import extra_of
+from schemas.errors import ExtremisError, MissingExtra
 from schemas.manifest import code_version
 
 
@@ -58,8 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         cli.main(arguments, standalone_mode=False)
     except ExtremisError as error:
-        say(f"error: {error}")
-        sys.exit(error.exit_status)
+        _fail(error)
+    except ModuleNotFoundError as error:
+        extra = extra_of(error.name or "")
+        if extra is None:
+            raise
+        _fail(MissingExtra(f"this command needs the module {error.name}, which is not installed", extra))
     except click.exceptions.Abort:
         say("interrupted")
         sys.exit(130)
@@ -71,3 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _fail(error: ExtremisError) -> NoReturn:
+    say(f"error: {error}")
+    sys.exit(error.exit_status)

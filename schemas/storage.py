@@ -30,7 +30,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from schemas.errors import InputError, StorageError
+from schemas.errors import InputError, MissingExtra, StorageError
 from schemas.forking import survive_forks
 
 ATTEMPTS = 5
@@ -58,11 +58,13 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the fsspec filesystem of `url` and the path inside it. Raises InputError for an unknown scheme."""
     try:
         fs, path = url_to_fs(url, **_options(url))
-    except (ValueError, ImportError) as error:
-        raise InputError(
-            f"cannot open {url!r}: {error}. Install the extra that carries this scheme "
-            "(pip install 'extremis[s3]' for s3://, 'extremis[gcs]' for gs://) or check the spelling."
-        ) from error
+    except ImportError as error:
+        extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(url.partition("://")[0])
+        if extra is None:
+            raise InputError(f"cannot open {url!r}: {error}. Install what carries this scheme.") from error
+        raise MissingExtra(f"cannot open {url!r}: {error}", extra) from error
+    except ValueError as error:
+        raise InputError(f"cannot open {url!r}: {error}. Check the spelling of its scheme.") from error
     return fs, path
 
 

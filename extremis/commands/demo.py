@@ -22,6 +22,6 @@ def demo(folder: str, recipe: str, overrides: tuple[str, ...]) -> dict[str, Any]
       extremis demo demo/
       extremis demo demo/ --recipe astra
     """
-    from extremis.demo import demo as run_demo
+    from extremis.whole_loop import demo as run_demo
 
     return run_demo(folder, recipe, overrides)

@@ -25,7 +25,7 @@ def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bo
       extremis report data/ runs/1
       extremis report data/ runs/1 runs/2 --out compared.html
     """
-    from extremis.report.build import build
+    from extremis.reporting.build import build
 
     body = build(urls, out, say, queries, predictions)
     say(f"{body['out']}: {body['bytes']:,} bytes in {body['seconds']} s")
