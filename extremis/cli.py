@@ -23,7 +23,7 @@ from extremis.commands.report import report
 from extremis.commands.run import run
 from extremis.commands.shard import shard
 from extremis.commands.train import train
-from extremis.console import say
+from extremis.console import say_error
 from extremis.installation import extra_of
 from schemas.errors import ExtremisError, MissingExtra
 from schemas.manifest import code_version
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         _fail(MissingExtra(f"this command needs the module {error.name}, which is not installed", extra))
     except click.exceptions.Abort:
-        say("interrupted")
+        say_error("interrupted")
         sys.exit(130)
     except click.ClickException as error:
         error.show()
@@ -80,5 +80,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(error: ExtremisError) -> NoReturn:
-    say(f"error: {error}")
+    say_error(f"error: {error}")
     sys.exit(error.exit_status)

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import beam_tail, json_option, step_option
+from extremis.commands.options import beam_tail, output_options, step_option
 from extremis.console import say
 from schemas.options import check
 
@@ -17,7 +17,7 @@ from schemas.options import check
 @click.option("--split", default="test", help="Split of the queries.")
 @step_option
 @click.option("--dtype", type=click.Choice(["float16", "float32"]), default="float16")
-@json_option
+@output_options
 @beam_tail
 def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], **options: Any) -> dict[str, Any]:
     """Embed queries or labels with a checkpoint of RUN, aligned with their table, to OUT.

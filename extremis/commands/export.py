@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import comma_list, json_option, step_option
+from extremis.commands.options import comma_list, output_options, step_option
 from extremis.console import say
 
 
@@ -36,7 +36,7 @@ from extremis.console import say
     help="sum: embeddings of the labels' texts added to the vectors; fused: as `extremis fuse` learned to.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")
-@json_option
+@output_options
 def export(data: str, run: str, out: str, **options: Any) -> dict[str, Any]:
     """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index where L is large.
 

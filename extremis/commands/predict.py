@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, fields_option, json_option, text_option
+from extremis.commands.options import POSITIVE, fields_option, output_options, text_option
 from extremis.console import say
 from schemas.errors import InputError
 
@@ -25,7 +25,7 @@ from schemas.errors import InputError
 @click.option("--exact", is_flag=True, help="Score every label, even where there is an index.")
 @click.option("--no-filter", is_flag=True, help="With --data: keep the filter's pairs among the predictions.")
 @click.option("--threads", type=POSITIVE, help="Default: all cores.")
-@json_option
+@output_options
 def predict(exported: str, places: tuple[str, ...], data: str | None, **options: Any) -> dict[str, Any]:
     """Predict labels with an export, for the texts of INPUT, or for a split of --data, and write them to OUT.
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import json_option
+from extremis.commands.options import output_options
 from extremis.console import table
 
 _KINDS = {"head": "classifier", "loss": "bce"}  # where a recipe does not say
@@ -17,7 +17,7 @@ _SHOWN = (
 
 
 @click.command()
-@json_option
+@output_options
 def recipes() -> dict[str, Any]:
     """List the recipes that ship with Extremis.
 

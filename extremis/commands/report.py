@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import json_option
+from extremis.commands.options import output_options
 from extremis.console import say
 
 
@@ -13,7 +13,7 @@ from extremis.console import say
 @click.option("--out", metavar="URL", help="URL of the page. Default: report.html in the first RUN.")
 @click.option("--queries", type=click.IntRange(0, 1000), default=300, help="Queries to show.")
 @click.option("--predictions/--no-predictions", default=True, help="Load each run's newest checkpoint.")
-@json_option
+@output_options
 def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bool) -> dict[str, Any]:
     """Write one HTML page about runs, to read and to search: it opens from a disk and needs no network.
 

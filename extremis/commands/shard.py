@@ -11,7 +11,7 @@ from extremis.commands.options import (
     beam_tail,
     comma_list,
     fields_option,
-    json_option,
+    output_options,
     text_option,
 )
 from extremis.console import say
@@ -76,7 +76,7 @@ class _FormOption(click.Option):
 )
 @click.option("--seed", type=NOT_NEGATIVE, default=0, help="Seed of the order of rows.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")
-@json_option
+@output_options
 @beam_tail
 def shard(source: str, data: str, beam_options: tuple[str, ...], **options: Any) -> dict[str, Any]:
     """Tokenize and shard raw data: INPUT to DATA. Everything after -- goes to Beam.

@@ -1,12 +1,13 @@
 """`extremis predict`: the best labels of texts, or of a split of DATA, by an exported run."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tokenizers import Tokenizer
 
 from extremis.console import Bar
 from extremis.predicting.inputs import Texts
@@ -85,13 +86,23 @@ def _predict(
     return {"out": out, "queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
 
 
+def tokenizer_of(exported: Exported) -> Tokenizer:
+    """Open the tokenizer of an export whose encoder reads tokens."""
+    return open_tokenizer(str(exported.folder / ENCODER))
+
+
+def token_column(tokenizer: Tokenizer, texts: Sequence[str]) -> pa.ListArray:
+    """Return the column `input_ids` of `texts`."""
+    values, offsets, _ = encode(tokenizer, texts)
+    return parquet.list_array(values, offsets, pa.uint32())
+
+
 def _encoded(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.Table]:
     """Yield rows with the columns that the encoder reads."""
     columns = exported.serving.model.columns
-    tokenizer = open_tokenizer(str(exported.folder / ENCODER)) if "input_ids" in columns else None
+    tokenizer = tokenizer_of(exported) if "input_ids" in columns else None
     for rows in texts.batches(batch, "feature_ids" in columns):
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:
-            values, offsets, _ = encode(tokenizer, rows["text"].to_pylist())
-            table = table.append_column("input_ids", parquet.list_array(values, offsets, pa.uint32()))
+            table = table.append_column("input_ids", token_column(tokenizer, rows["text"].to_pylist()))
         yield table

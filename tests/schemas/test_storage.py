@@ -83,7 +83,7 @@ def test_what_is_not_there_is_not_found(root: str) -> None:
 
 
 def test_an_unknown_scheme_is_named() -> None:
-    with pytest.raises(InputError, match="nosuch://.*spelling"):
+    with pytest.raises(InputError, match=r"nosuch://.*spelling"):
         storage.read_bytes("nosuch://bucket/x")
 
 
