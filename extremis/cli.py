@@ -26,11 +26,46 @@ from extremis.commands.train import train
 from extremis.console import say_error
 from extremis.installation import extra_of
 from schemas.errors import ExtremisError, MissingExtra
-from schemas.manifest import code_version
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True})
-@click.version_option(code_version(), prog_name="extremis")
+def _print_version(context: click.Context, option: click.Parameter, stated: bool) -> None:
+    if stated:
+        from schemas.manifest import code_version
+
+        click.echo(f"extremis, version {code_version()}")
+        context.exit()
+
+
+class _Groups(click.Group):
+    """Commands in the help by the step of the loop that they are for."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in STEPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(each.name), each.get_short_help_str(limit=200)) for each in commands])
+
+
+STEPS = {
+    "Data": (shard,),
+    "Train": (run, train, mine, cluster, recipes, plan),
+    "Look": (evaluate, report, inspect, ablate, fuse),
+    "Use": (export, predict, embed),
+    "Try": (demo,),
+}
+
+
+@click.group(
+    cls=_Groups,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
     """Extreme classification that streams: shard, train, mine, join, evaluate.
 
@@ -44,11 +79,7 @@ def cli() -> None:
     """
 
 
-for command in (
-    *(shard, train, run, mine, cluster, embed),
-    *(evaluate, fuse, export, predict),
-    *(inspect, report, plan, recipes, ablate, demo),
-):
+for command in (each for commands in STEPS.values() for each in commands):
     cli.add_command(command)
 
 

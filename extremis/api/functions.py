@@ -1,13 +1,14 @@
 """One function a command, of its name and with its options; `help` of each lists them."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 from typing_extensions import Unpack
 
 from extremis.api import options
 from extremis.api.call import call, option_names
+from extremis.api.objects import as_source
 from extremis.api.options import Url
 from extremis.api.result import Result
 from extremis.cli import cli
@@ -32,9 +33,14 @@ def _described(name: str, option: click.Option) -> str:
 
 
 @_documented
-def shard(input: Url, data: Url, **settings: Unpack[options.Shard]) -> Result:
-    """Tokenize and shard raw data: `input` to `data`. Raises ExtremisError."""
-    return call("shard", [input, data], settings, settings.pop("beam_options", ()))
+def shard(input: Any, data: Url, **settings: Unpack[options.Shard]) -> Result:
+    """Tokenize and shard raw data: `input` to `data`. Raises ExtremisError.
+
+    input: a file, a directory or a URL; or objects: rows as dictionaries or as pairs of text and label, an Arrow table,
+    a pandas frame, a Hugging Face data set, or a dictionary of these by split ("train", "test", "labels").
+    """
+    with as_source(input) as source:
+        return call("shard", [source, data], settings, settings.pop("beam_options", ()))
 
 
 @_documented
@@ -113,9 +119,14 @@ def plan(**settings: Unpack[options.Plan]) -> Result:
 
 
 @_documented
-def recipes(**settings: Unpack[options.Recipes]) -> Result:
-    """List the recipes that ship with Extremis, and what each states."""
-    return call("recipes", [], settings)
+def recipes(
+    action: Literal["list", "show", "copy", "validate"] = "list",
+    recipe: Url | None = None,
+    out: Url | None = None,
+    **settings: Unpack[options.Recipes],
+) -> Result:
+    """List the recipes that ship with Extremis, and what each states; or show, copy or validate one."""
+    return call("recipes", [action, *(place for place in (recipe, out) if place is not None)], settings)
 
 
 @_documented

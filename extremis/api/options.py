@@ -39,6 +39,7 @@ class Shard(Beam, total=False):
     shard_bytes: int
     row_group_rows: int
     validation: float
+    test: float
     keep_text: bool
     max_reject_share: float
     tokenizer_texts: int
@@ -143,8 +144,8 @@ class Predict(Common, total=False):
     data: Url
     split: str
     k: int
-    form: Literal["text", "jsonl", "parquet"]
-    to: Literal["jsonl", "parquet", "trec", "npz"]
+    form: Literal["text", "jsonl", "parquet", "csv"]
+    to: Literal["jsonl", "parquet", "trec", "npz", "csv"]
     fields: Names
     text: Literal["title+content", "title"]
     batch: int
@@ -191,7 +192,7 @@ class Plan(Common, total=False):
 
 
 class Recipes(Common, total=False):
-    pass
+    set: Settings
 
 
 class Ablate(Common, total=False):

@@ -6,7 +6,6 @@ import click
 
 from extremis.commands.options import beam_tail, output_options, step_option
 from extremis.console import say
-from schemas.options import check
 
 
 @click.command()
@@ -29,6 +28,7 @@ def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], **option
       extremis embed data/ runs/1 embeddings/test --split test
     """
     from pipelines import embed as embedding
+    from schemas.options import check
 
     manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")

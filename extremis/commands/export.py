@@ -51,5 +51,6 @@ def export(data: str, run: str, out: str, **options: Any) -> dict[str, Any]:
     manifest = exporting.export(data, run, out, exporting.ExportOptions(**options), say)
     facts = manifest.parameters
     say(f"{out}: step {facts['step']:,}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
+    say(f'next: echo "some text" | extremis predict {out} - -')
     shown = {name: facts[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
     return {"out": out, "digest": manifest.digest, "labels": manifest.rows, **shown}

@@ -71,14 +71,14 @@ def predict_split(exported: Exported, data: str, split: str, out: str, options: 
 def _predict(
     exported: Exported, rows: Iterator[pa.Table], total: int | None, out: str, options: PredictOptions
 ) -> dict[str, Any]:
-    keys = exported.label_table()["key"].combine_chunks()
+    labels = exported.label_table(("key", "text"))
     done = predictions = 0
     began = time.perf_counter()
-    with Bar("predict", total) as bar, open_writer(out, options.to, len(keys)) as write:
+    with Bar("predict", total) as bar, open_writer(out, options.to, len(labels)) as write:
         for table, scores, ids in iterate_ranked(exported.serving, rows, options.k, filter=options.filter):
             if options.threshold is not None:
                 ids = np.where(scores >= options.threshold, ids, PAD)
-            write(prediction_table(table["key"].combine_chunks(), ids, scores, keys))
+            write(prediction_table(table["key"].combine_chunks(), ids, scores, labels))
             done += table.num_rows
             predictions += int((ids != PAD).sum())
             bar.update(done)

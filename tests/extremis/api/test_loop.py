@@ -1,5 +1,6 @@
 """The whole loop in Python, by the README's lines and by the notebook; and what its results are like."""
 
+import csv
 import json
 import os
 import re
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 import extremis
-from tests.command import ROOT, TINY
+from tests.command import ROOT, TINY, call, refused
+from tests.command import extremis as extremis_command
 from tests.pages import blocks
 
 SETTINGS = dict(setting.split("=") for setting in (*TINY, "train.epochs=2", "data.holdout=0.1"))
@@ -81,6 +83,25 @@ def test_python_predicts_what_the_command_line_does(names: dict[str, Any], folde
     rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     ours = names["model"].predict(texts, k=4)
     assert [row["labels"] for row in rows] == [[label.key for label in each.labels] for each in ours]
+
+
+def test_predict_reads_and_writes_a_pipe_and_csv(names: dict[str, Any], folder: Path) -> None:
+    texts = ["a ship, in a storm", "a portrait of a woman"]
+    expected = [[(label.key, label.text) for label in each.labels] for each in names["model"].predict(texts, k=2)]
+    piped = extremis_command("predict", "exported/", "-", "-", "--k", "2", "-q", cwd=folder, input="\n".join(texts))
+    rows = [json.loads(line) for line in piped.out.splitlines()]
+    assert [list(zip(row["labels"], row["texts"], strict=True)) for row in rows] == expected
+    assert [row["key"] for row in rows] == ["0", "1"]
+    with Path("texts.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text",), *((text,) for text in texts)])
+    extremis.predict("exported/", "texts.csv", "out.csv", k=2, progress=False)
+    with Path("out.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    flat = [(row["key"], row["rank"], row["label"], row["text"]) for row in table]
+    assert flat == [
+        (str(n), str(rank), key, text) for n, each in enumerate(expected) for rank, (key, text) in enumerate(each, 1)
+    ]
+    refused(call("predict", "exported/", "texts.csv", "-", "--json"), "both write to standard output")
 
 
 def test_results_read_well(names: dict[str, Any]) -> None:
