@@ -79,7 +79,7 @@ class Texts:
         if not kept:
             raise InputError(
                 f"{self.source}: no input here; found: {listed(names)}. Expected a file, a folder or a pattern of "
-                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv) or Parquet (.parquet), any but it also compressed."
+                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), any also compressed, or Parquet (.parquet)."
             )
         return [join(root, name) for name in kept]
 

@@ -9,7 +9,9 @@ import pytest
 from extremis.console import Event
 from schemas.errors import InputError
 from tests.command import ROOT, call, environment, refused
+from tests.pages import DOCS
 from trainer.config import check_keys, load_recipe, recipe_names, stated_options
+from trainer.config.keys_page import page
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -65,6 +67,12 @@ def test_a_typo_is_told_without_pytorch() -> None:
     )
     assert done.stdout.strip() == "False"
     assert "did you mean 'epochs'" in done.stderr
+
+
+def test_the_page_of_keys_is_that_of_the_options() -> None:
+    """`python -m trainer.config.keys_page > docs/keys.md` renews it."""
+    assert (DOCS / "keys.md").read_text() == page()
+    assert not [line for line in page().splitlines() if line.endswith("|  |")], "every key has its meaning"
 
 
 def test_an_event_reads_as_its_text() -> None:
