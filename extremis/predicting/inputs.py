@@ -15,7 +15,7 @@ from pipelines.formats import keyed_parquet, lines
 from pipelines.formats.base import Part
 from pipelines.formats.fields import Fields
 from pipelines.formats.keyed import FEATURES, JSONL, KEYLESS, PAIRED, PARQUET, PLAIN, Keyed, features_in, field_names
-from pipelines.formats.keyed_csv import CSV
+from pipelines.formats.keyed_csv import CSV, is_csv
 from pipelines.formats.names import listed, listing
 from schemas import storage
 from schemas.errors import InputError
@@ -103,6 +103,9 @@ class Texts:
     def _read_records(self, url: str, rows: int, seen: int, features: bool) -> Iterator[pa.RecordBatch]:
         """Read records; those of a file without keys are known by their numbers, as lines are."""
         keyed, keyless = Keyed(self.fields), self.fields.key not in field_names(url)
+        if is_csv(url) and not {*self.fields.texts} & {*field_names(url)}:
+            present = ", ".join(field_names(url))[:200]
+            raise InputError(f"{url}: no column {self.fields.text!r}; found: {present}. See --fields text=NAME.")
         if url.endswith(f".{PARQUET}") and not features:
             keyed_parquet.check_columns(url, self.fields.texts)
         if features and not features_in([url], self.fields):
