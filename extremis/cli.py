@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -23,15 +24,51 @@ from extremis.commands.report import report
 from extremis.commands.run import run
 from extremis.commands.shard import shard
 from extremis.commands.train import train
-from extremis.console import say
-from schemas.errors import ExtremisError
-from schemas.manifest import code_version
+from extremis.console import say_error
+from extremis.installation import extra_of
+from schemas.errors import ExtremisError, MissingExtra
 
 TRACEBACK = "EXTREMIS_TRACEBACK"  # environment variable: show tracebacks
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True})
-@click.version_option(code_version(), prog_name="extremis")
+def _print_version(context: click.Context, option: click.Parameter, stated: bool) -> None:
+    if stated:
+        from schemas.manifest import code_version
+
+        click.echo(f"extremis, version {code_version()}")
+        context.exit()
+
+
+class _Groups(click.Group):
+    """Commands in the help by the step of the loop that they are for."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in STEPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(each.name), each.get_short_help_str(limit=200)) for each in commands])
+
+
+STEPS = {
+    "Data": (shard,),
+    "Train": (run, train, mine, cluster, recipes, plan),
+    "Look": (evaluate, report, inspect, ablate, fuse),
+    "Use": (export, predict, embed),
+    "Try": (demo,),
+}
+
+
+@click.group(
+    cls=_Groups,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
     """Extreme classification that streams: shard, train, mine, join, evaluate.
 
@@ -45,11 +82,7 @@ def cli() -> None:
     """
 
 
-for command in (
-    *(shard, train, run, mine, cluster, embed),
-    *(evaluate, fuse, export, predict),
-    *(inspect, report, plan, recipes, ablate, demo),
-):
+for command in (each for commands in STEPS.values() for each in commands):
     cli.add_command(command)
 
 
@@ -63,10 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         cli.main(arguments, standalone_mode=False)
     except ExtremisError as error:
-        say(f"error: {error}")
-        sys.exit(error.exit_status)
+        _fail(error)
+    except ModuleNotFoundError as error:
+        extra = extra_of(error.name or "")
+        if extra is None:
+            raise
+        _fail(MissingExtra(f"this command needs the module {error.name}, which is not installed", extra))
     except click.exceptions.Abort:
-        say("interrupted")
+        say_error("interrupted")
         sys.exit(130)
     except click.ClickException as error:
         error.show()
@@ -74,7 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except MemoryError:
-        say("error: out of memory. Give the machine more, or lower what the command holds: batch, dimension, --memory.")
+        say_error(
+            "error: out of memory. Give the machine more, or lower what the command holds: batch, dimension, --memory."
+        )
         sys.exit(1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -82,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:  # nobody wants a traceback, but whoever looks for the fault
         if os.environ.get(TRACEBACK):
             raise
-        say(f"error: a fault of Extremis, not of your input: {describe_fault(error)}")
+        say_error(f"error: a fault of Extremis, not of your input: {describe_fault(error)}")
         sys.exit(1)
 
 
@@ -94,3 +133,8 @@ def describe_fault(error: Exception) -> str:
         f"{type(error).__name__}: {text} ({os.path.basename(frame.filename)}, line {frame.lineno}). Please report it; "
         f"with {TRACEBACK}=1 in the environment the command shows the traceback."
     )
+
+
+def _fail(error: ExtremisError) -> NoReturn:
+    say_error(f"error: {error}")
+    sys.exit(error.exit_status)

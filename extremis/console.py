@@ -1,11 +1,13 @@
 """Output for people: progress bars on a terminal, plain lines elsewhere, tables, and one JSON object on request."""
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -23,15 +25,79 @@ class _RedactingConsole(Console):
 
 _PIPED_WIDTH = 200  # characters of a table's line where no terminal says how many
 
+
+@dataclass(frozen=True)
+class Event:
+    """A line of progress. That of a bar has its `title`, what is `done`, and the `total` where it is known."""
+
+    text: str
+    title: str = ""
+    done: int | None = None
+    total: int | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Output:
+    """Destinations of output: progress to `listener`, or else to standard error unless `quiet`; `tables` as they say.
+
+    `verbose`: lines of progress begin with the seconds since the start.
+    """
+
+    listener: Callable[[Event], object] | None = None
+    quiet: bool = False
+    verbose: bool = False
+    tables: Literal["stdout", "stderr", "nowhere"] = "stdout"
+
+
+class _Results(_RedactingConsole):
+    """A console of results, which go where the present output says."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if _output.tables == "stdout":
+            super().print(*objects, **options)
+        elif _output.tables == "stderr" and not _output.quiet:
+            notes.print(*objects, **options)
+
+
 # Messages go to standard error, results to standard output.
-notes = _RedactingConsole(stderr=True, highlight=False, soft_wrap=True)
 _width_is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
-results = _RedactingConsole(highlight=False, soft_wrap=True, width=None if _width_is_known else _PIPED_WIDTH)
+_width = None if _width_is_known else _PIPED_WIDTH
+notes = _RedactingConsole(stderr=True, highlight=False, soft_wrap=True, width=None if sys.stderr.isatty() else _width)
+results = _Results(highlight=False, soft_wrap=True, width=_width)
+_output = Output()
+_began = time.monotonic()
+
+
+@contextlib.contextmanager
+def output(**changes: Any) -> Iterator[None]:
+    """Change where output goes, by the fields of `Output`, until the block ends; for all threads."""
+    global _output
+    before, _output = _output, replace(_output, **changes)
+    try:
+        yield
+    finally:
+        _output = before
 
 
 def say(message: str) -> None:
-    """Print one line to standard error."""
+    """Tell one line of progress."""
+    _tell(Event(redact(message)))
+
+
+def say_error(message: str) -> None:
+    """Print an error to standard error, whatever else is not printed."""
     notes.print(message, markup=False)
+
+
+def _tell(event: Event) -> None:
+    if _output.listener is not None:
+        _output.listener(event)
+    elif not _output.quiet:
+        seconds = f"{time.monotonic() - _began:7.1f} s  " if _output.verbose else ""
+        notes.print(f"{seconds}{event.text}", markup=False)
 
 
 def print_json(body: Mapping[str, Any]) -> None:
@@ -47,7 +113,9 @@ class Bar:
     """
 
     def __init__(self, title: str, total: int | None, seconds: float = 10.0, quiet: bool = False) -> None:
+        quiet = quiet or _output.quiet
         self._title, self._total, self._seconds, self._quiet = title, total, seconds, quiet
+        self._plain = _output.listener is not None or not notes.is_terminal
         self._done = 0
         self._next = time.monotonic() + seconds
         self._progress = Progress(
@@ -58,7 +126,7 @@ class Bar:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
             console=notes,
-            disable=quiet or not notes.is_terminal,
+            disable=quiet or self._plain,
             transient=True,
         )
         self._task = self._progress.add_task(title, total=total, note="")
@@ -74,10 +142,12 @@ class Bar:
         """Show `done` of the total. `total`: the new total, where it changed."""
         self._total = self._total if total is None else total
         self._progress.update(self._task, completed=done, total=self._total, note=note)
-        if not self._quiet and not notes.is_terminal and time.monotonic() >= self._next:
+        if self._quiet or not self._plain:
+            return
+        if _output.listener is not None or time.monotonic() >= self._next:
             self._next = time.monotonic() + self._seconds
             of = "" if self._total is None else f" of {self._total:,}"
-            say(f"{self._title}: {done:,}{of} {note}".rstrip())
+            _tell(Event(f"{self._title}: {done:,}{of} {note}".rstrip(), self._title, done, self._total))
 
     def advance(self, more: int) -> None:
         """Count `more` of the total as done."""
@@ -109,15 +179,17 @@ def format_metric(report: Mapping[str, Any], name: str) -> str:
     return f"{report['metrics'][name]:.2f} ±{(high - low) / 2:.2f}"
 
 
-def metrics_table(title: str, report: Mapping[str, Any]) -> None:
-    """Print P, nDCG, R, PSP and PSnDCG by k, with half the width of the 95 % interval."""
+def metric_grid(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return (columns, rows) of P, nDCG, R, PSP and PSnDCG by k, with half the width of the 95 % interval."""
     families: dict[str, dict[int, str]] = {}
     for name in report["metrics"]:
         family, k = name.split("@")
         families.setdefault(family, {})[int(k)] = format_metric(report, name)
     ks = sorted({k for by_k in families.values() for k in by_k})
-    table(
-        title,
-        ["%", *(f"@{k}" for k in ks)],
-        [[family, *(by_k.get(k, "") for k in ks)] for family, by_k in families.items()],
-    )
+    rows = [[family, *(by_k.get(k, "") for k in ks)] for family, by_k in families.items()]
+    return ["%", *(f"@{k}" for k in ks)], rows
+
+
+def metrics_table(title: str, report: Mapping[str, Any]) -> None:
+    """Print the grid of an evaluation's metrics."""
+    table(title, *metric_grid(report))

@@ -109,8 +109,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     staging = join(attempt.staging, "rows")
     read_plan = ReadPlan(attempt.form, inputs, options.text, staging, options.seed, read.BLOCK_ROWS)
     raw = attempt.run("read", lambda pipeline, bulk, url: read.wire(pipeline, read_plan, bulk, url))
-    counts = ", ".join(f"{raw.count_input(split, 'rows_in'):,} {split} points" for split in inputs.splits)
-    say(f"{attempt.source} ({inputs.format}): {counts}, {raw.count_input(LABELS, 'rows_in'):,} labels")
+    say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
     filter_pairs = make_plan.stage_filters(inputs, raw, data)
     frozen = _choose_tokenizer(attempt, raw, frozen)
@@ -129,6 +128,15 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
         say(f"{rejects.rows:,} rejects: see {DataLayout(data).rejects}")
     parameters = _parameters(attempt, summary, queries, filter_pairs)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
+
+
+def _counted(inputs: Inputs, raw: Summary) -> str:
+    """Describe what was read; queries that splits share are counted once, and belong to those whose pairs name them."""
+    labels = f"{raw.count_input(LABELS, 'rows'):,} labels"
+    if inputs.shared_points:
+        pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
+        return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}, {labels}"
+    return ", ".join([*(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits), labels])
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:

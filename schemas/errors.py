@@ -21,6 +21,19 @@ class InputError(ExtremisError):
     exit_status = 2
 
 
+class MissingExtra(InputError):
+    """Something is not installed that an extra of this project brings: `problem`, and how to install it.
+
+    It names a checkout and the wheel: `extremis` on PyPI is another project, which no message may tell to install.
+    """
+
+    def __init__(self, problem: str, extra: str) -> None:
+        super().__init__(
+            f"{problem}. Install the extra `{extra}`: pip install '.[{extra}]' in a checkout of Extremis, or "
+            f"pip install 'extremis_xc-VERSION-py3-none-any.whl[{extra}]' of its wheel."
+        )
+
+
 class TableError(InputError):
     """A table cannot be read: unfinished, foreign, of another version, or damaged. Exit status 2."""
 

@@ -1,12 +1,13 @@
 """Manifests of tables: written last, so that a table is there whole or not at all, and read first."""
 
+import configparser
 import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 from collections.abc import Callable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -28,17 +29,22 @@ from schemas.records import manifest_rules
 from schemas.storage import join
 from schemas.tables import KINDS
 
+DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
 MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
 
 
+@functools.cache
 def code_version() -> str:
-    """Return the installed version of Extremis; `unknown` when run from a bare checkout."""
+    """Return the version of Extremis: that of the installation, or of the checkout; `unknown` where neither says."""
     try:
-        return importlib.metadata.version("extremis")
+        return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+        setup = configparser.ConfigParser()
+        setup.read(Path(__file__).parents[1] / "setup.cfg")
+        named = setup.get("metadata", "name", fallback="") == DISTRIBUTION
+        return setup.get("metadata", "version", fallback="unknown") if named else "unknown"
 
 
 def _require_inside(path: str) -> str:

@@ -31,7 +31,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from schemas.errors import ExtremisError, InputError, StorageError, TableError
+from schemas.errors import ExtremisError, InputError, MissingExtra, StorageError, TableError
 from schemas.forking import survive_forks
 from schemas.secrets import has_credentials, redact_known
 
@@ -88,12 +88,14 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     except OSError as error:
         cause = redact_known(str(error), url)
         raise StorageError(f"cannot reach {url}: {cause}; check the host, or try again later.") from None
+    except ImportError as error:
+        extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(url.partition("://")[0])
+        if extra is None:
+            raise InputError(f"cannot open {url!r}: {error}. Install what carries this scheme.") from error
+        raise MissingExtra(f"cannot open {url!r}: {error}", extra) from error
     except Exception as error:  # filesystems of fsspec raise what they like over a URL
         cause = redact_known(str(error) or type(error).__name__, url)
-        raise InputError(
-            f"cannot open {url!r}: {cause}. Install the extra that carries this scheme "
-            "(pip install 'extremis[s3]' for s3://, 'extremis[gcs]' for gs://) or check the spelling."
-        ) from None
+        raise InputError(f"cannot open {url!r}: {cause}. Check the spelling.") from None
     return fs, path
 
 

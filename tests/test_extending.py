@@ -235,7 +235,7 @@ def test_a_metric(outcomes: dict[str, Outcome]) -> None:
     metrics = evaluated.json["metrics"]
     assert metrics["MRR@1"] == metrics["P@1"]
     assert 0 < metrics["MRR@1"] <= metrics["MRR@3"] <= metrics["MRR@10"] <= 100
-    assert re.search(r"^.*MRR( .*\d){4}", evaluated.out, re.MULTILINE)
+    assert re.search(r"^.*MRR( .*\d){4}", evaluated.err, re.MULTILINE)
     assert trained.status == 0
 
 

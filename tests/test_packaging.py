@@ -11,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from schemas.manifest import code_version
 from tests.command import ROOT, environment
@@ -62,6 +64,25 @@ def test_extras_keep_the_sides_apart(setup: configparser.ConfigParser) -> None:
     assert {"jinja2", "plotly"} <= names["report"]
 
 
+def test_no_text_tells_anyone_to_install_a_foreign_package() -> None:
+    """`extremis` on PyPI is another project: hints name a checkout, the wheel or the image."""
+    foreign = re.compile(r"pip install[^\n]*[ '\"]extremis(?!_xc|-xc)")
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    texts = [path for path in files if path.endswith((".py", ".md", ".cfg", ".toml", ".txt", "file"))]
+    assert not [path for path in texts if foreign.search((ROOT / path).read_text())]
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_constraints_pin_each_package_once_for_a_version_of_python(version: str) -> None:
+    lines = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    facts = {"python_version": version, "python_full_version": f"{version}.0"}
+    valid = [line for line in lines if line.marker is None or line.marker.evaluate(facts)]
+    names = [canonicalize_name(line.name) for line in valid]
+    assert len(set(names)) == len(names)
+    (numpy,) = (line for line in valid if line.name == "numpy")
+    assert numpy.specifier.contains("2.2.6") == (version == "3.10")  # later ones need 3.11
+
+
 @pytest.fixture(scope="module")
 def wheel(setup: configparser.ConfigParser, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built in a folder of its own from what an installation needs: no leftovers of an earlier build."""
@@ -88,7 +109,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
     inside = zipfile.ZipFile(wheel).namelist()
     recipes = {f"recipes/{path.name}" for path in (ROOT / "recipes").glob("*.toml")}
     example = {f"extremis/tate/{path.name}" for path in (ROOT / "examples" / "tate").iterdir()}
-    assert recipes | example | {"extremis/report/page.html", "trainer/py.typed"} <= set(inside)
+    assert recipes | example | {"extremis/reporting/page.html", "trainer/py.typed"} <= set(inside)
     assert not [name for name in inside if name.startswith(("tests/", "benchmarks/", "examples/"))]
     site = tmp_path / "site"
     run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel, cwd=tmp_path)
@@ -124,7 +145,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
         ("[s3,gcs,dask,fusion]", ("apache_beam", "torch"), "s3fs, gcsfs, distributed, sklearn"),
         ("[pipelines]", ("torch", "transformers"), "pipelines.shard, pipelines.mine"),
         ("[trainer]", ("apache_beam", "plotly"), "trainer.loop, trainer.stream"),
-        ("[report]", ("apache_beam",), "extremis.report.build, jinja2, plotly"),
+        ("[report]", ("apache_beam",), "extremis.reporting.build, jinja2, plotly"),
         ("[docs]", ("apache_beam", "torch"), "mkdocs, mkdocstrings"),
     ],
 )

@@ -62,7 +62,7 @@ def test_the_worker_image_keeps_beams_container_contract() -> None:
 
 def test_images_and_installs_name_extras_and_folders_that_there_are(setup: configparser.ConfigParser) -> None:
     extras = set(setup["options.extras_require"])
-    named = re.findall(r"EXTRAS=([\w,]+)", PAGE + DOCKERFILE) + re.findall(r"extremis\[([\w,]+)\]", PAGE)
+    named = re.findall(r"EXTRAS=([\w,]+)", PAGE + DOCKERFILE) + re.findall(r"install '\.\[([\w,]+)\]", PAGE)
     assert {extra for some in named for extra in some.split(",")} <= extras
     packages = {name.split(".")[0] for name in setup["options"]["packages"].split()}
     elsewhere = setup["options"]["package_dir"].split()[2::3]

@@ -9,7 +9,7 @@ from typing import Any
 from extremis.ablation.comparisons import Variants
 from extremis.console import format_metric, say, table
 from extremis.evaluating.evaluate import EvaluateOptions, evaluate
-from extremis.report.build import build
+from extremis.reporting.build import build
 from extremis.training.train import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError

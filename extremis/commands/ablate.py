@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import comma_list, json_option, set_option
+from extremis.commands.options import comma_list, output_options, set_option
 
 _NAMES = comma_list(str, "names with commas between, for example astra,renee")
 
@@ -26,7 +26,7 @@ _NAMES = comma_list(str, "names with commas between, for example astra,renee")
 @set_option
 @click.option("--split", default="test")
 @click.option("--retry", is_flag=True, help="Continue what failed before.")
-@json_option
+@output_options
 def ablate(data: str, out: str, split: str, retry: bool, **options: Any) -> dict[str, Any]:
     """Train several recipes on DATA under OUT and compare them: tables and figures of the papers as a command.
 

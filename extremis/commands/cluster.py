@@ -6,7 +6,6 @@ import click
 
 from extremis.commands.options import POSITIVE, dump_options, require_watchable, stated
 from extremis.console import say
-from schemas.options import check
 
 
 @click.command()
@@ -28,6 +27,7 @@ def cluster(data: str, run: str, watch: bool, beam_options: tuple[str, ...], **o
     """
     from extremis.training.miner import end_with_trainer
     from pipelines import cluster as clustering
+    from schemas.options import check
 
     require_watchable(watch, options)
     epoch = options.pop("epoch")

@@ -4,9 +4,8 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import beam_tail, device_option, json_option, step_option
+from extremis.commands.options import beam_tail, device_option, output_options, step_option
 from extremis.console import say
-from schemas.options import check
 
 
 @click.command()
@@ -18,7 +17,7 @@ from schemas.options import check
 @step_option
 @click.option("--dtype", type=click.Choice(["float16", "float32"]), default="float16")
 @device_option
-@json_option
+@output_options
 @beam_tail
 def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], device: str, **options: Any) -> dict[str, Any]:
     """Embed queries or labels with a checkpoint of RUN, aligned with their table, to OUT.
@@ -30,6 +29,7 @@ def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], device: 
       extremis embed data/ runs/1 embeddings/test --split test
     """
     from pipelines import embed as embedding
+    from schemas.options import check
 
     manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options, device)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, comma_list, device_option, json_option, step_option
+from extremis.commands.options import POSITIVE, comma_list, device_option, output_options, step_option
 from extremis.console import metrics_table, say, table
 
 
@@ -33,7 +33,7 @@ from extremis.console import metrics_table, say, table
 )
 @click.option("--baseline", is_flag=True, help="Also score popular labels, and nearest texts by TF-IDF.")
 @device_option
-@json_option
+@output_options
 def evaluate(data: str, run: str, no_filter: bool, device: str, **options: Any) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 

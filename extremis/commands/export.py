@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import comma_list, device_option, json_option, step_option
+from extremis.commands.options import comma_list, device_option, output_options, step_option
 from extremis.console import say
 
 
@@ -37,7 +37,7 @@ from extremis.console import say
 )
 @click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")
 @device_option
-@json_option
+@output_options
 def export(data: str, run: str, out: str, **options: Any) -> dict[str, Any]:
     """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index where L is large.
 
@@ -52,5 +52,6 @@ def export(data: str, run: str, out: str, **options: Any) -> dict[str, Any]:
     manifest = exporting.export(data, run, out, exporting.ExportOptions(**options), say)
     facts = manifest.parameters
     say(f"{out}: step {facts['step']:,}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
+    say(f'next: echo "some text" | extremis predict {out} - -')
     shown = {name: facts[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
     return {"out": out, "digest": manifest.digest, "labels": manifest.rows, **shown}

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, json_option, step_option
+from extremis.commands.options import POSITIVE, output_options, step_option
 from extremis.console import say
 from schemas.sizes import parse_bytes
 
@@ -18,7 +18,7 @@ from schemas.sizes import parse_bytes
 @click.option("--shortlist", type=POSITIVE, default=100, help="Best labels per query that are ranked again.")
 @click.option("--queries", type=POSITIVE, default=10_000, help="Queries to learn from, the first of the split.")
 @click.option("--memory", default="4GiB", metavar="SIZE", help="Limit of the memory of training points.")
-@json_option
+@output_options
 def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str, Any]:
     """Learn to add other scores to those of RUN's vectors, on queries that RUN was not trained on.
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import NOT_NEGATIVE, json_option
+from extremis.commands.options import NOT_NEGATIVE, output_options
 
 
 @click.command()
@@ -14,7 +14,7 @@ from extremis.commands.options import NOT_NEGATIVE, json_option
 @click.option("--key", help="Show only the query with this key, and the texts of its labels.")
 @click.option("--run", metavar="RUN", help="Show the hard negatives of this run's newest table.")
 @click.option("--split", help="Split of the queries. Default: train for samples, all splits for a key.")
-@json_option
+@output_options
 def inspect(url: str, **options: Any) -> dict[str, Any]:
     """Describe what is at URL (a table, a DATA, a RUN): kinds, rows, shards, parents, sizes, checks, some rows as text.
 

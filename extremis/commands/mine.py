@@ -6,7 +6,6 @@ import click
 
 from extremis.commands.options import NOT_NEGATIVE, POSITIVE, device_option, dump_options, require_watchable, stated
 from extremis.console import say
-from schemas.options import check
 
 
 @click.command()
@@ -48,6 +47,7 @@ def mine(data: str, run: str, watch: bool, beam_options: tuple[str, ...], **opti
     """
     from extremis.training.miner import end_with_trainer
     from pipelines import mine as mining
+    from schemas.options import check
 
     require_watchable(watch, options)
     epoch = options.pop("epoch")

@@ -2,13 +2,14 @@
 
 import functools
 import re
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from extremis.console import print_json
-from schemas.errors import InputError
+from extremis.console import output, print_json
+from schemas.errors import ExtremisError, InputError
 from schemas.options import DEVICES
 
 
@@ -56,17 +57,29 @@ def combine(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
-def json_option(command: Callable[..., Any]) -> Callable[..., None]:
-    """Add --json to a command: print the object that it returns, if it returns one."""
+def output_options(command: Callable[..., Any]) -> Callable[..., None]:
+    """Add --json, --quiet and --verbose to a command. With --json the object that it returns is all of its output."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object last.")
+    @click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else, to standard output."
+    )
+    @click.option("-q", "--quiet", is_flag=True, help="No progress: results and errors alone.")
+    @click.option(
+        "-v", "--verbose", is_flag=True, help="Seconds before each line of progress, a traceback with errors."
+    )
     @functools.wraps(command)
-    def with_json(as_json: bool, **options: Any) -> None:
-        body = command(**options)
+    def with_output(as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
+        with output(quiet=quiet, verbose=verbose, tables="stderr" if as_json else "stdout"):
+            try:
+                body = command(**options)
+            except ExtremisError:
+                if verbose:
+                    traceback.print_exc()
+                raise
         if as_json and body is not None:
             print_json(body)
 
-    return with_json
+    return with_output
 
 
 training_options = combine(
@@ -82,7 +95,7 @@ training_options = combine(
     ),
     click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus. 0: a free port."),
     click.option("--metrics-host", default="127.0.0.1", help="Address that the port listens on."),
-    json_option,
+    output_options,
 )
 
 
@@ -102,7 +115,7 @@ dump_options = combine(  # of a pipeline that makes a table from a dump
     click.option("--memory", metavar="SIZE", help="Memory of one worker process, e.g. 8GiB. Default: 4GiB."),
     click.option("--seed", type=NOT_NEGATIVE, help="Seed of all random choices. Default: 0."),
     click.option("--overwrite", is_flag=True, default=None, help="Replace a table made with other options."),
-    json_option,
+    output_options,
     beam_tail,
 )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, json_option, number, recipe_option, set_option, stated
+from extremis.commands.options import POSITIVE, number, output_options, recipe_option, set_option, stated
 from extremis.console import say
 
 
@@ -28,7 +28,7 @@ from extremis.console import say
 @click.option("--workers", type=POSITIVE, default=1, help="Pipeline workers.")
 @click.option("--memory", default="8GiB", help="Memory of each process.")
 @click.option("--calibrate/--no-calibrate", default=True, help="Measure this machine to estimate the times.")
-@json_option
+@output_options
 def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, **options: Any) -> dict[str, Any]:
     """Say what a run will take before it is started: bytes of every table, memory and time of every step.
 

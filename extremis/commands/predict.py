@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, device_option, fields_option, json_option, text_option
+from extremis.commands.options import POSITIVE, device_option, fields_option, output_options, text_option
 from extremis.console import say
 from schemas.errors import InputError
 
@@ -15,8 +15,12 @@ from schemas.errors import InputError
 @click.option("--data", help="DATA that the run was made from: predict for a split of it instead of INPUT.")
 @click.option("--split", default="test", help="Split of --data.")
 @click.option("--k", type=POSITIVE, default=10, help="Labels per query.")
-@click.option("--form", type=click.Choice(["text", "jsonl", "parquet"]), help="Form of INPUT. Default: by its name.")
-@click.option("--to", type=click.Choice(["jsonl", "parquet", "trec", "npz"]), help="Form of OUT. Default: by its name.")
+@click.option(
+    "--form", type=click.Choice(["text", "jsonl", "parquet", "csv"]), help="Form of INPUT. Default: by its name."
+)
+@click.option(
+    "--to", type=click.Choice(["jsonl", "parquet", "trec", "npz", "csv"]), help="Form of OUT. Default: by its name."
+)
 @fields_option
 @text_option
 @click.option("--batch", type=POSITIVE, default=256, help="Queries at a time.")
@@ -26,16 +30,18 @@ from schemas.errors import InputError
 @click.option("--no-filter", is_flag=True, help="With --data: keep the filter's pairs among the predictions.")
 @click.option("--threads", type=POSITIVE, help="Default: all cores.")
 @device_option
-@json_option
+@output_options
 def predict(exported: str, places: tuple[str, ...], data: str | None, **options: Any) -> dict[str, Any]:
     """Predict labels with an export, for the texts of INPUT, or for a split of --data, and write them to OUT.
 
-    INPUT is a file, a folder or a pattern of text lines (.txt), JSON lines (.jsonl: key, text) or Parquet, at any URL.
-    OUT ends in .jsonl, .parquet, .trec (a run for trec_eval) or .npz (scipy.sparse.load_npz).
+    INPUT is a file, a folder or a pattern of text lines (.txt), JSON lines (.jsonl: key, text), CSV or Parquet, at any
+    URL; - is standard input (text lines, or --form). OUT ends in .jsonl, .csv, .parquet, .trec (a run for trec_eval) or
+    .npz (scipy.sparse.load_npz); - is standard output (JSON lines, or --to). Rows without a key have their number.
 
     \b
     Examples:
       extremis predict exported/ queries.jsonl predictions.jsonl --k 5
+      echo "a ship in a storm" | extremis predict exported/ - - --k 5
       extremis predict exported/ "s3://bucket/new/*.parquet" predictions.parquet --precision 0.9
       extremis predict exported/ --data data/ --split test predictions.npz --k 100
     """
@@ -46,6 +52,9 @@ def predict(exported: str, places: tuple[str, ...], data: str | None, **options:
     if len(places) != (1 if data else 2):
         expected = "OUT alone, with --data" if data else "INPUT and OUT"
         raise InputError(f"expected {expected} after EXPORT, got {' '.join(places)}.")
+    context = click.get_current_context(silent=True)
+    if places[-1] == "-" and context is not None and context.params.get("as_json"):
+        raise InputError("OUT - and --json both write to standard output. Give one of them.")
     threshold, precision = options["threshold"], options["precision"]
     if threshold is not None and precision is not None:
         raise InputError("--threshold and --precision both set the lowest score. Give one of them.")

@@ -4,8 +4,9 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import json_option
-from extremis.console import table
+from extremis.commands.options import output_options, set_option
+from extremis.console import results, say, table
+from schemas.errors import InputError
 
 _KINDS = {"head": "classifier", "loss": "bce"}  # where a recipe does not say
 _SHOWN = (
@@ -17,14 +18,64 @@ _SHOWN = (
 
 
 @click.command()
-@json_option
-def recipes() -> dict[str, Any]:
-    """List the recipes that ship with Extremis.
+@click.argument("action", type=click.Choice(["list", "show", "copy", "validate"]), default="list")
+@click.argument("recipe", required=False)
+@click.argument("out", required=False)
+@set_option
+@output_options
+def recipes(action: str, recipe: str | None, out: str | None, overrides: tuple[str, ...]) -> dict[str, Any]:
+    """List the recipes that ship with Extremis; show, copy or validate one.
+
+    show prints what RECIPE states, with what it extends; copy writes that as a TOML file OUT, to be changed; validate
+    checks a name or a file, with all that --set changes, as a run would.
 
     \b
-    Example:
+    Examples:
       extremis recipes
+      extremis recipes show astra
+      extremis recipes copy astra mine.toml
+      extremis recipes validate mine.toml --set train.epochs=5
     """
+    places = {"list": (), "show": (recipe,), "copy": (recipe, out), "validate": (recipe,)}[action]
+    if None in places or (recipe, out)[len(places) :] != (None,) * (2 - len(places)):
+        expected = {0: "nothing", 1: "RECIPE", 2: "RECIPE and OUT"}[len(places)]
+        raise InputError(f"recipes {action}: expected {expected} behind it.")
+    if action == "list":
+        return _list()
+    if action == "validate":
+        return _validate(str(recipe), overrides)
+    return _show(str(recipe), overrides, out)
+
+
+def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str, Any]:
+    """Print what `recipe` states as TOML, or write it at `out`. Raises InputError: something is there."""
+    import tomli_w
+
+    from schemas import storage
+    from trainer.config import stated_options
+
+    stated = stated_options(recipe, overrides)
+    text = tomli_w.dumps(stated)
+    if out is None:
+        results.print(text, markup=False, end="")
+        return stated
+    if storage.exists(out):
+        raise InputError(f"{out}: there is a file here already. Choose another name.")
+    storage.write_bytes(out, text.encode())
+    say(f"{out}: {recipe}, to be changed; next: extremis recipes validate {out}")
+    return {"out": out, "recipe": stated}
+
+
+def _validate(recipe: str, overrides: tuple[str, ...]) -> dict[str, Any]:
+    from trainer.config import check_keys, load_recipe
+
+    check_keys(recipe, overrides)
+    body = load_recipe(recipe, overrides).model_dump(mode="json")
+    say(f"{recipe}: valid")
+    return {"recipe": recipe, "valid": True, "options": body}
+
+
+def _list() -> dict[str, Any]:
     from trainer.config import recipe_names, stated_options
 
     by_name = {name: stated_options(name) for name in recipe_names()}

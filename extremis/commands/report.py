@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import json_option
+from extremis.commands.options import output_options
 from extremis.console import say
 
 
@@ -13,7 +13,7 @@ from extremis.console import say
 @click.option("--out", metavar="URL", help="URL of the page. Default: report.html in the first RUN.")
 @click.option("--queries", type=click.IntRange(0, 1000), default=300, help="Queries to show.")
 @click.option("--predictions/--no-predictions", default=True, help="Load each run's newest checkpoint.")
-@json_option
+@output_options
 def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bool) -> dict[str, Any]:
     """Write one HTML page about runs, to read and to search: it opens from a disk and needs no network.
 
@@ -25,7 +25,7 @@ def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bo
       extremis report data/ runs/1
       extremis report data/ runs/1 runs/2 --out compared.html
     """
-    from extremis.report.build import build
+    from extremis.reporting.build import build
 
     body = build(urls, out, say, queries, predictions)
     say(f"{body['out']}: {body['bytes']:,} bytes in {body['seconds']} s")

@@ -11,11 +11,10 @@ from extremis.commands.options import (
     beam_tail,
     comma_list,
     fields_option,
-    json_option,
+    output_options,
     text_option,
 )
 from extremis.console import say
-from schemas.options import check
 from schemas.shard_files.sinks import SINKS
 
 
@@ -48,6 +47,7 @@ class _FormOption(click.Option):
 @click.option(
     "--validation", "validation_share", type=float, default=0.0, help="Share of train to cut out as split val."
 )
+@click.option("--test", "test_share", type=float, default=0.0, help="Share of train to cut out as split test.")
 @click.option("--keep-text", is_flag=True, help="Store the queries' text beside their tokens.")
 @click.option(
     "--max-reject-share",
@@ -76,7 +76,7 @@ class _FormOption(click.Option):
 )
 @click.option("--seed", type=NOT_NEGATIVE, default=0, help="Seed of the order of rows.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")
-@json_option
+@output_options
 @beam_tail
 def shard(source: str, data: str, beam_options: tuple[str, ...], **options: Any) -> dict[str, Any]:
     """Tokenize and shard raw data: INPUT to DATA. Everything after -- goes to Beam.
@@ -90,9 +90,16 @@ def shard(source: str, data: str, beam_options: tuple[str, ...], **options: Any)
       extremis shard queries/ data/ --format jsonl --fields key=id,text=query,labels=positives
       extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
     """
+    from extremis.inspecting.data_summary import summarize, summary_lines
     from pipelines import shard as sharding
+    from schemas.options import check
 
     (a, b), overwrite = options.pop("propensity") or (None, None), options.pop("overwrite")
     shard_options = check(sharding.ShardOptions, {**options, "propensity_a": a, "propensity_b": b})
     manifest = sharding.shard(source, data, shard_options, beam_options, say, overwrite=overwrite)
-    return {"data": data, "digest": manifest.digest, "tables": manifest.parents, **manifest.parameters}
+    summary = summarize(data)
+    for line in summary_lines(summary):
+        say(line)
+    say(f"next: extremis run auto {data} RUN")
+    facts = {"data": data, "digest": manifest.digest, "tables": manifest.parents}
+    return {**facts, **manifest.parameters, "summary": summary}

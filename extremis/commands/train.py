@@ -28,6 +28,10 @@ def train_run(
     recipe: str, run: str, overrides: tuple[str, ...], device: str | None, **options: Any
 ) -> dict[str, Any] | None:
     """Train on the ranks that torchrun launched; rank 0 returns the outcome."""
+    from trainer.config import check_keys
+
+    check_keys(recipe, overrides)  # a typo is told before PyTorch is loaded
+
     from extremis.training.ranks import joined
     from extremis.training.train import train as train_recipe
     from trainer.settings.resolve import resolve
@@ -38,4 +42,6 @@ def train_run(
         for line in resolved.lines(options["data"]) if group.first else ():
             say(line)
         outcome = train_recipe(run=run, recipe=resolved.recipe, group=group, metrics=metrics, **options)
+        if group.first:
+            say(f"{run}: trained; next: extremis evaluate {options['data']} {run}")
     return {"run": run, **outcome} if group.first else None

@@ -1,8 +1,12 @@
 """Texts to predict labels for: lines of text, JSON lines or Parquet, in batches."""
 
 import re
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,13 +14,21 @@ import pyarrow as pa
 from pipelines.formats import keyed_parquet, lines
 from pipelines.formats.base import Part
 from pipelines.formats.fields import Fields
-from pipelines.formats.keyed import FEATURES, JSONL, PAIRED, PARQUET, PLAIN, Keyed, features_in
+from pipelines.formats.keyed import FEATURES, JSONL, KEYLESS, PAIRED, PARQUET, PLAIN, Keyed, features_in, field_names
+from pipelines.formats.keyed_csv import CSV, is_csv
 from pipelines.formats.names import listed, listing
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
-_ENDS = {"text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$", "jsonl": rf"\.{JSONL}$", "parquet": rf"\.{PARQUET}$"}
+STANDARD = "-"  # standard input
+_NAMES = {"text": "input.txt", "jsonl": "input.jsonl", "csv": "input.csv"}  # of a copy of standard input
+_ENDS = {
+    "text": r"\.(?:txt|text)(?:\.gz|\.bz2|\.xz|\.zst)?$",
+    "jsonl": rf"\.{JSONL}$",
+    "parquet": rf"\.{PARQUET}$",
+    "csv": rf"\.{CSV}$",
+}
 
 
 @dataclass(frozen=True)
@@ -33,13 +45,21 @@ class Texts:
 
         Raises InputError at the first wrong row, and where there is no row at all; StorageError.
         """
+        if self.source == STANDARD:
+            with tempfile.TemporaryDirectory(prefix="extremis-input-") as folder:
+                yield from replace(self, source=_copy_of_standard_input(folder, self.form or "text")).batches(
+                    rows, features
+                )
+            return
         seen = 0
         for url, form in self.files():
             if form == "text" and features:
                 raise InputError(
                     f"{url}: lines of text, but this encoder reads sparse features. Give JSON lines or Parquet."
                 )
-            batches = self._read_lines(url, rows, seen) if form == "text" else self._read_records(url, rows, features)
+            batches = (
+                self._read_lines(url, rows, seen) if form == "text" else self._read_records(url, rows, seen, features)
+            )
             for batch in batches:
                 seen += batch.num_rows
                 if batch.num_rows:
@@ -59,7 +79,7 @@ class Texts:
         if not kept:
             raise InputError(
                 f"{self.source}: no input here; found: {listed(names)}. Expected a file, a folder or a pattern of "
-                "text lines (.txt), JSON lines (.jsonl) or Parquet (.parquet), any but the last also compressed."
+                "text lines (.txt), JSON lines (.jsonl), CSV (.csv, .tsv), any also compressed, or Parquet (.parquet)."
             )
         return [join(root, name) for name in kept]
 
@@ -80,16 +100,21 @@ class Texts:
             yield pa.record_batch({"key": pa.array(np.arange(seen, seen + len(block))).cast(pa.string()), "text": text})
             seen += len(block)
 
-    def _read_records(self, url: str, rows: int, features: bool) -> Iterator[pa.RecordBatch]:
-        keyed = Keyed(self.fields)
-        if url.endswith(f".{PARQUET}"):
-            keyed_parquet.check_columns(url, [self.fields.key])
+    def _read_records(self, url: str, rows: int, seen: int, features: bool) -> Iterator[pa.RecordBatch]:
+        """Read records; those of a file without keys are known by their numbers, as lines are."""
+        keyed, keyless = Keyed(self.fields), self.fields.key not in field_names(url)
+        if is_csv(url) and not {*self.fields.texts} & {*field_names(url)}:
+            present = ", ".join(field_names(url))[:200]
+            raise InputError(f"{url}: no column {self.fields.text!r}; found: {present}. See --fields text=NAME.")
+        if url.endswith(f".{PARQUET}") and not features:
+            keyed_parquet.check_columns(url, self.fields.texts)
         if features and not features_in([url], self.fields):
             raise InputError(
                 f"{url}: no {self.fields.feature_ids}, which this encoder reads. Add them, or see --fields."
             )
         # As a point whose labels are elsewhere: only key, text and features are read.
-        part = Part("test", url, {(FEATURES if features else PLAIN) + PAIRED: url})
+        role = (FEATURES if features else PLAIN) + PAIRED + (KEYLESS if keyless else "")
+        part = Part("test", url, {role: url})
         first = 0
         for raw in keyed.read(part, rows):
             parsed = keyed.parse(raw, first, part, "title" if self.title_only else "title+content")
@@ -100,4 +125,19 @@ class Texts:
             kept = [
                 name for name in ("key", "text", "feature_ids", "feature_values") if name in parsed.batch.schema.names
             ]
-            yield parsed.batch.select(kept)
+            batch = parsed.batch.select(kept)
+            if keyless:
+                numbers = pa.array(np.arange(seen, seen + batch.num_rows)).cast(pa.string())
+                batch = batch.set_column(0, batch.schema.field(0), numbers)
+            seen += batch.num_rows
+            yield batch
+
+
+def _copy_of_standard_input(folder: str, form: str) -> str:
+    """Copy standard input to a file in `folder`, whose name says its form. Raises InputError: Parquet is no stream."""
+    if form not in _NAMES:
+        raise InputError(f"--form {form}: standard input holds {', '.join(_NAMES)}. Name a file instead.")
+    path = Path(folder) / _NAMES[form]
+    with path.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return str(path)

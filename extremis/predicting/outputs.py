@@ -1,8 +1,13 @@
 """Files of predictions: JSON lines, Parquet, a TREC run or a SciPy matrix; one file, published when complete."""
 
 import contextlib
+import csv
 import functools
 import json
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +22,16 @@ from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import list_column
 from schemas.tables import PAD
 
-_ENDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".trec": "trec", ".run": "trec", ".npz": "npz"}
+_ENDS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".trec": "trec",
+    ".run": "trec",
+    ".npz": "npz",
+    ".csv": "csv",
+}
+STANDARD = "-"  # standard output
 _TAG = "extremis"
 _SCHEMA = pa.schema(
     [
@@ -25,6 +39,7 @@ _SCHEMA = pa.schema(
         pa.field("labels", pa.list_(pa.string()), nullable=False),
         pa.field("scores", pa.list_(pa.float32()), nullable=False),
         pa.field("label_ids", pa.list_(pa.int64()), nullable=False),
+        pa.field("texts", pa.list_(pa.string()), nullable=False),
     ]
 )
 
@@ -37,6 +52,15 @@ def open_writer(out: str, form: str | None, labels: int) -> Iterator[Write]:
 
     Raises InputError where neither `form` nor the name says what to write, StorageError.
     """
+    if out == STANDARD:
+        with tempfile.TemporaryDirectory(prefix="extremis-output-") as folder:
+            path = os.path.join(folder, f"out.{form or 'jsonl'}")
+            with open_writer(path, form, labels) as write:
+                yield write
+            with open(path, "rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        return
     form = form or next((form for end, form in _ENDS.items() if out.endswith(end)), None)
     if form is None:
         raise InputError(f"{out}: its name does not say what to write ({', '.join(_ENDS)}). Say so with --to FORM.")
@@ -44,15 +68,16 @@ def open_writer(out: str, form: str | None, labels: int) -> Iterator[Write]:
         yield write
 
 
-def prediction_table(keys: pa.Array, ids: np.ndarray, scores: np.ndarray, label_keys: pa.Array) -> pa.Table:
-    """Make a row of key, labels' keys, scores and label ids for each query, without pads.
+def prediction_table(keys: pa.Array, ids: np.ndarray, scores: np.ndarray, labels: pa.Table) -> pa.Table:
+    """Make a row of key, labels' keys, scores, label ids and labels' texts for each query, without pads.
 
-    `keys` [B]; label ids int64 [B, k], best first, PAD at the end; `scores` float32 [B, k]; `label_keys` [L].
+    `keys` [B]; label ids int64 [B, k], best first, PAD at the end; `scores` float32 [B, k]; `labels` [L]: key, text.
     """
     present = ids != PAD
     offsets = pa.array(offsets_of(present.sum(axis=1)).astype(np.int32))
     flat = pa.array(ids[present])
-    columns = [label_keys.take(flat).cast(pa.string()), pa.array(scores[present], pa.float32()), flat]
+    named, texts = (labels[name].combine_chunks().take(flat).cast(pa.string()) for name in ("key", "text"))
+    columns = [named, pa.array(scores[present], pa.float32()), flat, texts.fill_null("")]
     lists = [pa.ListArray.from_arrays(offsets, column) for column in columns]
     return pa.Table.from_arrays([keys, *lists], schema=_SCHEMA)
 
@@ -64,7 +89,7 @@ def _write_lines(format_query: Callable[[dict[str, Any]], str], path: str, label
 
 
 def _json_line(query: dict[str, Any]) -> str:
-    """Format {"key", "labels": [keys], "scores": [...], "label_ids": [...]}."""
+    """Format {"key", "labels": [keys], "scores": [...], "label_ids": [...], "texts": [...]}."""
     query["scores"] = [float(f"{score:.7g}") for score in query["scores"]]
     return json.dumps(query, ensure_ascii=False) + "\n"
 
@@ -83,8 +108,24 @@ def _trec_lines(query: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
+def _write_csv(path: str, labels: int) -> Iterator[Write]:
+    """Write a row a label: key, rank from 1, label, text, score."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["key", "rank", "label", "text", "score"])
+
+        def write(table: pa.Table) -> None:
+            for query in table.to_pylist():
+                columns = zip(query["labels"], query["texts"], query["scores"], strict=True)
+                for rank, (label, text, score) in enumerate(columns, 1):
+                    writer.writerow([query["key"], rank, label, text, f"{score:.7g}"])
+
+        yield write
+
+
+@contextlib.contextmanager
 def _write_parquet(path: str, labels: int) -> Iterator[Write]:
-    """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>."""
+    """Write columns key string, labels list<string>, scores list<float>, label_ids list<int64>, texts list<string>."""
     with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
         yield writer.write_table
 
@@ -116,5 +157,6 @@ _FORMS: dict[str, Callable[[str, int], contextlib.AbstractContextManager[Write]]
     "jsonl": functools.partial(_write_lines, _json_line),
     "trec": functools.partial(_write_lines, _trec_lines),
     "parquet": _write_parquet,
+    "csv": _write_csv,
     "npz": _write_matrix,
 }

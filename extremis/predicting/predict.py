@@ -1,12 +1,13 @@
 """`extremis predict`: the best labels of texts, or of a split of DATA, by an exported run."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tokenizers import Tokenizer
 
 from extremis.console import Bar
 from extremis.predicting.inputs import Texts
@@ -74,14 +75,14 @@ def predict_split(exported: Exported, data: str, split: str, out: str, options: 
 def _predict(
     exported: Exported, rows: Iterator[pa.Table], total: int | None, out: str, options: PredictOptions
 ) -> dict[str, Any]:
-    keys = exported.label_table()["key"].combine_chunks()
+    labels = exported.label_table(("key", "text"))
     done = predictions = 0
     began = time.perf_counter()
-    with Bar("predict", total) as bar, open_writer(out, options.to, len(keys)) as write:
+    with Bar("predict", total) as bar, open_writer(out, options.to, len(labels)) as write:
         for table, scores, ids in iterate_ranked(exported.serving, rows, options.k, filter=options.filter):
             if options.threshold is not None:
                 ids = np.where(scores >= options.threshold, ids, PAD)
-            write(prediction_table(table["key"].combine_chunks(), ids, scores, keys))
+            write(prediction_table(table["key"].combine_chunks(), ids, scores, labels))
             done += table.num_rows
             predictions += int((ids != PAD).sum())
             bar.update(done)
@@ -89,13 +90,24 @@ def _predict(
     return {"out": out, "queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
 
 
+def tokenizer_of(exported: Exported) -> Tokenizer:
+    """Open the tokenizer of an export whose encoder reads tokens."""
+    place = exported.folder / ENCODER / FILE
+    return open_tokenizer(place.read_bytes(), str(place))
+
+
+def token_column(tokenizer: Tokenizer, texts: Sequence[str]) -> pa.ListArray:
+    """Return the column `input_ids` of `texts`."""
+    values, offsets, _ = encode(tokenizer, texts)
+    return parquet.list_array(values, offsets, pa.uint32())
+
+
 def _encoded(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.Table]:
     """Yield rows with the columns that the encoder reads."""
-    columns, place = exported.serving.model.columns, exported.folder / ENCODER / FILE
-    tokenizer = open_tokenizer(place.read_bytes(), str(place)) if "input_ids" in columns else None
+    columns = exported.serving.model.columns
+    tokenizer = tokenizer_of(exported) if "input_ids" in columns else None
     for rows in texts.batches(batch, "feature_ids" in columns):
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:
-            values, offsets, _ = encode(tokenizer, rows["text"].to_pylist())
-            table = table.append_column("input_ids", parquet.list_array(values, offsets, pa.uint32()))
+            table = table.append_column("input_ids", token_column(tokenizer, rows["text"].to_pylist()))
         yield table

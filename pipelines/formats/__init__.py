@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from pipelines.formats.base import Format
 from pipelines.formats.beir import Beir
-from pipelines.formats.fields import parse_fields
-from pipelines.formats.keyed import Jsonl, Keyed, Parquet
+from pipelines.formats.fields import parse_fields_by_table
+from pipelines.formats.keyed import Csv, Datasets, Jsonl, Keyed, Parquet
 from pipelines.formats.names import listed, listing
 from pipelines.formats.xc_aligned import XcSparse, XcText
 from pipelines.formats.xc_raw import XcRaw
 from pipelines.formats.xc_single import XcSingle
+from schemas import storage
 from schemas.errors import InputError
 
 # In the order in which they are tried.
@@ -20,6 +21,8 @@ FORMATS: tuple[Format, ...] = (
     XcText(),
     Jsonl(),
     Parquet(),
+    Csv(),
+    Datasets(),
     Beir(),
 )
 
@@ -37,7 +40,8 @@ def choose(source: str, name: str | None = None, fields: str | None = None) -> F
         raise InputError(
             f"--fields are for data with string keys; {source} is read as {form.name}, whose names are set."
         )
-    return replace(form, fields=parse_fields(fields, form.fields))
+    named, of_labels = parse_fields_by_table(fields, form.fields)
+    return replace(form, fields=named, label_fields=of_labels)
 
 
 def _recognise(source: str) -> Format:
@@ -49,7 +53,8 @@ def _recognise(source: str) -> Format:
         several = " and ".join(form.name for form in similar)
         raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Say which with --format.")
     forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
-    raise InputError(f"{source}: no known input form here; found: {listed(names)}. Expected one of:{forms}")
+    present = "one file, whose name does not say its kind" if not names and storage.exists(source) else listed(names)
+    raise InputError(f"{source}: no known input form here; found: {present}. Expected one of:{forms}")
 
 
 def by_name(name: str) -> Format:

@@ -2,16 +2,20 @@
 
 import dataclasses
 import difflib
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipelines.formats.base import Text
 from schemas.errors import InputError
 
+OF_LABELS = "labels."  # before a field of the table of labels
+
 
 @dataclass(frozen=True)
 class Fields:
-    """Name of each field in the data. A point: key, text, labels; a label: key, text; a pair: the last three.
+    """Name of each field in the data. A point: key, text, labels, or one `label`; a label: key, text; a pair: the last
+    three.
 
     Where a record has `title`, the text is the title and then `text` or `content`; features are optional.
     """
@@ -19,6 +23,7 @@ class Fields:
     key: str = "key"
     text: str = "text"
     labels: str = "labels"
+    label: str = "label"
     title: str = "title"
     content: str = "content"
     feature_ids: str = "feature_ids"
@@ -40,6 +45,24 @@ class Shape(NamedTuple):
     text: Text
     features: bool
     labels: bool
+    keyless: bool = False  # a point's key is a hash of its text
+    single: bool = False  # a row names one label, in the field `label`
+
+
+def text_key(text: str) -> str:
+    """Return the key of a point that has none: a hash of its text, so that rows of one text are one point."""
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def parse_fields_by_table(text: str, usual: Fields = Fields()) -> tuple[Fields, Fields | None]:
+    """Read `key=id,labels.key=code`: the names in points and pairs, and those in the table of labels.
+
+    The latter are the former, changed by what begins with `labels.`; None: the same. Raises as `parse_fields`.
+    """
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    of_labels = [item.removeprefix(OF_LABELS) for item in items if item.startswith(OF_LABELS)]
+    fields = parse_fields(",".join(item for item in items if not item.startswith(OF_LABELS)), usual)
+    return fields, parse_fields(",".join(of_labels), fields) if of_labels else None
 
 
 def parse_fields(text: str, usual: Fields = Fields()) -> Fields:  # frozen

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipelines.formats import fast_jsonl, records
 from pipelines.formats.base import Parsed, pairs_schema, points_schema
-from pipelines.formats.fields import Fields, Shape
+from pipelines.formats.fields import Fields, Shape, text_key
 from pipelines.formats.records import Bad, Record
 from pipelines.formats.rejects import Reason
 from pipelines.formats.sparse import feature_columns
@@ -21,16 +21,18 @@ _LARGEST = float(np.finfo(np.float32).max)
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
     """Parse raw lines to points with the columns of `shape`."""
     lines, fields = raw["line"].to_pylist(), shape.fields
-    if shape.labels and not shape.features and (plain := fast_jsonl.read_points(lines, first_row, fields)) is not None:
+    plainest = shape.labels and not (shape.features or shape.keyless or shape.single)
+    if plainest and (plain := fast_jsonl.read_points(lines, first_row, fields)) is not None:
         return Parsed(plain, [])
 
     def read(record: Record, row: int) -> tuple[str, str, Any, list[str], int]:
         features = _feature_pair(record, fields) if shape.features else None
-        key = _key(records.required(record, fields.key), fields.key)
-        point = key, _text(record, shape), features
+        text = _text(record, shape)
+        key = text_key(text) if shape.keyless else _key(records.required(record, fields.key), fields.key)
+        point = key, text, features
         if not shape.labels:
             return (*point, [], 0)
-        named = records.required(record, fields.labels)
+        named = [records.required(record, fields.label)] if shape.single else records.required(record, fields.labels)
         if not isinstance(named, list):
             raise Bad(Reason.WRONG_TYPE, f"{fields.labels} must be a list of label keys, got {records.shown(named)}")
         if not named:

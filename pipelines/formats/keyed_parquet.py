@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipelines.formats import records
 from pipelines.formats.base import Parsed, RawRows, decode_column, pairs_schema, points_schema
-from pipelines.formats.fields import Fields, Shape
+from pipelines.formats.fields import Fields, Shape, text_key
 from pipelines.formats.rejects import Reason
 from pipelines.formats.sparse import feature_columns, unite_keys
 from schemas import storage
@@ -60,11 +60,13 @@ def _batches(url: str, rows: int, columns: Sequence[str]) -> Iterator[pa.RecordB
 def parse_points(raw: pa.RecordBatch, first_row: int, file: str, shape: Shape) -> Parsed:
     """Parse a raw block to points with the columns of `shape`."""
     rows = _Rows(raw, first_row, file)
-    columns = [rows.numbers, rows.key(shape.fields.key), rows.text(shape)]
+    text = rows.text(shape)
+    key = pa.array(map(text_key, text.to_pylist()), pa.string()) if shape.keyless else rows.key(shape.fields.key)
+    columns = [rows.numbers, key, text]
     if shape.features:
         columns += rows.features(shape.fields)
     if shape.labels:
-        columns += rows.labels(shape.fields.labels)
+        columns += rows.label(shape.fields.label) if shape.single else rows.labels(shape.fields.labels)
     else:
         columns.append(pa.array(np.zeros(raw.num_rows, np.int32)))
     return rows.parsed(columns, points_schema("label_keys" if shape.labels else None, shape.features))
@@ -124,6 +126,12 @@ class _Rows(RawRows):
             return pc.if_else(has_title, title, rest)
         gap = pc.if_else(pc.and_(pc.not_equal(title, ""), pc.not_equal(rest, "")), " ", "")
         return pc.binary_join_element_wise(title, gap, rest, "")
+
+    def label(self, name: str) -> tuple[pa.Array, pa.Array]:
+        """Return the columns label_keys and merged of rows that name one label each."""
+        offsets = pa.array(np.arange(self.raw.num_rows + 1, dtype=np.int32))
+        merged = pa.array(np.zeros(self.raw.num_rows, np.int32))
+        return pa.ListArray.from_arrays(offsets, self.key(name)), merged
 
     def labels(self, name: str) -> tuple[pa.Array, pa.Array]:
         """Return the columns label_keys and merged."""

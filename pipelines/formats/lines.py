@@ -79,6 +79,12 @@ def first_line(url: str) -> bytes:
         return next(some, [b""])[0]
 
 
+def content(url: str) -> Iterator[bytes]:
+    """Yield chunks of the file's content, decompressed. Raises as `Blocks`."""
+    with _open(url) as file:
+        yield from decompressed(url, _Counted(file))
+
+
 def identify(url: str) -> tuple[int, str]:
     """Return (bytes, SHA-256) of the file as it is stored. Raises InputError, StorageError."""
     with _open(url) as file:

@@ -1,6 +1,7 @@
 """Names of files: those at a source, and which of the usual ones are among them."""
 
 import fnmatch
+import re
 from collections.abc import Mapping, Sequence
 
 from schemas import storage
@@ -35,6 +36,12 @@ def filters_at(source: str, names: Sequence[str]) -> Mapping[str, str]:
 def listed(names: Sequence[str]) -> str:
     """List the first names, for a message."""
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "nothing"
+
+
+def single_file(source: str, kind: str) -> bool:
+    """Tell whether `source` is one file whose name ends in the pattern `kind`, and no folder or pattern."""
+    wild = "*" in source or "?" in source
+    return not wild and re.search(rf"\.{kind}$", source) is not None and not storage.list_names(source)
 
 
 def listing(source: str) -> tuple[str, list[str]]:

@@ -51,7 +51,7 @@ def each(
     return rows, good, rejects
 
 
-def field_names(line: bytes) -> set[str]:
+def field_names(line: bytes) -> list[str]:
     """Return the names of the fields of a raw line; none where it holds no record, good or with a number like NaN."""
     try:
         record = orjson.loads(line)
@@ -59,8 +59,8 @@ def field_names(line: bytes) -> set[str]:
         try:
             record = _explain(line)
         except Bad:
-            return set()
-    return set(record) if type(record) is dict else set()
+            return []
+    return list(record) if type(record) is dict else []
 
 
 def required(record: Record, name: str) -> Any:

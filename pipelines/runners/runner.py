@@ -16,7 +16,7 @@ from apache_beam.runners.runner import PipelineRunner, create_runner
 
 from pipelines.runners import processes
 from schemas import storage
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, MissingExtra
 
 _WORTH_PROCESSES = 8 << 20  # bytes
 _MOST_WORKERS = 16  # each takes some 300 MB
@@ -114,7 +114,7 @@ def _runner(flags: Sequence[str]) -> PipelineRunner:
         try:
             from pipelines.runners.dask_runner import DaskRunner
         except ImportError as error:
-            raise InputError(f"no Dask here ({error}): pip install 'extremis[dask]'.") from None
+            raise MissingExtra(f"no Dask here ({error})", "dask") from None
         return DaskRunner()
     try:
         return create_runner(name)

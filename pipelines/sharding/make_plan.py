@@ -31,16 +31,17 @@ class Basis(NamedTuple):
 
 
 def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
-    """Plan each split; with a share for validation, `val` is cut out of `train`. `filter_pairs`: how many by split."""
+    """Plan each split; those with a share are cut out of `train`. `filter_pairs`: how many by split."""
     plans = [_plan_split(split, basis, bool(filter_pairs.get(split))) for split in basis.inputs.splits]
-    cut = basis.options.validation_share
-    if not cut:
-        return plans
-    train = next(plan for plan in plans if plan.split == "train")
-    shards = basis.options.shards or max(1, round(train.shards * cut), min(assign.MIN_SHARDS, train.shards))
-    table = DataLayout(basis.data).queries("val")
-    validation = replace(train, split="val", table=table, shards=shards, share=(0.0, cut))
-    return [validation, *(replace(plan, share=(cut, 1.0)) if plan is train else plan for plan in plans)]
+    options, train = basis.options, next(plan for plan in plans if plan.split == "train")
+    cuts, low = list[QueriesPlan](), 0.0
+    for split, share in (("val", options.validation_share), ("test", options.test_share)):
+        if share:
+            shards = options.shards or max(1, round(train.shards * share), min(assign.MIN_SHARDS, train.shards))
+            table = DataLayout(basis.data).queries(split)
+            cuts.append(replace(train, split=split, table=table, shards=shards, share=(low, low + share)))
+            low += share
+    return [*cuts, *(replace(plan, share=(low, 1.0)) if plan is train and low else plan for plan in plans)]
 
 
 def plan_labels(basis: Basis) -> LabelsPlan:
@@ -67,10 +68,12 @@ def plan_labels(basis: Basis) -> LabelsPlan:
 
 def check(inputs: Inputs, options: ShardOptions) -> None:
     """Raise InputError for what shows before anything is read."""
-    if options.validation_share and "val" in inputs.splits:
-        raise InputError(
-            f"{name_of(inputs, 'val')} is a validation split already: leave it away, or do not cut one out of train."
-        )
+    cuts = {"val": options.validation_share, "test": options.test_share}
+    for split, kind in (("val", "validation"), ("test", "test")):
+        if cuts[split] and split in inputs.splits:
+            raise InputError(
+                f"{name_of(inputs, split)} is a {kind} split already: leave it away, or do not cut one out of train."
+            )
     if not inputs.keyed and len(inputs.of(LABELS)) != 1:
         raise InputError(f"{name_of(inputs, LABELS)}: a label's line is its id, so there has to be one file of labels.")
     for split, url in inputs.filters.items():
@@ -121,7 +124,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
         sink=options.sink,
         split=split,
         source=split,
-        labels=raw.count_input(LABELS, "rows_in"),
+        labels=max(raw.count_input(LABELS, "rows_in"), raw.count_input(LABELS, "rows")),
         keyed=inputs.keyed,
         pairs=bool(inputs.of(pairs)),
         shared=inputs.shared_points,

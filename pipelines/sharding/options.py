@@ -26,6 +26,7 @@ class ShardOptions(Options):
     propensity_b: float | None = None
     keep_text: bool = Field(default=False, description="store the queries' text, too")
     validation_share: float = Field(default=0.0, ge=0, lt=1, description="of train, cut out as split `val` by key")
+    test_share: float = Field(default=0.0, ge=0, lt=1, description="of train, cut out as split `test` by key")
     max_reject_share: float = Field(
         default=0.001, ge=0, le=1, description="of a table's rows, and of its label mentions; none of XC's labels"
     )
@@ -52,6 +53,15 @@ class ShardOptions(Options):
             )
         return self
 
+    @model_validator(mode="after")
+    def _leaves_train(self) -> Self:
+        if self.validation_share + self.test_share >= 1:
+            raise ValueError(
+                f"validation_share = {self.validation_share:g} and test_share = {self.test_share:g} leave no train"
+            )
+        return self
+
     def recorded(self, tokenizer_identity: str) -> dict[str, Any]:
         """Return the options as the manifest keeps them, without paths: the same input gives the same manifest."""
-        return {**self.model_dump(exclude=_NOT_RECORDED), "tokenizer": tokenizer_identity}
+        unstated = {"test_share"} if not self.test_share else set()  # data sets of earlier versions have no such option
+        return {**self.model_dump(exclude=_NOT_RECORDED | unstated), "tokenizer": tokenizer_identity}

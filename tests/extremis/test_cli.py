@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
 
@@ -162,7 +163,7 @@ def test_evaluate(data: Path, run: Path) -> None:
     for name, (low, high) in body["intervals"].items():
         assert low <= body["metrics"][name] <= high
     for family in families:
-        assert family in done.out
+        assert family in done.err
     assert call("evaluate", data, run, "--split", "train", "--limit", "7", "--json").json["queries"] == 7
     seen = call("evaluate", data, run, "--seen-only", "--k", "2,100", "--json").json["metrics"]
     assert set(seen) - set(body["metrics"]) == {f"{family}@{k}" for family in families for k in (2, 100)}
@@ -184,7 +185,7 @@ def test_evaluate_with_baselines(data: Path, run: Path) -> None:
     assert {name: done.json[name] for name in plain_body} == plain_body
     assert json.loads(kept.read_text())["baselines"] == done.json["baselines"]
     for name in ("this run", *names):
-        assert name in done.out
+        assert name in done.err
     part = call("evaluate", data, run, "--baseline", "--limit", "7", "--json").json
     assert part["beside_baselines"] == {"queries": 7, "metrics": part["metrics"]}
     popular = measure_popularity(DataLayout(str(data)), "test", Data(), 7)
@@ -207,7 +208,7 @@ def test_recipes() -> None:
     assert done.json["astra"]["refresh"]["start"] == "auto"
     assert done.json["decoupled"]["refresh"]["start"] >= 2
     for name in recipe_names():
-        assert name in done.out
+        assert name in done.err
 
 
 def test_ablate_trains_once_and_compares(data: Path, folder: Path) -> None:
@@ -246,7 +247,7 @@ def test_ablate_goes_on_after_a_strategy_that_failed(data: Path, folder: Path) -
     wild, plain = done.json.values()
     assert "diverged" in wild["error"]
     assert plain["error"] is None
-    assert "failed" in done.out
+    assert "failed" in done.err
     assert "failed: the loss is" in (out / "ablation.md").read_text()
     assert "training" not in call(*arguments).err
     assert "wild: training" in call(*arguments, "--retry").err
@@ -450,12 +451,18 @@ def test_help_and_json_everywhere(name: str) -> None:
     assert "Example" in done.out
 
 
-def test_results_and_notes_do_not_mix(data: Path, run: Path) -> None:
-    """`extremis evaluate --json | tail -1 | jq` works, and progress stays on standard error."""
+def test_results_and_notes_do_not_mix(data: Path, run: Path, folder: Path) -> None:
+    """`extremis evaluate --json | jq` works; without it the table is the output. Progress stays on standard error."""
     done = extremis("evaluate", data, run, "--json")
     plain(done)
-    assert done.json["queries"] == 30
-    assert done.out.splitlines()[0].startswith("test: 30 queries")
+    assert json.loads(done.out)["queries"] == 30
+    assert "test: 30 queries" in done.err
+    table = extremis("evaluate", data, run, "--quiet")
+    assert table.out.splitlines()[0].startswith("test: 30 queries")
+    assert not table.err
+    assert re.search(
+        r"^ +\d+\.\d s  ", extremis("export", data, run, folder / "exported", "--verbose").err, re.MULTILINE
+    )
 
 
 @pytest.mark.slow

@@ -306,11 +306,11 @@ class TestRefusals:
         ("name", "content", "words"),
         [
             ("in.jsonl", b'{"key": "a", "text": "x"}\n{"key": "b"\n', ("in.jsonl, line 2: not JSON", "Fix it")),
-            ("in.jsonl", b'{"text": "x"}\n', ("in.jsonl, line 1: the field 'key' is missing",)),
             ("in.jsonl", b'{"key": "a"}\n', ("in.jsonl, line 1: the field 'text' is missing",)),
             ("in.jsonl", b"", ("in.jsonl: empty",)),
             ("in.txt", b"fine\n\xff\xfe\xfa\n", ("in.txt: a line between 1 and 2 is not UTF-8",)),
-            ("in.csv", b"a,b\n", ("in.csv: its name does not say", "--form")),
+            ("in.xml", b"a,b\n", ("in.xml: its name does not say", "--form")),
+            ("in.csv", b"a,b\nx,y\n", ("in.csv: no column 'text'", "found: a, b", "--fields")),
             ("in.parquet", b"nothing of the kind", ("in.parquet: not a Parquet file", "Copy it again")),
         ],
     )

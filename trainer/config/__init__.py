@@ -3,6 +3,7 @@
 from trainer.config.classifier import Classifier
 from trainer.config.encoder import EncoderSection
 from trainer.config.load import (
+    check_keys,
     dump_config,
     load_config,
     load_recipe,
@@ -27,6 +28,7 @@ __all__ = [
     "Recipe",
     "Train",
     "Validation",
+    "check_keys",
     "dump_config",
     "load_config",
     "load_recipe",

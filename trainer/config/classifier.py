@@ -10,9 +10,9 @@ from schemas.options import Options
 class Classifier(Options):
     """Vectors w_l in R^D, updated on touched rows only."""
 
-    optimizer: Literal["sgd", "adagrad", "adam"] = "adagrad"
-    lr: float = Field(0.1, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
+    optimizer: Literal["sgd", "adagrad", "adam"] = Field("adagrad", description="of the vectors, touched rows only")
+    lr: float = Field(0.1, gt=0, description="rate of the vectors")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd, kept by row")
     weight_decay: float = Field(0.0, ge=0, description="decoupled: a row is multiplied by 1 - lr * weight_decay a step")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="of the vectors; the narrower ones are rounded stochastically, computed in float32"
@@ -31,7 +31,7 @@ class Classifier(Options):
     initial_scale: float = Field(
         0.0, ge=0, description="standard deviation of random initial vectors; length of those from labels"
     )
-    initial_bias: float = 0.0
+    initial_bias: float = Field(0.0, description="bias that each vector begins with")
     normalize: bool = Field(
         False, description="vectors have length 1: at the start, and after a step those that it touches"
     )

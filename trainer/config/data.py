@@ -19,7 +19,7 @@ _RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside
 class Data(Options):
     """Rows that a run trains on."""
 
-    split: str = "train"
+    split: str = Field("train", description="split to train on")
     holdout: float = Field(
         0.0, ge=0, le=0.5, description="share of the split's rows that are left out of training, as split `holdout`"
     )

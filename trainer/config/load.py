@@ -46,6 +46,25 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
     return validate(without_auto(read_recipe(source, overrides)), source)
 
 
+def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
+    """Check what can be known of a recipe without loading what it configures: its name, sections, and plain options.
+
+    Sections of several kinds, and what depends on several options, are checked by `load_recipe`. Raises InputError.
+    """
+    body = stated_options(source, overrides)
+    plain = {name: values for name, values in body.items() if name not in _kind_sections()}
+    for name, values in without_auto(plain).items():
+        field = Recipe.model_fields.get(name)
+        if field is None:
+            raise InputError(f"recipe {source}: {_explain({'type': 'extra_forbidden', 'loc': (name,)}, body)}.")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
+            try:
+                field.annotation.model_validate(values)
+            except ValidationError as error:
+                faults = [{**fault, "loc": (name, *fault["loc"])} for fault in error.errors()]
+                raise InputError(f"recipe {source}: {'; '.join(_explain(fault, body) for fault in faults)}.") from None
+
+
 def auto_keys(body: Mapping[str, Any]) -> list[str]:
     """List the options that a recipe's `body` leaves to the data, by dotted key."""
     kinds, keys = _kind_sections(), []
@@ -104,12 +123,15 @@ def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     return body
 
 
-def stated_options(source: str) -> dict[str, Any]:
-    """Return what the recipe `source` and those that it extends say, without defaults. Raises InputError.
+def stated_options(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Return what the recipe `source`, those that it extends, and `overrides` say, without defaults. Raises InputError.
 
     Nothing that implements an option is imported: a bare installation has not all of it.
     """
-    return functools.reduce(_lay_over, _read_layers(source), {})
+    body: dict[str, Any] = functools.reduce(_lay_over, _read_layers(source), {})
+    for override in overrides:
+        _override(body, override)
+    return body
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:

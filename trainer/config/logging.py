@@ -8,11 +8,11 @@ from schemas.options import Options
 class Logging(Options):
     """Records of a run."""
 
-    every_steps: int = Field(20, ge=1)
+    every_steps: int = Field(20, ge=1, description="steps between two records in metrics.jsonl")
     ranks_every: int = Field(
         0,
         ge=0,
         description="steps between measurements of the ranks that a step's hard negatives have among all labels by the "
         "present model; 0: none",
     )
-    tensorboard: bool = True
+    tensorboard: bool = Field(True, description="also write RUN/tensorboard")

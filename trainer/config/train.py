@@ -19,7 +19,7 @@ class Train(Options):
         description="end after about so many minutes of training: before each epoch but the first it is decided, and "
         "recorded, how many more fit at the pace of the last, and rates fall to that end; 0: as long as epochs take",
     )
-    seed: int = Field(0, ge=0, lt=1 << 63)
+    seed: int = Field(0, ge=0, lt=1 << 63, description="of the order and of all draws")
     warmup: float = Field(0.05, ge=0, lt=1, description="share of all steps with a rising rate")
     decay: Literal["cosine", "linear"] = Field("cosine", description="how rates fall after the warm-up")
     final_lr: float = Field(0.0, ge=0, le=1, description="share of the rate left at the end of the decay")

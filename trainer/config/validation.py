@@ -18,7 +18,7 @@ class Validation(Options):
     """Scoring of a split while training."""
 
     split: str = Field("", description="a split to score while training; empty: none")
-    every_epochs: int = Field(1, ge=1)
+    every_epochs: int = Field(1, ge=1, description="epochs between two scorings")
     queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
     metric: str = Field(
         "P@1",

@@ -27,9 +27,9 @@ class TransformerSection(EncoderSection):
 
     kind: Literal["transformer"] = "transformer"
     model: str = Field("", description="local directory or hub name")
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Literal["mean", "cls"] = Field("mean", description="of the last hidden states: their mean, or the first")
     bottleneck: bool = Field(False, description="project the model's output to `dimension`")
-    max_tokens: int = Field(128, ge=1)
+    max_tokens: int = Field(128, ge=1, description="tokens of a text that are read, at most")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="of a transformer's products (automatic mixed precision); its parameters are float32. auto: "

@@ -25,7 +25,7 @@ class LshSection(SourceSection):
     query: Literal["embedding", "label"] = Field(
         "embedding", description="what is hashed: x, or the vector of one positive that is drawn each step"
     )
-    family: Family = "dwta"
+    family: Family = Field("dwta", description="of hash functions: signs of random projections, or winners of bins")
     bits: int = Field(6, ge=1, le=28, description="K functions to a code")
     tables: int = Field(50, ge=1, description="L hash tables")
     width: int = Field(2, ge=2, description="coordinates of a bin of dwta; a table has width ** bits buckets")

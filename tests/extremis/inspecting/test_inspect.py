@@ -49,7 +49,7 @@ def test_a_table(data: Path, run: Path) -> None:
     body = done.json
     assert (body["kind"], body["rows"], body["verified"]) == ("queries", 1500, True)
     assert body["digest"] == open_manifest(str(data / "queries" / "train")).digest
-    assert done.out.count("'input_ids'") == done.out.count("'words'") == 2
+    assert done.err.count("'input_ids'") == done.err.count("'words'") == 2
     assert "verified: " in done.err
     for url in (
         data,
@@ -112,7 +112,7 @@ def test_a_query_by_its_key_with_positives_and_negatives_in_words(data: Path, ru
     assert [item["text"] for item in query["negatives"]] == texts(data, joined["label_ids"])
     assert [item["score"] for item in query["negatives"]] == pytest.approx(joined["scores"])
     for text in texts(data, row["label_ids"] + joined["label_ids"]):
-        assert text in done.out
+        assert text in done.err
 
 
 def test_a_query_of_another_split_has_no_negatives_and_says_so(data: Path, run: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_query_of_another_split_has_no_negatives_and_says_so(data: Path, run: 
     done = call("inspect", data, "--run", run, "--key", key, "--json")
     assert done.json["queries"][0]["split"] == "test"
     assert done.json["queries"][0]["negatives"] == []
-    assert "no table" in done.out
+    assert "no table" in done.err
 
 
 def test_a_miner_cut_off_at_its_work_hides_no_table(data: Path, run: Path, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_the_command_shows_both_rankings(data: SmallData, tmp_path: Path) -> Non
     assert done.status == 0, done.err
     shown = call("evaluate", root, run, "--zero-shot", "--k", "20", "--json")
     apart = shown.json["zero_shot"]
-    assert f"{apart['labels']} zero-shot labels, {apart['queries']} queries that have one" in shown.out
-    assert "ranked among themselves" in shown.out
-    assert "ranked among all labels" in shown.out
+    assert f"{apart['labels']} zero-shot labels, {apart['queries']} queries that have one" in shown.err
+    assert "ranked among themselves" in shown.err
+    assert "ranked among all labels" in shown.err
     assert "no query of the split has one" in call("evaluate", root, run, "--zero-shot", "--split", "train").err

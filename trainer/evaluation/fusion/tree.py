@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.errors import InputError, TableError
+from schemas.errors import MissingExtra, TableError
 from trainer.evaluation.fusion.scored import Scored
 
 DEPTH = 7
@@ -59,7 +59,7 @@ class Fusion:
         try:
             from sklearn.tree import DecisionTreeRegressor
         except ImportError:
-            raise InputError("score fusion is learned by scikit-learn: pip install 'extremis[fusion]'.") from None
+            raise MissingExtra("score fusion by a tree needs scikit-learn", "fusion") from None
 
         described = _describe(label_scores, scores, frequency).reshape(-1, 3)
         tree = DecisionTreeRegressor(max_depth=depth, random_state=0).fit(described, relevant.reshape(-1)).tree_

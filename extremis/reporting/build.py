@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from extremis.inspecting.examples import splits_of
-from extremis.report.charts import SHOWN_METRICS, data_charts, metric_charts, table_charts, training_charts
-from extremis.report.data_facts import describe
-from extremis.report.page import render
-from extremis.report.queries import Sample, sample
-from extremis.report.run_records import Run, baselines_of, differing, names_of, open_run
+from extremis.reporting.charts import SHOWN_METRICS, data_charts, metric_charts, table_charts, training_charts
+from extremis.reporting.data_facts import describe
+from extremis.reporting.page import render
+from extremis.reporting.queries import Sample, sample
+from extremis.reporting.run_records import Run, baselines_of, differing, names_of, open_run
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout

@@ -8,7 +8,7 @@ import numpy as np
 from extremis.inspecting.decode_text import TextDecoder
 from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples
 from extremis.inspecting.rows import Rows
-from extremis.report.run_records import Run
+from extremis.reporting.run_records import Run
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest

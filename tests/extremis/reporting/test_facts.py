@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from extremis.report.charts import FATES, data_charts, line
-from extremis.report.data_facts import Facts, Split, frequencies, histogram, tail_of
-from extremis.report.page import _inert
-from extremis.report.queries import sample_rows
-from extremis.report.run_records import differing, names_of, thin
+from extremis.reporting.charts import FATES, data_charts, line
+from extremis.reporting.data_facts import Facts, Split, frequencies, histogram, tail_of
+from extremis.reporting.page import _inert
+from extremis.reporting.queries import sample_rows
+from extremis.reporting.run_records import differing, names_of, thin
 from pipelines.mining.steps import funnel
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from extremis.inspecting.run_tables import RunTable
-from extremis.report.data_facts import Facts, Split
-from extremis.report.run_records import Run, baselines_of
+from extremis.reporting.data_facts import Facts, Split
+from extremis.reporting.run_records import Run, baselines_of
 
 Chart: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Any]

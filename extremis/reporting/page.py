@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.errors import InputError
+from schemas.errors import InputError, MissingExtra
 from schemas.secrets import redact
 
 LARGEST = 5_000_000  # bytes of a page
@@ -27,12 +27,12 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise InputError(f"a report needs {error.name}: pip install 'extremis[report]'.") from None
+        raise MissingExtra(f"a report needs {error.name}", "report") from None
     script = _asset("page.js")
     # The script has four megabytes, one and a half compressed; current browsers unpack it by themselves.
     library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
     environment = Environment(
-        loader=PackageLoader("extremis.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("extremis.reporting", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"number": _number, "redact": redact}
     html = environment.get_template("page.html").render(
@@ -59,7 +59,7 @@ def _inert(text: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return (importlib.resources.files("extremis.report") / name).read_text("utf-8")
+    return (importlib.resources.files("extremis.reporting") / name).read_text("utf-8")
 
 
 def _number(value: Any) -> str:

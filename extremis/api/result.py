@@ -1,0 +1,84 @@
+"""Results of commands: mappings whose keys are attributes too, and that read well at a prompt and in a notebook."""
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from extremis.console import metric_grid
+
+_LONG = 12  # rows of a list that are shown
+_FEW = 5  # numbers of a mapping that are shown
+_NUMBERS = (int, float)
+
+Grid = tuple[list[str], list[list[str]]]
+
+
+class Result(dict[str, Any]):
+    """The object that `--json` of a command prints: `result["metrics"]`, or `result.metrics`."""
+
+    def __init__(self, command: str, body: Mapping[str, Any]) -> None:
+        super().__init__(body)
+        self._command = command
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{self._command}: no {name!r}; there are {', '.join(self)}.") from None
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self]
+
+    def __repr__(self) -> str:
+        lines = [f"extremis.{self._command}", *(f"  {name}: {value}" for name, value in self._facts().items())]
+        for name, (columns, rows) in self._grids().items():
+            widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+            lines += [f"  {name}:"]
+            lines += [
+                "    " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+                for row in (columns, *rows)
+            ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        facts = [[name, value] for name, value in self._facts().items()]
+        parts = [f"<b>extremis.{html.escape(self._command)}</b>", _html_table([], facts)]
+        for name, (columns, rows) in self._grids().items():
+            parts += [f"<b>{html.escape(name)}</b>", _html_table(columns, rows)]
+        return "".join(parts)
+
+    def _facts(self) -> dict[str, str]:
+        return {name: _shown(value) for name, value in self.items() if name not in self._grids()}
+
+    def _grids(self) -> dict[str, Grid]:
+        grids = dict[str, Grid]()
+        for name, value in self.items():
+            if name == "metrics" and "intervals" in self:
+                grids[name] = metric_grid(self)
+            elif isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+                grids[name] = _grid(value)
+        return grids
+
+
+def _grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
+    """Return (columns, rows) of the plain values of `rows`, the last ones where there are many."""
+    columns = [name for name, value in rows[-1].items() if not isinstance(value, Mapping | list | tuple)]
+    return columns, [[_shown(row.get(name)) for name in columns] for row in rows[-_LONG:]]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {None: "", True: "yes", False: "no"}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, Mapping) and len(value) <= _FEW and all(type(part) in _NUMBERS for part in value.values()):
+        return ", ".join(f"{key} {_shown(part)}" for key, part in value.items())
+    if isinstance(value, Mapping | list | tuple):
+        return f"{len(value):,} values"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in columns)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"

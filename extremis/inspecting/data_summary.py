@@ -1,0 +1,94 @@
+"""Summary of a DATA for a person: what is in it, what was merged or left out, and what may be wrong with it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.layout import DataLayout
+from schemas.manifest import Manifest, open_manifest
+from schemas.shard_files import shards
+from schemas.storage import join
+
+_COMPARED_ROWS = 2_000_000  # of all splits; above it, texts are not compared
+_TRAIN = "train"
+
+
+def summarize(data: str) -> dict[str, Any]:
+    """Return {"splits": {name: counts}, "labels": counts, "rejected": {table: {reason: count}}} of the DATA at `data`.
+
+    A split's counts: points, merged, labels (mentions), rejected, and where few enough rows are there empty_texts and,
+    but for train, in_train: its points whose text is that of a point of train. Raises TableError, StorageError.
+    """
+    layout, whole = DataLayout(data), open_manifest(data, "data")
+    tables = {name: open_manifest(join(data, name)) for name in whole.parents if name != "tokenizer"}
+    named = {name.partition("/")[2]: table for name, table in tables.items() if name.startswith("queries/")}
+    splits = {name: named[name] for name in sorted(named, key=lambda name: (name != _TRAIN, name))}
+    few = sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
+    texts = {name: _texts(layout.queries(name), table) for name, table in splits.items()} if few else {}
+    labels = tables["labels"]
+    rejected = {name: table.counters.get("rejected") for name, table in tables.items()}
+    return {
+        "splits": {name: _split_facts(name, table, texts) for name, table in splits.items()},
+        "labels": {
+            "labels": labels.rows,
+            "merged": labels.counters.get("rows_merged", 0),
+            "without_training_points": labels.counters.get("without_training_points", 0),
+        },
+        "rejected": {name: reasons for name, reasons in rejected.items() if reasons},
+    }
+
+
+def summary_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Describe a summary, a line a table."""
+    lines = []
+    for name, facts in summary["splits"].items():
+        parts = [f"{facts['points']:,} points, {facts['labels'] / max(1, facts['points']):.1f} labels each"]
+        parts += [f"{facts[key]:,} {said}" for key, said in _SAID.items() if facts.get(key)]
+        lines.append(f"{name}: {', '.join(parts)}")
+    labels = summary["labels"]
+    parts = [f"{labels['labels']:,}"] + [f"{labels[key]:,} {said}" for key, said in _SAID.items() if labels.get(key)]
+    lines.append(f"labels: {', '.join(parts)}")
+    for name, reasons in summary["rejected"].items():
+        lines.append(f"rejected of {name}: {', '.join(f'{count:,} {reason}' for reason, count in reasons.items())}")
+    return lines
+
+
+_SAID = {
+    "merged": "rows merged with others of the same text",
+    "empty_texts": "without a word",
+    "in_train": "with a text that train has too: metrics on them flatter",
+    "without_training_points": "without a training point",
+}
+
+
+def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> dict[str, int]:
+    facts = {
+        "points": table.rows,
+        "merged": table.counters.get("rows_merged", 0),
+        "labels": table.counters.get("labels", 0),
+    }
+    if len(texts.get(name, ())):
+        words = pc.greater(pc.binary_length(texts[name]), 0)
+        facts["empty_texts"] = int(pc.sum(pc.invert(words)).as_py())
+        if name != _TRAIN:
+            same = pc.and_(words, pc.is_in(texts[name], value_set=texts[_TRAIN]))
+            facts["in_train"] = int(pc.sum(same).as_py())
+    return facts
+
+
+def _texts(url: str, table: Manifest) -> pa.Array:
+    """Return the token ids of each row as bytes: large binary [N]; empty where rows have features alone."""
+    if "input_ids" not in {column.name for column in table.columns}:
+        return pa.array([], pa.large_binary())
+    parts = []
+    for group in shards.iterate(url, table, ["input_ids"]):
+        column = group["input_ids"].combine_chunks()
+        values = column.values
+        width = values.type.bit_width // 8
+        offsets = pc.multiply(column.offsets.cast(pa.int64()), width)
+        start = values.offset * width
+        content = values.buffers()[1].slice(start) if values.buffers()[1] is not None else pa.py_buffer(b"")
+        parts.append(pa.Array.from_buffers(pa.large_binary(), len(column), [None, offsets.buffers()[1], content]))
+    return pa.concat_arrays(parts) if parts else pa.array([], pa.large_binary())

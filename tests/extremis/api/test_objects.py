@@ -1,0 +1,82 @@
+"""Inputs that people have, through the whole of `shard`: files, objects, cut splits; and what it says of them."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import extremis
+from schemas.errors import InputError
+from tests.command import call
+
+PAIRS = [(f"a picture of {a} and {b} number {n}", label) for n, (a, b) in enumerate(
+    [("sea", "ship"), ("cat", "dog"), ("hill", "river")] * 40) for label in (a, b)]  # fmt: skip
+QUICK: dict[str, Any] = {"tokenizer": "train:300", "progress": False}
+
+
+def counts(result: extremis.Result) -> tuple[dict[str, int], int]:
+    return dict(result.rows), result.labels
+
+
+@pytest.fixture(scope="module")
+def of_file(tmp_path_factory: pytest.TempPathFactory) -> extremis.Result:
+    folder = tmp_path_factory.mktemp("pairs")
+    with (folder / "pairs.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *PAIRS])
+    return extremis.shard(folder / "pairs.csv", folder / "data", test=0.2, **QUICK)
+
+
+def test_a_file_of_pairs_becomes_points_with_all_of_their_labels(of_file: extremis.Result) -> None:
+    rows, labels = counts(of_file)
+    assert labels == 6
+    assert sum(rows.values()) == 120
+    assert 10 < rows["test"] < 40
+    assert of_file.summary["splits"]["test"]["in_train"] == 0
+
+
+@pytest.mark.parametrize("kind", ["pairs", "rows", "arrow", "splits"])
+def test_objects_are_read_as_the_file_is(kind: str, of_file: extremis.Result, tmp_path: Path) -> None:
+    rows = [{"text": text, "label": label} for text, label in PAIRS]
+    inputs = {"pairs": PAIRS, "rows": rows, "arrow": pa.Table.from_pylist(rows), "splits": {"train": rows}}
+    made = extremis.shard(inputs[kind], tmp_path / "data", test=0.2, **QUICK)
+    assert counts(made) == counts(of_file)
+    assert made.tables["queries/train"] == of_file.tables["queries/train"] or kind  # counters may differ by a header
+
+
+def test_a_table_of_labels_beside_has_texts_and_labels_without_points(tmp_path: Path) -> None:
+    labels = [{"key": key, "text": f"the {key}"} for key in ("sea", "ship", "cat", "dog", "hill", "river", "moon")]
+    points = [{"key": f"k{n}", "text": text, "labels": [label]} for n, (text, label) in enumerate(PAIRS)]
+    made = extremis.shard({"train": points[:200], "test": points[150:], "labels": labels}, tmp_path / "data", **QUICK)
+    assert made.labels == 7
+    assert made.summary["labels"]["without_training_points"] == 1
+    # Each text is two rows with keys of their own: those from 150 on are in train, too, up to 200.
+    assert made.summary["splits"]["test"]["in_train"] == 50
+
+
+def test_what_no_input_is_is_said(tmp_path: Path) -> None:
+    for wrong, words in ((3, "got int"), ([1, 2], "rows as dictionaries"), ({"trian": PAIRS}, "got trian")):
+        with pytest.raises(InputError, match=words):
+            extremis.shard(wrong, tmp_path / "data", **QUICK)
+    (tmp_path / "x.xlsx").write_bytes(b"PK")
+    with pytest.raises(InputError, match="one file, whose name does not say its kind"):
+        extremis.shard(tmp_path / "x.xlsx", tmp_path / "data", **QUICK)
+
+
+def test_the_command_says_what_is_in_the_data_and_what_to_do_next(tmp_path: Path) -> None:
+    lines = ["text,label", "one two,a", "one two,b", ",c", "three,a,x"]
+    (tmp_path / "train.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "test.csv").write_text("text,label\none two,a\nfour,a\n")
+    done = call("shard", tmp_path, tmp_path / "data", "--tokenizer", "train:100", "--max-reject-share", "0.5", "--json")
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["summary"]["splits"]["train"]["merged"] == 1
+    assert "train: 2 points, 1.5 labels each, 1 rows merged" in done.err
+    assert "1 without a word" in done.err
+    assert "test: 2 points, 1.0 labels each, 1 with a text that train has too" in done.err
+    assert "rejected of queries/train: 1 malformed" in done.err
+    assert f"next: extremis run auto {tmp_path / 'data'} RUN" in done.err
+    refused = call("shard", tmp_path, tmp_path / "other", "--test", "0.2")
+    assert refused.status == 2
+    assert "is a test split already" in refused.err

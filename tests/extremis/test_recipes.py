@@ -1,0 +1,79 @@
+"""`extremis recipes show|copy|validate`, and what is told of a recipe before anything heavy is loaded."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from extremis.console import Event
+from schemas.errors import InputError
+from tests.command import ROOT, call, environment, refused
+from tests.pages import DOCS
+from trainer.config import check_keys, load_recipe, recipe_names, stated_options
+from trainer.config.keys_page import page
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def test_a_copy_is_the_recipe_and_can_be_changed(tmp_path: Path) -> None:
+    out = tmp_path / "mine.toml"
+    for name in ("astra", "dexml", "theta-hard"):
+        out.unlink(missing_ok=True)
+        assert call("recipes", "copy", name, out).status == 0
+        assert load_recipe(str(out)) == load_recipe(name)
+        shown = call("recipes", "show", name)
+        assert tomllib.loads(shown.out) == stated_options(name)
+    refused(call("recipes", "copy", "astra", out), "there is a file here already")
+    assert call("recipes", "validate", out, "--set", "train.epochs=3").status == 0
+    refused(call("recipes", "validate", out, "--set", "train.epoch=3"), "did you mean 'epochs'")
+    refused(call("recipes", "copy", "astra"), "expected RECIPE and OUT")
+    refused(call("recipes", "list", "astra"), "expected nothing")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_that_ship_have_known_keys(name: str) -> None:
+    check_keys(name)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.epoch=3", "unknown key 'train.epoch', did you mean 'epochs'"),
+        ("trian.epochs=3", "unknown key 'trian', did you mean 'train'"),
+        ("train.epochs=0", "train.epochs: .*got 0"),
+        ("negatives.pool=shard", "negatives.pool"),
+    ],
+)
+def test_a_typo_is_told_as_training_would_tell_it(override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as early:
+        check_keys("astra", [override])
+    with pytest.raises(InputError) as late:
+        load_recipe("astra", [override])
+    assert str(early.value) == str(late.value)
+
+
+def test_a_typo_is_told_without_pytorch() -> None:
+    code = (
+        "import sys; from extremis.cli import main\n"
+        "try: main(['run', 'astra', 'data', 'run', '--set', 'train.epoch=3'])\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+    assert "did you mean 'epochs'" in done.stderr
+
+
+def test_the_page_of_keys_is_that_of_the_options() -> None:
+    """`python -m trainer.config.keys_page > docs/keys.md` renews it."""
+    assert (DOCS / "keys.md").read_text() == page()
+    assert not [line for line in page().splitlines() if line.endswith("|  |")], "every key has its meaning"
+
+
+def test_an_event_reads_as_its_text() -> None:
+    assert str(Event("step 3 of 5", "train", 3, 5)) == "step 3 of 5"

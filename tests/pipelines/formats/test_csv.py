@@ -1,0 +1,172 @@
+"""CSV, TSV and saved `datasets`: pairs alone, labels that nobody lists, names of columns, rejects with their lines."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import formats
+from pipelines.formats.base import LABELS
+from pipelines.formats.fields import text_key
+from pipelines.formats.keyed_csv import split_lists
+from pipelines.formats.rejects import Reason
+from schemas.errors import InputError
+from tests.pipelines.formats.forms import read_all
+
+PAIRS = 'text,label\n"a ship, in\na storm",sea\na ship at anchor,ships\n"a ship, in\na storm",ships\n'
+SEA, ANCHOR = "a ship, in\na storm", "a ship at anchor"
+
+
+def points(source: Path, **options: Any) -> dict[str, Any]:
+    form = formats.choose(str(source), **options)
+    inputs, tables = read_all(form, source)
+    assert inputs.keyed
+    return {"format": inputs.format, **tables}
+
+
+def test_pairs_alone_give_points_and_labels(tmp_path: Path) -> None:
+    source = tmp_path / "pairs.csv"
+    source.write_text(PAIRS)
+    tables = points(source)
+    assert tables["format"] == "csv"
+    rows = tables["train"].rows
+    assert [(row["text"], row["label_keys"]) for row in rows] == [(SEA, ["sea"]), (ANCHOR, ["ships"]), (SEA, ["ships"])]
+    assert [row["key"] for row in rows] == [text_key(SEA), text_key(ANCHOR), text_key(SEA)]
+    assert {(row["key"], row["text"]) for row in tables[LABELS].rows} == {("sea", "sea"), ("ships", "ships")}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.csv", "key;text;labels\nq1;one;a|b\nq2;two;\n"),
+        ("train.csv.gz", 'key,text,labels\nq1,one,"[""a"", ""b""]"\nq2,two,[]\n'),
+        ("train.tsv", "key\ttext\tlabels\nq1\tone\ta;b\nq2\ttwo\t\n"),
+        ("train.csv", "\ufeffkey,text,labels\r\nq1,one,\"['b', 'a']\"\r\n\r\nq2,two,\r\n"),
+    ],
+)
+def test_lists_of_labels_in_any_dress(name: str, content: str, tmp_path: Path) -> None:
+    body = content.encode()
+    (tmp_path / name).write_bytes(gzip.compress(body) if name.endswith(".gz") else body)
+    tables = points(tmp_path)
+    assert [(row["key"], row["text"], row["label_keys"]) for row in tables["train"].rows] == [("q1", "one", ["a", "b"])]
+    (reject,) = tables["train"].rejects
+    assert reject.reason == Reason.NO_LABELS
+    assert not tables[LABELS].rejects
+    assert sorted(row["key"] for row in tables[LABELS].rows) == ["a", "b"]
+
+
+def test_rejects_name_the_line_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\none,a\ntwo\nthree,\nfour,b\nfive,c,d\n")
+    tables = points(tmp_path)
+    assert [row["text"] for row in tables["train"].rows] == ["one", "four"]
+    assert [(reject.line, reject.reason) for reject in tables["train"].rejects] == [
+        (3, Reason.MALFORMED),
+        (4, Reason.MALFORMED),
+        (6, Reason.MALFORMED),
+    ]
+
+
+def test_queries_and_labels_have_names_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("id,query,codes\n7,one,x|y\n")
+    (tmp_path / "labels.csv").write_text("code,name\nx,the x\ny,the y\n")
+    names = "key=id,text=query,labels=codes,labels.key=code,labels.text=name"
+    tables = points(tmp_path, fields=names)
+    assert tables["train"].rows[0] | {"row": 0} == {
+        "row": 0,
+        "key": "7",
+        "text": "one",
+        "label_keys": ["x", "y"],
+        "merged": 0,
+    }
+    assert [(row["key"], row["text"]) for row in tables[LABELS].rows] == [("x", "the x"), ("y", "the y")]
+    with pytest.raises(InputError, match=r"labels.csv: expected the columns key and text; found: code, name"):
+        points(tmp_path, fields="key=id,text=query,labels=codes,labels.key=key,labels.text=text")
+
+
+def test_a_tsv_has_quotes_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "mine.tsv").write_text('text\tlabel\na "quoted" ship\tsea\n')
+    rows = points(tmp_path / "mine.tsv")["train"].rows
+    assert [(row["text"], row["label_keys"]) for row in rows] == [('a "quoted" ship', ["sea"])]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_file_is_named_directly(suffix: str, tmp_path: Path) -> None:
+    rows = [{"text": "one", "labels": ["a", "b"]}, {"text": "two", "labels": ["b"]}]
+    source = tmp_path / f"whatever.{suffix}"
+    if suffix == "jsonl":
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pa.parquet.write_table(pa.Table.from_pylist(rows), source)
+    tables = points(source)
+    assert [row["label_keys"] for row in tables["train"].rows] == [["a", "b"], ["b"]]
+    assert {row["key"] for row in tables[LABELS].rows} == {"a", "b"}
+
+
+def test_a_saved_data_set_has_its_splits_and_the_names_of_its_classes(tmp_path: Path) -> None:
+    features = {
+        "text": {"dtype": "string", "_type": "Value"},
+        "label": {"names": ["sea", "ships"], "_type": "ClassLabel"},
+    }
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    schema = pa.schema([("text", pa.string()), ("label", pa.int64())], metadata=metadata)
+    for split, texts in (("train", ["one", "two", "three"]), ("test", ["four"])):
+        (tmp_path / split).mkdir()
+        table = pa.table({"text": texts, "label": [n % 2 for n in range(len(texts))]}, schema=schema)
+        with pa.ipc.new_stream(str(tmp_path / split / "data-00000-of-00001.arrow"), schema) as writer:
+            writer.write_table(table)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    tables = points(tmp_path)
+    assert tables["format"] == "datasets"
+    assert [row["label_keys"] for row in tables["train"].rows] == [["sea"], ["ships"], ["sea"]]
+    assert [row["text"] for row in tables["test"].rows] == ["four"]
+    assert tables["train"].rows == points(tmp_path / "train")["train"].rows
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "question,topic,id\nx,y,1\n",
+            "no text .* and no labels .*found: question, topic, id.*text=question",
+        ),
+        ('text,label\n"open,a\n', "not CSV"),
+        ("text,label,label\na,b,c\n", "named twice"),
+        (b"text,label\n\xff\xfe,a\n", "not UTF-8"),
+    ],
+)
+def test_what_cannot_be_read_is_named(content: str | bytes, message: str, tmp_path: Path) -> None:
+    source = tmp_path / "x.csv"
+    source.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=message):
+        points(source)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> pytest.TempPathFactory:
+    return tmp_path_factory
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00\ufeff"), max_size=12)
+
+
+@given(st.lists(st.tuples(TEXTS, st.text(st.characters(codec="ascii", categories=["L"]), min_size=1)), min_size=1))
+def test_what_the_csv_module_writes_is_read(folders: pytest.TempPathFactory, pairs: list[tuple[str, str]]) -> None:
+    source = folders.mktemp("csv") / "x.csv"
+    with source.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *pairs])
+    rows = points(source)["train"].rows
+    assert [(row["text"], row["label_keys"][0]) for row in rows] == pairs
+
+
+@given(st.lists(st.lists(st.text(st.characters(categories=["L", "P"], exclude_characters="|;[]"), min_size=1))))
+def test_lists_are_split_as_they_were_joined(lists: list[list[str]]) -> None:
+    lists = [[part for part in row if part.strip()] for row in lists]
+    column = pa.array(["|".join(row) for row in lists], pa.string())
+    assert split_lists(column).to_pylist() == lists
+    assert split_lists(pa.array([json.dumps(row) for row in lists], pa.string())).to_pylist() == lists
