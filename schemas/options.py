@@ -9,9 +9,9 @@ from schemas.errors import InputError
 
 
 class Options(BaseModel):
-    """Base of every set of options: no key that it does not know, no change once it is made."""
+    """Base of every set of options: no key that it does not know, finite numbers, no change once it is made."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 Checked = TypeVar("Checked", bound=Options)

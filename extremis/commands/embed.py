@@ -30,6 +30,6 @@ def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], **option
     """
     from pipelines import embed as embedding
 
-    manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options)
+    manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options, say)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     return {"out": out, "digest": manifest.digest, "rows": manifest.rows}

@@ -4,11 +4,11 @@ import json
 import time
 from collections.abc import Callable
 
-from pipelines.common.claim import ClaimedError
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
+from schemas.owners.claim import ClaimedError
 from schemas.storage import join
 
 RETRIES = 5  # of a dump whose work fails; what is wrong with the input is not tried again

@@ -79,7 +79,8 @@ def test_an_unknown_key_near_nothing_names_the_known_ones() -> None:
         (["data.mix.train=1.0"], "data.label_texts = true, but data.mix.*add labels = 1.0 to it, or set"),
         (["data.split=val", "data.mix={train = 1.0, labels = 1.0}"], "data.split = 'val' is not in data.mix"),
         (["data.mix={train = 0.0, labels = 1.0}"], "data.mix.train: .*greater than 0, got 0"),
-        (["data.mix={train = inf, labels = 1.0}"], "data.mix.train: .*less than or equal to 1000, got inf"),
+        (["data.mix={train = inf, labels = 1.0}"], "data.mix.train: .*finite number, got inf"),
+        (["data.mix={train = 1e4, labels = 1.0}"], "data.mix.train: .*less than or equal to 1000, got 10000"),
         (["data.mix={vectors = 1.0, labels = 1.0}"], "data.mix.vectors: .*give the split another name"),
         (
             ["data.mix={train = 2.0, labels = 0.5}"],
