@@ -58,6 +58,7 @@ CHOICES = sets(
 )
 TIMED = ("seconds", "rows_per_second")  # begin the names of what a clock measured
 UNEQUAL = ("spent.json",)  # what the miner's work took
+OWNED = ("Let it finish", "no sign of life")  # what a second writer says, and one that was replaced
 LEFTOVERS = (".claim", ".staging", ".tmp-", ".parts", ".candidates")
 
 
@@ -215,7 +216,7 @@ class Loop:
             return -1
         status = process.returncode
         is_told = status in (1, 2, 143) and sum(line.startswith("error: ") for line in said.splitlines()) == 1
-        if status == 2 and "Let it finish" not in said:
+        if status == 2 and not any(words in said for words in OWNED):
             is_told = False
         if (status not in (0, -signal.SIGKILL, -signal.SIGTERM) and not is_told) or "Traceback" in said:
             self.wrong.append(f"{step[0]} ended with {status}: {said[-2000:]}")

@@ -355,7 +355,7 @@ def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> N
     try:
         _bounded(fs, "pipe_file", path, data, mode="create")
         return
-    except NotImplementedError:
+    except (NotImplementedError, TypeError):  # a driver without conditional writes
         pass
     except OSError as error:
         if error.errno == errno.EEXIST or "PreconditionFailed" in str(error) or "ConditionalRequest" in str(error):

@@ -1,7 +1,6 @@
 """One epoch of a run: a table is adopted, every batch is a step, and at its end come validation and a checkpoint."""
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from trainer.checkpoints.stopping import StoppedError
 from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
 from trainer.refresh import true_ranks
-from trainer.refresh.adoption import Adoption
+from trainer.refresh.adoption import Adoption, Patience
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
 from trainer.settings.oddities import LossWatch
@@ -32,7 +31,7 @@ class EpochRunner:
         self._steps_an_epoch = parts.stream.steps
         self._losses = LossWatch()
         self._saved = progress.global_step  # of the newest checkpoint; 0: none
-        self.asked = threading.Event()  # to stop
+        self.patience = Patience()
 
     @property
     def epochs(self) -> int:
@@ -96,7 +95,7 @@ class EpochRunner:
         self._parts.claim.require()
         options, progress = self._parts.recipe.train, self.progress
         epochs = epochs_that_fit(options.minutes, options.epochs, progress.budget.spent)
-        return self._parts.refresher.adopt(progress.epoch, epochs, self.asked)
+        return self._parts.refresher.adopt(progress.epoch, epochs, self.patience)
 
     def save(self) -> None:
         """Begin to write a checkpoint of the run as it is. Raises StorageError."""
@@ -181,7 +180,7 @@ class EpochRunner:
 
     def _is_asked(self) -> bool:
         """Tell, the same on every rank, whether to stop."""
-        group, asked = self._parts.group, self.asked.is_set()
+        group, asked = self._parts.group, self.patience.asked.is_set()
         return asked if group.ranks == 1 else bool(group.max(torch.tensor([float(asked)])).item())
 
     def _save_and_stop(self) -> None:

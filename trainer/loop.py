@@ -1,7 +1,6 @@
 """The training loop: a run is started or resumed, and its epochs run one after the other."""
 
 import json
-import threading
 from collections.abc import Generator
 
 from schemas import storage
@@ -16,6 +15,7 @@ from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
 from trainer.model import require_same_data
 from trainer.progress import EpochReport, Progress
+from trainer.refresh.adoption import Patience
 from trainer.refresh.discard import discard_refreshes
 from trainer.setup import Parts, Say, initialise_model, require_room, require_same_recipe, set_up
 from trainer.tracking import Watcher
@@ -88,9 +88,9 @@ class Trainer:
         parts.tracker.start(progress.global_step)
         return cls(parts, progress)
 
-    def stop_when(self, asked: threading.Event) -> None:
-        """Save a checkpoint and stop, once `asked` is set, after the step that is under way."""
-        self.runner.asked = asked
+    def have_patience(self, patience: Patience) -> None:
+        """Save a checkpoint and stop after the step that is under way, once asked to; wait for no table in vain."""
+        self.runner.patience = patience
 
     def on_record(self, watcher: Watcher) -> None:
         """Also give `watcher` whatever is recorded from now on."""

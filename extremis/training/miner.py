@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from extremis.console import say
 from schemas.errors import ExtremisError, InputError
@@ -28,10 +28,17 @@ class Miner:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
-        self._stopping = threading.Event()
+        self._stopping, self._over = threading.Event(), threading.Event()
+        self._tell: Callable[[], None] = _tell_nobody
         self.process = self._start()
         self._thread = threading.Thread(target=self._watch, name="extremis-miner", daemon=True)
         self._thread.start()
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once no miner is left and none is started again."""
+        self._tell = tell
+        if self._over.is_set():
+            tell()
 
     def stop(self) -> None:
         """Stop the miner. It ends by itself when the run is finished; a table it still makes would not be used."""
@@ -52,6 +59,11 @@ class Miner:
             raise ExtremisError(f"cannot start the miner ({' '.join(self._command)}): {error}.") from error
 
     def _watch(self) -> None:
+        self._restart_often()
+        self._over.set()
+        self._tell()
+
+    def _restart_often(self) -> None:
         for number, pause in enumerate([*PAUSES, None], 1):
             while self.process.poll() is None:
                 if self._stopping.wait(_LOOK_SECONDS):
@@ -70,6 +82,9 @@ class Miner:
             except ExtremisError as error:
                 say(f"{error}")
                 return
+
+
+def _tell_nobody() -> None: ...
 
 
 def _describe(status: int) -> str:

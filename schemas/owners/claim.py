@@ -9,7 +9,7 @@ machine and its process has ended; else if its beat has not changed for LEASE_SE
 two clocks are compared. An owner whose own beats are late, because it was paused or cut off from storage, looks again
 before it writes anything (`Claim.require`), and what it wrote meanwhile has the name of its attempt.
 
-A disk gives each file to one process only; so do stores with conditional writes (S3, GCS, Azure, MinIO, ...). A store
+A disk gives each file to one process only, and so do stores with conditional writes, such as S3 and GCS. A store
 without them keeps the last of several that wrote within SETTLE_SECONDS, and all of them look which it was.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas import storage
-from schemas.errors import ExtremisError, InputError, StorageError
+from schemas.errors import InputError, StorageError
 from schemas.storage import join
 
 FILE = ".claim.json"
@@ -44,7 +44,7 @@ class ClaimedError(InputError):
     """Error: another process writes this output."""
 
 
-class LostError(ExtremisError):
+class LostError(ClaimedError):
     """Error: the claim of this process has been taken over by another."""
 
 

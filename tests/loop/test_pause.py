@@ -25,7 +25,7 @@ def test_it_ends_and_the_run_is_the_other_s(data: Path, tmp_path: Path) -> None:
         second = extremis("train", "random", data, run, *CHOICES, "--resume")
         assert time.monotonic() - began > LEASE_SECONDS
     _, said = first.communicate(timeout=60)
-    assert first.returncode == 1, said
+    assert first.returncode == 2, said
     assert "its claim is gone" in said or "taken over by process" in said
     assert f"taken over from process {first.pid}" in second.err
     assert f"process {first.pid}" in second.err.partition("waiting up to 30 seconds")[0]

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
@@ -21,6 +21,14 @@ from trainer.stream import Source
 
 _POLL_SECONDS = 0.1  # between looks for a table
 _PATIENCE, _SAY_SECONDS = 3.0, 60.0  # of waiting, until it is said, and said again
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Ends of a wait for a table: the run is `asked` to stop, or there is nobody left to make one."""
+
+    asked: threading.Event = field(default_factory=threading.Event)
+    is_in_vain: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def adopt(
     epoch: int,
     say: Callable[[str], None],
     epochs: int | None = None,
-    asked: threading.Event | None = None,
+    patience: Patience | None = None,
 ) -> tuple[Adoption, list[Source]]:
     """Decide once which table `epoch` trains on, record it, and join it to `sources`; `epochs` is recorded beside.
 
@@ -74,11 +82,11 @@ def adopt(
     older than `refresh.max_age`. A decision recorded before (by the run that is being resumed) stands, whatever has
     appeared since. Raises TableError when a recorded table is gone or differs, ExtremisError where `refresh.stale` is
     "stop": nothing is recorded then, and the run can be resumed once there is a table; nor where it waits for a table
-    and is `asked` to stop: StoppedError.
+    and is asked to stop: StoppedError.
     """
     decision = _recorded(run, epoch)
     if decision is None:
-        decision = replace(_decide(run, recipe, sources, epoch, say, asked or threading.Event()), epochs=epochs)
+        decision = replace(_decide(run, recipe, sources, epoch, say, patience or Patience()), epochs=epochs)
         storage.write_bytes(run.adoption(epoch), json.dumps(asdict(decision), sort_keys=True).encode())
     if decision.table_epoch is None:
         return decision, [source.with_negatives(None) for source in sources]
@@ -130,7 +138,7 @@ def _decide(
     sources: list[Source],
     epoch: int,
     say: Callable[[str], None],
-    asked: threading.Event,
+    patience: Patience,
 ) -> Adoption:
     if not recipe.uses_table(epoch):
         return Adoption(epoch, None, {}, False)
@@ -140,7 +148,7 @@ def _decide(
     if newest is None and epoch < options.start:  # clusters that nobody made before
         return Adoption(epoch, None, {}, False)
     if options.stale == "wait":
-        for _ in _waits(_named(due, recipe), epoch, options.wait_seconds, say, asked):
+        for _ in _waits(_named(due, recipe), epoch, options.wait_seconds, say, patience):
             if not _is_stale(newest, epoch, recipe):
                 break
             newest = _newest(run, recipe, sources, epoch)
@@ -156,15 +164,13 @@ def _decide(
     return Adoption(epoch, newest, digests, late, stale, step, _overlap(list(tables.values())))
 
 
-def _waits(
-    table: str, epoch: int, seconds: float, say: Callable[[str], None], asked: threading.Event
-) -> Iterator[None]:
-    """Yield now and then for `seconds`; say after a while for what, since when and until when. Raises StoppedError."""
+def _waits(table: str, epoch: int, seconds: float, say: Callable[[str], None], patience: Patience) -> Iterator[None]:
+    """Yield now and then for `seconds`, unless it is in vain; say for what, since when, until when. StoppedError."""
     began = time.monotonic()
     said, since, until = began - _SAY_SECONDS + _PATIENCE, _time_of_day(0), _time_of_day(seconds)
-    while time.monotonic() < began + seconds:
+    while time.monotonic() < began + seconds and not patience.is_in_vain.is_set():
         yield
-        if asked.wait(_POLL_SECONDS):
+        if patience.asked.wait(_POLL_SECONDS):
             raise StoppedError(f"stopped by a signal while epoch {epoch} waited for {table}.")
         if time.monotonic() - said >= _SAY_SECONDS:
             said = time.monotonic()

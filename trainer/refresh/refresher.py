@@ -1,6 +1,5 @@
 """Tables of a run, epoch by epoch: one is adopted, and what the next is made from is dumped."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from schemas.owners.claim import Claim
 from trainer.config import LEAD, Recipe
 from trainer.group import Group
 from trainer.model import Model
-from trainer.refresh.adoption import Adoption, adopt, follow
+from trainer.refresh.adoption import Adoption, Patience, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector, dump_is_published
 from trainer.refresh.hardness import measure
 from trainer.stream import Batch, Source
@@ -27,13 +26,13 @@ class Refresher:
     say: Callable[[str], None]
     claim: Claim
 
-    def adopt(self, epoch: int, epochs: int, asked: threading.Event) -> tuple[Adoption, list[Source]]:
+    def adopt(self, epoch: int, epochs: int, patience: Patience) -> tuple[Adoption, list[Source]]:
         """Return rank 0's decision about `epoch`, with `epochs` recorded beside, and the tables joined by it.
 
-        Raises StoppedError where it waits for a table and is `asked` to stop.
+        Raises StoppedError where it waits for a table and is asked to stop.
         """
         facts = self.run, self.recipe, self.tables, epoch
-        decision = adopt(*facts, self.say, epochs, asked) if self.group.first else None
+        decision = adopt(*facts, self.say, epochs, patience) if self.group.first else None
         self.group.barrier()
         return decision or follow(*facts)
 

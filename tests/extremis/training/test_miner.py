@@ -38,8 +38,11 @@ def wait_until_quiet(process: Miner) -> None:
     ],
 )
 def test_how_often_it_is_started(tmp_path: Path, said: list[str], body: str, words: str, starts: int) -> None:
+    ended: list[str] = []
     process = Miner(script(tmp_path / "starts", body))
+    process.on_end(lambda: ended.append("told"))
     wait_until_quiet(process)
+    assert set(ended) == {"told"}
     process.stop()
     assert len((tmp_path / "starts").read_text().splitlines()) == starts
     assert all(words in line for line in said)
