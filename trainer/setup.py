@@ -25,7 +25,7 @@ from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.curriculum import mixtures
-from trainer.negatives.in_trainer_index import IndexOptions, InTrainerIndex
+from trainer.negatives.in_trainer import open_index
 from trainer.negatives.planner import Planner
 from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
@@ -120,13 +120,10 @@ def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, sa
 
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
     """Open the sources of negatives that need embeddings. Raises InputError where they cannot be on several ranks."""
-    refresh, sources = recipe.refresh, list[NegativeSource]()
+    sources = list[NegativeSource]()
     context = SourceContext(model.head, group, recipe.train.seed, recipe.negatives.start)
     if recipe.indexes:
-        options = IndexOptions(
-            refresh.index, refresh.every_steps, refresh.rebuild_steps, recipe.negatives.table_width, refresh.start
-        )
-        sources.append(InTrainerIndex(options, context))
+        sources.append(open_index(recipe, context))
     sources += [section.open(context) for section in recipe.negatives.sections]
     opened = NegativeSources(sources)
     if opened.stateful and group.ranks > 1:

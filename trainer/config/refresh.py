@@ -13,11 +13,13 @@ class Refresh(Options):
     """Schedule of hard-negative tables (ASTRA's tau_s and tau_r), and the policy for late ones."""
 
     source: Literal["table", "in-trainer"] = Field(
-        "table", description="tables mined beside the training, or an index of stale vectors within the trainer"
+        "table", description="tables mined beside the training, or an index within the trainer"
     )
     start: int = Field(5, ge=0, description="tau_s: the first epoch with hard negatives; two epochs after its dump")
     every: int = Field(5, ge=1, description="tau_r: epochs between tables")
-    every_steps: int = Field(1000, ge=1, description="steps between the indexes of 'in-trainer'")
+    every_steps: int = Field(
+        1000, ge=1, description="steps between the indexes of 'in-trainer' that hold a copy of the vectors"
+    )
     rebuild_steps: int = Field(
         0,
         ge=0,
@@ -29,8 +31,9 @@ class Refresh(Options):
     )
     index: str = Field(
         "auto",
-        description="'exact', 'auto', a Faiss factory string, or with source = 'in-trainer' 'mips': spherical k-means "
-        "with the square root of L clusters, 64 of them searched",
+        description="'exact', 'auto', a Faiss factory string; with source = 'in-trainer' also 'fresh', every label by "
+        "its vector as it is, which 'auto' is up to 131,072 labels, and 'mips': spherical k-means with the square root "
+        "of L clusters, 64 of them searched",
     )
     stale: Literal["warn", "wait", "random-only", "stop"] = Field(
         "warn",
@@ -69,8 +72,8 @@ class Refresh(Options):
             raise ValueError(
                 f"refresh.max_age = {self.max_age}: no table is younger than {LEAD} epochs when it is used"
             )
-        if self.index == "mips" and self.source == "table":
-            raise ValueError("refresh.index = 'mips' is the trainer's own: set refresh.source = 'in-trainer'")
+        if self.index in ("mips", "fresh") and self.source == "table":
+            raise ValueError(f"refresh.index = {self.index!r} is the trainer's own: set refresh.source = 'in-trainer'")
         if self.rebuild_steps >= self.every_steps:
             raise ValueError(
                 f"refresh.rebuild_steps = {self.rebuild_steps} is not below refresh.every_steps = {self.every_steps}: "

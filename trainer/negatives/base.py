@@ -156,6 +156,15 @@ class NegativeSources:
                 source.load(own)
 
 
+def best_of_ranks(keys: np.ndarray, width: int, group: Group) -> Sampled:
+    """Return the best labels over all ranks, [B, width], of the ranks' own `keys` [B, width] (search/candidates.py)."""
+    from search.candidates import merge, unpack
+
+    (keys,) = group.gather_arrays(keys)
+    labels, _ = unpack(merge(np.split(keys, group.ranks), width))
+    return Sampled(labels, ranked=True)
+
+
 def within(batch: Batch, start: int, stop: int) -> Batch:
     """Keep the batch's labels of [start, stop), counted from start: other positives go, other negatives are pads."""
     inside = (batch.positives >= start) & (batch.positives < stop)

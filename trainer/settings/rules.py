@@ -16,10 +16,8 @@ SHARED_DRAWS, OWN_DRAWS = 3200, 400
 # meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
 MOST_WEIGHT = 8
 
-_MOST_SEARCHED = 1 << 15  # labels that the trainer itself searches in every step, by scoring all of them
-_INDEXES = 8  # of an epoch
-_TOLD_APART = 0.05  # standard deviation of vectors that are random at first
-_FEWEST_BETWEEN = 20  # steps from one index to the next
+_MOST_SEARCHED = 1 << 17  # labels that the trainer itself scores in every step
+_TOLD_APART = 0.005  # standard deviation of vectors that are random at first: nothing beside what a few steps teach
 
 _FEWEST_STEPS = 80  # of an epoch: fewer, larger batches leave small data untrained
 _BATCHES = 32, 512
@@ -87,12 +85,6 @@ def refresh_start(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 def refresh_every(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """tau_r: fresh in each epoch where hard negatives carry the loss."""
     return Setting(1 if settled[POOL] == "own" else 3, f"negatives.pool = {settled[POOL]}")
-
-
-def refresh_every_steps(facts: Facts, settled: Mapping[str, Any]) -> Setting:
-    """Steps from one index of the trainer's to the next: several an epoch."""
-    steps = facts.points // int(settled["order.batch"])
-    return Setting(max(_FEWEST_BETWEEN, steps // _INDEXES), f"{steps:,} steps an epoch")
 
 
 def initial_scale(facts: Facts, settled: Mapping[str, Any]) -> Setting:
@@ -180,6 +172,5 @@ RULES: dict[str, Rule] = {
     SOURCE: refresh_source,
     "refresh.start": refresh_start,
     "refresh.every": refresh_every,
-    "refresh.every_steps": refresh_every_steps,
     "classifier.initial_scale": initial_scale,
 }

@@ -4,24 +4,23 @@ import numpy as np
 import pytest
 import torch
 
-import trainer.negatives.in_trainer_index
 from tests.builders import Rows, batch_of, random_labels
 from trainer.config import Classifier as Config
 from trainer.group import ALONE
 from trainer.heads.classifier import Classifier
 from trainer.negatives.base import SourceContext
-from trainer.negatives.in_trainer_index import IndexOptions, InTrainerIndex
+from trainer.negatives.copied_index import CopiedIndex, IndexOptions
 
 L, D, B, K = 60, 6, 20, 4
 
 
-def setting(index: str = "auto", every: int = 3, lag: int = 0) -> tuple[InTrainerIndex, Classifier, Rows, torch.Tensor]:
+def setting(index: str = "exact", every: int = 3, lag: int = 0) -> tuple[CopiedIndex, Classifier, Rows, torch.Tensor]:
     draw = np.random.default_rng(0)
     positives = [random_labels(draw, L, 0, 5) for _ in range(B)]
     x = torch.from_numpy(draw.standard_normal((B, D)).astype(np.float32))
     classifier = Classifier(Config(initial_scale=1.0), L, D, seed=1)
     return (
-        InTrainerIndex(IndexOptions(index, every, lag, K), SourceContext(classifier, ALONE)),
+        CopiedIndex(IndexOptions(index, every, lag, K), SourceContext(classifier, ALONE)),
         classifier,
         positives,
         x,
@@ -80,9 +79,8 @@ def test_a_faiss_index(spec: str) -> None:
 
 @pytest.mark.parametrize("clustered", [True, False])
 def test_an_index_is_given_up_where_scoring_every_label_is_cheaper(
-    clustered: bool, monkeypatch: pytest.MonkeyPatch
+    clustered: bool,
 ) -> None:
-    monkeypatch.setattr(trainer.negatives.in_trainer_index, "EXACT_LABELS", 100)
     labels, width = 6_000, 64
     draw = np.random.default_rng(0)
     classifier = Classifier(Config(), labels, width, seed=1)
@@ -90,7 +88,7 @@ def test_an_index_is_given_up_where_scoring_every_label_is_cheaper(
     vectors = near + draw.standard_normal((labels, width))
     classifier.vectors.copy_(torch.from_numpy(vectors.astype(np.float32)))
     x = torch.from_numpy((near + draw.standard_normal((labels, width)))[:B].astype(np.float32))
-    index = InTrainerIndex(IndexOptions("auto", every=9, width=K), SourceContext(classifier, ALONE))
+    index = CopiedIndex(IndexOptions("auto", every=9, width=K), SourceContext(classifier, ALONE))
     ids = index.find(batch_of([[] for _ in range(B)]), x).ids
     block, _ = index._current or pytest.fail("nothing was built")
     assert (block.index is not None) == clustered

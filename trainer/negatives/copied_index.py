@@ -1,9 +1,9 @@
-"""An index within the trainer: hard negatives of fresh query embeddings against stale classifier vectors.
+"""Hard negatives of fresh query embeddings against stale classifier vectors.
 
-It holds a copy of the vectors, made anew every `refresh.every_steps` steps and after every checkpoint: a resumed run
-builds it of the checkpoint's vectors, and so did the run that was not stopped. With `refresh.rebuild_steps` the next
-one is built in a thread meanwhile, and used from a step on that does not depend on how long that took. Sampling by MIPS
-(MIPS-s, section 3).
+The index holds a copy of the vectors, made anew every `refresh.every_steps` steps and after every checkpoint: a
+resumed run builds it of the checkpoint's vectors, and so did the run that was not stopped. With `refresh.rebuild_steps`
+the next one is built in a thread meanwhile, and used from a step on that does not depend on how long that took.
+Sampling by MIPS (MIPS-s, section 3).
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,15 +14,14 @@ import numpy as np
 import torch
 
 from schemas.ragged import Ragged
-from search.factory import AUTO
-from trainer.negatives.base import NegativeSource, Sampled, SourceContext
+from search.factory import AUTO, EXACT
+from trainer.negatives.base import NegativeSource, Sampled, SourceContext, best_of_ranks
 from trainer.stream.batch import Batch
 
 if TYPE_CHECKING:
     from search.block import Block
     from search.params import SearchParams
 
-EXACT_LABELS = 1 << 15  # up to so many, 'auto' scores every label
 TARGET_RECALL = 0.9
 MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 are searched (MIPS-s, sections 4 and 5.1)
 PROBED = 64
@@ -32,14 +31,14 @@ PROBED = 64
 class IndexOptions:
     """`kind`: a recipe's `refresh.index`. Made anew every `every` steps, used `lag` steps after; K = `width`."""
 
-    kind: str = AUTO
+    kind: str = EXACT
     every: int = 1000
     lag: int = 0
     width: int = 1
     first_epoch: int = 0
 
 
-class InTrainerIndex(NegativeSource):
+class CopiedIndex(NegativeSource):
     """The index of a rank's labels, built when it is first asked."""
 
     name = "in-trainer"
@@ -62,7 +61,6 @@ class InTrainerIndex(NegativeSource):
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
         """Return of all ranks' labels the best for x [B, D] that are no positives, [B, K]."""
         from search.block import padded
-        from search.candidates import best, unpack
         from search.exclusions import Exclusions, search_negatives
 
         assert x is not None
@@ -72,10 +70,7 @@ class InTrainerIndex(NegativeSource):
         exclusions = Exclusions(positives, Ragged.empty(len(batch)))
         queries = padded(queries, block.vectors.shape[1])
         keys = search_negatives(block, queries, exclusions, self._options.width, refine=params.factor)
-        (keys,) = self._group.gather_arrays(keys)
-        keys = np.concatenate(np.split(keys, self._group.ranks), axis=1)  # [B, G K]
-        labels, _ = unpack(best(keys, self._options.width))
-        return Sampled(labels, ranked=True)
+        return best_of_ranks(keys, self._options.width, self._group)
 
     def _index(self, queries: np.ndarray) -> "tuple[Block, SearchParams]":
         """Return the index of this step."""
@@ -107,7 +102,7 @@ class InTrainerIndex(NegativeSource):
         set_up(None)
         rows, start, kind = len(vectors), self._vectors.start, self._options.kind
         spec = f"IVF{max(1, int(rows**0.5))},Flat" if kind == MIPS else kind
-        factory = choose(spec, rows, EXACT_LABELS)
+        factory = choose(spec, rows)
         vectors = padded(vectors, factory.dimension(vectors.shape[1]))
         block = Block(start, vectors, build(factory, vectors, self._seed))
         wide = padded(queries, vectors.shape[1])

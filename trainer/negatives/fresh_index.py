@@ -1,0 +1,99 @@
+"""Hard negatives of fresh query embeddings against fresh classifier vectors: every label is scored in every step.
+
+Scores are bfloat16 where the processor multiplies those, so that a search costs a fraction of one-vs-all's forward
+pass. The best K are looked for in the K groups of labels with the greatest maxima: no others can hold one of them.
+"""
+
+import numpy as np
+import torch
+
+from schemas.tables import PAD
+from trainer.negatives.base import NegativeSource, Sampled, SourceContext, best_of_ranks
+from trainer.rows.memory import zeros
+from trainer.stream.batch import Batch
+
+_GROUP = 16  # labels
+_CHUNK = 1 << 14  # labels scored at a time: their vectors stay in a cache
+_QUERIES = 512  # whose scores are held at a time
+
+
+class FreshIndex(NegativeSource):
+    """The best `width` labels of each query, of the vectors as they are."""
+
+    name = "in-trainer"
+
+    def __init__(self, width: int, first_epoch: int, context: SourceContext) -> None:
+        self._vectors, self._group = context.vectors, context.group
+        self._width, self.first_epoch = width, first_epoch
+        self._products = Products()
+
+    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
+        """Return of all ranks' labels the best for x [B, D] that are no positives, [B, K]."""
+        from search.candidates import pack
+
+        assert x is not None
+        vectors, start = self._vectors.vectors, self._vectors.start
+        inside = (batch.positives >= start) & (batch.positives < start + len(vectors))
+        query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))[inside]
+        masked = torch.from_numpy(query), torch.from_numpy(batch.positives[inside] - start)
+        found = []
+        for first, block in zip(range(0, len(x), _QUERIES), x.split(_QUERIES), strict=True):
+            low, high = np.searchsorted(query, (first, first + len(block)))
+            own = masked[0][low:high] - first, masked[1][low:high]
+            rows, scores = self._products.best(block, vectors, min(self._width, len(vectors)), own)
+            found.append(pack(np.where(scores == -np.inf, PAD, rows + start), scores))
+        return best_of_ranks(np.concatenate(found), self._width, self._group)
+
+
+class Products:
+    """Inner products with every vector, in memory that is kept from one search to the next."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def best(
+        self, x: torch.Tensor, vectors: torch.Tensor, width: int, masked: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows int64 and scores float32 [B, width] of the greatest x.w, x [B, D], vectors [n, D], width <= n.
+
+        In any order; scores have the precision of `product_dtype`, and are -inf for the pairs `masked`: queries and
+        rows.
+        """
+        queries, rows = len(x), len(vectors)
+        chunks = -(-rows // _CHUNK)
+        groups = -(-rows // (_GROUP * chunks))  # of a chunk
+        size = _GROUP * groups
+        dtype = product_dtype(vectors.device)
+        x = x.to(vectors.device, dtype)
+        scores = self._room(x, chunks * queries * size).view(chunks, queries, size)
+        for chunk, block in enumerate(vectors.split(size)):
+            if len(block) == size:
+                torch.mm(x, block.to(dtype).T, out=scores[chunk])
+            else:
+                scores[chunk].fill_(-torch.inf)[:, : len(block)] = x @ block.to(dtype).T
+        query, row = masked
+        scores[row // size, query, row % size] = -torch.inf
+        # Column j of a chunk is in group j modulo `groups`: maxima are then taken over contiguous columns.
+        maxima = torch.cat([part.view(queries, _GROUP, groups).amax(1) for part in scores], 1)
+        group = maxima.topk(min(width, maxima.shape[1]), dim=1, sorted=False).indices
+        chunk, column = group // groups, group % groups
+        columns = column[:, :, None] + torch.arange(0, size, groups, device=x.device)  # [B, groups, 16]
+        place = (chunk * queries + torch.arange(queries, device=x.device)[:, None])[:, :, None] * size + columns
+        best = scores.view(-1)[place].flatten(1).topk(width, dim=1, sorted=False)
+        found = (chunk[:, :, None] * size + columns).flatten(1).gather(1, best.indices)
+        return found.cpu().numpy(), best.values.float().cpu().numpy()
+
+    def _room(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        """Return [count] numbers of any values, of the kind of `x`."""
+        if self._memory is None or len(self._memory) < count:
+            # Large memory that is asked for in every step has to be cleared by the system in every step.
+            self._memory = zeros((count,), x.dtype) if x.device.type == "cpu" else x.new_empty(count)
+        return self._memory[:count]
+
+
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return bfloat16 where the device multiplies it faster than float32."""
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.float32
+    return torch.bfloat16
