@@ -175,7 +175,7 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     """Hold the claim on the output at `root` for the block; what this thread has claimed already it goes on holding.
 
     A claim whose owner is gone is taken over, and `say` is told. Raises ClaimedError while another process has it;
-    StorageError.
+    LostError in place of an error of the block where another took over meanwhile; StorageError.
     """
     key = threading.get_ident(), root
     if key in _HELD:
@@ -187,6 +187,10 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     _HELD[key] = claim
     try:
         yield claim
+    except Exception:
+        with contextlib.suppress(StorageError):
+            claim.require()  # whatever failed, failed because another process has the output now
+        raise
     finally:
         del _HELD[key]
         claim.release()

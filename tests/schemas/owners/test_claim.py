@@ -27,8 +27,8 @@ claim.BEAT_SECONDS, claim.LEASE_SECONDS = 0.1, float(sys.argv[2])
 try:
     with claim.claimed(sys.argv[1], "mined") as held:
         print("held", flush=True)
-        while not sys.stdin.readline():
-            pass
+        if sys.stdin.readline() == "fail\\n":
+            open("what the other one has removed")
         held.require()
         print("kept", flush=True)
 except claim.LostError as error:
@@ -175,12 +175,13 @@ def test_of_many_at_once_one_takes_over(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_paused_owner_loses_it_and_knows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["go on", "fail"])
+def test_a_paused_owner_loses_it_and_knows(tmp_path: Path, line: str) -> None:
     owner = hold(tmp_path)
     owner.send_signal(signal.SIGSTOP)
     with claimed(str(tmp_path), "mined") as held:
         owner.send_signal(signal.SIGCONT)
-        out, _ = owner.communicate("\n", timeout=30)
+        out, _ = owner.communicate(f"{line}\n", timeout=30)
         assert out.startswith(f"lost: {tmp_path}: taken over by {Owner.here('mined')}"), out
         held.require()
         assert (tmp_path / claim.FILE).exists(), "what is another's stays"
