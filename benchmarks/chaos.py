@@ -36,7 +36,7 @@ from tests.pipelines.raw import write_tate
 BUCKET = "soak"  # that of `store`
 FAULT_SHARE = 0.01
 TRIES = 40  # of a command, until it has ended well
-COMMAND_SECONDS = 600.0
+COMMAND_SECONDS = 1800.0
 PAUSE_SECONDS = LEASE_SECONDS + 6
 DISTURBANCES = {
     "kill all": 4,

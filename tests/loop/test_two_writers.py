@@ -36,7 +36,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("world")
     raw = write_tate(folder / "raw", 300, 50)
     extremis("shard", raw, folder / "data", *SMALL, "--validation", "0.2")
-    extremis("run", "astra", folder / "data", folder / "run", *RECIPE, "--set", "train.epochs=3")
+    mined = sets("train.epochs=3", "refresh.source=table")
+    extremis("run", "astra", folder / "data", folder / "run", *RECIPE, *mined)
     return World(raw, folder / "data", folder / "run", folder)
 
 
