@@ -30,6 +30,11 @@ def parse_number(name: str) -> int | None:
     return int(match[2]) if match else None
 
 
+def epoch_of(root: str, epoch: int) -> str:
+    """Return the folder of `epoch` under `root`."""
+    return join(root, f"epoch-{epoch:04d}")
+
+
 def numbered(root: str) -> list[int]:
     """List the epochs or steps that have a folder under `root`, ascending. Raises StorageError."""
     numbers = (parse_number(name) for name in storage.list_names(root))
@@ -102,7 +107,7 @@ class RunLayout:
 
     def dump(self, epoch: int) -> str:
         """The dump written during `epoch`: embeddings of each source, and the vectors at its end."""
-        return join(self.dumps, f"epoch-{epoch:04d}")
+        return epoch_of(self.dumps, epoch)
 
     def embeddings(self, epoch: int, source: str) -> str:
         return join(self.dump(epoch), folder(source))
@@ -116,11 +121,11 @@ class RunLayout:
 
     def negatives(self, epoch: int, source: str) -> str:
         """The table of `source` (`queries` or `labels`) made for training from `epoch` on."""
-        return join(self.negatives_root, f"epoch-{epoch:04d}", folder(source))
+        return join(epoch_of(self.negatives_root, epoch), folder(source))
 
     def clusters(self, epoch: int, source: str) -> str:
         """The rows of `source` in cluster order, made for training from `epoch` on."""
-        return join(self.clusters_root, f"epoch-{epoch:04d}", folder(source))
+        return join(epoch_of(self.clusters_root, epoch), folder(source))
 
     def adoption(self, epoch: int) -> str:
         """The decision which table `epoch` trains on, made once, before its first step."""

@@ -15,7 +15,7 @@ from extremis.training.process import DEFAULT, ProcessOptions
 from extremis.training.train import train
 from schemas import storage
 from schemas.errors import InputError
-from schemas.layout import DataLayout, RunLayout
+from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
 from schemas.owners.claim import claimed
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step
@@ -72,7 +72,7 @@ def _run_auto(
         recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
         _write(run, report, recipe)
     outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, process=process)
-    storage.remove(RunLayout(run).dumps, recursive=True)  # no table is made of them any more
+    _tidy(RunLayout(run))
     fusion = fit_weights(data, run, step=best_step(RunLayout(run))).parameters
     say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
     return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
@@ -126,7 +126,13 @@ def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequen
 
 def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str]) -> Resolved:
     """Return the contender's recipe for all rows but those held out."""
-    changes = [*contender.changes, f"data.holdout={holdout_share(rows)}", f"validation.metric={METRIC}", *overrides]
+    changes = [
+        *contender.changes,
+        f"data.holdout={holdout_share(rows)}",
+        f"validation.metric={METRIC}",
+        "checkpoint.keep=1",
+        *overrides,
+    ]
     return resolve(contender.recipe, changes, data)
 
 
@@ -136,6 +142,15 @@ def _within(recipe: Recipe, minutes: float, seconds: float) -> Recipe:
         return recipe
     left = max(0.1, minutes - seconds / 60)
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"minutes": left})})
+
+
+def _tidy(run: RunLayout) -> None:
+    """Remove what a finished run needs no more: dumps, and all tables of hard negatives but the newest."""
+    with claimed(run.root, "trained") as claim:  # held already
+        claim.require()
+        storage.remove(run.dumps, recursive=True)
+        for epoch in numbered(run.negatives_root)[:-1]:
+            storage.remove(epoch_of(run.negatives_root, epoch), recursive=True)
 
 
 def _write(run: str, report: dict[str, Any], recipe: Recipe) -> None:

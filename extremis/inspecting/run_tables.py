@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schemas import storage
-from schemas.layout import RunLayout, numbered
+from schemas.layout import RunLayout, epoch_of, numbered
 from schemas.manifest import Manifest, open_if_published
-from schemas.storage import join
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class RunTable:
 def run_tables(run: RunLayout) -> Iterator[RunTable]:
     """Yield the run's finished tables, newest first. Raises TableError, StorageError."""
     for epoch in reversed(numbered(run.negatives_root)):
-        for name in storage.list_names(join(run.negatives_root, f"epoch-{epoch:04d}")):
+        for name in storage.list_names(epoch_of(run.negatives_root, epoch)):
             if name.startswith("."):  # a claim and candidates, of a miner at work or one that was killed
                 continue
             url = run.negatives(epoch, name)

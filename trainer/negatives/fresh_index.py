@@ -67,11 +67,11 @@ class Products:
         dtype = product_dtype(vectors.device)
         x = x.to(vectors.device, dtype)
         scores = self._room(x, chunks * queries * size).view(chunks, queries, size)
-        for chunk, block in enumerate(vectors.split(size)):
+        for number, block in enumerate(vectors.split(size)):
             if len(block) == size:
-                torch.mm(x, block.to(dtype).T, out=scores[chunk])
+                torch.mm(x, block.to(dtype).T, out=scores[number])
             else:
-                scores[chunk].fill_(-torch.inf)[:, : len(block)] = x @ block.to(dtype).T
+                scores[number].fill_(-torch.inf)[:, : len(block)] = x @ block.to(dtype).T
         query, row = masked
         scores[row // size, query, row % size] = -torch.inf
         # Column j of a chunk is in group j modulo `groups`: maxima are then taken over contiguous columns.

@@ -2,7 +2,7 @@
 
 from schemas import storage
 from schemas.errors import TableError
-from schemas.layout import CLUSTERS, RunLayout, numbered
+from schemas.layout import CLUSTERS, RunLayout, epoch_of, numbered
 from schemas.manifest import open_manifest, unpublish
 from schemas.storage import join
 
@@ -14,7 +14,7 @@ def discard_refreshes(run: RunLayout) -> None:
     """
     for root in (run.negatives_root, run.clusters_root):
         for epoch in numbered(root):
-            folder = join(root, f"epoch-{epoch:04d}")
+            folder = epoch_of(root, epoch)
             for name in storage.list_names(folder):
                 if _is_of_a_dump(join(folder, name)):
                     unpublish(join(folder, name))
