@@ -56,14 +56,15 @@ def writer(kind: str, world: World, out: Path, choice: int) -> list[str]:
     return command(*map(str, commands[kind]))
 
 
-def check_made(kind: str, world: World, out: Path, choice: int, printed: dict) -> None:
-    """`out` is whole, and it is what the writer of `choice` said that it made."""
+def check_made(kind: str, out: Path, by_choice: list[tuple[int, str]]) -> None:
+    """`out` is whole, and it is what one of the writers, (choice, last line), said that it made."""
     tables = [path.parent for path in out.rglob("manifest.json")]
     assert tables
     for table in tables:
         manifest = open_manifest(str(table))
         verify(str(table), manifest)
     if kind == "train":
+        ((choice, _),) = by_choice
         config = (out / "config.toml").read_text()
         assert f"seed = {choice}\n" in config
         newest = open_manifest(str(max((out / "checkpoints").iterdir())), "checkpoint")
@@ -77,9 +78,11 @@ def check_made(kind: str, world: World, out: Path, choice: int, printed: dict) -
     if kind == "fuse":
         place = next(place.iterdir())
     manifest = open_manifest(str(place))
-    said = printed["tables"]["queries"]["digest"] if kind == "mine" else printed["digest"]
-    assert manifest.digest == said
-    parameters = manifest.parameters
+    said = [(choice, json.loads(line)) for choice, line in by_choice]
+    digests = [(choice, (body["tables"]["queries"] if kind == "mine" else body)["digest"]) for choice, body in said]
+    choices = [choice for choice, digest in digests if digest == manifest.digest]
+    assert choices, f"{manifest.digest} is none of {digests}"
+    choice, parameters = choices[0], manifest.parameters
     expected = {
         "shard": lambda: parameters["options"]["seed"] == choice,
         "mine": lambda: parameters["width"] == 3 + choice,
@@ -106,9 +109,8 @@ def race(kind: str, world: World, folder: Path, choices: tuple[int, int], apart:
     assert "Traceback" not in context, context
     assert sorted(statuses) in ([0, 0], [0, 2]), context
     winners = [number for number in (0, 1) if statuses[number] == 0]
-    for number in winners:  # of two that ended well, the later one found it finished, or wrote in its turn
-        if len(winners) == 1 or choices[0] == choices[1] or number == 1:
-            check_made(kind, world, out, choices[number], json.loads(done[number][0].splitlines()[-1]))
+    # Two that ended well wrote one after the other, or one found it finished.
+    check_made(kind, out, [(choices[number], done[number][0].splitlines()[-1]) for number in winners])
     for number in {0, 1} - {*winners}:
         said = [line for line in done[number][1].splitlines() if line.startswith("error: ")]
         assert len(said) == 1, context
