@@ -24,6 +24,7 @@ from trainer.initialise import begin_at_texts, begin_with_encoder
 from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
+from trainer.negatives.copied_index import IndexOptions
 from trainer.negatives.curriculum import mixtures
 from trainer.negatives.in_trainer import open_index
 from trainer.negatives.planner import Planner
@@ -123,7 +124,9 @@ def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> Neg
     sources = list[NegativeSource]()
     context = SourceContext(model.head, group, recipe.train.seed, recipe.negatives.start)
     if recipe.indexes:
-        sources.append(open_index(recipe, context))
+        refresh, width = recipe.refresh, recipe.negatives.table_width
+        options = IndexOptions(refresh.index, refresh.every_steps, refresh.rebuild_steps, width, refresh.start)
+        sources.append(open_index(options, context))
     sources += [section.open(context) for section in recipe.negatives.sections]
     opened = NegativeSources(sources)
     if opened.stateful and group.ranks > 1:

@@ -58,7 +58,7 @@ _MIPS_1 = {
     "nn-top-re": (*_EXACT, *_HARDEST, "train.positive_ratio=50"),
     "nn-top-uniform": _EXACT,
 }
-_IN_TRAINER = ("refresh.source=in-trainer", "refresh.start=0", "refresh.every_steps=100")
+_IN_TRAINER = ("refresh.source=in-trainer", "refresh.start=0")
 
 Variants: TypeAlias = dict[str, Recipe]  # lines of a comparison by name
 

@@ -36,13 +36,13 @@ class FreshIndex(NegativeSource):
         inside = (batch.positives >= start) & (batch.positives < start + len(vectors))
         query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))[inside]
         masked = torch.from_numpy(query), torch.from_numpy(batch.positives[inside] - start)
-        found = []
+        keys = []
         for first, block in zip(range(0, len(x), _QUERIES), x.split(_QUERIES), strict=True):
             low, high = np.searchsorted(query, (first, first + len(block)))
             own = masked[0][low:high] - first, masked[1][low:high]
             rows, scores = self._products.best(block, vectors, min(self._width, len(vectors)), own)
-            found.append(pack(np.where(scores == -np.inf, PAD, rows + start), scores))
-        return best_of_ranks(np.concatenate(found), self._width, self._group)
+            keys.append(pack(np.where(scores == -np.inf, PAD, rows + start), scores))
+        return best_of_ranks(np.concatenate(keys), self._width, self._group)
 
 
 class Products:
@@ -81,8 +81,8 @@ class Products:
         columns = column[:, :, None] + torch.arange(0, size, groups, device=x.device)  # [B, groups, 16]
         place = (chunk * queries + torch.arange(queries, device=x.device)[:, None])[:, :, None] * size + columns
         best = scores.view(-1)[place].flatten(1).topk(width, dim=1, sorted=False)
-        found = (chunk[:, :, None] * size + columns).flatten(1).gather(1, best.indices)
-        return found.cpu().numpy(), best.values.float().cpu().numpy()
+        labels = (chunk[:, :, None] * size + columns).flatten(1).gather(1, best.indices)
+        return labels.cpu().numpy(), best.values.float().cpu().numpy()
 
     def _room(self, x: torch.Tensor, count: int) -> torch.Tensor:
         """Return [count] numbers of any values, of the kind of `x`."""
