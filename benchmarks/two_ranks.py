@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.report import report
-from extremis.training.miner import start_miner, stop_miner
+from extremis.training.miner import start_miner
 from schemas.layout import DataLayout, RunLayout
 from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
@@ -96,7 +96,7 @@ def work(data: str, run: str, recipe: Recipe, threads: int) -> None:
     for _ in trainer.train(meter.step):
         pass
     if miner is not None:
-        stop_miner(miner)
+        miner.stop()
     scores = Scorer.open(DataLayout(data), trainer.model, "test", group).score().report()
     sent, received = meter.a_step()
     paper = on_paper(recipe, group, trainer)

@@ -7,6 +7,7 @@ The table is one of queries like any other: the stream reads it in turn, and its
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import apache_beam as beam
 
@@ -14,16 +15,15 @@ from pipelines.clustering import steps
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.layout import make_layout
 from pipelines.clustering.plan import ClusterOptions, Plan, Settled, make_plan
-from pipelines.common.claim import claimed
 from pipelines.common.exchange import Exchange, choose
 from pipelines.common.progress import Progress, say_use, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
 from pipelines.common.watch import watch_dumps
 from pipelines.runners.runner import make_pipeline
 from pipelines.runners.runner import run as run_pipeline
-from schemas import storage
 from schemas.layout import CLUSTERS, staging
-from schemas.manifest import Manifest, columns_of, publish, unpublish
+from schemas.manifest import Manifest, columns_of
+from schemas.owners.build import Build, building
 from schemas.reuse import find_made_from
 from schemas.shard_files.shards import open_shard
 
@@ -51,9 +51,9 @@ def cluster(
     if finished is not None:
         say(f"{inputs.name}: already clustered{say_use(inputs.use_from)}")
         return finished
-    with claimed(inputs.out):
-        # The last owner of the claim may have made it.
-        return plan.finished_table(options, run) or _make(plan, beam_options, say)
+    with building(inputs.out, "clustered", say) as build:
+        # The last owner may have made it.
+        return plan.finished_table(options, run) or _make(plan, build, beam_options, say)
 
 
 def watch(
@@ -78,22 +78,17 @@ def watch(
     return watch_dumps(run, lambda: dumps_for_clusters(run), make, say, poll_seconds, until)
 
 
-def _make(plan: Plan, beam_options: Sequence[str], say: Progress) -> Manifest:
-    out, name = plan.inputs.out, plan.inputs.name
-    storage.remove(staging(out), recursive=True)
-    unpublish(out)
-    try:
-        settled = _settle(plan, _count(plan, beam_options))
-        parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
-        layout = settled.layout
-        say(f"{name}: {plan.queries.rows:,} queries{parts}, {layout.clusters:,} clusters of {layout.rows}")
-        pipeline = make_pipeline(beam_options)
-        _wire(pipeline, settled, choose(pipeline.runner, staging(out)))
-        run_pipeline(pipeline)
-        summary = read_summary(plan.summary)
-    finally:
-        storage.remove(staging(out), recursive=True)
-    manifest = _publish(settled, summary)
+def _make(plan: Plan, build: Build, beam_options: Sequence[str], say: Progress) -> Manifest:
+    name = plan.inputs.name
+    plan = replace(plan, inputs=replace(plan.inputs, out=build.url))
+    settled = _settle(plan, _count(plan, beam_options))
+    parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
+    layout = settled.layout
+    say(f"{name}: {plan.queries.rows:,} queries{parts}, {layout.clusters:,} clusters of {layout.rows}")
+    pipeline = make_pipeline(beam_options)
+    _wire(pipeline, settled, choose(pipeline.runner, staging(build.url)))
+    run_pipeline(pipeline)
+    manifest = build.publish(_describe(settled, read_summary(plan.summary)))
     say(f"{name}: clustered{say_use(plan.inputs.use_from)}")
     return manifest
 
@@ -131,22 +126,19 @@ def _wire(pipeline: beam.Pipeline, settled: Settled, exchange: Exchange) -> None
     merge_and_write(written, settled.plan.summary)
 
 
-def _publish(settled: Settled, summary: Summary) -> Manifest:
+def _describe(settled: Settled, summary: Summary) -> Manifest:
     plan, layout = settled.plan, settled.layout
     parameters = plan.parameters()
     parameters[CLUSTERS] |= {"rows": layout.rows, "count": layout.clusters}
     rows = plan.queries.rows
-    return publish(
-        plan.inputs.out,
-        Manifest(
-            kind="queries",
-            columns=columns_of(settled.schema),
-            shards=summary.shards_of(steps.TABLE),
-            rows=rows,
-            row_group_rows=layout.row_group_rows,
-            id_range=(0, rows),
-            parents=plan.inputs.parents,
-            parameters=parameters,
-            counters={"rows": rows, "clusters": layout.clusters, "short_clusters": sum(layout.short)},
-        ),
+    return Manifest(
+        kind="queries",
+        columns=columns_of(settled.schema),
+        shards=summary.shards_of(steps.TABLE),
+        rows=rows,
+        row_group_rows=layout.row_group_rows,
+        id_range=(0, rows),
+        parents=plan.inputs.parents,
+        parameters=parameters,
+        counters={"rows": rows, "clusters": layout.clusters, "short_clusters": sum(layout.short)},
     )

@@ -17,14 +17,16 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary, merge_and_write, read_summary
 from pipelines.runners.runner import local_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
-from schemas import storage, tables
+from schemas import tables
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
-from schemas.manifest import Manifest, columns_of, publish
+from schemas.manifest import Manifest, columns_of
 from schemas.options import Options
+from schemas.owners.build import building
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
 from schemas.shard_files.shards import iterate_shard
@@ -90,6 +92,7 @@ def embed(
     out: str,
     options: EmbedOptions | None = None,
     beam_options: Sequence[str] = (),
+    progress: Progress | None = None,
     device: str = "auto",
 ) -> Manifest:
     """Embed the queries of a split, or the label texts, with a checkpoint of RUN: the manifest of the table at OUT.
@@ -114,19 +117,20 @@ def embed(
     parameters = {**options.model_dump(), "step": checkpoint.step, "bias": has_bias(recipe)}
     if labels:
         del parameters["split"]
-    plan = Plan(data, run, checkpoint.step, checkpoint.manifest.digest, source, out, options, device)
-    request = Request(plan.kind, parents, parameters)
-    finished = find_reusable(out, request, "Give another OUT, or remove it first.")
+    request = Request("vectors" if labels else "embeddings", parents, parameters)
+    remedy = "Give another OUT, or remove it first."
+    finished = find_reusable(out, request, remedy)
     if finished is not None:
         return finished
-    try:
+    with building(out, "embedded", progress) as build:
+        finished = find_reusable(out, request, remedy)  # the last owner may have made it
+        if finished is not None:
+            return finished
+        plan = Plan(data, run, checkpoint.step, checkpoint.manifest.digest, source, build.url, options, device)
         shards = pipeline | "Shards" >> beam.Create(range(len(source.manifest.shards)))
         merge_and_write(shards | "Embed shards" >> beam.Map(embed_shard, plan), plan.summary)
         run_pipeline(pipeline)
-        summary = read_summary(plan.summary)
-    finally:
-        storage.remove(staging(out), recursive=True)
-    return _publish(plan, summary, request)
+        return build.publish(_describe(plan, read_summary(plan.summary), request))
 
 
 def embed_shard(shard: int, plan: Plan) -> Summary:
@@ -167,11 +171,11 @@ def _narrow(x: np.ndarray, plan: Plan) -> np.ndarray:
     return narrow
 
 
-def _publish(plan: Plan, summary: Summary, request: Request) -> Manifest:
+def _describe(plan: Plan, summary: Summary, request: Request) -> Manifest:
     shards = summary.shards_of(plan.kind)
     with open_shard(plan.out, shards[0]) as first:
         schema = first.schema_arrow
-    manifest = Manifest(
+    return Manifest(
         kind=plan.kind,
         columns=columns_of(schema),
         shards=shards,
@@ -182,4 +186,3 @@ def _publish(plan: Plan, summary: Summary, request: Request) -> Manifest:
         parameters=dict(request.parameters),
         counters=dict(summary.counters[plan.kind]),
     )
-    return publish(plan.out, manifest)

@@ -5,6 +5,7 @@
 ASTRA's Algorithm 1 (papers: section 3.1), beside the training: `watch` mines each dump as the trainer completes it.
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -14,12 +15,11 @@ from typing import Any
 import apache_beam as beam
 
 from pipelines.common.aligned import Source
-from pipelines.common.claim import claimed
 from pipelines.common.progress import Progress, say_use, silent
 from pipelines.common.watch import watch_dumps
 from pipelines.mining import steps
 from pipelines.mining.inputs import complete_dumps, open_inputs
-from pipelines.mining.kept_index import find_index, publish_index
+from pipelines.mining.kept_index import describe_index, find_index
 from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
@@ -27,7 +27,8 @@ from pipelines.mining.profile import Profile, release
 from pipelines.runners.runner import make_pipeline
 from pipelines.runners.runner import run as run_pipeline
 from schemas import storage
-from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
+from schemas.manifest import Manifest, Shard, columns_of
+from schemas.owners.build import Build, building
 from schemas.reuse import find_made_from
 from schemas.sizes import say_bytes
 from schemas.storage import join
@@ -66,11 +67,13 @@ def mine(
     if len(finished) == len(plan.sources) and index_url is None:
         say(f"{inputs.name}: already mined{say_use(inputs.use_from)}")
         return finished
-    with claimed(inputs.root):
-        finished = plan.finished_tables(run)  # the last owner of the claim may have made some
+    with contextlib.ExitStack() as held:
+        build = held.enter_context(building(inputs.root, "mined", say))
+        finished = plan.finished_tables(run)  # the last owner may have made some
         missing = tuple(source for source in inputs.sources if source.name not in finished)
-        if missing or index_url is not None:
-            finished |= _make(plan.only(missing), index_url, beam_options, say)
+        index = held.enter_context(building(index_url, "mined", say)) if index_url is not None else None
+        if missing or index is not None:
+            finished |= _make(plan.only(missing).below(build.claim.attempt), build, index, beam_options, say)
         return finished
 
 
@@ -102,34 +105,34 @@ def watch(
     return watch_dumps(run, lambda: complete_dumps(run), make, say, poll_seconds, until)
 
 
-def _make(plan: Plan, index_url: str | None, beam_options: Sequence[str], say: Progress) -> dict[str, Manifest]:
-    """Mine and publish the tables of the plan's sources, and the index at `index_url` where one is to be kept."""
+def _make(
+    plan: Plan, build: Build, index: Build | None, beam_options: Sequence[str], say: Progress
+) -> dict[str, Manifest]:
+    """Mine and publish the tables of the plan's sources, and an index where one is to be kept."""
     started = time.monotonic()
     inputs = plan.inputs
     for line in plan.describe():
         say(line)
-    storage.remove(inputs.scratch, recursive=True)
-    for url in (*map(inputs.table, plan.sources), *([index_url] if index_url is not None else [])):
-        unpublish(url)
     pipeline = make_pipeline(beam_options)
-    _wire(pipeline, plan, index_url)
+    _wire(pipeline, plan, index.url if index is not None else None)
     run_pipeline(pipeline)
-    if index_url is not None:
-        publish_index(plan, index_url)
+    if index is not None:
+        index.publish(describe_index(plan))
     summaries = {source.name: json.loads(storage.read_sealed(plan.summary(source))) for source in plan.sources}
     # `queries` last: a reader that sees its table sees the others, too.
     ordered = sorted(plan.sources, key=lambda source: source.name == "queries")
-    tables = {source.name: _publish(plan, source, summaries[source.name]) for source in ordered}
+    made = {source.name: _describe(plan, source, summaries[source.name]) for source in ordered}
+    for source in ordered:
+        Build(inputs.table(source), inputs.written(source), build.claim).publish(made[source.name])
     seconds = time.monotonic() - started
     profiles = {name: summary["profile"] for name, summary in summaries.items()}
     if profiles:
         body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
         storage.write_bytes(join(inputs.root, PROFILE), json.dumps(body, indent=1, sort_keys=True).encode())
-    storage.remove(inputs.scratch, recursive=True)
     peak = max((profile["peak_bytes"] for profile in profiles.values()), default=0)
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""
     say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{say_use(inputs.use_from)}")
-    return tables
+    return made
 
 
 def _wire(pipeline: beam.Pipeline, plan: Plan, index_url: str | None) -> None:
@@ -178,9 +181,9 @@ def write_summary(element: tuple[int, Iterable[steps.MergedShard]], plan: Plan) 
     storage.write_sealed(plan.summary(source), json.dumps(body).encode())
 
 
-def _publish(plan: Plan, source: Source, summary: dict[str, Any]) -> Manifest:
+def _describe(plan: Plan, source: Source, summary: dict[str, Any]) -> Manifest:
     shards = tuple(Shard(**entry) for entry in summary["shards"])
-    manifest = Manifest(
+    return Manifest(
         kind="negatives",
         columns=columns_of(plan.schema),
         shards=shards,
@@ -192,4 +195,3 @@ def _publish(plan: Plan, source: Source, summary: dict[str, Any]) -> Manifest:
         counters=summary["counters"],
         quality=summary["quality"],
     )
-    return publish(plan.inputs.table(source), manifest)

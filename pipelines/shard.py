@@ -4,7 +4,6 @@ files ─▶ read and parse by block                                            
 labels ─▶ order ─▶ ids ─▶ resolve the points' labels ─▶ tokenize ─▶ order ─▶ write ─▶ sum up ─▶ publish
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,10 @@ from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
 from pipelines.sharding.queries import FREQUENCIES, shard_queries
 from pipelines.sharding.resolve import resolve_labels
 from pipelines.sharding.tokenizer import FrozenTokenizer
-from schemas.errors import StorageError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, is_published
+from schemas.owners.build import building
+from schemas.owners.claim import claimed
 from schemas.storage import join
 
 __all__ = ["ShardOptions", "shard"]
@@ -57,30 +57,38 @@ def shard(
     make_plan.check(inputs, options)
     frozen = tokenizer.load_directory(options.tokenizer, options.max_tokens)
     recorded = options.recorded(f"directory:{frozen.sha256}" if frozen else options.tokenizer)
-    if not overwrite and is_published(data):
+
+    def find_finished() -> Manifest | None:
+        if overwrite or not is_published(data):
+            return None
         finished = dataset.open_finished(data, identity.identity(inputs, identity.read_files(inputs)), recorded)
-        dataset.end(data)  # a run that was stopped right after publishing may have left it
         say(f"{data}: made from this input with these options already; nothing to do")
         return finished
-    dataset.begin(data)
-    try:
-        flags = local_workers(beam_options, [*identity.files_of(inputs), data])
-        manifest = _make(Attempt(source, data, form, inputs, options, recorded, flags, say), frozen)
-    except BaseException:
-        with contextlib.suppress(StorageError):  # of the two errors the first is the cause
-            dataset.clear(data)
-        raise
-    dataset.end(data)
+
+    finished = find_finished()
+    if finished is not None:
+        dataset.clean_up(data)
+        return finished
+    with claimed(data, "sharded", say):
+        finished = find_finished()  # the last owner may have made it
+        if finished is not None:
+            return finished
+        dataset.begin(data)
+        with building(data, "sharded") as build:
+            flags = local_workers(beam_options, [*identity.files_of(inputs), data])
+            attempt = Attempt(source, data, build.url, form, inputs, options, recorded, flags, say)
+            manifest = dataset.place(build, _make(attempt, frozen))
     say(f"{data}: published")
     return manifest
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a data set: the input, the options, and how the pipelines are run."""
+    """One attempt at a data set, built at `built`: the input, the options, and how the pipelines are run."""
 
     source: str
     data: str
+    built: str
     form: Format
     inputs: Inputs
     options: ShardOptions
@@ -91,7 +99,7 @@ class Attempt:
     @property
     def staging(self) -> str:
         """Prefix of all that is removed at the end."""
-        return DataLayout(self.data).staging
+        return DataLayout(self.built).staging
 
     def run(self, name: str, wire: Callable[[beam.Pipeline, Exchange, str], None]) -> Summary:
         """Run the pipeline that `wire(pipeline, exchange, summary_url)` makes; its summary."""
@@ -105,7 +113,7 @@ class Attempt:
 
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard, publish. Raises InputError, StorageError."""
-    inputs, options, data, say = attempt.inputs, attempt.options, attempt.data, attempt.say
+    inputs, options, data, say = attempt.inputs, attempt.options, attempt.built, attempt.say
     staging = join(attempt.staging, "rows")
     read_plan = ReadPlan(attempt.form, inputs, options.text, staging, options.seed, read.BLOCK_ROWS)
     raw = attempt.run("read", lambda pipeline, bulk, url: read.wire(pipeline, read_plan, bulk, url))
@@ -125,7 +133,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     rejects = dataset.write_rejects(data, summary.rejected)
     if rejects.rows:
-        say(f"{rejects.rows:,} rejects: see {DataLayout(data).rejects}")
+        say(f"{rejects.rows:,} rejects: see {DataLayout(attempt.data).rejects}")
     parameters = _parameters(attempt, summary, queries, filter_pairs)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
 

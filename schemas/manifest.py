@@ -129,10 +129,14 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
 
 def publish(url: str, manifest: Manifest) -> Manifest:
     """Write `manifest` at `url`, after its shards: the moment the table becomes visible. Raises StorageError."""
-    body = manifest.model_dump(mode="json")
-    text = json.dumps({**body, "digest": manifest.digest}, indent=1, sort_keys=True) + "\n"
-    storage.write_bytes(join(url, MANIFEST), text.encode())
+    storage.write_bytes(join(url, MANIFEST), _file_of(manifest))
     return manifest
+
+
+def publish_new(url: str, manifest: Manifest) -> bool:
+    """Write `manifest` at `url` if none is there; tell whether it is the one that is there now. Raises StorageError."""
+    body = _file_of(manifest)
+    return storage.create_bytes(join(url, MANIFEST), body) or storage.read_bytes(join(url, MANIFEST)) == body
 
 
 def unpublish(url: str) -> None:
@@ -304,6 +308,11 @@ def _absent(url: str) -> str:
             "was cut off. Run that command again; it starts afresh."
         )
     return f"{url}: no table here (no {MANIFEST}). Is the path right, and has the step that makes it been run?"
+
+
+def _file_of(manifest: Manifest) -> bytes:
+    body = manifest.model_dump(mode="json")
+    return (json.dumps({**body, "digest": manifest.digest}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _canonical(body: dict[str, Any]) -> bytes:

@@ -12,7 +12,8 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, TypeVar
 from zlib import crc32
 
@@ -40,6 +41,7 @@ DEADLINE_SECONDS = 300.0  # no further attempt is begun after these
 REQUEST_SECONDS = 60.0  # of one look-up or one range: a server that accepts and never answers is given up
 FILE_SECONDS = 900.0  # of reading a whole file at once, or of removing a prefix
 CONNECTIONS = 64  # to an object store
+MOVES = 16  # copies within a store at a time
 READ_BYTES = 4 << 20  # of one request of a streaming pass
 SLOWEST_SECONDS = 8.0  # between two attempts
 READS = 3  # of bytes that do not match their checksum
@@ -268,6 +270,57 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
         raise StorageError(f"could not write {url}: {error}; create the bucket or fix the path.") from error
 
 
+def create_bytes(url: str, data: bytes) -> bool:
+    """Write `data` at `url` whole if nothing is there; tell whether it was written. Of several at once one succeeds.
+
+    An answer that was lost may make it False though it was written: read it back. A store without conditional writes
+    takes all of them, and the last one stays. Raises StorageError.
+    """
+    fs, path = filesystem(url)
+
+    def create() -> bool:
+        try:
+            if isinstance(fs, LocalFileSystem):
+                _link(path, data)
+            else:
+                _create_remotely(fs, path, data)
+        except FileExistsError:
+            return False
+        return True
+
+    try:
+        return _attempt(create, "write", url)
+    except FileNotFoundError as error:
+        raise StorageError(f"could not write {url}: {error}; create the bucket or fix the path.") from error
+
+
+def move_files(source: str, target: str, names: Sequence[str]) -> None:
+    """Move files by `names` from one prefix to another of the same store, over what is there; their bytes are kept.
+
+    On a local disk they are renamed; elsewhere the store copies them, and the originals stay for whoever removes
+    `source`. Raises FileNotFoundError, StorageError.
+    """
+    fs, start = filesystem(source)
+    end = filesystem(target)[1]
+    pairs = [(join(start, name), join(end, name)) for name in names]
+    if not isinstance(fs, LocalFileSystem):
+        with ThreadPoolExecutor(MOVES, thread_name_prefix="extremis-move") as pool:
+            list(pool.map(lambda pair: _copy(fs, *pair), pairs))
+        return
+    folders = {os.path.dirname(place) for _, place in pairs}
+
+    def rename() -> None:
+        for folder in folders:
+            os.makedirs(folder, exist_ok=True)
+        for before, after in pairs:
+            if os.path.exists(before) or not os.path.exists(after):  # an attempt before this one may have moved it
+                os.replace(before, after)
+        for folder in folders:
+            _sync(folder, os.O_RDONLY)
+
+    _attempt(rename, "write", target)
+
+
 @contextlib.contextmanager
 def writing(url: str, durable: bool = True) -> Iterator[str]:
     """Yield a local path to write to, whose file is published at `url` when the block ends: whole or not at all.
@@ -303,6 +356,25 @@ def remove(url: str, recursive: bool = False) -> None:
     _attempt(drop, "remove", url)
 
 
+def free_bytes(url: str) -> int | None:
+    """Return the bytes that are free where `url` is, or will be, on a local disk; None elsewhere."""
+    fs, path = filesystem(url)
+    if not isinstance(fs, LocalFileSystem):
+        return None
+    while not os.path.exists(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    room = os.statvfs(path or ".")
+    return room.f_bavail * room.f_frsize
+
+
+def remove_empty(url: str) -> None:
+    """Remove the folder at `url` if it is on a local disk and nothing is in it."""
+    fs, path = filesystem(url)
+    if isinstance(fs, LocalFileSystem):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+
+
 def sha256(data: bytes | memoryview) -> str:
     """Return the hexadecimal SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()
@@ -330,6 +402,47 @@ def _replacing(path: str, durable: bool) -> Iterator[str]:
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def _link(path: str, data: bytes) -> None:
+    """Write a local file that is not there yet. Raises FileExistsError."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
+    os.makedirs(folder or ".", exist_ok=True)
+    try:
+        with open(temporary, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            os.link(temporary, path)
+        except PermissionError:  # a file system without links: whole for all but who reads it this moment
+            with open(path, "xb") as out:
+                out.write(data)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _create_remotely(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
+    """Write an object that is not there yet, by a conditional write where the store has one. Raises FileExistsError."""
+    try:
+        _bounded(fs, "pipe_file", path, data, mode="create")
+        return
+    except (NotImplementedError, TypeError):  # a driver without conditional writes
+        pass
+    except OSError as error:
+        if error.errno == errno.EEXIST or "PreconditionFailed" in str(error) or "ConditionalRequest" in str(error):
+            raise FileExistsError(errno.EEXIST, "there is one already") from None
+        if "NotImplemented" not in str(error):
+            raise
+    if fs.exists(path):
+        raise FileExistsError(errno.EEXIST, "there is one already")
+    _bounded(fs, "pipe_file", path, data)
+
+
+def _copy(fs: fsspec.AbstractFileSystem, before: str, after: str) -> None:
+    _attempt(lambda: _bounded(fs, "cp_file", before, after, seconds=FILE_SECONDS), "write", after)
 
 
 def _sync(path: str, flags: int) -> None:

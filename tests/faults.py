@@ -2,8 +2,10 @@
 
 import contextlib
 import http.client
+import os
 import random
 import re
+import signal
 import socket
 import struct
 import threading
@@ -132,6 +134,18 @@ def proxy(upstream: tuple[str, int]) -> Iterator[Proxy]:
             yield server
         finally:
             server.shutdown()
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """Stop a process until the block ends, as a machine that is suspended does; one that has ended is left alone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 class _Handler(BaseHTTPRequestHandler):

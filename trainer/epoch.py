@@ -8,11 +8,12 @@ from dataclasses import asdict
 import torch
 
 from schemas.errors import ExtremisError
+from trainer.checkpoints.stopping import StoppedError
 from trainer.device import CPU, describe_device
 from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
 from trainer.refresh import true_ranks
-from trainer.refresh.adoption import Adoption
+from trainer.refresh.adoption import Adoption, Patience
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
 from trainer.settings.oddities import LossWatch
@@ -32,6 +33,8 @@ class EpochRunner:
         self._watch = LossWatch()
         self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
         self._loss = math.nan  # the last that was read
+        self._saved = progress.global_step  # of the newest checkpoint; 0: none
+        self.patience = Patience()
 
     @property
     def epochs(self) -> int:
@@ -50,11 +53,16 @@ class EpochRunner:
         return rate_factor(step, self._steps_an_epoch * epochs, options.warmup, options.final_lr, options.decay)
 
     def run(self, on_step: OnStep | None = None) -> EpochReport:
-        """Run the rest of the current epoch. Raises ExtremisError where training diverges."""
+        """Run the rest of the current epoch. Raises ExtremisError where training diverges; StoppedError."""
         parts, progress, clock = self._parts, self.progress, self._parts.step.clock
         clock.restart()
         began = counted_until = time.perf_counter()
-        adoption, tables = self.adopt()
+        try:
+            adoption, tables = self.adopt()
+        except StoppedError:  # while it waited for a table: no rank has begun the epoch
+            if parts.group.ranks == 1:
+                self._save_and_stop()
+            raise
         clock.lap("adopt")
         self._begin(adoption, tables)
         stream, rows, skipped = parts.stream, 0, parts.stream.skipped_rows
@@ -88,9 +96,10 @@ class EpochRunner:
 
     def adopt(self) -> tuple[Adoption, list[Source]]:
         """Return rank 0's decision about the epoch, and the tables joined with it."""
+        self._parts.claim.require()
         options, progress = self._parts.recipe.train, self.progress
         epochs = epochs_that_fit(options.minutes, options.epochs, progress.budget.spent)
-        return self._parts.refresher.adopt(progress.epoch, epochs)
+        return self._parts.refresher.adopt(progress.epoch, epochs, self.patience)
 
     def save(self) -> None:
         """Begin to write a checkpoint of the run as it is. Raises StorageError."""
@@ -103,6 +112,7 @@ class EpochRunner:
             "seed": parts.recipe.train.seed,
         }
         parts.saver.save(state, progress.best_step)
+        self._saved = progress.global_step
 
     def _begin(self, adoption: Adoption, tables: list[Source]) -> None:
         parts, progress = self._parts, self.progress
@@ -140,6 +150,7 @@ class EpochRunner:
 
     def _after_step(self, result: StepResult, dump: EmbeddingCollector | None) -> None:
         parts, progress, recipe = self._parts, self.progress, self._parts.recipe
+        parts.claim.require()
         factor = self.rate_factor(progress.global_step)
         logged = (progress.global_step + 1) % recipe.logging.every_steps == 0
         self._unread.append((progress.global_step, result.loss))
@@ -156,11 +167,28 @@ class EpochRunner:
             facts = {"epoch": progress.epoch, "loss": self._loss, **rates}
             parts.tracker.record("train", progress.global_step, facts)
         every = recipe.checkpoint.every_steps
-        if every and progress.global_step % every == 0 and progress.step < parts.stream.steps:
+        is_asked, is_last = self._is_asked(), progress.step == parts.stream.steps
+        if (is_asked or (every and progress.global_step % every == 0)) and not is_last:
             self._read_losses()
             if dump:
                 dump.save_part(progress.step)
             self.save()
+            if is_asked:
+                self._save_and_stop()
+
+    def _is_asked(self) -> bool:
+        """Tell, the same on every rank, whether to stop."""
+        group, asked = self._parts.group, self.patience.asked.is_set()
+        return asked if group.ranks == 1 else bool(group.max(torch.tensor([float(asked)])).item())
+
+    def _save_and_stop(self) -> None:
+        """End the run here, with a checkpoint of the last step. Raises StoppedError; StorageError."""
+        step = self.progress.global_step
+        if self._saved != step:
+            self.save()
+        self._parts.saver.writer.wait()
+        kept = f"after step {step:,}, with a checkpoint of it" if step else "before its first step"
+        raise StoppedError(f"{self._parts.run.root}: stopped by a signal {kept}. Go on with --resume.")
 
     def _read_losses(self) -> None:
         """Take in the losses of the steps since the last time, in one copy. Raises ExtremisError: one is not finite."""
@@ -213,4 +241,6 @@ class EpochRunner:
         if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
             self.save()
         parts.tracker.sync()
+        if not last and self._is_asked():
+            self._save_and_stop()
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)

@@ -1,10 +1,20 @@
-"""Bytes of a model that is not built: as a checkpoint holds them, and memory does."""
+"""Bytes of a model that is not built: as a checkpoint holds them, and memory does; and whether they fit."""
+
+import contextlib
+from pathlib import Path
 
 import torch
 
+from schemas.errors import InputError
+from schemas.sizes import say_bytes
 from trainer.config import Recipe
 from trainer.encoders.base import Size, tensor_bytes
+from trainer.model import DataFacts
 from trainer.rows.matrix import RowMatrix, RowOptimizer
+from trainer.rows.memory import IN_MEMORY
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int) -> Size:
@@ -23,3 +33,53 @@ def label_bytes(recipe: Recipe) -> Size:
     columns = recipe.encoder.dimension + int(options.bias)
     row = RowMatrix(torch.zeros(1, columns), RowOptimizer(options.optimizer, options.momentum))
     return Size(tensor_bytes([row.weight]), tensor_bytes(row.state.values()))
+
+
+def require_memory(recipe: Recipe, facts: DataFacts, ranks: int) -> None:
+    """Refuse a model whose parameters alone do not fit into what memory is free; on a GPU, which has its own, none.
+
+    Raises InputError that says what is needed and what there is.
+    """
+    free = free_memory()
+    if free is None or torch.cuda.is_available():
+        return
+    encoder, vectors = encoder_bytes(recipe, facts), -(-vector_bytes(recipe, facts.labels) // ranks)
+    if recipe.classifier.storage != IN_MEMORY:
+        vectors = 0
+    draws = 8 * recipe.negatives.random * (recipe.order.batch if recipe.negatives.pool == "own" else 1)
+    if encoder + vectors + draws <= free:
+        return
+    raise InputError(
+        f"this model needs at least {say_bytes(encoder + vectors + draws)} of memory ({say_bytes(encoder)} encoder, "
+        f"{say_bytes(vectors)} label vectors, {say_bytes(draws)} drawn negatives), and {say_bytes(free)} are free. "
+        f"Lower encoder.dimension (it is {recipe.encoder.dimension:,}), what the encoder's table has rows for, or "
+        f"negatives.random ({recipe.negatives.random:,}); or map the vectors: classifier.storage."
+    )
+
+
+def encoder_bytes(recipe: Recipe, facts: DataFacts) -> int:
+    """Return the least bytes of the parameters of a recipe's encoders."""
+    least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, facts.vocabulary, facts.features)
+    return least * recipe.head.encoders
+
+
+def vector_bytes(recipe: Recipe, labels: int) -> int:
+    """Return the bytes of the vectors of all labels."""
+    if recipe.head.encodes_labels:
+        return 0
+    options = recipe.classifier
+    return labels * (recipe.encoder.dimension + int(options.bias)) * _DTYPE_BYTES[options.dtype]
+
+
+def free_memory() -> int | None:
+    """Return the bytes of memory that this process may still take, within its container; None where unknown."""
+    limits = []
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        stat = (_CGROUP / "memory.stat").read_text().splitlines()
+        cached = int(next(line for line in stat if line.startswith("inactive_file ")).split()[1])
+        limit, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
+        limits.append(int(limit) - int(used) + cached)
+    return min(limits, default=None)

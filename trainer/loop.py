@@ -7,6 +7,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
+from schemas.owners.claim import Claim, Unclaimed
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import Recipe, dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
@@ -14,14 +15,17 @@ from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
 from trainer.model import require_same_data
 from trainer.progress import EpochReport, Progress
-from trainer.setup import Parts, Say, initialise_model, require_same_recipe, set_up
+from trainer.refresh.adoption import Patience
+from trainer.refresh.discard import discard_refreshes
+from trainer.setup import Parts, Say, initialise_model, require_room, require_same_recipe, set_up
 from trainer.tracking import Watcher
 
 
 class Trainer:
     """One rank of a run of a recipe on DATA, writing RUN. Build with `start` or `resume`, on every rank of `group`.
 
-    Rank 0 decides what is to be decided, and is the only one to report.
+    Rank 0 decides what is to be decided, is the only one to report, and holds the `claim` on RUN, where there is one:
+    without, nobody else may write RUN.
     """
 
     def __init__(self, parts: Parts, progress: Progress | None = None) -> None:
@@ -31,38 +35,62 @@ class Trainer:
         self.runner = EpochRunner(parts, self.progress)
 
     @classmethod
-    def start(cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE) -> "Trainer":
+    def start(
+        cls,
+        data: str,
+        run: str,
+        recipe: Recipe,
+        say: Say = print,
+        group: Group = ALONE,
+        claim: Claim | None = None,
+    ) -> "Trainer":
         """Start a new run. Raises InputError when RUN holds one already, TableError when DATA is not finished."""
         layout = RunLayout(run)
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
-        parts = set_up(DataLayout(data), layout, recipe, say, group)
+        parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed())
+        require_room(parts)
         initialise_model(parts)
-        facts = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
-        if group.first:
-            storage.write_bytes(layout.config, dump_config(recipe, data=facts))
+        _write_config(parts)
         parts.tracker.start(0)
         return cls(parts)
 
     @classmethod
-    def resume(cls, data: str, run: str, recipe: Recipe, say: Say = print, group: Group = ALONE) -> "Trainer":
+    def resume(
+        cls,
+        data: str,
+        run: str,
+        recipe: Recipe,
+        say: Say = print,
+        group: Group = ALONE,
+        claim: Claim | None = None,
+    ) -> "Trainer":
         """Go on with the run at RUN from its newest checkpoint, on as many ranks as there are now.
 
-        Raises InputError when RUN was made from other data or by another recipe, TableError.
+        Without a checkpoint it begins anew, and may have another recipe. Raises InputError when RUN was made from other
+        data or by another recipe, TableError.
         """
         layout = RunLayout(run)
         config = load_config(layout.config)
         require_same_data(config, open_manifest(data, "data"), data, run)
-        require_same_recipe(restore_recipe(config["recipe"], layout.config), recipe, run)
-        parts = set_up(DataLayout(data), layout, recipe, say, group)
+        started = restore_recipe(config["recipe"], layout.config)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
+        if checkpoint is not None:
+            require_same_recipe(started, recipe, run)
+        parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed())
         if checkpoint is None:
             initialise_model(parts)
             progress = Progress()
+            if started != recipe:
+                _correct(parts)
         else:
             progress = Progress.of(parts.saver.load(checkpoint)["progress"])
         parts.tracker.start(progress.global_step)
         return cls(parts, progress)
+
+    def have_patience(self, patience: Patience) -> None:
+        """Save a checkpoint and stop after the step that is under way, once asked to; wait for no table in vain."""
+        self.runner.patience = patience
 
     def on_record(self, watcher: Watcher) -> None:
         """Also give `watcher` whatever is recorded from now on."""
@@ -79,7 +107,23 @@ class Trainer:
             writer.wait()
             finished = {"step": self.progress.global_step, "epochs": self.runner.epochs}
             if self.parts.group.first:
+                self.parts.claim.require()
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
         finally:
             self.parts.tracker.close()
             writer.close()
+
+
+def _write_config(parts: Parts) -> None:
+    facts = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
+    if parts.group.first:
+        storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=facts))
+
+
+def _correct(parts: Parts) -> None:
+    """Begin a run that has no checkpoint with another recipe than it was tried with."""
+    if parts.group.first:
+        parts.claim.require()
+        discard_refreshes(parts.run)
+    _write_config(parts)
+    parts.group.barrier()

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
+from schemas.owners.claim import Claim
+from schemas.sizes import say_bytes
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.device import describe_device, open_device
 from trainer.evaluation.evaluate import label_statistics, positive_weights
 from trainer.evaluation.validator import Validator
+from trainer.footprint import encoder_bytes, require_memory, vector_bytes
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initialise import begin_at_texts, begin_with_encoder
@@ -47,6 +51,7 @@ class Parts:
     run: RunLayout
     group: Group
     say: Say
+    claim: Claim  # rank 0's on the run
     manifest: Manifest  # DATA's
     labels: int
     tables: list[Source]
@@ -62,7 +67,7 @@ class Parts:
         return self.step.model
 
 
-def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Group) -> Parts:
+def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Group, claim: Claim) -> Parts:
     """Open and build the parts of a run, on every rank. Raises InputError, TableError."""
     say = say if group.first else _say_nothing
     if recipe.train.threads:
@@ -73,13 +78,16 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     rows = recipe.data
     tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
     require_streamable(recipe, tables, data.root, group)
+    validator = Validator(recipe.validation, recipe.data, data, group)
+    validator.check(recipe.encoder.inputs)
+    require_memory(recipe, facts, group.ranks)
     planner = open_planner(recipe, data, facts.labels, group, say)
     texts = open_texts(data, recipe)
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
     sources = open_sources_of_negatives(recipe, model, group)
     # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
     ahead = group.ranks == 1 and not sources.sources and model.head.has_rows
-    writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group)
+    writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     clock = Clock()
 
     def before_change(rows: np.ndarray) -> None:
@@ -93,15 +101,16 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         run=run,
         group=group,
         say=say,
+        claim=claim,
         manifest=facts.manifest,
         labels=facts.labels,
         tables=tables,
         stream=open_stream(recipe, tables, facts.labels, group, planner if ahead else None),
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
-        refresher=Refresher(run, recipe, tables, group, say),
-        validator=Validator(recipe.validation, recipe.data, data, group),
+        refresher=Refresher(run, recipe, tables, group, say, claim),
+        validator=validator,
         saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
-        tracker=Tracker(run, recipe.logging.tensorboard) if group.first else NoTracker(),
+        tracker=Tracker(run, recipe.logging.tensorboard, claim) if group.first else NoTracker(),
     )
 
 
@@ -173,6 +182,24 @@ def open_stream(
             cache_bytes=reading.cache_bytes,
         ),
     )
+
+
+def require_room(parts: Parts) -> None:
+    """Refuse to start a run whose checkpoints and dumps do not fit where it writes. Raises InputError."""
+    url = parts.run.root
+    free = storage.free_bytes(url) if parts.group.first else None
+    if free is None:
+        return
+    recipe, vectors = parts.recipe, vector_bytes(parts.recipe, parts.labels)
+    checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, DataFacts.of(parts.data)))
+    rows = sum(table.rows for table in parts.tables)
+    dumps = (vectors + 2 * rows * recipe.encoder.dimension) * len(recipe.table_epochs())
+    if checkpoints + dumps > free:
+        raise InputError(
+            f"{url}: this run writes at least {say_bytes(checkpoints)} of checkpoints ({recipe.checkpoint.keep} are "
+            f"kept while one is written) and {say_bytes(dumps)} of dumps, and {say_bytes(free)} are free there. Choose "
+            "another place, or lower encoder.dimension, checkpoint.keep, or the number of refreshes (refresh.every)."
+        )
 
 
 def initialise_model(parts: Parts) -> None:

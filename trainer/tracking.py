@@ -9,6 +9,7 @@ from typing import Any
 
 from schemas import storage
 from schemas.layout import RunLayout
+from schemas.owners.claim import Claim, LostError, Unclaimed
 from schemas.storage import join
 
 Watcher = Callable[[str, int, Mapping[str, Any]], None]  # kind, step, values
@@ -17,11 +18,12 @@ Watcher = Callable[[str, int, Mapping[str, Any]], None]  # kind, step, values
 class Tracker:
     """Appends records to metrics.jsonl and mirrors their numbers to TensorBoard.
 
-    Object stores cannot append, so there the files are kept locally and published whole by `sync`.
+    Object stores cannot append, so there the files are kept locally and published whole by `sync`, by the owner of
+    the run's `claim`.
     """
 
-    def __init__(self, run: RunLayout, tensorboard: bool = True) -> None:
-        self._run = run
+    def __init__(self, run: RunLayout, tensorboard: bool = True, claim: Claim | None = None) -> None:
+        self._run, self._claim = run, claim or Unclaimed()
         self._local = storage.is_local(run.root)
         self._folder: tempfile.TemporaryDirectory | None = None
         if self._local:
@@ -66,12 +68,13 @@ class Tracker:
                     self._writer.add_scalar(tag(kind, name), value, step)
 
     def sync(self) -> None:
-        """Publish what was recorded so far."""
+        """Publish what was recorded so far. Raises LostError, StorageError."""
         self._file.flush()
         if self._writer is not None:
             self._writer.flush()
         if self._local:
             return
+        self._claim.require()
         storage.write_bytes(self._run.metrics, self._metrics.read_bytes())
         for event in sorted(self._events.glob("*")) if self._events.exists() else []:
             storage.write_bytes(join(self._run.tensorboard, event.name), event.read_bytes())
@@ -79,7 +82,8 @@ class Tracker:
     def close(self) -> None:
         if self._file is None:
             return
-        self.sync()
+        with contextlib.suppress(LostError):  # the records there are another's
+            self.sync()
         self._file.close()
         if self._writer is not None:
             self._writer.close()

@@ -10,11 +10,12 @@ from extremis.auto.contenders import Contender, contenders, variations
 from extremis.auto.survey import Survey
 from extremis.auto.trials import METRIC, Trial, TrialData, best_of, holdout_share
 from extremis.console import say, table
-from extremis.training.prometheus import LOOPBACK
+from extremis.training.process import DEFAULT, ProcessOptions
 from extremis.training.train import train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
+from schemas.owners.claim import claimed
 from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step
@@ -34,13 +35,27 @@ def run_auto(
     overrides: Sequence[str] = (),
     resume: bool = False,
     beam_options: Sequence[str] = (),
-    metrics: tuple[str, int | None] = (LOOPBACK, None),
+    process: ProcessOptions = DEFAULT,
 ) -> dict[str, Any]:
     """Choose a recipe for DATA and train it into RUN; `minutes` for all of it, 0: as long as it takes.
 
-    `metrics`: host and port of the final run's, as for `train`.
+    `process`: of the final run's training.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
+    with claimed(run, "trained", say):
+        return _run_auto(data, run, minutes, overrides, resume, beam_options, process)
+
+
+def _run_auto(
+    data: str,
+    run: str,
+    minutes: float,
+    overrides: Sequence[str],
+    resume: bool,
+    beam_options: Sequence[str],
+    process: ProcessOptions,
+) -> dict[str, Any]:
+    """Do it, as RUN's owner."""
     began = time.perf_counter()
     is_there = storage.exists(RunLayout(run).config)
     _require_able(run, is_there, resume)
@@ -56,8 +71,7 @@ def run_auto(
             say(line)
         recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
         _write(run, report, recipe)
-        storage.remove(join(run, FOLDER), recursive=True)
-    outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, metrics=metrics)
+    outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, process=process)
     _tidy(RunLayout(run))
     fusion = fit_weights(data, run, step=best_step(RunLayout(run))).parameters
     say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
@@ -132,15 +146,20 @@ def _within(recipe: Recipe, minutes: float, seconds: float) -> Recipe:
 
 def _tidy(run: RunLayout) -> None:
     """Remove what a finished run needs no more: dumps, and all tables of hard negatives but the newest."""
-    storage.remove(run.dumps, recursive=True)
-    for epoch in numbered(run.negatives_root)[:-1]:
-        storage.remove(epoch_of(run.negatives_root, epoch), recursive=True)
+    with claimed(run.root, "trained") as claim:  # held already
+        claim.require()
+        storage.remove(run.dumps, recursive=True)
+        for epoch in numbered(run.negatives_root)[:-1]:
+            storage.remove(epoch_of(run.negatives_root, epoch), recursive=True)
 
 
 def _write(run: str, report: dict[str, Any], recipe: Recipe) -> None:
-    """Write what was chosen and why; the recipe can be trained again as any other."""
-    write_json(join(run, REPORT), report, indent=1)
-    storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())
+    """Write what was chosen and why, in place of the trials; the recipe can be trained again as any other."""
+    with claimed(run, "trained") as claim:  # held already
+        claim.require()
+        write_json(join(run, REPORT), report, indent=1)
+        storage.write_bytes(join(run, RECIPE), tomli_w.dumps(recipe.model_dump(mode="json")).encode())
+        storage.remove(join(run, FOLDER), recursive=True)
 
 
 def _show(trials: Sequence[Trial], baselines: dict[str, dict[str, float]], best: Trial) -> None:

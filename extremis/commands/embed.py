@@ -31,6 +31,6 @@ def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], device: 
     from pipelines import embed as embedding
     from schemas.options import check
 
-    manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options, device)
+    manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options, say, device)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
     return {"out": out, "digest": manifest.digest, "rows": manifest.rows}

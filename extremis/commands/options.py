@@ -94,6 +94,12 @@ training_options = combine(
         "--resume", is_flag=True, help="Continue from the newest checkpoint of RUN, or start if there is none."
     ),
     click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve metrics for Prometheus. 0: a free port."),
+    click.option(
+        "--grace",
+        type=click.FloatRange(min=0),
+        default=25.0,
+        help="Seconds after SIGTERM for saving a checkpoint. 0: end at once.",
+    ),
     click.option("--metrics-host", default="127.0.0.1", help="Address that the port listens on."),
     output_options,
 )

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from extremis.commands.options import beam_tail, training_options, with_device
-from extremis.commands.train import train_run
+from extremis.commands.train import process_options, train_run
 from schemas.errors import InputError
 
 
@@ -34,6 +34,5 @@ def run(minutes: float | None, **options: Any) -> dict[str, Any] | None:
     from extremis.auto.run_auto import run_auto
 
     del options["recipe"]
-    metrics = options.pop("metrics_host"), options.pop("metrics_port")
     options["overrides"] = with_device(options["overrides"], options.pop("device"))
-    return run_auto(minutes=minutes or 0.0, metrics=metrics, **options)
+    return run_auto(minutes=minutes or 0.0, process=process_options(options), **options)

@@ -36,12 +36,19 @@ def train_run(
     from extremis.training.train import train as train_recipe
     from trainer.settings.resolve import resolve
 
-    metrics = options.pop("metrics_host"), options.pop("metrics_port")
+    process = process_options(options)
     with joined() as group:
         resolved = resolve(recipe, with_device(overrides, device), options["data"])
         for line in resolved.lines(options["data"]) if group.first else ():
             say(line)
-        outcome = train_recipe(run=run, recipe=resolved.recipe, group=group, metrics=metrics, **options)
+        outcome = train_recipe(run=run, recipe=resolved.recipe, group=group, process=process, **options)
         if group.first:
             say(f"{run}: trained; next: extremis evaluate {options['data']} {run}")
     return {"run": run, **outcome} if group.first else None
+
+
+def process_options(options: dict[str, Any]) -> Any:
+    """Take those of the training's process out of `options`."""
+    from extremis.training.process import ProcessOptions
+
+    return ProcessOptions(**{name: options.pop(name) for name in ("metrics_host", "metrics_port", "grace")})

@@ -1,40 +1,98 @@
 """A miner process beside the trainer: it starts and ends with the trainer, however that ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from extremis.console import say
-from schemas.errors import ExtremisError
+from schemas.errors import ExtremisError, InputError
 
+PAUSES = 2.0, 10.0, 30.0  # seconds before a miner that died is started again
+_LOOK_SECONDS = 0.2
 ATTACHED = "EXTREMIS_ATTACHED"  # set for a miner whose standard input a trainer holds open
 
 
-def start_miner(data: str, run: str, beam_options: Sequence[str], verb: str = "mine") -> subprocess.Popen:
+def start_miner(data: str, run: str, beam_options: Sequence[str], verb: str = "mine") -> "Miner":
     """Start `extremis mine --watch`, or `extremis cluster`, as a process of its own. Raises ExtremisError."""
     command = [sys.executable, "-m", "extremis", verb, data, run, "--watch"]
     if beam_options:
         command += ["--", *beam_options]
-    try:
-        return subprocess.Popen(command, env={**os.environ, ATTACHED: "1"}, stdin=subprocess.PIPE)
-    except OSError as error:
-        raise ExtremisError(f"cannot start the miner ({' '.join(command)}): {error}.") from error
+    return Miner(command)
 
 
-def stop_miner(miner: subprocess.Popen) -> None:
-    """Stop the miner. It ends by itself when the run is finished; a table it still makes would not be used."""
-    status = miner.poll()
-    if status not in (None, 0):
-        say(f"the miner ended early with status {status}; later epochs used older tables or random negatives")
-    if status is None:
-        miner.terminate()
+class Miner:
+    """A miner process that is watched: when it dies that is said at once, and it is started again, PAUSES often."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._stopping, self._over = threading.Event(), threading.Event()
+        self._tell: Callable[[], None] = _tell_nobody
+        self.process = self._start()
+        self._thread = threading.Thread(target=self._watch, name="extremis-miner", daemon=True)
+        self._thread.start()
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once no miner is left and none is started again."""
+        self._tell = tell
+        if self._over.is_set():
+            tell()
+
+    def stop(self) -> None:
+        """Stop the miner. It ends by itself when the run is finished; a table it still makes would not be used."""
+        self._stopping.set()
+        self._thread.join()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def _start(self) -> subprocess.Popen:
         try:
-            miner.wait(10)
-        except subprocess.TimeoutExpired:
-            miner.kill()
-            miner.wait()
+            return subprocess.Popen(self._command, env={**os.environ, ATTACHED: "1"}, stdin=subprocess.PIPE)
+        except OSError as error:
+            raise ExtremisError(f"cannot start the miner ({' '.join(self._command)}): {error}.") from error
+
+    def _watch(self) -> None:
+        self._restart_often()
+        self._over.set()
+        self._tell()
+
+    def _restart_often(self) -> None:
+        for number, pause in enumerate([*PAUSES, None], 1):
+            while self.process.poll() is None:
+                if self._stopping.wait(_LOOK_SECONDS):
+                    return
+            ended = _describe(self.process.returncode)
+            if self.process.returncode == 0 or self._stopping.is_set():
+                return
+            if pause is None or self.process.returncode == InputError.exit_status:
+                say(f"the miner {ended}; it is not started again, so later epochs use older tables or none")
+                return
+            say(f"the miner {ended}; starting it again in {pause:g} s ({number} of {len(PAUSES)})")
+            if self._stopping.wait(pause):
+                return
+            try:
+                self.process = self._start()
+            except ExtremisError as error:
+                say(f"{error}")
+                return
+
+
+def _tell_nobody() -> None: ...
+
+
+def _describe(status: int) -> str:
+    """Describe how a process ended."""
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
+    return f"was killed by {name}" + (" (out of memory, maybe)" if -status == signal.SIGKILL else "")
 
 
 def end_with_trainer() -> None:

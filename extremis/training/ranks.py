@@ -4,7 +4,9 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+from extremis.console import say
 from schemas.errors import ExtremisError
+from schemas.owners.claim import Claim, Unclaimed, claimed
 from trainer.group import Group
 
 
@@ -26,3 +28,20 @@ def joined() -> Iterator[Group]:
         group.tells()
         raise
     group.close()
+
+
+@contextlib.contextmanager
+def owning(run: str, group: Group) -> Iterator[Claim]:
+    """Let rank 0 hold the claim on RUN for all ranks while the block lasts. Raises ClaimedError on every rank."""
+    with contextlib.ExitStack() as held:
+        claim: Claim = Unclaimed()
+        refused: ExtremisError | None = None
+        if group.first:
+            try:
+                claim = held.enter_context(claimed(run, "trained", say))
+            except ExtremisError as error:
+                refused = error
+        refused = group.broadcast(refused)
+        if refused is not None:
+            raise refused
+        yield claim

@@ -5,14 +5,18 @@ from typing import Any
 
 from extremis.console import Bar, say
 from extremis.training.metrics_state import MetricsState
-from extremis.training.miner import start_miner, stop_miner
-from extremis.training.prometheus import LOOPBACK, serving
+from extremis.training.miner import start_miner
+from extremis.training.process import DEFAULT, ProcessOptions
+from extremis.training.prometheus import serving
+from extremis.training.ranks import owning
 from schemas import storage
 from schemas.layout import RunLayout
+from trainer.checkpoints.stopping import stopping_on_signal
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.progress import EpochReport
+from trainer.refresh.adoption import Patience
 
 
 def train(
@@ -22,27 +26,30 @@ def train(
     resume: bool = False,
     beam_options: Sequence[str] | None = None,
     group: Group = ALONE,
-    metrics: tuple[str, int | None] = (LOOPBACK, None),
+    process: ProcessOptions = DEFAULT,
 ) -> dict[str, Any]:
     """Train `recipe`; `resume` continues a run that is there. With `beam_options`, a miner works beside rank 0.
 
-    `metrics`: host and port of rank 0's metrics for Prometheus; None: not served.
-    Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError.
+    Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while
+    another process trains RUN, StoppedError where SIGTERM stopped this one.
     """
-    is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
-    trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group)
-    state = MetricsState(recipe.order.batch)
-    trainer.on_record(state.record)
-    miner = None
-    if group.first and beam_options is not None and trainer.recipe.table_epochs():
-        miner = start_miner(data, run, beam_options, "cluster" if trainer.recipe.clusters else "mine")
-    host, port = metrics
-    try:
-        with serving(state, port if group.first else None, host, say):
-            return _watch(trainer, state, quiet=not group.first)
-    finally:
-        if miner is not None:
-            stop_miner(miner)
+    with owning(run, group) as claim, stopping_on_signal(process.grace) as asked:
+        is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
+        trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group, claim)
+        patience = Patience(asked)
+        trainer.have_patience(patience)
+        state = MetricsState(recipe.order.batch)
+        trainer.on_record(state.record)
+        miner = None
+        if group.first and beam_options is not None and trainer.recipe.table_epochs():
+            miner = start_miner(data, run, beam_options, "cluster" if trainer.recipe.clusters else "mine")
+            miner.on_end(patience.is_in_vain.set)
+        try:
+            with serving(state, process.metrics_port if group.first else None, process.metrics_host, say):
+                return _watch(trainer, state, quiet=not group.first)
+        finally:
+            if miner is not None:
+                miner.stop()
 
 
 def _watch(trainer: Trainer, state: MetricsState, quiet: bool) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable
 
-from pipelines.common.claim import ClaimedError
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
+from schemas.owners.claim import ClaimedError
 from schemas.records.json_files import read_json
 from schemas.storage import join
 

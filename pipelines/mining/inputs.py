@@ -8,7 +8,7 @@ from pipelines.common.vector_blocks import dimension_of
 from pipelines.mining.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout, numbered
+from schemas.layout import DataLayout, RunLayout, numbered, staging
 from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
 from schemas.storage import join
 
@@ -21,7 +21,7 @@ class Inputs:
 
     `drop_bias`: the vectors are label embeddings whose last column is a constant 1, as that of the queries is; their
     product adds 1 to every score and says nothing about the pair, so it is left out. `requested`: what the trainer asks
-    for in the dump.
+    for in the dump. `attempt`: the name below which all is written until it is put in place.
     """
 
     by: str
@@ -33,6 +33,7 @@ class Inputs:
     use_from: int | None
     root: str
     requested: dict[str, Any]
+    attempt: str = ""
 
     @property
     def labels(self) -> int:
@@ -52,11 +53,15 @@ class Inputs:
     @property
     def scratch(self) -> str:
         """Prefix of each block's candidates, kept only while the tables are being made."""
-        return join(self.root, ".candidates")
+        return join(staging(self.root), self.attempt)
 
     def table(self, source: Source) -> str:
         """Return the URL of the table of `source`."""
         return join(self.root, source.name)
+
+    def written(self, source: Source) -> str:
+        """Return the URL where this attempt writes the table of `source`."""
+        return join(self.scratch, "tables", source.name)
 
     def parents(self, source: Source) -> dict[str, str]:
         """Return what the table of `source` is made from, by digest."""

@@ -12,7 +12,7 @@ from pipelines.common.vector_blocks import read_block
 from pipelines.mining.plan import SEARCH_OPTIONS, Plan
 from schemas import storage
 from schemas.errors import InputError
-from schemas.manifest import Manifest, Shard, open_manifest, publish
+from schemas.manifest import Manifest, Shard, open_manifest
 from schemas.reuse import Request, find_reusable
 from search.block import Block, padded, search
 from search.candidates import best, merge, pack, unpack
@@ -47,20 +47,17 @@ def find_index(plan: Plan, url: str) -> Manifest | None:
     )
 
 
-def publish_index(plan: Plan, url: str) -> Manifest:
-    """Make the files of all blocks visible as one index, by the notes that the workers left."""
+def describe_index(plan: Plan) -> Manifest:
+    """Describe the files of all blocks as one index, by the notes that the workers left."""
     request = _request(plan)
     notes = [json.loads(storage.read_sealed(plan.kept(block))) for block in range(len(plan.bounds))]
-    return publish(
-        url,
-        Manifest(
-            kind=KIND,
-            shards=tuple(Shard(**note["entry"]) for note in notes),
-            rows=plan.inputs.labels,
-            id_range=(0, plan.inputs.labels),
-            parents=dict(request.parents or {}),
-            parameters={**request.parameters, "efforts": [note["params"] for note in notes]},
-        ),
+    return Manifest(
+        kind=KIND,
+        shards=tuple(Shard(**note["entry"]) for note in notes),
+        rows=plan.inputs.labels,
+        id_range=(0, plan.inputs.labels),
+        parents=dict(request.parents or {}),
+        parameters={**request.parameters, "efforts": [note["params"] for note in notes]},
     )
 
 

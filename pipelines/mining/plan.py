@@ -19,7 +19,7 @@ from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import Previous
 from schemas import tables
 from schemas.errors import InputError
-from schemas.layout import shard_name
+from schemas.layout import shard_name, staging
 from schemas.manifest import Manifest
 from schemas.reuse import Request, find_reusable
 from schemas.sizes import say_bytes
@@ -87,6 +87,10 @@ class Plan(Blocks):
     def only(self, sources: tuple[Source, ...]) -> "Plan":
         """Return the plan for these sources alone: a table is the same, whatever others are made with it."""
         return replace(self, sources=sources)
+
+    def below(self, attempt: str) -> "Plan":
+        """Return the plan of an attempt of this name."""
+        return replace(self, inputs=replace(self.inputs, attempt=attempt))
 
     def audited(self, source: Source) -> int:
         """Return how many rows are searched exactly, too: by default one in 400, so that the audit costs little."""
@@ -174,7 +178,7 @@ class Plan(Blocks):
         scratch = rows * len(self.bounds) * (8 * self.fetch + 4)
         yield (
             f"{inputs.name}: at most {self.estimate} of {say_bytes(self.options.memory)} a worker process; "
-            f"{say_bytes(scratch)} of candidates in {inputs.scratch} until the merge"
+            f"{say_bytes(scratch)} of candidates in {staging(inputs.root)} until the merge"
         )
 
 

@@ -1,5 +1,6 @@
 """Data set as a whole: what is at DATA already, and the manifests that make a new one visible, DATA's own last."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ from pipelines.sharding.plan import LabelsPlan, QueriesPlan
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import manifest as manifests
 from schemas import storage, tables
-from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout
+from schemas.errors import InputError, StorageError, TableError
+from schemas.layout import MANIFEST, DataLayout
 from schemas.manifest import Manifest, columns_of
+from schemas.owners.build import Build
+from schemas.owners.claim import ClaimedError, LostError, claimed
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files import parquet
 from schemas.storage import join
@@ -38,29 +41,42 @@ def open_finished(data: str, inputs: Mapping[str, Any], options: Mapping[str, An
 
 
 def begin(data: str) -> None:
-    """Clear what an earlier attempt left at `data`, and mark this one. Raises InputError: other files are there."""
-    layout = DataLayout(data)
+    """Clear what is at `data`, by its owner. Raises InputError: other files are there."""
     present = [name for name in storage.list_names(data) if name in _OURS]
-    if present and not manifests.is_published(data) and not storage.list_names(layout.staging):
+    if present and not manifests.is_published(data) and not storage.list_names(DataLayout(data).staging):
         raise InputError(
             f"{data}: holds {', '.join(present)}, but neither a data set nor an unfinished one. "
             "It is left alone; give another DATA, or move them away."
         )
     clear(data)
-    storage.write_bytes(join(layout.staging, "attempt.json"), b"{}\n")
 
 
 def clear(data: str) -> None:
-    """Remove the data set at `data`, finished or not: invisible first, the attempt's mark last."""
+    """Remove the data set at `data`, finished or not: invisible first."""
     manifests.unpublish(data)
     for name in _OURS:
         storage.remove(join(data, name), recursive=True)
-    end(data)
 
 
-def end(data: str) -> None:
-    """Remove the attempt's mark and summary."""
-    storage.remove(DataLayout(data).staging, recursive=True)
+def clean_up(data: str) -> None:
+    """Remove what a process left that was stopped right after publishing, unless another is at work here."""
+    if storage.list_names(DataLayout(data).staging):
+        with contextlib.suppress(ClaimedError), claimed(data, "sharded"):
+            if manifests.is_published(data):
+                storage.remove(DataLayout(data).staging, recursive=True)
+
+
+def place(build: Build, manifest: Manifest) -> Manifest:
+    """Put the data set of an attempt in place, its tables before DATA's `manifest`. Raises LostError, StorageError."""
+    tables = {name: manifests.open_manifest(join(build.url, name)) for name in manifest.parents}
+    try:
+        build.put([f"{name}/{shard.path}" for name, table in tables.items() for shard in table.shards])
+        return build.publish(manifest, [f"{name}/{MANIFEST}" for name in tables])
+    except BaseException:
+        with contextlib.suppress(LostError, StorageError):  # of the two errors the first is the cause
+            build.claim.require()
+            clear(build.out)
+        raise
 
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:

@@ -16,6 +16,7 @@ from safetensors.numpy import load
 
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.loop.test_kill import last_checkpoint, records, tables, wait_for_step
+from tests.owners import held_elsewhere
 from tests.processes import wait_until_gone
 from tests.ranks import launch
 
@@ -183,3 +184,13 @@ def test_half_an_environment_and_a_run_that_is_there_are_refused(
     refused(call("train", "astra", data, single_rank, *CHOICES), "there is a run here already")
     monkeypatch.setenv("WORLD_SIZE", "2")
     refused(call("train", "astra", data, tmp_path / "run", *CHOICES), "RANK = None, WORLD_SIZE = '2'", "torchrun")
+
+
+def test_a_run_of_another_process_is_refused_once_by_all_ranks(data: Path, tmp_path: Path) -> None:
+    with held_elsewhere(str(tmp_path / "run"), "trained"):
+        done = torchrun(2, "train", "random", data, tmp_path / "run", *CHOICES)
+    assert done.status, done.err
+    told = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1, done.err
+    assert "being trained by process" in told[0]
+    assert not (tmp_path / "run").exists()

@@ -12,16 +12,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipelines.common import claim
-from pipelines.common.claim import ClaimedError, claimed
 from pipelines.common.watch import RETRIES
 from pipelines.mine import MineOptions, mine, watch
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, unpublish, verify
+from schemas.owners import claim
+from schemas.owners.claim import ClaimedError
 from schemas.shard_files.parquet import open_shard
 from schemas.storage import join
+from tests.owners import held_elsewhere
 from tests.pipelines.mining.world import World, brute_force, random_rows, random_world, read_negatives
 
 ROOT = Path(__file__).parents[2]
@@ -375,7 +376,7 @@ class TestWatch:
         monkeypatch.setattr(claim, "BEAT_SECONDS", 0.1)
         root = str(Path(world.layout.negatives(5, "queries")).parent)
         checks = iter([False, False, True])
-        with claimed(root):
+        with held_elsewhere(root):
             with pytest.raises(ClaimedError, match="being mined by process"):
                 mine(world.data, world.run)
             assert watch(world.data, world.run, poll_seconds=0, until=lambda: next(checks)) == 0

@@ -275,7 +275,7 @@ def test_training_lowers_the_loss(data: SmallData, runs: Iterator[RunLayout]) ->
 
 def test_another_recipe_names_what_differs(data: SmallData, runs: Iterator[RunLayout]) -> None:
     run = next(runs)
-    Trainer.start(data.layout.root, run.root, recipe(), silent)
+    train(Trainer.start(data.layout.root, run.root, recipe(), silent))
     with pytest.raises(InputError, match=r"classifier\.lr was 0\.1, now 0\.2; train\.epochs was 5, now 6"):
         Trainer.resume(data.layout.root, run.root, recipe(classifier={"lr": 0.2}, train={"epochs": 6}), silent)
     with pytest.raises(InputError, match=r"a run here already\. Go on with --resume"):

@@ -11,6 +11,7 @@ import torch
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, Shard, publish, unpublish
+from schemas.owners.claim import Claim, Unclaimed
 from trainer.checkpoints.checkpoint import drop_old_checkpoints, row_ranges, write_rows, write_tensors
 from trainer.checkpoints.snapshot import RowSnapshot
 from trainer.group import ALONE, Group
@@ -42,9 +43,18 @@ class CheckpointWriter:
     In the background it works on what was there when `save` was called: a copy of the parts, on rank 0, and a snapshot
     of the rows, for which the training calls `before_change`. Memory: the parts, a file of rows (FILE_BYTES), a byte a
     row, and the rows that change while it writes; never all rows. In the foreground it takes no copy of anything.
+    Rank 0 holds the `claim` on the run.
     """
 
-    def __init__(self, run: RunLayout, keep: int = 2, background: bool = True, group: Group = ALONE) -> None:
+    def __init__(
+        self,
+        run: RunLayout,
+        keep: int = 2,
+        background: bool = True,
+        group: Group = ALONE,
+        claim: Claim | None = None,
+    ) -> None:
+        self._claim = claim or Unclaimed()
         self._run, self._keep, self._background = run, keep, background
         self._group = group.twin() if background else group
         self._thread: threading.Thread | None = None
@@ -100,6 +110,7 @@ class CheckpointWriter:
     def _write(self, contents: Contents, snapshot: RowSnapshot | None) -> None:
         url, group = self._run.checkpoint(contents.step), self._group
         if group.first:
+            self._claim.require()
             # What a try before left: it may have been cut at other labels.
             unpublish(url)
             storage.remove(url, recursive=True)
@@ -116,6 +127,7 @@ class CheckpointWriter:
                 parameters=dict(contents.state),
                 parents=dict(contents.parents),
             )
+            self._claim.require()
             publish(url, manifest)
             drop_old_checkpoints(self._run, self._keep, contents.best)
 

@@ -98,6 +98,14 @@ class BagEncoder(Encoder):
         features = vocabulary + (config.buckets if config.ngrams > 1 else 0)
         return Size(dense + features * row, 2 * dense + features * row_state)
 
+    @classmethod
+    def least_bytes(cls, config: BagSection, vocabulary: int, features: int) -> int:
+        """Return the bytes of the table and of the residual layer's weights."""
+        tokens = vocabulary + (config.buckets if config.ngrams > 1 else 0)
+        rows = tokens * (config.inputs != "features") + features * (config.inputs != "tokens")
+        layer = (2 * config.hidden or config.dimension) * config.residual
+        return 4 * config.dimension * (rows + layer)
+
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:
         """Set IDF weights from document frequencies over at most `idf_rows` rows."""
         config = self._config

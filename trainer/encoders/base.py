@@ -64,6 +64,14 @@ class Encoder(ABC):
         parameters = encoder._measure().parameters
         return Size(parameters, 2 * parameters)
 
+    @classmethod
+    def least_bytes(cls, config: Any, vocabulary: int, features: int) -> int:
+        """Return bytes that the parameters take at least, by arithmetic; one column of a matrix where no more is known.
+
+        `features`: sparse ones of the data.
+        """
+        return 4 * int(config.dimension)
+
     def fit(self, rows: Iterable[Inputs], group: Group = ALONE) -> None:  # noqa: B027
         """Learn statistics of the training rows before the first step; by default none.
 

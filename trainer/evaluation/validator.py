@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
 from trainer.config import Validation
 from trainer.config.data import Data
 from trainer.evaluation.baselines.measure import measure_popularity
 from trainer.evaluation.evaluate import Scorer
-from trainer.evaluation.held_out import HOLDOUT
+from trainer.evaluation.held_out import HOLDOUT, open_split
 from trainer.group import Group
+from trainer.inputs import Kind, require_inputs
 from trainer.model import Model
 
 
@@ -22,6 +24,22 @@ class Validator:
     trained: Data
     data: DataLayout
     group: Group
+
+    def check(self, inputs: Kind) -> None:
+        """Refuse a split that is not there or lacks what is read, and a metric that is not measured on this data.
+
+        `inputs`: what the encoder reads. Raises InputError, TableError.
+        """
+        if not self._split:
+            return
+        table, _ = open_split(self.data, self._split, self.trained)
+        require_inputs(table.url, table.manifest, inputs)
+        name = self.options.metric
+        if name.startswith("PS") and open_manifest(self.data.root, "data").parameters.get("propensity") is None:
+            raise InputError(
+                f"validation.metric = {name!r}: {self.data.root} does not state its propensity constants (extremis "
+                f"shard --propensity A,B). Choose another, such as {name.removeprefix('PS')!r}."
+            )
 
     def is_due(self, epochs: int, last: bool) -> bool:
         """Tell whether to validate after `epochs` epochs, of which the latest may be the run's `last`."""

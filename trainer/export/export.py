@@ -15,17 +15,8 @@ import torch
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, shard_name
-from schemas.manifest import (
-    Manifest,
-    Shard,
-    describe_file,
-    is_published,
-    open_manifest,
-    publish,
-    read_files,
-    unpublish,
-    write_file,
-)
+from schemas.manifest import Manifest, Shard, describe_file, open_manifest, read_files, write_file
+from schemas.owners.build import building
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_column, writing_shard
 from schemas.shard_files.shards import iterate, iterate_shard
@@ -123,38 +114,62 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion.manifest.digest
+    plan = _Plan(layout, RunLayout(run), options, recipe, checkpoint, fusion, split)
     request = Request(KIND, parents, {"options": described})
-    finished = find_reusable(out, request, "Give --overwrite, or another OUT.", overwrite=options.overwrite)
-    if finished is not None:
-        say(f"{out}: exported already")
-        return finished
-    if is_published(out):
-        unpublish(out)
-        storage.remove(out, recursive=True)
-    model = load_encoder(layout, RunLayout(run), options.step, open_device(options.device))
+
+    def find_finished() -> Manifest | None:
+        return find_reusable(out, request, "Give --overwrite, or another OUT.", overwrite=options.overwrite)
+
+    finished = find_finished()
+    if finished is None:
+        with building(out, "exported", say) as build:
+            finished = find_finished()  # the last owner may have made it
+            if finished is None:
+                return build.publish(_write(plan, build.url, request, say))
+    say(f"{out}: exported already")
+    return finished
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Content of an export: a checkpoint of a run, what is scored beside it, and the split of its thresholds."""
+
+    data: DataLayout
+    run: RunLayout
+    options: ExportOptions
+    recipe: Recipe
+    checkpoint: Checkpoint
+    fusion: RunFusion | None
+    split: str | None
+
+
+def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
+    """Write all files of an export at `url`; their manifest, to be published with them."""
+    layout, recipe, checkpoint, options = plan.data, plan.recipe, plan.checkpoint, plan.options
+    model = load_encoder(layout, plan.run, options.step, open_device(options.device))
     facts = DataFacts.of(layout)
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
     shards = []
     for name, encoder in model.encoders.items():  # of queries, and of labels where they have one of their own
-        files = _write_encoder(layout, encoder, tokens, join(out, name))
+        files = _write_encoder(layout, encoder, tokens, join(url, name))
         shards += [_in_folder(name, shard) for shard in files]
-    shards += _write_labels(layout, out)
+    shards += _write_labels(layout, url)
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
-        target = _Target(out, options.dtype, Path(scratch))
+        target = _Target(url, options.dtype, Path(scratch))
         rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
-        written, serving = _write_serving(model, layout, checkpoint.labels, rows_of, fusion, target)
-        index_shards, index = _write_index(layout, serving, options, out)
-        thresholds = _measure_thresholds(layout, serving, split, options.precisions, say)
+        written, serving = _write_serving(model, layout, checkpoint.labels, rows_of, plan.fusion, target)
+        index_shards, index = _write_index(layout, serving, options, url)
+        thresholds = _measure_thresholds(layout, serving, plan.split, options.precisions, say)
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
-    shards += [*written, *index_shards, write_file(out, THRESHOLDS, body)]
-    manifest = Manifest(
+    shards += [*written, *index_shards, write_file(url, THRESHOLDS, body)]
+    return Manifest(
         kind=KIND,
         shards=tuple(shards),
         rows=facts.labels,
         id_range=(0, facts.labels),
-        parents=parents,
+        parents=dict(request.parents or {}),
         parameters={
-            "options": described,
+            **request.parameters,
             "recipe": recipe.model_dump(mode="json"),
             "vocabulary": facts.vocabulary,
             "features": facts.features,
@@ -167,7 +182,6 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
             "thresholds": thresholds,
         },
     )
-    return publish(out, manifest)
 
 
 def _describe(options: ExportOptions) -> dict[str, Any]:

@@ -5,17 +5,30 @@ at its end, with the classifier vectors for hard negatives; the miner works duri
 about what it found.
 """
 
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest
 from schemas.records.json_files import read_json, write_json
+from trainer.checkpoints.stopping import StoppedError
 from trainer.config import LEAD, Recipe
 from trainer.stream import Source
+
+_POLL_SECONDS = 0.1  # between looks for a table
+_PATIENCE, _SAY_SECONDS = 3.0, 60.0  # of waiting, until it is said, and said again
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Ends of a wait for a table: the run is `asked` to stop, or there is nobody left to make one."""
+
+    asked: threading.Event = field(default_factory=threading.Event)
+    is_in_vain: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
@@ -61,17 +74,19 @@ def adopt(
     epoch: int,
     say: Callable[[str], None],
     epochs: int | None = None,
+    patience: Patience | None = None,
 ) -> tuple[Adoption, list[Source]]:
     """Decide once which table `epoch` trains on, record it, and join it to `sources`; `epochs` is recorded beside.
 
     The newest finished table made for an epoch up to this one wins; `refresh.stale` says what becomes of one that is
     older than `refresh.max_age`. A decision recorded before (by the run that is being resumed) stands, whatever has
     appeared since. Raises TableError when a recorded table is gone or differs, ExtremisError where `refresh.stale` is
-    "stop": nothing is recorded then, and the run can be resumed once there is a table.
+    "stop": nothing is recorded then, and the run can be resumed once there is a table; nor where it waits for a table
+    and is asked to stop: StoppedError.
     """
     decision = _recorded(run, epoch)
     if decision is None:
-        decision = replace(_decide(run, recipe, sources, epoch, say), epochs=epochs)
+        decision = replace(_decide(run, recipe, sources, epoch, say, patience or Patience()), epochs=epochs)
         write_json(run.adoption(epoch), asdict(decision))
     if decision.table_epoch is None:
         return decision, [source.with_negatives(None) for source in sources]
@@ -118,18 +133,26 @@ def _recorded(run: RunLayout, epoch: int) -> Adoption | None:
         raise TableError(f"{run.adoption(epoch)}: no decision about an epoch: {error}. Start a new run.") from None
 
 
-def _decide(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, say: Callable[[str], None]) -> Adoption:
+def _decide(
+    run: RunLayout,
+    recipe: Recipe,
+    sources: list[Source],
+    epoch: int,
+    say: Callable[[str], None],
+    patience: Patience,
+) -> Adoption:
     if not recipe.uses_table(epoch):
         return Adoption(epoch, None, {}, False)
     options = recipe.refresh
     due = max((e for e in recipe.table_epochs() if e <= epoch), default=0)
-    deadline = time.monotonic() + (options.wait_seconds if options.stale == "wait" else 0)
     newest = _newest(run, recipe, sources, epoch)
     if newest is None and epoch < options.start:  # clusters that nobody made before
         return Adoption(epoch, None, {}, False)
-    while _is_stale(newest, epoch, recipe) and time.monotonic() < deadline:
-        time.sleep(0.1)
-        newest = _newest(run, recipe, sources, epoch)
+    if options.stale == "wait":
+        for _ in _waits(_named(due, recipe), epoch, options.wait_seconds, say, patience):
+            if not _is_stale(newest, epoch, recipe):
+                break
+            newest = _newest(run, recipe, sources, epoch)
     late, stale = newest is None or newest < due, _is_stale(newest, epoch, recipe)
     if late or stale:
         _report_missing(newest, due, epoch, stale, recipe, say)
@@ -142,6 +165,32 @@ def _decide(run: RunLayout, recipe: Recipe, sources: list[Source], epoch: int, s
     return Adoption(epoch, newest, digests, late, stale, step, _overlap(list(tables.values())))
 
 
+def _waits(table: str, epoch: int, seconds: float, say: Callable[[str], None], patience: Patience) -> Iterator[None]:
+    """Yield now and then for `seconds`, unless it is in vain; say for what, since when, until when. StoppedError."""
+    began = time.monotonic()
+    said, since, until = began - _SAY_SECONDS + _PATIENCE, _time_of_day(0), _time_of_day(seconds)
+    while time.monotonic() < began + seconds and not patience.is_in_vain.is_set():
+        yield
+        if patience.asked.wait(_POLL_SECONDS):
+            raise StoppedError(f"stopped by a signal while epoch {epoch} waited for {table}.")
+        if time.monotonic() - said >= _SAY_SECONDS:
+            said = time.monotonic()
+            say(f"epoch {epoch}: waiting for {table} since {since}, until {until} at the latest (refresh.wait_seconds)")
+
+
+def _time_of_day(seconds: float) -> str:
+    """Return the time of day in so many seconds."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+def _named(due: int, recipe: Recipe) -> str:
+    return (
+        f"the table of clusters due at epoch {due}"
+        if recipe.clusters
+        else f"the hard-negative table due at epoch {due}"
+    )
+
+
 def _is_stale(table_epoch: int | None, epoch: int, recipe: Recipe) -> bool:
     return table_epoch is None or epoch - table_epoch + LEAD > recipe.refresh.oldest
 
@@ -150,10 +199,8 @@ def _report_missing(
     newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, say: Callable[[str], None]
 ) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
-    table, command, alone = f"the hard-negative table due at epoch {due}", "mine", "random negatives only"
-    if recipe.clusters:
-        table, command, alone = f"the table of clusters due at epoch {due}", "cluster", "random order"
-    missing = f"epoch {epoch}: {table} is not there yet"
+    command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
+    missing = f"epoch {epoch}: {_named(due, recipe)} is not there yet"
     if stale and recipe.refresh.stale == "stop":
         state = "none is there" if newest is None else f"that of epoch {newest} is {epoch - newest + LEAD} epochs old"
         raise ExtremisError(

@@ -17,6 +17,7 @@ import torch
 from schemas import storage, tables
 from schemas.layout import RunLayout, parse_number
 from schemas.manifest import Manifest, Shard, columns_of, is_published, publish, unpublish
+from schemas.owners.claim import Claim, Unclaimed
 from schemas.shard_files.parquet import encode, matrix_array, matrix_column, write_shard
 from schemas.storage import join
 from trainer.device import CPU
@@ -43,13 +44,20 @@ class EmbeddingCollector:
     """Keeps the embeddings of one epoch's training rows, by row id, in a scratch file: [N, D] float16.
 
     Of several ranks each keeps those of its shards alone, N/G rows about. Each checkpoint saves the rows collected
-    since the one before as a part, so a resume, on any number of ranks, loses none of them.
+    since the one before as a part, so a resume, on any number of ranks, loses none of them. Rank 0 holds the `claim` on
+    the run.
     """
 
     def __init__(
-        self, run: RunLayout, epoch: int, sources: Sequence[Source], dimension: int, group: Group = ALONE
+        self,
+        run: RunLayout,
+        epoch: int,
+        sources: Sequence[Source],
+        dimension: int,
+        group: Group = ALONE,
+        claim: Claim | None = None,
     ) -> None:
-        self.epoch = epoch
+        self.epoch, self._claim = epoch, claim or Unclaimed()
         self._run, self._sources, self._group, self._dimension = run, sources, group, dimension
         self._places = [place for rank, place in _dealt(sources, group.ranks) if rank == group.rank]
         # The rows [first, last) are this rank's.
@@ -135,7 +143,7 @@ class EmbeddingCollector:
             parameters=parameters,
         )
         url, schema = self._run.embeddings(self.epoch, source.name), tables.embeddings(self._dimension)
-        _publish(url, self._group, schema, blocks, len(queries.shards), manifest)
+        self._publish_table(url, schema, blocks, len(queries.shards), manifest)
 
     def _publish_vectors(self, vectors: torch.Tensor, labels: int, parameters: dict) -> None:
         """Publish vectors [L, D] as a table of contiguous row blocks, cut where a rank's labels end."""
@@ -156,7 +164,32 @@ class EmbeddingCollector:
         )
         manifest = Manifest(kind="vectors", rows=labels, row_group_rows=VECTOR_GROUP_ROWS, parameters=parameters)
         schema = tables.vectors(vectors.shape[1], "float16" if narrow else "float32")
-        _publish(self._run.vectors(self.epoch), group, schema, blocks, len(places), manifest)
+        self._publish_table(self._run.vectors(self.epoch), schema, blocks, len(places), manifest)
+
+    def _publish_table(
+        self, url: str, schema: pa.Schema, blocks: Iterable[tuple[int, int, np.ndarray]], count: int, manifest: Manifest
+    ) -> None:
+        """Publish a table of vectors by ids: this rank's `blocks`, (shard of `count`, first id, vectors [n, D]).
+
+        `manifest` is what it says besides columns, shards and range of ids. No rank overwrites a shard of a table that
+        is published still; the manifest comes when every rank has written its shards, which are in rank order.
+        """
+        group = self._group
+        if group.first:
+            self._claim.require()
+            unpublish(url)
+        group.barrier()
+        shards: list[Shard] = []
+        for index, first, vectors in blocks:
+            ids = pa.array(np.arange(first, first + len(vectors)))
+            columns = [ids, matrix_array(vectors, schema.field("vector").type.value_type)]
+            table = pa.Table.from_arrays(columns, schema=schema)
+            shards.append(write_shard(url, index, count, table, manifest.row_group_rows or 1))
+        gathered = itertools.chain.from_iterable(group.gather_objects(shards))
+        if group.first:
+            self._claim.require()
+            facts = {"columns": columns_of(schema), "shards": tuple(gathered), "id_range": (0, manifest.rows)}
+            publish(url, manifest.model_copy(update=facts))
 
 
 def dump_is_published(run: RunLayout, epoch: int, for_clusters: str | None = None) -> bool:
@@ -178,31 +211,3 @@ def _dealt(sources: Sequence[Source], ranks: int) -> list[tuple[int, _Place]]:
             places.append((rank, _Place(number, index, start, stop)))
             start = stop
     return places
-
-
-def _publish(
-    url: str,
-    group: Group,
-    schema: pa.Schema,
-    blocks: Iterable[tuple[int, int, np.ndarray]],
-    count: int,
-    manifest: Manifest,
-) -> None:
-    """Publish a table of vectors by ids: this rank's `blocks`, (shard of `count`, first id, vectors [n, D]).
-
-    `manifest` is what it says besides columns, shards and range of ids. No rank overwrites a shard of a table that is
-    published still; the manifest comes when every rank has written its shards, which are in rank order.
-    """
-    if group.first:
-        unpublish(url)
-    group.barrier()
-    shards: list[Shard] = []
-    for index, first, vectors in blocks:
-        ids = pa.array(np.arange(first, first + len(vectors)))
-        columns = [ids, matrix_array(vectors, schema.field("vector").type.value_type)]
-        table = pa.Table.from_arrays(columns, schema=schema)
-        shards.append(write_shard(url, index, count, table, manifest.row_group_rows or 1))
-    gathered = itertools.chain.from_iterable(group.gather_objects(shards))
-    if group.first:
-        facts = {"columns": columns_of(schema), "shards": tuple(gathered), "id_range": (0, manifest.rows)}
-        publish(url, manifest.model_copy(update=facts))

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.layout import CLUSTERS, RunLayout
+from schemas.owners.claim import Claim
 from trainer.config import LEAD, Recipe
 from trainer.group import Group
 from trainer.model import Model
-from trainer.refresh.adoption import Adoption, adopt, follow
+from trainer.refresh.adoption import Adoption, Patience, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector, dump_is_published
 from trainer.refresh.hardness import measure
 from trainer.stream import Batch, Source
@@ -23,11 +24,15 @@ class Refresher:
     tables: list[Source]
     group: Group
     say: Callable[[str], None]
+    claim: Claim
 
-    def adopt(self, epoch: int, epochs: int) -> tuple[Adoption, list[Source]]:
-        """Return rank 0's decision about `epoch`, with `epochs` recorded beside, and the tables joined by it."""
+    def adopt(self, epoch: int, epochs: int, patience: Patience) -> tuple[Adoption, list[Source]]:
+        """Return rank 0's decision about `epoch`, with `epochs` recorded beside, and the tables joined by it.
+
+        Raises StoppedError where it waits for a table and is asked to stop.
+        """
         facts = self.run, self.recipe, self.tables, epoch
-        decision = adopt(*facts, self.say, epochs) if self.group.first else None
+        decision = adopt(*facts, self.say, epochs, patience) if self.group.first else None
         self.group.barrier()
         return decision or follow(*facts)
 
@@ -45,7 +50,7 @@ class Refresher:
         for_clusters = tables[0].name if self.recipe.clusters else None
         if self.group.decide(lambda: dump_is_published(self.run, epoch, for_clusters)):
             return None
-        collector = EmbeddingCollector(self.run, epoch, tables, columns, self.group)
+        collector = EmbeddingCollector(self.run, epoch, tables, columns, self.group, self.claim)
         if step:
             collector.restore(step)
         return collector

@@ -25,6 +25,7 @@ _POINTS = 600_000  # that a run passes over, with small data again and again
 _EPOCHS = 6, 30
 _WIDE = 512  # the dimension that rates were tuned at
 _SHORT = 25  # tokens of a text up to which rates need not fall; of 400, renee at D = 512 diverges at the full rate
+_LOWEST_RATE = 1e-4  # a rate of 0 would be refused
 _NARROW = 64  # below it rates grow no more: training would diverge
 _FEW_POINTS = 100_000  # up to which a wide encoder costs little
 _MANY_LABELS = 5_000_000  # from which rows of labels decide the cost (ASTRA's bottleneck)
@@ -149,7 +150,8 @@ def dense_rate(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 def _by_width(rate: float, power: float, settled: Mapping[str, Any]) -> Setting:
     width = int(settled["encoder.dimension"])
-    return Setting(round(rate * (_WIDE / max(width, _NARROW)) ** power, 4), f"encoder.dimension = {width}")
+    value = max(round(rate * (_WIDE / max(width, _NARROW)) ** power, 4), _LOWEST_RATE)
+    return Setting(value, f"encoder.dimension = {width}")
 
 
 # In the order of derivation: a rule knows what comes before it.

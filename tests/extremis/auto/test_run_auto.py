@@ -14,6 +14,7 @@ import torch
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from tests.command import ROOT, Done, call, command, environment, refused
+from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
 from trainer.config import load_config, load_recipe, restore_recipe
 from trainer.config.load import auto_keys, read_recipe
@@ -50,6 +51,11 @@ def ran(folder: Path, data: Path) -> Done:
 @pytest.fixture(scope="module")
 def run(folder: Path, ran: Done) -> Path:
     return folder / "run"
+
+
+def test_a_run_that_another_process_makes_is_left_to_it(data: Path, tmp_path: Path) -> None:
+    with held_elsewhere(str(tmp_path / "run"), "trained"):
+        refused(call("run", "auto", data, tmp_path / "run", *OVERRIDES), "being trained by process", "Let it finish")
 
 
 def report_of(run: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, numbered
-from schemas.manifest import Manifest, check_shard, is_published, open_manifest, publish, unpublish, write_file
+from schemas.manifest import Manifest, check_shard, is_published, open_manifest, write_file
+from schemas.owners.build import building
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import label_statistics
@@ -55,17 +56,15 @@ def publish_fusion(
 ) -> Manifest:
     """Publish a fusion's `file` (name, content), and the memory that it asks, in place of an earlier one."""
     url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
-    if is_published(url):
-        unpublish(url)
-    return publish(
-        url,
-        Manifest(
-            kind=KIND,
-            shards=(write_file(url, name, body), *(memory.write(url) if memory else ())),
-            parents={"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
-            parameters=facts,
-        ),
-    )
+    with building(url, "fitted") as build:
+        return build.publish(
+            Manifest(
+                kind=KIND,
+                shards=(write_file(build.url, name, body), *(memory.write(build.url) if memory else ())),
+                parents={"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
+                parameters=facts,
+            )
+        )
 
 
 def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Fused:

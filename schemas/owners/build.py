@@ -1,0 +1,75 @@
+"""Attempts at an output: built aside under a name of their own, by the owner of the output, and put in place whole."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from schemas import storage
+from schemas.errors import StorageError, TableError
+from schemas.layout import MANIFEST, staging
+from schemas.manifest import Manifest, open_manifest, publish_new, unpublish
+from schemas.owners.claim import Claim, LostError, Say, claimed
+from schemas.storage import join
+
+
+@dataclass(frozen=True)
+class Build:
+    """Attempt at the output `out`, whose files are written at `url`, under a name that no other attempt has.
+
+    A process that has lost its claim, and workers that outlive theirs, write what nobody reads.
+    """
+
+    out: str
+    url: str
+    claim: Claim
+
+    def put(self, names: Sequence[str]) -> None:
+        """Move files by `names` from the attempt to the output. Raises LostError, StorageError."""
+        self.claim.require()
+        storage.move_files(self.url, self.out, names)
+
+    def publish(self, manifest: Manifest, names: Sequence[str] | None = None) -> Manifest:
+        """Put the shards in place, or the files of these `names`, and publish `manifest` in place of an earlier one.
+
+        Raises LostError: another process has taken over, and what it makes stays; StorageError.
+        """
+        self.claim.require()
+        old = set[str]()
+        with contextlib.suppress(TableError):
+            old = {shard.path for shard in open_manifest(self.out).shards}
+        unpublish(self.out)
+        new = [shard.path for shard in manifest.shards] if names is None else names
+        self.put(new)
+        self.claim.require()
+        if not publish_new(self.out, manifest):
+            raise LostError(f"{join(self.out, MANIFEST)}: published by another process meanwhile; its output stays.")
+        for name in old.difference(new):
+            storage.remove(join(self.out, name))
+        return manifest
+
+
+@contextlib.contextmanager
+def building(out: str, doing: str, say: Say | None = None) -> Iterator[Build]:
+    """Claim `out` for the block and build it aside; nothing that was not put in place stays behind.
+
+    Raises ClaimedError while another process has it; StorageError.
+    """
+    with claimed(out, doing, say) as claim:
+        storage.remove(staging(out), recursive=True)  # of attempts that were cut off
+        build = Build(out, join(staging(out), claim.attempt), claim)
+        try:
+            yield build
+        except BaseException:
+            with contextlib.suppress(StorageError):  # of the two errors the first is the cause
+                _clear(build)
+            raise
+        _clear(build)
+
+
+def _clear(build: Build) -> None:
+    """Remove what is left of the attempt, and all of staging where the output is this process's still."""
+    with contextlib.suppress(LostError):
+        build.claim.require()
+        storage.remove(staging(build.out), recursive=True)
+        return
+    storage.remove(build.url, recursive=True)

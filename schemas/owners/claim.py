@@ -1,0 +1,315 @@
+"""Claim on an output: one process at a time writes it, and says so in small files beside it while it works.
+
+    .claim.json                the first claim on the output, written only where there is none
+    .claim-after-<id>.json     the one that took over from claim <id>, whose owner was gone: at most one, too
+    .claim-beat-<id>.json      changes every BEAT_SECONDS while the owner of claim <id> works
+
+A claim file is never changed. Whoever stands last in the chain owns the output. An owner is gone if it ran on this
+machine and its process has ended; else if its beat has not changed for LEASE_SECONDS by the observer's own clock: no
+two clocks are compared. An owner whose own beats are late, because it was paused or cut off from storage, looks again
+before it writes anything (`Claim.require`), and what it wrote meanwhile has the name of its attempt.
+
+A disk gives each file to one process only, and so do stores with conditional writes, such as S3 and GCS. A store
+without them keeps the last of several that wrote within SETTLE_SECONDS, and all of them look which it was.
+"""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from schemas import storage
+from schemas.errors import InputError, StorageError
+from schemas.storage import join
+
+FILE = ".claim.json"
+BEAT_SECONDS = 2.0
+LEASE_SECONDS = 30.0
+SETTLE_SECONDS = 0.2  # until a write is seen by whoever looks
+_PATIENCE = 3.0  # seconds of waiting for a beat that nothing is said about
+_JOIN_SECONDS = 10.0  # for a beat that storage does not answer
+_FRESH = 0.8  # share of the lease after which an owner looks again: clocks do not run at quite the same rate
+
+Say = Callable[[str], None]
+
+
+class ClaimedError(InputError):
+    """Error: another process writes this output."""
+
+
+class LostError(ClaimedError):
+    """Error: the claim of this process has been taken over by another."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Process that claims an output: what it makes of it (`sharded`, `trained`), and how to tell whether it runs.
+
+    `machine` names the processes among which `pid` is unique, `born` its start among those that had this number.
+    """
+
+    id: str
+    doing: str
+    host: str
+    machine: str
+    pid: int
+    born: str
+    since: str
+
+    @staticmethod
+    def here(doing: str) -> "Owner":
+        """Return this process as an owner."""
+        pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        return Owner(uuid.uuid4().hex, doing, socket.gethostname(), _machine(), pid, _born(pid), since)
+
+    @staticmethod
+    def read(content: bytes) -> "Owner":
+        """Read a claim file; one that cannot be read is of an unknown owner."""
+        try:
+            owner = Owner(**json.loads(content))
+            if not re.fullmatch("[0-9a-f]{32}", owner.id) or type(owner.pid) is not int:
+                raise ValueError("no claim of ours")
+            return owner
+        except (ValueError, TypeError, RecursionError):
+            return Owner(storage.sha256(content)[:32], "written", "unknown", "", 0, "", "an unknown time")
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def has_ended(self) -> bool:
+        """Tell whether this is a process of this machine that no longer runs; False where that cannot be known."""
+        return self.machine == _machine() and _born(self.pid) != self.born
+
+
+class Claim:
+    """Claim of this process on the output at `root`, kept alive by a thread. Made by `claimed`."""
+
+    def __init__(self, root: str, owner: Owner) -> None:
+        self.root, self.owner = root, owner
+        self._beats = 0
+        self._confirmed = _clock()
+        self._lost: str | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="extremis-claim", daemon=True)
+
+    @property
+    def attempt(self) -> str:
+        """Name of what this claim's owner writes until it is put in place; no other claim has it."""
+        return self.owner.id[:16]
+
+    def require(self) -> None:
+        """Raise LostError unless this process still owns the output; no request where its last beat is fresh."""
+        if self._lost is None and _clock() - self._confirmed < _FRESH * LEASE_SECONDS:
+            return
+        with self._lock:
+            self._confirm()
+        if self._lost is not None:
+            raise LostError(
+                f"{self.root}: {self._lost}, after this process gave no sign of life for {LEASE_SECONDS:g} seconds (it "
+                "was paused, or cut off from storage). It leaves the output as it is; run the same command again "
+                "where no other process goes on with it."
+            )
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def release(self) -> None:
+        """Give the output free, if it is this process's still."""
+        self._ended.set()
+        self._thread.join(_JOIN_SECONDS)
+        with contextlib.suppress(LostError, StorageError):
+            self.require()
+            _remove(self.root, _chain(self.root))
+            return
+        with contextlib.suppress(StorageError):
+            storage.remove(_beat_of(self.root, self.owner))
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            with self._lock, contextlib.suppress(StorageError):  # the next one may pass
+                if self._lost is None:
+                    self._confirm()
+
+    def _confirm(self) -> None:
+        """Beat; after a pause that another process may have taken for the end, look who owns the output."""
+        if self._lost is not None:
+            return
+        second = _clock()
+        self._beats += 1
+        beat = json.dumps({"beat": self._beats}).encode()
+        if second - self._confirmed < _FRESH * LEASE_SECONDS:
+            storage.write_bytes(_beat_of(self.root, self.owner), beat, durable=False)
+            self._confirmed = second
+            return
+        chain = _chain(self.root)
+        if chain and chain[-1] == self.owner:
+            storage.write_bytes(_beat_of(self.root, self.owner), beat, durable=False)
+            time.sleep(SETTLE_SECONDS)  # whoever is taking over sees the beat, or is seen
+            chain = _chain(self.root)
+        if chain and chain[-1] == self.owner:
+            self._confirmed = second
+        else:
+            self._lost = f"taken over by {chain[-1]}" if chain else "its claim is gone"
+
+
+class Unclaimed(Claim):
+    """Claim on an output that nobody else can know of: always held."""
+
+    def __init__(self) -> None:
+        super().__init__("", Owner.here("made"))
+
+    def require(self) -> None: ...
+
+
+@contextlib.contextmanager
+def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
+    """Hold the claim on the output at `root` for the block; what this thread has claimed already it goes on holding.
+
+    A claim whose owner is gone is taken over, and `say` is told. Raises ClaimedError while another process has it;
+    LostError in place of an error of the block where another took over meanwhile; StorageError.
+    """
+    key = threading.get_ident(), root
+    if key in _HELD:
+        yield _HELD[key]
+        return
+    is_new = storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
+    claim = _acquire(root, Owner.here(doing), say or _silent)
+    claim.start()
+    _HELD[key] = claim
+    try:
+        yield claim
+    except Exception:
+        with contextlib.suppress(StorageError):
+            claim.require()  # whatever failed, failed because another process has the output now
+        raise
+    finally:
+        del _HELD[key]
+        claim.release()
+        if is_new:
+            storage.remove_empty(root)
+
+
+_HELD: dict[tuple[int, str], Claim] = {}  # of this process, by thread and root
+
+
+def _acquire(root: str, owner: Owner, say: Say) -> Claim:
+    """Claim `root`. Raises ClaimedError, StorageError."""
+    body = json.dumps(asdict(owner)).encode()
+    while True:
+        claim, chain = Claim(root, owner), _chain(root)
+        last, beat = (chain[-1], _read(_beat_of(root, chain[-1]))) if chain else (None, None)
+        if last is not None and not _is_gone(root, last, say):
+            continue  # it has just ended, and the output is free
+        place = join(root, FILE) if last is None else _after(root, last)
+        storage.create_bytes(place, body)
+        if last is not None or not storage.is_local(root):
+            time.sleep(SETTLE_SECONDS)
+        chain = _chain(root)
+        is_ours = bool(chain) and chain[-1] == owner
+        if is_ours and (last is None or _read(_beat_of(root, last)) == beat):
+            if last is not None:
+                say(f"{root}: taken over from {last}, which is gone")
+            return claim
+        is_cut_off = owner not in chain and Owner.read(_read(place) or b"") == owner
+        if is_ours or is_cut_off:  # the one before is back, or has left meanwhile
+            storage.remove(place)
+
+
+def _is_gone(root: str, owner: Owner, say: Say) -> bool:
+    """Tell whether the last owner is gone, False if it has just released `root`; watches for up to LEASE_SECONDS.
+
+    Raises ClaimedError as soon as it is seen to work.
+    """
+    if owner.has_ended():
+        return True
+    began, said, beat = _clock(), False, _read(_beat_of(root, owner))
+    while _clock() - began < LEASE_SECONDS:
+        time.sleep(min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10))
+        changed = _read(_beat_of(root, owner)) != beat
+        chain = _chain(root)
+        if not chain or chain[-1] != owner:
+            return False
+        if changed:
+            raise ClaimedError(
+                f"{root}: being {owner.doing} by {owner} since {owner.since}. Let it finish, or end it and run the "
+                "same command again."
+            )
+        if not said and _clock() - began > _PATIENCE:
+            say(f"{root}: {owner} was at work here; waiting up to {LEASE_SECONDS:g} seconds to see whether it still is")
+            said = True
+    return True
+
+
+def _chain(root: str) -> list[Owner]:
+    """Return the owners of `root`, each taken over from the one before. Raises StorageError."""
+    chain: list[Owner] = []
+    place = join(root, FILE)
+    while (content := _read(place)) is not None:
+        chain.append(Owner.read(content))
+        place = _after(root, chain[-1])
+    return chain
+
+
+def _remove(root: str, chain: list[Owner]) -> None:
+    """Remove a chain of claims from its first on, which gives the output free."""
+    storage.remove(join(root, FILE))
+    for owner in chain:
+        storage.remove(_after(root, owner))
+        storage.remove(_beat_of(root, owner))
+
+
+def _after(root: str, owner: Owner) -> str:
+    return join(root, f".claim-after-{owner.id}.json")
+
+
+def _beat_of(root: str, owner: Owner) -> str:
+    return join(root, f".claim-beat-{owner.id}.json")
+
+
+def _read(place: str) -> bytes | None:
+    try:
+        return storage.read_bytes(place)
+    except FileNotFoundError:
+        return None
+
+
+def _clock() -> float:
+    """Return seconds that no one sets, and that go on while the machine sleeps where the system counts them."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _machine() -> str:
+    """Name the processes that this one can see by their numbers: this boot of this machine, or of a container."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
+
+
+def _born(pid: int) -> str:
+    """Return a mark of the start of process `pid`, "" where none runs, or it has ended and is only not yet reaped."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    if Path("/proc/self/stat").exists():
+        return ""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return ""
+    except PermissionError:
+        pass
+    return "running"
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""

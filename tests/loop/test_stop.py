@@ -1,0 +1,60 @@
+"""SIGTERM, as preempted machines send it: a checkpoint is saved first, and the run goes on from it to the same end."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from tests.command import ROOT, command, environment, extremis, sets
+from tests.loop.test_kill import last_checkpoint, records, wait_for_step
+
+CHOICES = sets("train.epochs=3", "logging.tensorboard=false", "refresh.start=9", "checkpoint.every_epochs=0")
+
+
+def start(*arguments: str | Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        command(*arguments), env=environment(), cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+
+def test_a_checkpoint_is_saved_and_the_run_goes_on_from_it(data: Path, tmp_path: Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    extremis("train", "random", data, whole, *CHOICES)
+    trainer = start("train", "random", data, run, *CHOICES)
+    wait_for_step(trainer, run, 20)
+    trainer.send_signal(signal.SIGTERM)
+    _, said = trainer.communicate(timeout=60)
+    assert trainer.returncode == 143, said
+    assert "stopped by a signal after step" in said
+    assert "Go on with --resume" in said
+    steps = [int(place.name.removeprefix("step-")) for place in (run / "checkpoints").iterdir()]
+    assert len(steps) == 1
+    assert steps[0] == records(run)[-1]["step"] >= 20
+    assert not list(run.glob(".claim*"))
+    extremis("train", "random", data, run, *CHOICES, "--resume")
+    assert records(run) == records(whole)
+    assert last_checkpoint(run) == last_checkpoint(whole)
+
+
+def test_without_grace_it_ends_at_once(data: Path, tmp_path: Path) -> None:
+    trainer = start("train", "random", data, tmp_path / "run", *CHOICES, "--grace", "0")
+    wait_for_step(trainer, tmp_path / "run", 3)
+    trainer.send_signal(signal.SIGTERM)
+    assert trainer.wait(30) == -signal.SIGTERM
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_run_that_waits_for_a_table_stops_too(data: Path, tmp_path: Path) -> None:
+    """It says for what it waits, since when and until when; no miner runs here."""
+    choices = sets("train.epochs=3", "refresh.stale=wait", "logging.tensorboard=false", "refresh.source=table")
+    trainer = start("train", "astra", data, tmp_path / "run", *choices)
+    assert trainer.stderr is not None
+    limit = time.monotonic() + 120
+    while "waiting for the hard-negative table due at epoch 2 since" not in (line := trainer.stderr.readline()):
+        assert time.monotonic() < limit
+        assert trainer.poll() is None
+    assert "at the latest (refresh.wait_seconds)" in line
+    trainer.send_signal(signal.SIGTERM)
+    _, said = trainer.communicate(timeout=60)
+    assert trainer.returncode == 143, said
+    assert "Go on with --resume" in said

@@ -1,0 +1,59 @@
+"""What can be known is known before anything starts: nothing is left behind, and what was wrong may be corrected."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.command import call, refused, sets
+from trainer import footprint
+from trainer.config import load_config
+
+CHOICES = sets("train.epochs=1", "logging.tensorboard=false", "refresh.start=3", "order.batch=128")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("validation.split=vall", ("vall", "test, train")),
+        ("validation.split=holdout", ("data.holdout",)),
+        ("encoder.dimension=10000000", ("of memory", "are free", "encoder.dimension (it is 10,000,000)")),
+        ("encoder.buckets=1000000000000", ("of memory", "encoder.dimension")),
+        ("negatives.random=1000000000000", ("of memory", "negatives.random (1,000,000,000,000)")),
+        ("checkpoint.keep=1000000000", ("of checkpoints", "are free there")),
+        ("encoder.lr=inf", ("encoder.lr", "finite")),
+        ("classifier.initial_bias=nan", ("classifier.initial_bias", "finite")),
+    ],
+)
+def test_it_is_refused_before_anything_is_made(data: Path, tmp_path: Path, wrong: str, words: tuple[str, ...]) -> None:
+    refused(call("run", "random", data, tmp_path / "run", *CHOICES, "--set", wrong), *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_the_data_cannot_have(raw: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert call("shard", raw, data, "--tokenizer", "train:500").status == 0
+    choices = ["--set", "validation.split=test", "--set", "validation.metric=PSP@5"]
+    refused(call("run", "random", data, tmp_path / "run", *CHOICES, *choices), "PSP@5", "propensity", "'P@5'")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_checkpoint_may_be_corrected(data: Path, tmp_path: Path) -> None:
+    """And is then what it would have been with the right value from the start."""
+    run, right = tmp_path / "run", tmp_path / "right"
+    assert call("train", "random", data, run, *CHOICES).status == 0
+    changed = ["--set", "encoder.lr=0.5"]
+    refused(call("train", "random", data, run, *CHOICES, *changed, "--resume"), "another recipe", "encoder.lr")
+    shutil.rmtree(run / "checkpoints")
+    (run / "finished.json").unlink()
+    assert call("train", "random", data, run, *CHOICES, *changed, "--resume").status == 0
+    assert call("train", "random", data, right, *CHOICES, *changed).status == 0
+    assert load_config(str(run / "config.toml"))["recipe"]["encoder"]["lr"] == 0.5
+    newest = next((right / "checkpoints").iterdir())
+    for path in newest.iterdir():
+        assert path.read_bytes() == (run / "checkpoints" / newest.name / path.name).read_bytes()
+
+
+def test_free_memory_is_a_number_of_bytes() -> None:
+    free = footprint.free_memory()
+    assert free is None or 0 < free < 1 << 60

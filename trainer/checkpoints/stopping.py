@@ -1,0 +1,47 @@
+"""Stopping by a signal: a run saves a checkpoint first, where its grace allows, as preempted machines need."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from schemas.errors import ExtremisError
+
+
+class StoppedError(ExtremisError):
+    """Error: the run was told to stop, and did. Exit status as of a process that SIGTERM ended."""
+
+    exit_status = 128 + signal.SIGTERM
+
+
+@contextlib.contextmanager
+def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
+    """Yield an event that SIGTERM sets while the block lasts; the process ends `grace` seconds later at the latest.
+
+    A second signal ends it at once, and so does the first with a `grace` of 0. Only the main thread hears signals.
+    """
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread() or not grace:
+        yield asked
+        return
+
+    def end() -> None:
+        os._exit(StoppedError.exit_status)
+
+    timer = threading.Timer(grace, end)
+    timer.daemon = True
+
+    def hear(_: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            end()
+        asked.set()
+        timer.start()
+
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        timer.cancel()
