@@ -52,9 +52,11 @@ class Shard(Beam, total=False):
 
 
 class Train(Common, total=False):
+    device: str
     set: Settings
     resume: bool
     metrics_port: int
+    grace: float
     metrics_host: str
 
 
@@ -74,6 +76,7 @@ class _FromDump(Beam, total=False):
 
 
 class Mine(_FromDump, total=False):
+    device: str
     by: Literal["classifier", "labels"]
     vectors: Url
     width: int
@@ -102,6 +105,7 @@ class Cluster(_FromDump, total=False):
 
 
 class Embed(Beam, total=False):
+    device: str
     what: Literal["queries", "labels"]
     split: str
     step: int
@@ -109,6 +113,7 @@ class Embed(Beam, total=False):
 
 
 class Evaluate(Common, total=False):
+    device: str
     split: str
     step: int
     limit: int
@@ -130,6 +135,7 @@ class Fuse(Common, total=False):
 
 
 class Export(Common, total=False):
+    device: str
     step: int
     dtype: Literal["float32", "float16"]
     index: str
@@ -141,6 +147,7 @@ class Export(Common, total=False):
 
 
 class Predict(Common, total=False):
+    device: str
     data: Url
     split: str
     k: int

@@ -65,8 +65,6 @@ class TrialData:
         """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
         facts = survey.facts
         rows, share = round(_ROWS / (1 + facts.tokens / _LONG)), 1.0
-        if survey.is_symmetric:  # all labels stay, as queries too: half of the rows tell enough
-            rows = min(rows, facts.queries // 2)
         epochs = min(max(round(2 * rows / max(1, facts.queries)), _EPOCHS[0]), _EPOCHS[1])
         if facts.queries <= rows:
             return cls(data, facts.queries, share, epochs, folder)

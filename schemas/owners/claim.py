@@ -229,10 +229,10 @@ def _is_gone(root: str, owner: Owner, say: Say) -> bool:
 
     Raises ClaimedError as soon as it is seen to work.
     """
-    if owner.has_ended():
-        return True
     began, said, beat = _clock(), False, _read(_beat_of(root, owner))
     while _clock() - began < LEASE_SECONDS:
+        if owner.has_ended():  # it was about to
+            return True
         time.sleep(min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10))
         changed = _read(_beat_of(root, owner)) != beat
         chain = _chain(root)

@@ -12,6 +12,7 @@ import pytest
 from extremis.cli import cli
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest, verify
+from schemas.records.json_files import read_json, write_json
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
 from trainer.config import Recipe, recipe_names
@@ -429,9 +430,9 @@ def test_ablate_shows_the_metrics_of_the_table(data: Path, folder: Path) -> None
     assert page.count("±") == 20
     assert "training" not in call(*arguments).err
     # What was finished without R@100 is scored again, and not trained.
-    kept = json.loads((out / "bce" / "ablation.json").read_text())
+    kept = read_json(str(out / "bce" / "ablation.json"))
     del kept["result"]["metrics"]["P@100"]
-    (out / "bce" / "ablation.json").write_text(json.dumps(kept))
+    write_json(str(out / "bce" / "ablation.json"), kept)
     again = call(*arguments, "--json")
     assert again.json["bce"]["metrics"] == done.json["bce"]["metrics"]
     assert "bce: finished before" not in again.err

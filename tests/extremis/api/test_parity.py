@@ -69,7 +69,7 @@ def test_types_are_those_of_the_command_line(name: str) -> None:
             assert kind is NUMBERS[type(param.type).__name__], option
         elif option == "set":
             assert {get_origin(part) for part in get_args(kind)} == {Mapping, Sequence}
-        elif type(param.type).__name__ == "StringParamType":
+        elif type(param.type).__name__ in ("StringParamType", "_Device"):
             members = {get_origin(part) or part for part in get_args(kind) or (kind,)}
             assert str in members, option
             assert members <= {str, PathLike, Mapping}, option

@@ -21,10 +21,10 @@ def test_the_first_and_the_counts_do_not_depend_on_the_order_of_merging() -> Non
 def test_a_summary_survives_its_file() -> None:
     summary = Summary(
         blocks=(
-            Block("train", 0, 3, ("a", 0, 9), ("a", 9, 4), None),
-            Block("train", 0, 4, ("b", 0, 9), ("b", 9, 4), ("b", 13, 2)),
+            Block("train", 0, 3, ("a", 0, 9, 1), ("a", 9, 4, 2), None),
+            Block("train", 0, 4, ("b", 0, 9, 3), ("b", 9, 4, 4), ("b", 13, 2, 5)),
         ),
-        rejected=(("train", ("c", 0, 5)),),
+        rejected=(("train", ("c", 0, 5, 6)),),
         files={"u": (7, "ab")},
         rejects=Rejects.of("t", [Reject("f", 3, Reason.NOT_JSON, "é")]),
     )

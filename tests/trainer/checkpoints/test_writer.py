@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import trainer.checkpoints.checkpoint
 import trainer.checkpoints.writer
-from schemas.errors import StorageError
+from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
 from tests.ranks import on_ranks
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges, write_tensors
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_run(tmp_path: Path) -> No
     (tmp_path / "checkpoints").write_text("a file in the way")
     for background in (True, False):
         writer = CheckpointWriter(RunLayout(str(tmp_path)), background=background)
-        with pytest.raises(StorageError, match="could not"):
+        with pytest.raises(ExtremisError, match="could not"):
             save_and_change(writer)
         writer.close()
 

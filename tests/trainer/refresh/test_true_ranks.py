@@ -24,7 +24,7 @@ BASE: dict[str, dict] = {
     "encoder": {"dimension": 4, "buckets": 64},
     "classifier": {"initial_scale": 0.5, "bias": True},
     "negatives": {"random": 4, "hard": 3},
-    "refresh": {"source": "in-trainer", "start": 1, "every_steps": 3},
+    "refresh": {"source": "in-trainer", "start": 1, "every_steps": 3, "index": "exact"},
     "train": {"epochs": 3},
     "logging": {"tensorboard": False},
 }

@@ -79,7 +79,7 @@ def test_noise_and_a_falling_loss_are_no_jump(seed: int, noise: float, size: flo
     assert jumps((smooth * factors).tolist()) == []
 
 
-@given(st.integers(100, 350), st.floats(4, 1e6), st.integers(0, 2**32))
+@given(st.integers(100, 350), st.floats(5, 1e6), st.integers(0, 2**32))
 def test_a_jump_is_told_once_where_it_happens(step: int, times: float, seed: int) -> None:
     losses = np.exp(0.05 * np.random.default_rng(seed).standard_normal(400))
     losses[step:] *= times
