@@ -132,7 +132,10 @@ def test_one_on_another_machine_is_watched(tmp_path: Path, beating: bool) -> Non
 
 
 @pytest.mark.parametrize("time_zone_of_the_dead", ["1999-01-01 00:00:00 UTC", "2999-01-01 00:00:00 UTC"])
-def test_clocks_of_others_do_not_matter(tmp_path: Path, time_zone_of_the_dead: str) -> None:
+def test_clocks_of_others_do_not_matter(
+    tmp_path: Path, time_zone_of_the_dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "LEASE_SECONDS", 1.0)
     (tmp_path / claim.FILE).write_text(json.dumps(asdict(other_machine(since=time_zone_of_the_dead))))
     began = time.monotonic()
     with claimed(str(tmp_path), "mined"):
@@ -200,7 +203,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_whoever_was_replaced_never_writes_again(tmp_path: Path, seed: int) -> None:
     """Three processes write in turn, are paused for longer than the lease, killed and started again."""
     draw, log = random.Random(seed), tmp_path / "log"
@@ -226,7 +229,8 @@ def test_whoever_was_replaced_never_writes_again(tmp_path: Path, seed: int) -> N
     assert len(turns) > 1
 
 
-def test_what_is_no_claim_is_waited_for(tmp_path: Path) -> None:
+def test_what_is_no_claim_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "LEASE_SECONDS", 1.0)
     for text in ("{", "[]", '{"id": "../../x", "pid": 1}', json.dumps(asdict(other_machine(id="../up")))):
         (tmp_path / claim.FILE).write_text(text)
         with claimed(str(tmp_path), "mined"):
