@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.gpu.__main__ import SECTIONS
 from benchmarks.gpu.random_queries import HARD, POSITIVES, plan, random_batch
 from tests.command import ROOT, environment
 
 
+@pytest.mark.slow
 def test_every_section_runs() -> None:
     arguments = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--quick"]
     done = subprocess.run(arguments, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True)

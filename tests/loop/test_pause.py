@@ -34,6 +34,7 @@ def test_it_ends_and_the_run_is_the_other_s(data: Path, tmp_path: Path) -> None:
     assert not list(run.glob(".claim*"))
 
 
+@pytest.mark.slow
 def test_a_second_trainer_is_told_who_the_first_is(data: Path, tmp_path: Path) -> None:
     long = [*CHOICES, "--set", "train.epochs=500"]
     first = start("train", "random", data, tmp_path / "run", *long)

@@ -186,6 +186,7 @@ def test_half_an_environment_and_a_run_that_is_there_are_refused(
     refused(call("train", "astra", data, tmp_path / "run", *CHOICES), "RANK = None, WORLD_SIZE = '2'", "torchrun")
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_refused_once_by_all_ranks(data: Path, tmp_path: Path) -> None:
     with held_elsewhere(str(tmp_path / "run"), "trained"):
         done = torchrun(2, "train", "random", data, tmp_path / "run", *CHOICES)

@@ -5,6 +5,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.command import ROOT, command, environment, extremis, sets
 from tests.loop.test_kill import last_checkpoint, records, wait_for_step
 
@@ -44,6 +46,7 @@ def test_without_grace_it_ends_at_once(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_a_table_stops_too(data: Path, tmp_path: Path) -> None:
     """It says for what it waits, since when and until when; no miner runs here."""
     choices = sets("train.epochs=3", "refresh.stale=wait", "logging.tensorboard=false", "refresh.source=table")

@@ -162,7 +162,7 @@ def test_pairs_beside_the_points_of_every_split(tmp_path: Path) -> None:
         (
             '{"key": null, "text": "a", "labels": ["a"]}',
             Reason.WRONG_TYPE,
-            "key must be a string or a whole number of up to 64 bits",
+            "key must be a string, got None",
         ),
         (
             '{"key": 1.5, "text": "a", "labels": ["a"]}',

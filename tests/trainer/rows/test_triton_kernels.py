@@ -51,6 +51,7 @@ def test_kernels_on_a_gpu_are_the_reference(case: Case) -> None:
     assert rows < {"float32": 1e-4, "bfloat16": 2**-7, "float16": 2**-10}[case.dtype]
 
 
+@pytest.mark.slow
 @needs_triton
 def test_kernels_compile_without_spills(tmp_path: Path) -> None:
     usage = program("tests.trainer.rows.compile_kernels", TRITON_CACHE_DIR=str(tmp_path))
