@@ -13,7 +13,7 @@ from trainer.device import CPU, describe_device
 from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
 from trainer.refresh import true_ranks
-from trainer.refresh.adoption import Adoption, Patience
+from trainer.refresh.adoption import Adoption, Interrupts
 from trainer.refresh.dump import EmbeddingCollector
 from trainer.schedule import epochs_that_fit, rate_factor
 from trainer.settings.oddities import LossWatch
@@ -34,7 +34,7 @@ class EpochRunner:
         self._unread: list[tuple[int, torch.Tensor]] = []  # step of the run, and its loss on the device
         self._loss = math.nan  # the last that was read
         self._saved = progress.global_step  # of the newest checkpoint; 0: none
-        self.patience = Patience()
+        self.interrupts = Interrupts()
 
     @property
     def epochs(self) -> int:
@@ -99,7 +99,7 @@ class EpochRunner:
         self._parts.claim.require()
         options, progress = self._parts.recipe.train, self.progress
         epochs = epochs_that_fit(options.minutes, options.epochs, progress.budget.spent)
-        return self._parts.refresher.adopt(progress.epoch, epochs, self.patience)
+        return self._parts.refresher.adopt(progress.epoch, epochs, self.interrupts)
 
     def save(self) -> None:
         """Begin to write a checkpoint of the run as it is. Raises StorageError."""
@@ -167,18 +167,18 @@ class EpochRunner:
             facts = {"epoch": progress.epoch, "loss": self._loss, **rates}
             parts.tracker.record("train", progress.global_step, facts)
         every = recipe.checkpoint.every_steps
-        is_asked, is_last = self._is_asked(), progress.step == parts.stream.steps
-        if (is_asked or (every and progress.global_step % every == 0)) and not is_last:
+        must_stop, is_last = self._must_stop(), progress.step == parts.stream.steps
+        if (must_stop or (every and progress.global_step % every == 0)) and not is_last:
             self._read_losses()
             if dump:
                 dump.save_part(progress.step)
             self.save()
-            if is_asked:
+            if must_stop:
                 self._save_and_stop()
 
-    def _is_asked(self) -> bool:
+    def _must_stop(self) -> bool:
         """Tell, the same on every rank, whether to stop."""
-        group, asked = self._parts.group, self.patience.asked.is_set()
+        group, asked = self._parts.group, self.interrupts.stop.is_set()
         return asked if group.ranks == 1 else bool(group.max(torch.tensor([float(asked)])).item())
 
     def _save_and_stop(self) -> None:
@@ -241,6 +241,6 @@ class EpochRunner:
         if last or progress.best_step == progress.global_step or (every and progress.epoch % every == 0):
             self.save()
         parts.tracker.sync()
-        if not last and self._is_asked():
+        if not last and self._must_stop():
             self._save_and_stop()
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)

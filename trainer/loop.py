@@ -15,7 +15,7 @@ from trainer.epoch import EpochRunner, OnStep
 from trainer.group import ALONE, Group
 from trainer.model import require_same_data
 from trainer.progress import EpochReport, Progress
-from trainer.refresh.adoption import Patience
+from trainer.refresh.adoption import Interrupts
 from trainer.refresh.discard import discard_refreshes
 from trainer.setup import Parts, Say, initialise_model, require_room, require_same_recipe, set_up
 from trainer.tracking import Watcher
@@ -88,9 +88,9 @@ class Trainer:
         parts.tracker.start(progress.global_step)
         return cls(parts, progress)
 
-    def have_patience(self, patience: Patience) -> None:
-        """Save a checkpoint and stop after the step that is under way, once asked to; wait for no table in vain."""
-        self.runner.patience = patience
+    def interrupt_by(self, interrupts: Interrupts) -> None:
+        """Let `interrupts` end the run after the current step, with a checkpoint, and its waits for tables."""
+        self.runner.interrupts = interrupts
 
     def on_record(self, watcher: Watcher) -> None:
         """Also give `watcher` whatever is recorded from now on."""

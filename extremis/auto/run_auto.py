@@ -55,7 +55,7 @@ def _run_auto(
     beam_options: Sequence[str],
     process: ProcessOptions,
 ) -> dict[str, Any]:
-    """Do it, as RUN's owner."""
+    """Run `auto` as RUN's owner."""
     began = time.perf_counter()
     is_there = storage.exists(RunLayout(run).config)
     _require_able(run, is_there, resume)

@@ -59,11 +59,11 @@ class Miner:
             raise ExtremisError(f"cannot start the miner ({' '.join(self._command)}): {error}.") from error
 
     def _watch(self) -> None:
-        self._restart_often()
+        self._watch_and_restart()
         self._over.set()
         self._tell()
 
-    def _restart_often(self) -> None:
+    def _watch_and_restart(self) -> None:
         for number, pause in enumerate([*PAUSES, None], 1):
             while self.process.poll() is None:
                 if self._stopping.wait(_LOOK_SECONDS):

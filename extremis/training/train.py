@@ -16,7 +16,7 @@ from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.progress import EpochReport
-from trainer.refresh.adoption import Patience
+from trainer.refresh.adoption import Interrupts
 
 
 def train(
@@ -36,14 +36,14 @@ def train(
     with owning(run, group) as claim, stopping_on_signal(process.grace) as asked:
         is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
         trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group, claim)
-        patience = Patience(asked)
-        trainer.have_patience(patience)
+        interrupts = Interrupts(asked)
+        trainer.interrupt_by(interrupts)
         state = MetricsState(recipe.order.batch)
         trainer.on_record(state.record)
         miner = None
         if group.first and beam_options is not None and trainer.recipe.table_epochs():
             miner = start_miner(data, run, beam_options, "cluster" if trainer.recipe.clusters else "mine")
-            miner.on_end(patience.is_in_vain.set)
+            miner.on_end(interrupts.miner_ended.set)
         try:
             with serving(state, process.metrics_port if group.first else None, process.metrics_host, say):
                 return _watch(trainer, state, quiet=not group.first)

@@ -33,7 +33,7 @@ FILE = ".claim.json"
 BEAT_SECONDS = 2.0
 LEASE_SECONDS = 30.0
 SETTLE_SECONDS = 0.2  # until a write is seen by whoever looks
-_PATIENCE = 3.0  # seconds of waiting for a beat that nothing is said about
+_SILENT_SECONDS = 3.0  # seconds of waiting for a beat that nothing is said about
 _JOIN_SECONDS = 10.0  # for a beat that storage does not answer
 _FRESH = 0.8  # share of the lease after which an owner looks again: clocks do not run at quite the same rate
 
@@ -231,7 +231,7 @@ def _is_gone(root: str, owner: Owner, say: Say) -> bool:
     """
     began, said, beat = _clock(), False, _read(_beat_of(root, owner))
     while _clock() - began < LEASE_SECONDS:
-        if owner.has_ended():  # it was about to
+        if owner.has_ended():  # a process that is being killed takes a moment
             return True
         time.sleep(min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10))
         changed = _read(_beat_of(root, owner)) != beat
@@ -243,7 +243,7 @@ def _is_gone(root: str, owner: Owner, say: Say) -> bool:
                 f"{root}: being {owner.doing} by {owner} since {owner.since}. Let it finish, or end it and run the "
                 "same command again."
             )
-        if not said and _clock() - began > _PATIENCE:
+        if not said and _clock() - began > _SILENT_SECONDS:
             say(f"{root}: {owner} was at work here; waiting up to {LEASE_SECONDS:g} seconds to see whether it still is")
             said = True
     return True

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from schemas.options import Options
+from trainer.negatives.index_kinds import FRESH, MIPS, MOST_FRESH
 
 LEAD = 2  # epochs between a dump and the first use of its table
 
@@ -32,8 +33,8 @@ class Refresh(Options):
     index: str = Field(
         "auto",
         description="'exact', 'auto', a Faiss factory string; with source = 'in-trainer' also 'fresh', every label by "
-        "its vector as it is, which 'auto' is up to 131,072 labels, and 'mips': spherical k-means with the square root "
-        "of L clusters, 64 of them searched",
+        f"its vector as it is, which 'auto' is up to {MOST_FRESH:,} labels, and 'mips': spherical k-means with the "
+        "square root of L clusters, 64 of them searched",
     )
     stale: Literal["warn", "wait", "random-only", "stop"] = Field(
         "warn",
@@ -73,7 +74,7 @@ class Refresh(Options):
                 f"refresh.max_age = {self.max_age}: no table is younger than {LEAD} epochs when it is used: set "
                 f"{LEAD} or more, or 0"
             )
-        if self.index in ("mips", "fresh") and self.source == "table":
+        if self.index in (MIPS, FRESH) and self.source == "table":
             raise ValueError(f"refresh.index = {self.index!r} is the trainer's own: set refresh.source = 'in-trainer'")
         if self.rebuild_steps >= self.every_steps:
             raise ValueError(

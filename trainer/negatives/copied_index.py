@@ -16,6 +16,7 @@ import torch
 from schemas.ragged import Ragged
 from search.factory import AUTO, EXACT
 from trainer.negatives.base import NegativeSource, Sampled, SourceContext, best_of_ranks
+from trainer.negatives.index_kinds import MIPS
 from trainer.stream.batch import Batch
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from search.params import SearchParams
 
 TARGET_RECALL = 0.9
-MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 are searched (MIPS-s, sections 4 and 5.1)
 PROBED = 64
 
 

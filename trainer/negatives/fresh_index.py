@@ -7,8 +7,9 @@ pass. The best K are looked for in the K groups of labels with the greatest maxi
 import numpy as np
 import torch
 
+from schemas.ragged import Ragged
 from schemas.tables import PAD
-from trainer.negatives.base import NegativeSource, Sampled, SourceContext, best_of_ranks
+from trainer.negatives.base import NegativeSource, Sampled, SourceContext, best_of_ranks, within
 from trainer.rows.memory import zeros
 from trainer.stream.batch import Batch
 
@@ -33,14 +34,12 @@ class FreshIndex(NegativeSource):
 
         assert x is not None
         vectors, start = self._vectors.vectors, self._vectors.start
-        inside = (batch.positives >= start) & (batch.positives < start + len(vectors))
-        query = np.repeat(np.arange(len(batch)), np.diff(batch.positive_offsets))[inside]
-        masked = torch.from_numpy(query), torch.from_numpy(batch.positives[inside] - start)
-        keys = []
+        own = within(batch, start, start + len(vectors))
+        positives, keys = Ragged(own.positives, own.positive_offsets), []
         for first, block in zip(range(0, len(x), _QUERIES), x.split(_QUERIES), strict=True):
-            low, high = np.searchsorted(query, (first, first + len(block)))
-            own = masked[0][low:high] - first, masked[1][low:high]
-            rows, scores = self._products.best(block, vectors, min(self._width, len(vectors)), own)
+            some = positives.slice(first, first + len(block))
+            masked = torch.from_numpy(some.row_of()), torch.from_numpy(some.entries)
+            rows, scores = self._products.best(block, vectors, min(self._width, len(vectors)), masked)
             keys.append(pack(np.where(scores == -np.inf, PAD, rows + start), scores))
         return best_of_ranks(np.concatenate(keys), self._width, self._group)
 

@@ -20,15 +20,15 @@ from trainer.config import LEAD, Recipe
 from trainer.stream import Source
 
 _POLL_SECONDS = 0.1  # between looks for a table
-_PATIENCE, _SAY_SECONDS = 3.0, 60.0  # of waiting, until it is said, and said again
+_SILENT_SECONDS, _SAY_SECONDS = 3.0, 60.0  # of waiting, until it is said, and said again
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Ends of a wait for a table: the run is `asked` to stop, or there is nobody left to make one."""
+class Interrupts:
+    """Early ends of a run, or of its wait for a table: a signal to `stop`; no miner is left to make one."""
 
-    asked: threading.Event = field(default_factory=threading.Event)
-    is_in_vain: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event = field(default_factory=threading.Event)
+    miner_ended: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def adopt(
     epoch: int,
     say: Callable[[str], None],
     epochs: int | None = None,
-    patience: Patience | None = None,
+    interrupts: Interrupts | None = None,
 ) -> tuple[Adoption, list[Source]]:
     """Decide once which table `epoch` trains on, record it, and join it to `sources`; `epochs` is recorded beside.
 
@@ -86,7 +86,7 @@ def adopt(
     """
     decision = _recorded(run, epoch)
     if decision is None:
-        decision = replace(_decide(run, recipe, sources, epoch, say, patience or Patience()), epochs=epochs)
+        decision = replace(_decide(run, recipe, sources, epoch, say, interrupts or Interrupts()), epochs=epochs)
         write_json(run.adoption(epoch), asdict(decision))
     if decision.table_epoch is None:
         return decision, [source.with_negatives(None) for source in sources]
@@ -139,7 +139,7 @@ def _decide(
     sources: list[Source],
     epoch: int,
     say: Callable[[str], None],
-    patience: Patience,
+    interrupts: Interrupts,
 ) -> Adoption:
     if not recipe.uses_table(epoch):
         return Adoption(epoch, None, {}, False)
@@ -149,7 +149,7 @@ def _decide(
     if newest is None and epoch < options.start:  # clusters that nobody made before
         return Adoption(epoch, None, {}, False)
     if options.stale == "wait":
-        for _ in _waits(_named(due, recipe), epoch, options.wait_seconds, say, patience):
+        for _ in _poll(_describe_table(due, recipe), epoch, options.wait_seconds, say, interrupts):
             if not _is_stale(newest, epoch, recipe):
                 break
             newest = _newest(run, recipe, sources, epoch)
@@ -165,13 +165,16 @@ def _decide(
     return Adoption(epoch, newest, digests, late, stale, step, _overlap(list(tables.values())))
 
 
-def _waits(table: str, epoch: int, seconds: float, say: Callable[[str], None], patience: Patience) -> Iterator[None]:
-    """Yield now and then for `seconds`, unless it is in vain; say for what, since when, until when. StoppedError."""
+def _poll(table: str, epoch: int, seconds: float, say: Callable[[str], None], interrupts: Interrupts) -> Iterator[None]:
+    """Yield now and then for `seconds` while a miner may come; say for what, since when, until when.
+
+    Raises StoppedError.
+    """
     began = time.monotonic()
-    said, since, until = began - _SAY_SECONDS + _PATIENCE, _time_of_day(0), _time_of_day(seconds)
-    while time.monotonic() < began + seconds and not patience.is_in_vain.is_set():
+    said, since, until = began - _SAY_SECONDS + _SILENT_SECONDS, _time_of_day(0), _time_of_day(seconds)
+    while time.monotonic() < began + seconds and not interrupts.miner_ended.is_set():
         yield
-        if patience.asked.wait(_POLL_SECONDS):
+        if interrupts.stop.wait(_POLL_SECONDS):
             raise StoppedError(f"stopped by a signal while epoch {epoch} waited for {table}.")
         if time.monotonic() - said >= _SAY_SECONDS:
             said = time.monotonic()
@@ -183,7 +186,7 @@ def _time_of_day(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
-def _named(due: int, recipe: Recipe) -> str:
+def _describe_table(due: int, recipe: Recipe) -> str:
     return (
         f"the table of clusters due at epoch {due}"
         if recipe.clusters
@@ -200,7 +203,7 @@ def _report_missing(
 ) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
     command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
-    missing = f"epoch {epoch}: {_named(due, recipe)} is not there yet"
+    missing = f"epoch {epoch}: {_describe_table(due, recipe)} is not there yet"
     if stale and recipe.refresh.stale == "stop":
         state = "none is there" if newest is None else f"that of epoch {newest} is {epoch - newest + LEAD} epochs old"
         raise ExtremisError(

@@ -9,7 +9,7 @@ from schemas.owners.claim import Claim
 from trainer.config import LEAD, Recipe
 from trainer.group import Group
 from trainer.model import Model
-from trainer.refresh.adoption import Adoption, Patience, adopt, follow
+from trainer.refresh.adoption import Adoption, Interrupts, adopt, follow
 from trainer.refresh.dump import EmbeddingCollector, dump_is_published
 from trainer.refresh.hardness import measure
 from trainer.stream import Batch, Source
@@ -26,13 +26,13 @@ class Refresher:
     say: Callable[[str], None]
     claim: Claim
 
-    def adopt(self, epoch: int, epochs: int, patience: Patience) -> tuple[Adoption, list[Source]]:
+    def adopt(self, epoch: int, epochs: int, interrupts: Interrupts) -> tuple[Adoption, list[Source]]:
         """Return rank 0's decision about `epoch`, with `epochs` recorded beside, and the tables joined by it.
 
         Raises StoppedError where it waits for a table and is asked to stop.
         """
         facts = self.run, self.recipe, self.tables, epoch
-        decision = adopt(*facts, self.say, epochs, patience) if self.group.first else None
+        decision = adopt(*facts, self.say, epochs, interrupts) if self.group.first else None
         self.group.barrier()
         return decision or follow(*facts)
 

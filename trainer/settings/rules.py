@@ -7,6 +7,7 @@ n-grams, dropout) no count tells: `extremis run auto` tries these.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from trainer.negatives.index_kinds import MOST_FRESH
 from trainer.settings.facts import Facts, log_odds
 
 POOL = "negatives.pool"
@@ -16,7 +17,6 @@ SHARED_DRAWS, OWN_DRAWS = 3200, 400
 # meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
 MOST_WEIGHT = 8
 
-_MOST_SEARCHED = 1 << 17  # labels that the trainer itself scores in every step
 _TOLD_APART = 0.005  # standard deviation of vectors that are random at first: nothing beside what a few steps teach
 
 _FEWEST_STEPS = 80  # of an epoch: fewer, larger batches leave small data untrained
@@ -70,7 +70,7 @@ def warmup(facts: Facts, settled: Mapping[str, Any]) -> Setting:
 
 def refresh_source(facts: Facts, settled: Mapping[str, Any]) -> Setting:
     """Fresh ones from the first step where hard negatives carry the loss, and the trainer can search all labels."""
-    if settled[POOL] == "own" and facts.labels <= _MOST_SEARCHED:
+    if settled[POOL] == "own" and facts.labels <= MOST_FRESH:
         return Setting("in-trainer", f"negatives.pool = own, {facts.labels:,} labels")
     return Setting("table", f"negatives.pool = {settled[POOL]}, {facts.labels:,} labels")
 
