@@ -27,10 +27,12 @@ from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
 from pipelines.sharding.queries import FREQUENCIES, shard_queries
 from pipelines.sharding.resolve import resolve_labels
 from pipelines.sharding.tokenizer import FrozenTokenizer
+from schemas import storage
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, is_published
 from schemas.owners.build import building
 from schemas.owners.claim import claimed
+from schemas.room import require_room
 from schemas.storage import join
 
 __all__ = ["ShardOptions", "shard"]
@@ -69,6 +71,9 @@ def shard(
     if finished is not None:
         dataset.clean_up(data)
         return finished
+    read_bytes = sum(storage.size(url) for url in identity.files_of(inputs))
+    # The first step writes all that it reads; how densely, and how much of it, is not known before.
+    require_room(data, {"rows": read_bytes // 4}, "Choose another place.")
     with claimed(data, "sharded", say):
         finished = find_finished()  # the last owner may have made it
         if finished is not None:
