@@ -28,9 +28,9 @@ from schemas.manifest import Manifest, columns_of
 from schemas.options import Options
 from schemas.owners.build import building
 from schemas.reuse import Request, find_reusable
-from schemas.room import require_room
 from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
 from schemas.shard_files.shards import iterate_shard
+from schemas.sizes import require_room
 from schemas.storage import join
 from trainer.device import open_device
 from trainer.inputs import require_inputs

@@ -11,7 +11,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.owners.claim import Claim
-from schemas.room import require_room
+from schemas.sizes import require_room
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.device import describe_device, open_device

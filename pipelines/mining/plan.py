@@ -22,8 +22,7 @@ from schemas.errors import InputError
 from schemas.layout import shard_name, staging
 from schemas.manifest import Manifest
 from schemas.reuse import Request, find_reusable
-from schemas.room import require_room
-from schemas.sizes import say_bytes
+from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
 from search import index, params
 from search.candidates import MOST_LABELS

@@ -18,9 +18,9 @@ from schemas.layout import DataLayout, RunLayout, shard_name
 from schemas.manifest import Manifest, Shard, describe_file, open_manifest, read_files, write_file
 from schemas.owners.build import building
 from schemas.reuse import Request, find_reusable
-from schemas.room import require_room
 from schemas.shard_files.parquet import list_column, writing_shard
 from schemas.shard_files.shards import iterate, iterate_shard
+from schemas.sizes import require_room
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
