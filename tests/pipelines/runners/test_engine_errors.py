@@ -6,8 +6,8 @@ from pipelines.runners.engine_errors import explain, first_cause, python_cause
 
 NETWORK = (
     "java.io.IOException: Insufficient number of network buffers: required 512, but only 80 available. The total "
-    "number of network buffers is currently set to 2048 of 32768 bytes each. You can increase this number by setting the "
-    "configuration keys 'taskmanager.memory.network.fraction'"
+    "number of network buffers is currently set to 2048 of 32768 bytes each. You can increase this number by "
+    "setting the configuration keys"
 )
 DIRECT = (
     "Caused by: java.lang.OutOfMemoryError: Cannot reserve 4194304 bytes of direct buffer memory (allocated: 264, "
