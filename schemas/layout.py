@@ -90,6 +90,7 @@ class RunLayout:
     adoptions = _Below("adoptions")
     metrics = _Below("metrics.jsonl")
     tensorboard = _Below("tensorboard")
+    services = _Below("services.json")  # which runs of tracking services are this one
     evaluations = _Below("evaluations")
     finished = _Below("finished.json")
     fusions = _Below("fusion")

@@ -14,6 +14,7 @@ from schemas.records.json_files import read_json
 from schemas.secrets import redact
 from schemas.storage import join
 from trainer.config import load_config
+from trainer.config.flatten import flatten
 from trainer.tracking import read_metrics
 
 POINTS = 1000  # most points of a curve; more are averaged
@@ -97,7 +98,7 @@ def names_of(urls: Sequence[str]) -> list[str]:
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
     """List (dotted key, its value in each run) of every recipe value that differs between runs."""
-    flat = [_flat(config.get("recipe", {})) for config in configs.values()]
+    flat = [flatten(config.get("recipe", {})) for config in configs.values()]
     keys = sorted({key for values in flat for key in values})
     rows = [(key, [values.get(key) for values in flat]) for key in keys]
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
@@ -119,10 +120,3 @@ def _evaluations(layout: RunLayout) -> dict[str, dict[str, Any]]:
             if body["step"] >= newest.get(body["split"], body)["step"]:
                 newest[body["split"]] = body
     return newest
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in section.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
