@@ -93,6 +93,7 @@ class RunLayout:
     services = _Below("services.json")  # which runs of tracking services are this one
     evaluations = _Below("evaluations")
     finished = _Below("finished.json")
+    commands = _Below("commands.json")  # that made the run
     fusions = _Below("fusion")
 
     def checkpoint(self, step: int) -> str:

@@ -1,6 +1,6 @@
 """Records of runs: their recipes, metrics while they trained, tables and evaluations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from extremis.inspecting.examples import require_run
 from extremis.inspecting.run_tables import RunTable, run_tables
+from extremis.training.commands import commands_of
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.records.json_files import read_json
@@ -31,6 +32,7 @@ class Run:
     tables: list[RunTable]  # by source, oldest first
     evaluations: dict[str, dict[str, Any]]  # the newest of each split
     finished: bool
+    commands: list[str]  # that made it
 
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (step or epoch [n], value [n]) of the records of `kind` with a number `name`, at most POINTS."""
@@ -69,6 +71,11 @@ def baselines_of(runs: Sequence[Run], split: str) -> dict[str, Baseline]:
     return baselines
 
 
+def ordered_splits(names: Iterable[str]) -> list[str]:
+    """Put the splits that are not trained on first, test before all."""
+    return sorted(names, key=lambda name: (name == "train", name != "test", name))
+
+
 def open_run(url: str, name: str) -> Run:
     """Read the run at `url`. Raises TableError where there is none, or its config cannot be read."""
     layout = require_run(url)
@@ -83,6 +90,7 @@ def open_run(url: str, name: str) -> Run:
         sorted(run_tables(layout), key=lambda table: (table.source, table.epoch)),
         _evaluations(layout),
         storage.exists(layout.finished),
+        commands_of(layout.root),
     )
 
 
