@@ -33,7 +33,9 @@ class _FormOption(click.Option):
 @click.argument("source", metavar="INPUT")
 @click.argument("data")
 @click.option("--tokenizer", default="train:30000", help="train:SIZE, a directory, or a hub name.")
-@click.option("--max-tokens", type=POSITIVE, default=128, help="Tokens kept of a text.")
+@click.option(
+    "--max-tokens", type=POSITIVE, help="Tokens kept of a text. Default: 128, up to 512 where texts are longer."
+)
 @text_option
 @click.option(
     "--propensity",

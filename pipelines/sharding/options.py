@@ -16,7 +16,7 @@ class ShardOptions(Options):
     """Options of `extremis shard`."""
 
     tokenizer: str = Field(default="train:30000", description="train:SIZE, a local directory, or a hub name")
-    max_tokens: int = Field(default=128, ge=1, description="tokens of a text, at most")
+    max_tokens: int | None = Field(default=None, ge=1, description="tokens of a text, at most; None: from the texts")
     text: Text = Field(default="title+content", description="parts of a record that make its text")
     shards: int | None = Field(default=None, ge=1, description="shards of each split; None: from `shard_bytes`")
     shard_bytes: int = Field(default=128 << 20, ge=1, description="about so many bytes a shard, by an estimate")
