@@ -153,6 +153,27 @@ def test_messages_that_are_explained_are_said() -> None:
             assert part.strip("…: ") in joined, quoted
 
 
+def test_the_comparison_has_the_figures_of_the_results() -> None:
+    """Figures of two decimals, and seconds; those that others published are said to be."""
+    results = (DOCS / "results.md").read_text()
+    measured = (DOCS / "compared.md").read_text().partition("## Toolkits")[0]
+    rows = [line for line in measured.splitlines() if line.startswith("| ") and "as published" not in line]
+    figures = {figure for row in rows for figure in re.findall(r"\d+\.\d\d|[\d.]+(?= s\b)", row)}
+    assert len(figures) > 20
+    assert {figure for figure in figures if not re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", results)} == set()
+
+
+def test_no_text_names_a_document_that_is_not_here() -> None:
+    """Pages, and the docstrings that the reference shows, name pages of docs/ alone."""
+    packages = ("schemas", "search", "pipelines", "trainer", "extremis", "examples", "recipes")
+    sources = [path for package in packages for path in (ROOT / package).rglob("*") if path.suffix in {".py", ".toml"}]
+    for path in (*ALL, *sources):
+        text = path.read_text()
+        assert not re.search(r"\bDESIGN\b|\bHOUSE\b", text), path
+        for page in re.findall(r"\bdocs/([a-z-]+\.md)", text):
+            assert (DOCS / page).exists(), f"{path}: {page}"
+
+
 @pytest.mark.slow
 def test_the_site_is_built(tmp_path: Path) -> None:
     if importlib.util.find_spec("zensical") is None or importlib.util.find_spec("mkdocstrings") is None:
