@@ -51,8 +51,8 @@ def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
     from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc, endpoints_pb2
     from google.protobuf import json_format, text_format
 
-    def describe(given: str, provided: "endpoints_pb2.ApiServiceDescriptor") -> str:
-        text: str = text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=given) if given else provided)
+    def describe(stated: str, provided: "endpoints_pb2.ApiServiceDescriptor") -> str:
+        text: str = text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=stated) if stated else provided)
         return text
 
     with grpc.insecure_channel(options.provision_endpoint) as channel:
