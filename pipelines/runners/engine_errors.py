@@ -8,6 +8,7 @@ _SPARE = 2  # times what was lacking first: the tasks behind it have taken none 
 
 _CAUSE = re.compile(r"^\s*(?:Caused by: )?((?:[\w$]+\.)+[\w$]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
 _CAUSED_BY = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
+_STATE = re.compile(r"^Pipeline \S+ failed in state \w+: ")  # Beam's words ahead of the engine's
 _PYTHON = re.compile(r"Traceback \(most recent call last\):")
 _PYTHON_CAUSE = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*?)(?: \[while running '|$)", re.MULTILINE
@@ -73,6 +74,14 @@ KNOWN: tuple[tuple[str, Callable[[re.Match[str], str], str]], ...] = (
         ),
     ),
     (
+        r"IOException: error=\d+, ([^\n.]+)",  # what is left of it where the engine tells the innermost cause alone
+        _plain(
+            "a machine of the engine cannot start its workers ({0}): with --environment_type=PROCESS the command of "
+            "--environment_config, bin/extremis-worker of an environment at the same path on every machine; with "
+            "DOCKER (the default) docker."
+        ),
+    ),
+    (
         r"Process died with exit code (-?\d+)",
         _plain(
             "a worker ended with status {0} before it answered. Try its command by hand on a machine of the engine "
@@ -132,6 +141,7 @@ def explain(text: str) -> str:
 
 def first_cause(text: str) -> str:
     """Return the innermost cause of a trace on one line."""
+    text = _STATE.sub("", text)
     causes = _CAUSED_BY.findall(text) or _CAUSE.findall(text) or [text.strip() or "it does not say why"]
     return " ".join(causes[-1].split())[:_LONGEST].rstrip(". ")
 

@@ -52,7 +52,7 @@ except ExtremisError as error:
 def test_a_program_that_is_not_there(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     flags = process(flink, tmp_path / "nowhere")
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
-    refused(done, "cannot start", str(tmp_path / "nowhere"), "extremis-worker", status=1)
+    refused(done, "cannot start its workers (No such file", "PROCESS", "extremis-worker", status=1)
 
 
 def test_a_worker_that_ends_before_it_answers(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:

@@ -31,6 +31,7 @@ DIRECT = (
             'java.io.IOException: Cannot run program "/opt/x": error=2, No such file or directory',
             ("cannot start /opt/x (No such file or directory)", "bin/extremis-worker"),
         ),
+        ("java.io.IOException: error=2, No such file or directory", ("start its workers (No such file", "PROCESS")),
         ("java.lang.IllegalStateException: Process died with exit code 3", ("ended with status 3",)),
         (
             "java.lang.ClassNotFoundException: org.apache.flink.api.java.ExecutionEnvironment",
@@ -56,6 +57,7 @@ def test_an_unknown_failure_is_its_innermost_cause_on_one_line() -> None:
     )
     assert first_cause(text) == "java.io.IOException: the moon"
     assert explain(text).startswith("the engine failed: java.io.IOException: the moon. ")
+    assert first_cause("Pipeline Job-1 failed in state FAILED: java.io.IOException: x") == "java.io.IOException: x"
     assert first_cause("") == "it does not say why"
 
 
