@@ -60,7 +60,7 @@ class _FormOption(click.Option):
 @click.option(
     "--tokenizer-texts",
     type=POSITIVE,
-    default=1_000_000,
+    default=200_000,
     help="Number of texts that train:SIZE learns from, chosen by the hash of their keys.",
 )
 @click.option("--format", metavar="FORM", cls=_FormOption, help="Form of INPUT. Default: detected.")

@@ -30,7 +30,7 @@ class ShardOptions(Options):
     max_reject_share: float = Field(
         default=0.001, ge=0, le=1, description="of a table's rows, and of its label mentions; none of XC's labels"
     )
-    tokenizer_texts: int = Field(default=1_000_000, ge=1, description="texts that train:SIZE learns from, by key")
+    tokenizer_texts: int = Field(default=200_000, ge=1, description="texts that train:SIZE learns from, by key")
     format: str | None = Field(default=None, description="the input form; None: recognised")
     fields: str | None = Field(default=None, description="names of fields in data with string keys: key=id,text=query")
     sink: Sink = Field(default="parquet", description="files of the queries")
