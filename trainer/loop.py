@@ -51,8 +51,8 @@ class Trainer:
         parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed())
         require_room_for_run(parts)
         initialise_model(parts)
-        _write_config(parts)
         parts.tracker.start(0)
+        _write_config(parts)
         return cls(parts)
 
     @classmethod
@@ -98,7 +98,7 @@ class Trainer:
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
-        writer = self.parts.saver.writer
+        writer, is_finished = self.parts.saver.writer, False
         try:
             while self.progress.epoch < self.runner.epochs:
                 with denormals_flushed():
@@ -109,8 +109,9 @@ class Trainer:
             if self.parts.group.first:
                 self.parts.claim.require()
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
+            is_finished = True
         finally:
-            self.parts.tracker.close()
+            self.parts.tracker.close(is_finished)
             writer.close()
 
 

@@ -38,6 +38,8 @@ Say = Callable[[str], None]
 _WHERE = {
     ("classifier", "storage"),
     ("train", "device"),
+    ("logging", "wandb"),
+    ("logging", "mlflow"),
 }  # of a run's parameters, which may be elsewhere when it goes on
 
 
@@ -109,8 +111,13 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         refresher=Refresher(run, recipe, tables, group, say, claim),
         validator=validator,
         saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
-        tracker=Tracker(run, recipe.logging.tensorboard, claim) if group.first else NoTracker(),
+        tracker=open_tracker(recipe, run, claim, say) if group.first else NoTracker(),
     )
+
+
+def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Tracker:
+    """Open the records of a run. Raises InputError where a service that the recipe names cannot be used."""
+    return Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say)
 
 
 def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, say: Say) -> Planner:

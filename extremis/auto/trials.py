@@ -98,6 +98,8 @@ class TrialData:
             "checkpoint.every_epochs=0",
             "validation.every_epochs=1000",
             "logging.tensorboard=false",
+            "logging.wandb=",
+            "logging.mlflow=",
             f"refresh.start={self.epochs}",  # no table: a miner takes longer to start than a trial to end
         ]
         return resolve(contender.recipe, changes, self.data).recipe

@@ -21,6 +21,7 @@ from trainer.evaluation.held_out import open_split
 from trainer.evaluation.intervals import with_intervals
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
+from trainer.evaluation.weakest import Weakest
 from trainer.evaluation.zero_shot import ZeroShot
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
@@ -87,15 +88,19 @@ class Scores:
     deciles: Deciles | None
     queries: int
     filtered: int  # pairs (query, label) of the filter
+    weakest: Weakest
     zero_shot: ZeroShot | None = None
 
     def report(self, resamples: int = 1000) -> dict:
-        """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, and zero-shot labels if measured."""
+        """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, the weakest queries and labels, and
+        zero-shot labels if measured.
+        """
         report = {
             "queries": self.queries,
             "filter_pairs": self.filtered,
             **with_intervals(self.metrics, resamples),
             "deciles": None if self.deciles is None else self.deciles.result(),
+            "weakest": self.weakest.report(),
         }
         return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
@@ -159,7 +164,7 @@ class Scorer:
         if zero_shot and seen_only:
             raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
         seen_labels = np.flatnonzero(frequency) if seen_only else None
-        metrics = Metrics(ks, self.statistics.inverse_propensity)
+        metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         ranking = self.ranking or Ranking.of(self.model, self.group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         seen = filtered = 0
@@ -174,6 +179,7 @@ class Scorer:
             _, top = ranking.top_k(x, max(ks), filters, seen_labels)
             positives = list_column(rows, "label_ids")
             metrics.update(top, positives)
+            weakest.update(top, positives)
             if deciles is not None:
                 deciles.update(top, positives)
             if unseen is not None:
@@ -183,7 +189,7 @@ class Scorer:
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        return Scores(metrics, deciles, seen, filtered, unseen)
+        return Scores(metrics, deciles, seen, filtered, weakest, unseen)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group
