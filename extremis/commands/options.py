@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from extremis.console import at_work, output, print_json
 from schemas.errors import ExtremisError, InputError
@@ -32,7 +33,19 @@ step_option = click.option("--step", type=NOT_NEGATIVE, help="Step of the checkp
 device_option = click.option(
     "--device", type=_Device(), default="auto", help="Where to compute. Default: auto, a GPU where there is one."
 )
-recipe_option = click.option("--recipe", default="astra", help="A recipe's name or TOML file.")
+
+
+def _complete_recipe(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a recipe, or else a file."""
+    from trainer.config import recipe_names
+
+    names = [name for name in ("auto", *recipe_names()) if name.startswith(begun)]
+    return [CompletionItem(name) for name in names] or [CompletionItem(begun, type="file")]
+
+
+recipe_option = click.option(
+    "--recipe", default="astra", shell_complete=_complete_recipe, help="A recipe's name or TOML file."
+)
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5."
 )
@@ -86,7 +99,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., None]:
 
 
 training_options = combine(
-    click.argument("recipe"),
+    click.argument("recipe", shell_complete=_complete_recipe),
     click.argument("data"),
     click.argument("run"),
     set_option,
