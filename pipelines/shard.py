@@ -18,7 +18,8 @@ from pipelines.common.exchange import Exchange, Files
 from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary, merge_and_write, read_summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
-from pipelines.runners.runner import local_workers, make_pipeline, run
+from pipelines.runners.check import check_workers
+from pipelines.runners.runner import for_workers, local_workers, make_pipeline, run
 from pipelines.sharding import dataset, identity, make_plan, read, sampling, text_length, tokenizer, wordpiece
 from pipelines.sharding.labels import OrderedLabels, order_labels, write_labels
 from pipelines.sharding.make_plan import Basis
@@ -54,6 +55,7 @@ def shard(
     """
     say = progress or silent
     make_pipeline(beam_options)  # refuses wrong options before anything is read
+    source, data = for_workers(beam_options, source), for_workers(beam_options, data)
     form = formats.choose(source, options.format, options.fields)
     inputs = form.find(source)
     make_plan.check(inputs, options)
@@ -80,6 +82,7 @@ def shard(
             return finished
         dataset.begin(data)
         with building(data, "sharded") as build:
+            check_workers(beam_options, identity.files_of(inputs)[:1], DataLayout(build.url).staging, say)
             flags = local_workers(beam_options, [*identity.files_of(inputs), data])
             attempt = Attempt(source, data, build.url, form, inputs, options, recorded, flags, say)
             manifest = dataset.place(build, _make(attempt, frozen))

@@ -26,9 +26,9 @@ class _Device(click.ParamType):
         return value
 
 
+_START_TIMEOUT = "extremis.start_timeout"
 POSITIVE, NOT_NEGATIVE = click.IntRange(1), click.IntRange(0)
 
-beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 step_option = click.option("--step", type=NOT_NEGATIVE, help="Step of the checkpoint. Default: the newest.")
 device_option = click.option(
     "--device", type=_Device(), default="auto", help="Where to compute. Default: auto, a GPU where there is one."
@@ -96,6 +96,29 @@ def output_options(command: Callable[..., Any]) -> Callable[..., None]:
             print_json(body)
 
     return with_output
+
+
+def _keep_timeout(context: click.Context, option: click.Parameter, seconds: float | None) -> None:
+    context.meta[_START_TIMEOUT] = seconds
+
+
+def _with_timeout(context: click.Context, argument: click.Parameter, beam_options: tuple[str, ...]) -> tuple[str, ...]:
+    """Pass --start-timeout on among the Beam options: wherever these go, the check of their workers goes, too."""
+    seconds = context.meta.get(_START_TIMEOUT)
+    return beam_options if seconds is None else (*beam_options, f"--start_timeout={seconds:g}")
+
+
+beam_tail = combine(
+    click.option(
+        "--start-timeout",
+        type=click.FloatRange(min=0),
+        is_eager=True,
+        expose_value=False,
+        callback=_keep_timeout,
+        help="Seconds for the workers of Flink or Spark to answer before the start. Default: 60. 0: do not ask them.",
+    ),
+    click.argument("beam_options", nargs=-1, type=click.UNPROCESSED, callback=_with_timeout),
+)
 
 
 training_options = combine(

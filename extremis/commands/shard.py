@@ -74,7 +74,7 @@ class _FormOption(click.Option):
 @click.option(
     "--exchange",
     type=click.Choice(["files", "shuffle"]),
-    help="Channel for bulk data between stages. Default: files in DATA's staging, or a cluster runner's shuffle.",
+    help="Channel for bulk data between stages. Default: files in DATA's staging; on Dataflow its shuffle.",
 )
 @click.option("--seed", type=NOT_NEGATIVE, default=0, help="Seed of the order of rows.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")
