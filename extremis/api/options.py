@@ -47,6 +47,10 @@ class Shard(Beam, total=False):
     fields: Names
     sink: Literal["parquet", "webdataset"]
     exchange: Literal["files", "shuffle"]
+    onto: Url
+    part: str
+    again: Literal["replace", "keep"]
+    labels: Literal["all", "new"]
     seed: int
     overwrite: bool
 
