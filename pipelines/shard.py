@@ -70,7 +70,7 @@ def shard(
     options = options if base is None else base.inherit(options)
     make_plan.check(inputs, options)
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, options.max_tokens)
-    recorded = options.recorded(f"directory:{frozen.sha256}" if frozen else options.tokenizer)
+    recorded = options.recorded(_tokenizer_identity(options, frozen, base))
 
     def find_finished() -> Manifest | None:
         if overwrite or not is_published(data):
@@ -95,6 +95,13 @@ def shard(
             manifest = dataset.place(build, _make(attempt, frozen))
     say(f"{data}: published")
     return manifest
+
+
+def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, base: Base | None) -> str:
+    """Return what the manifest calls the tokenizer: a directory's by its content, a version's as its base does."""
+    if base is not None:
+        return str(base.manifest.parameters["options"]["tokenizer"])
+    return f"directory:{frozen.sha256}" if frozen else options.tokenizer
 
 
 @dataclass(frozen=True)
