@@ -34,16 +34,18 @@ class PartTable:
 class Version:
     """Place of a data set among versions: the one it goes on from, by place and digest, and its part's name.
 
-    `number` counts from 1; a data set that goes on from none is 1. `needs`: places of all data sets with a part of it,
-    by the part, oldest first. `retired`: labels that are no candidates.
+    `number` counts from 1; a data set that goes on from none is 1. `needs`: (part, place of its data set) of all parts,
+    oldest first. `retired`: labels that are no candidates. `lineage`: digests of the versions before, the first one's
+    first. `choices`: what decides its content besides its input and options.
     """
 
     number: int
     part: str
     onto: str | None
     digest: str | None
-    needs: dict[str, str]
+    needs: list[tuple[str, str]]
     retired: int
+    lineage: list[str]
     choices: dict[str, Any]
 
     @classmethod
@@ -51,13 +53,25 @@ class Version:
         """Read it from a data set's manifest."""
         stated = manifest.parameters.get(VERSION)
         if stated is not None:
-            return cls(**stated)
+            return cls(**{**stated, "needs": [(part, place) for part, place in stated["needs"]]})
         part = manifest.parameters.get("part") or part_name(1)
-        return cls(1, part, None, None, {part: "."}, 0, {})
+        return cls(1, part, None, None, [(part, ".")], 0, [], {})
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of all parts, oldest first."""
+        return [part for part, _ in self.needs]
 
     def stated(self) -> dict[str, Any]:
         """Return it as the manifest states it."""
         return asdict(self)
+
+
+def parts_since(data: Manifest, digest: str) -> list[str] | None:
+    """Return the parts of `data` that the version of `digest` had not; None where this is none of its versions."""
+    version = Version.of(data)
+    lineage = [*version.lineage, data.digest]
+    return version.parts[lineage.index(digest) + 1 :] if digest in lineage else None
 
 
 def part_name(number: int) -> str:

@@ -56,6 +56,7 @@ class Shard(Beam, total=False):
 
 
 class Train(Common, total=False):
+    from_run: Url
     device: str
     set: Settings
     resume: bool

@@ -9,18 +9,21 @@ import torch
 
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
+from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import iterate
+from schemas.versions import parts_of
 from trainer.config import Train
 from trainer.config.data import Data
+from trainer.evaluation.by_part import Bounds, ByPart
 from trainer.evaluation.deciles import Deciles
 from trainer.evaluation.fusion.ranking import Ranking
 from trainer.evaluation.held_out import open_split
 from trainer.evaluation.intervals import with_intervals
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
+from trainer.evaluation.retired import retired_labels
 from trainer.evaluation.zero_shot import ZeroShot
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
@@ -33,10 +36,20 @@ KS = (1, 3, 5, 10)
 
 @dataclass(frozen=True)
 class LabelStatistics:
-    """`frequency` [L] training points of each label; `inverse_propensity` [L], None where A and B are not stated."""
+    """`frequency` [L] training points of each label; `inverse_propensity` [L], None where A and B are not stated.
+
+    `retired` [L] bool: labels that are no candidates; None: there is none.
+    """
 
     frequency: np.ndarray
     inverse_propensity: np.ndarray | None
+    retired: np.ndarray | None = None
+
+    def candidates(self, seen_only: bool = False) -> np.ndarray | None:
+        """Return the labels [C] that may be predicted, ascending; None: all. `seen_only`: with training points."""
+        if self.retired is None:
+            return np.flatnonzero(self.frequency) if seen_only else None
+        return np.flatnonzero(~self.retired & (self.frequency > 0) if seen_only else ~self.retired)
 
 
 def label_statistics(data: DataLayout) -> LabelStatistics:
@@ -44,9 +57,10 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
     labels = Table.open(data.labels, "labels")
     groups = [group.column("frequency").to_numpy() for group in iterate(labels.url, labels.manifest, ["frequency"])]
     frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
+    retired = retired_labels(data)
     propensity = open_manifest(data.root, "data").parameters.get("propensity")
     if propensity is None:
-        return LabelStatistics(frequency, None)
+        return LabelStatistics(frequency, None, retired)
     try:
         points = int(labels.manifest.parameters["training_points"])
         a, b = float(propensity["a"]), float(propensity["b"])
@@ -54,7 +68,7 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
         raise TableError(
             f"{data.root}: its propensity constants cannot be read: {error}. Shard the data again."
         ) from None
-    return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b))
+    return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b), retired)
 
 
 def positive_weights(data: DataLayout, options: Train, say: Callable[[str], None]) -> np.ndarray | None:
@@ -88,6 +102,7 @@ class Scores:
     queries: int
     filtered: int  # pairs (query, label) of the filter
     zero_shot: ZeroShot | None = None
+    by_part: ByPart | None = None
 
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, and zero-shot labels if measured."""
@@ -97,6 +112,8 @@ class Scores:
             **with_intervals(self.metrics, resamples),
             "deciles": None if self.deciles is None else self.deciles.result(),
         }
+        if self.by_part is not None:
+            report |= self.by_part.report()
         return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
 
@@ -113,6 +130,7 @@ class Scorer:
     group: Group = ALONE
     ranking: Ranking | None = None
     part: Part = WHOLE
+    labels: Manifest | None = None  # of the labels' table, for metrics by part of a version
 
     @classmethod
     def open(
@@ -132,7 +150,8 @@ class Scorer:
         """
         queries, part = open_split(data, split, trained or Data())
         require_inputs(queries.url, queries.manifest, model.inputs)
-        return cls(model, queries, statistics or label_statistics(data), group, ranking, part)
+        labels = open_manifest(data.labels, "labels")
+        return cls(model, queries, statistics or label_statistics(data), group, ranking, part, labels)
 
     @property
     def rows(self) -> int:
@@ -155,13 +174,18 @@ class Scorer:
         """
         frequency = self.statistics.frequency
         ks = sorted({*KS, *ks})
-        unseen = ZeroShot(frequency, ks) if zero_shot else None
+        unseen = ZeroShot(frequency, ks, self.statistics.candidates()) if zero_shot else None
         if zero_shot and seen_only:
             raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
-        seen_labels = np.flatnonzero(frequency) if seen_only else None
+        among = self.statistics.candidates(seen_only)
         metrics = Metrics(ks, self.statistics.inverse_propensity)
         ranking = self.ranking or Ranking.of(self.model, self.group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
+        by_part = None
+        if self.labels is not None and parts_of(self.labels):
+            bounds = (Bounds.of(self.queries.manifest), Bounds.of(self.labels))
+            by_part = ByPart(*bounds, ks, self.statistics.inverse_propensity)
+        first, _ = self.part.range(self.queries.manifest.rows)
         seen = filtered = 0
         columns = scored_columns(self.queries.manifest, self.model.columns)
         for group in iterate_part(self.queries.url, self.queries.manifest, self.part, columns):
@@ -171,11 +195,24 @@ class Scorer:
             filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
             filtered += len(filters.values)
             x = self._embed(rows)
-            _, top = ranking.top_k(x, max(ks), filters, seen_labels)
+            _, top = ranking.top_k(x, max(ks), filters, among)
             positives = list_column(rows, "label_ids")
+            numbers = first + seen + np.arange(rows.num_rows)
+            if self.statistics.retired is not None:
+                positives = positives.keep(~self.statistics.retired[positives.values])
+                labelled = np.flatnonzero(positives.counts)
+                numbers = numbers[labelled]
+                x, top, filters, positives = (
+                    x[labelled],
+                    top[labelled],
+                    filters.take(labelled),
+                    positives.take(labelled),
+                )
             metrics.update(top, positives)
             if deciles is not None:
                 deciles.update(top, positives)
+            if by_part is not None:
+                by_part.update(numbers, top, positives)
             if unseen is not None:
                 selected, unseen_positives = unseen.select(positives)
                 _, top_unseen = ranking.top_k(x[selected], max(ks), filters.take(selected), unseen.labels)
@@ -183,7 +220,7 @@ class Scorer:
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        return Scores(metrics, deciles, seen, filtered, unseen)
+        return Scores(metrics, deciles, seen, filtered, unseen, by_part)
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group

@@ -62,7 +62,7 @@ class Base:
             raise InputError("--onto: INPUT has no points of train.")
         version = Version.of(manifest)
         part = folder(options.part or part_name(version.number + 1))
-        if part in version.needs:
+        if part in version.parts:
             raise InputError(f"--part {part}: {url} has a part of this name. Give another.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
         tables = {name: open_manifest(join(url, name)) for name in names}
@@ -134,10 +134,10 @@ class Base:
             replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts_of(table)
         )
 
-    def needs(self) -> dict[str, str]:
-        """Return the places of all data sets that the version needs, by part, as seen from it."""
-        places = {part: relative(self.data, resolve(self.url, place)) for part, place in self.version.needs.items()}
-        return {**places, self.part: "."}
+    def needs(self) -> list[tuple[str, str]]:
+        """Return (part, place of its data set) of all parts of the version, as seen from it."""
+        places = [(part, relative(self.data, resolve(self.url, place))) for part, place in self.version.needs]
+        return [*places, (self.part, ".")]
 
     def described(self) -> dict[str, Any]:
         """Return what decides the version's content besides its input and options."""

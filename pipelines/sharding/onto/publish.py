@@ -102,7 +102,16 @@ def _version(base: Base, summary: Summary) -> Version:
     counts, before = summary.counters.get(LABELS, Counter()), base.version
     retired = before.retired + counts["retired"] - counts["returned"]
     onto = relative(base.data, base.url)
-    return Version(before.number + 1, base.part, onto, base.manifest.digest, base.needs(), retired, base.described())
+    return Version(
+        number=before.number + 1,
+        part=base.part,
+        onto=onto,
+        digest=base.manifest.digest,
+        needs=base.needs(),
+        retired=retired,
+        lineage=[*before.lineage, base.manifest.digest],
+        choices=base.described(),
+    )
 
 
 def _view_of_table(
