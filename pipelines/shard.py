@@ -41,7 +41,7 @@ from schemas.manifest import Manifest, is_published
 from schemas.owners.build import building
 from schemas.owners.claim import claimed
 from schemas.storage import join
-from schemas.versions import own_digest
+from schemas.versions.version import own_digest
 
 __all__ = ["ShardOptions", "shard"]
 
@@ -159,8 +159,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None and base.replaces:
         queries = [replace(plan, older=older_shards(base.views(plan.name))) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
-    staged = Files(join(attempt.staging, "rejects"))
-    wire = functools.partial(_wire, raw=raw, queries=queries, labels=labels, staged=staged, attempt=attempt)
+    wire = functools.partial(_wire, raw=raw, queries=queries, labels=labels, attempt=attempt)
     summary = raw.merge(attempt.run("shard", wire))
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
@@ -210,14 +209,14 @@ def _wire(
     raw: Summary,
     queries: Sequence[QueriesPlan],
     labels: LabelsPlan,
-    staged: Files,
     attempt: Attempt,
 ) -> None:
     """Wire the whole flow: labels in order, every split with its labels' ids, training counts, one summary at the end.
 
-    raw: the first pipeline's blocks. Bulk data goes through `bulk`, rejects through `staged`.
+    raw: the first pipeline's blocks. Bulk data goes through `bulk`, rejects through staging.
     """
     base, built = attempt.base, attempt.built
+    staged = Files(join(attempt.staging, "rejects"))
     version = None
     if base is None:
         ordered = pipeline | "Labels" >> order_labels(labels, raw.blocks_of(LABELS), bulk, staged)

@@ -27,10 +27,10 @@ from schemas import checksums, storage
 from schemas.errors import TableError
 from schemas.layout import MANIFEST
 from schemas.records import manifest_rules
-from schemas.relative import resolve
 from schemas.storage import join
 from schemas.tables import KINDS
-from schemas.views import Patch, View
+from schemas.views.relative import resolve
+from schemas.views.view import Patch, View
 
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"

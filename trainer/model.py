@@ -9,7 +9,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.storage import join
-from schemas.versions import parts_since, require_parts
+from schemas.versions.version import parts_since, require_parts
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, load_config, restore_recipe
 from trainer.device import CPU

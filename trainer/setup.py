@@ -16,13 +16,13 @@ from schemas.sizes import say_bytes
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.device import describe_device, open_device
-from trainer.earlier_run import begin_with_run
 from trainer.evaluation.evaluate import label_statistics, positive_weights
 from trainer.evaluation.retired import retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, vector_bytes
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
+from trainer.initial.earlier_run import begin_with_run
 from trainer.initialise import begin_at_texts, begin_with_encoder
 from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, open_texts

@@ -57,9 +57,9 @@ def _show(url: str) -> dict[str, Any]:
     from extremis.versioning.list_versions import open_listed
     from schemas.errors import InputError
     from schemas.manifest import open_manifest
-    from schemas.relative import resolve
     from schemas.storage import join
-    from schemas.versions import parts_of
+    from schemas.versions.version import parts_of
+    from schemas.views.relative import resolve
 
     listed = open_listed(url)
     if listed is None:

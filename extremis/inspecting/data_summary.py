@@ -10,7 +10,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.shard_files import shards
 from schemas.storage import join
-from schemas.versions import VERSION
+from schemas.versions.version import VERSION
 
 _COMPARED_ROWS = 2_000_000  # of all splits; above it, texts are not compared
 _TRAIN = "train"

@@ -9,8 +9,8 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import unpublish
 from schemas.owners.claim import claimed
-from schemas.relative import resolve
 from schemas.storage import join
+from schemas.views.relative import resolve
 
 _TABLES = ("queries", "labels", "tokenizer", "rejects", "parts")
 

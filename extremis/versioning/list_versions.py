@@ -6,9 +6,9 @@ from typing import Any
 from schemas import storage
 from schemas.errors import TableError
 from schemas.manifest import Manifest, is_published, open_manifest
-from schemas.relative import relative, resolve
 from schemas.storage import join
-from schemas.versions import Version, require_parts
+from schemas.versions.version import Version, require_parts
+from schemas.views.relative import relative, resolve
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from schemas.owners.claim import ClaimedError, LostError, claimed
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files import parquet
 from schemas.storage import join
-from schemas.versions import VERSION
+from schemas.versions.version import VERSION
 
 _OURS = ("queries", "labels", "tokenizer", "rejects", "parts")
 _REJECTS_GROUP = 8192

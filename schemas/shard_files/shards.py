@@ -11,13 +11,13 @@ from pydantic import AfterValidator
 
 from schemas.errors import TableError
 from schemas.manifest import Manifest, Shard, columns_of, publish, shard_url, unpublish
-from schemas.relative import resolve
 from schemas.shard_files import parquet
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, naming_damage
 from schemas.shard_files.sinks import SINKS
 from schemas.shard_files.viewed import ViewedShard
 from schemas.storage import READS
+from schemas.views.relative import resolve
 
 
 def _require_sink(name: str) -> str:

@@ -11,7 +11,7 @@ from schemas.manifest import read_patch
 from schemas.ragged import offsets_of
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.ranges import Pieces, Range
-from schemas.views import Patch, View
+from schemas.views.view import Patch, View
 
 POSITION = "row"  # column of patches: a row's position in the file
 RETIRED = "retired"  # column of labels that a view may have: false where no patch says otherwise

@@ -17,9 +17,9 @@ from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import load_recipe
-from trainer.earlier_run import begin_with_run
 from trainer.evaluation.label_embeddings import embed_texts
 from trainer.group import ALONE
+from trainer.initial.earlier_run import begin_with_run
 from trainer.model import DataFacts, find_checkpoint, load_encoder
 from trainer.model import Model as TrainedModel
 

@@ -20,7 +20,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest, verify
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import row_groups_of
-from schemas.versions import own_digest, parts_of
+from schemas.versions.version import own_digest, parts_of
 from trainer.stream import JoinedStream, open_sources
 
 OPTIONS = ShardOptions(tokenizer="train:200", row_group_rows=3, keep_text=True, shards=2)

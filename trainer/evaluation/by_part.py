@@ -8,7 +8,7 @@ import numpy as np
 
 from schemas.manifest import Manifest
 from schemas.ragged import Ragged
-from schemas.versions import parts_of
+from schemas.versions.version import parts_of
 from trainer.evaluation.metrics import Metrics
 
 
@@ -68,12 +68,12 @@ class ByPart:
                 if count
             }
         if self._labels.names:
-            found = np.cumsum(self._hits, axis=0)
+            hits = np.cumsum(self._hits, axis=0)
             report["labels_by_part"] = {
                 name: {
                     "labels": int(self._labels.edges[part + 1] - self._labels.edges[part]),
                     "positives": int(self._positives[part]),
-                    **{f"R@{k}": 100 * float(found[k - 1, part]) / int(self._positives[part]) for k in self._ks},
+                    **{f"R@{k}": 100 * float(hits[k - 1, part]) / int(self._positives[part]) for k in self._ks},
                 }
                 for part, name in enumerate(self._labels.names)
                 if self._positives[part]

@@ -13,7 +13,7 @@ from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import iterate
-from schemas.versions import parts_of
+from schemas.versions.version import parts_of
 from trainer.config import Train
 from trainer.config.data import Data
 from trainer.evaluation.by_part import Bounds, ByPart

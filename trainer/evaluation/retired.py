@@ -6,7 +6,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.shards import iterate
 from schemas.shard_files.viewed import RETIRED
-from schemas.versions import Version
+from schemas.versions.version import Version
 
 
 def retired_labels(data: DataLayout) -> np.ndarray | None:

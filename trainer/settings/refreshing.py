@@ -6,7 +6,7 @@ from typing import Any
 
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
-from schemas.versions import parts_of
+from schemas.versions.version import parts_of
 from trainer.config import Recipe
 from trainer.model import find_earlier
 from trainer.settings.rules import Setting

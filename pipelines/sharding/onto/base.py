@@ -12,10 +12,10 @@ from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, folder
 from schemas.manifest import Manifest, Shard, open_manifest, read_files
-from schemas.relative import relative, resolve
 from schemas.storage import join
-from schemas.versions import PartTable, Version, moved, own_digest, part_name, parts_of
-from schemas.views import View
+from schemas.versions.version import PartTable, Version, moved, own_digest, part_name, parts_of
+from schemas.views.relative import relative, resolve
+from schemas.views.view import View
 
 # Options that decide what a row looks like, and on which side of a cut it falls: those of the base.
 _INHERITED = (

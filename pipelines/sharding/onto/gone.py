@@ -30,10 +30,10 @@ def leave_out(
 ) -> Mapping[str, PCollection]:
     """Leave out the older rows of new `keys` (older shard, packet): yields `summary` and `frequencies` (less)."""
     find = beam.FlatMap(find_gone, plan, base, built, AsDict(label_sizes), exchange)
-    found = (
+    outputs = (
         keys | "By older shard" >> beam.GroupByKey() | "Find" >> find.with_outputs(SUMMARY, FREQUENCIES, main="main")
     )
-    return {SUMMARY: found[SUMMARY], FREQUENCIES: found[FREQUENCIES]}
+    return {SUMMARY: outputs[SUMMARY], FREQUENCIES: outputs[FREQUENCIES]}
 
 
 def find_gone(

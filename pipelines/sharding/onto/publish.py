@@ -16,11 +16,11 @@ from schemas import manifest as manifests
 from schemas.errors import InputError
 from schemas.layout import DataLayout, parts_prefix
 from schemas.manifest import Column, Manifest, Shard, open_manifest
-from schemas.relative import relative
 from schemas.shard_files.viewed import RETIRED
 from schemas.storage import join
-from schemas.versions import PARTS, VERSION, PartTable, Version
-from schemas.views import Patch, View
+from schemas.versions.version import PARTS, VERSION, PartTable, Version
+from schemas.views.relative import relative
+from schemas.views.view import Patch, View
 
 _TRAIN = "queries/train"
 
@@ -183,12 +183,12 @@ def _cut(entry: Shard, size: int) -> Shard:
 
 def _parts(base: Base, name: str, added: Manifest | None, shards: Sequence[Shard]) -> list[PartTable]:
     """Return the parts of a table with the shards and rows that they have now; those without any are left out."""
-    known = {part.name: part for part in base.parts(name)}
+    tables = {part.name: part for part in base.parts(name)}
     if added is not None:
         place = relative(base.place(name), _own(base.data, base, name))
-        known[base.part] = PartTable(base.part, place, added.digest, 0, 0, 0)
+        tables[base.part] = PartTable(base.part, place, added.digest, 0, 0, 0)
     parts = []
-    for part in known.values():
+    for part in tables.values():
         numbers = [number for number, entry in enumerate(shards) if entry.view and entry.view.part == part.name]
         if numbers:
             rows = sum(shards[number].rows for number in numbers)

@@ -7,9 +7,9 @@ from typing import Any
 from schemas.errors import TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
-from schemas.relative import relative, resolve
 from schemas.storage import join
-from schemas.views import View
+from schemas.views.relative import relative, resolve
+from schemas.views.view import View
 
 VERSION, PARTS = "version", "parts"  # parameters of a data set, and of a table of several parts
 _THREADS = 16

@@ -10,7 +10,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate_shard
-from schemas.versions import parts_of
+from schemas.versions.version import parts_of
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.evaluation.label_embeddings import embed_texts
@@ -69,8 +69,8 @@ def _begin_new_labels(model: Model, data: DataLayout, recipe: Recipe, checkpoint
     if recipe.train.new_labels == "initial" or start >= head.stop:
         return
     width = model.encoder.dimension
-    known = head.vectors[: max(0, min(head.stop, checkpoint.labels) - head.start)].float()
-    length = float(known[:, :width].norm(dim=1).median()) if len(known) else recipe.classifier.initial_scale
+    trained = head.vectors[: max(0, min(head.stop, checkpoint.labels) - head.start)].float()
+    length = float(trained[:, :width].norm(dim=1).median()) if len(trained) else recipe.classifier.initial_scale
     directions = torch.zeros(head.stop - start, width, device=model.device)
     has_texts = set(model.columns) <= set(_columns(data))
     if has_texts:
@@ -82,8 +82,8 @@ def _begin_new_labels(model: Model, data: DataLayout, recipe: Recipe, checkpoint
     directions = torch.nn.functional.normalize(directions, dim=1)
     rows = head.vectors[start - head.start :]
     rows[:, :width] = (directions * length).to(rows.dtype)
-    if head.bias and len(known):
-        rows[:, width] = known[:, width].median().to(rows.dtype)
+    if head.bias and len(trained):
+        rows[:, width] = trained[:, width].median().to(rows.dtype)
 
 
 def mean_points(model: Model, data: DataLayout, split: str, parts: list[str], labels: tuple[int, int]) -> torch.Tensor:
@@ -101,11 +101,11 @@ def mean_points(model: Model, data: DataLayout, split: str, parts: list[str], la
             positives = positives.keep((positives.values >= start) & (positives.values < stop))
             some = np.flatnonzero(positives.counts)
             for begin in range(0, len(some), _BATCH):
-                chosen = some[begin : begin + _BATCH]
-                x = model.embed(Inputs.of(rows.select(model.columns).take(chosen)))[:, : total.shape[1]]
-                of_chosen = positives.take(chosen)
-                ids = torch.from_numpy(of_chosen.values.astype(np.int64) - start).to(model.device)
-                total.index_add_(0, ids, x[torch.from_numpy(of_chosen.row_of()).to(model.device)].float())
+                picked = some[begin : begin + _BATCH]
+                x = model.embed(Inputs.of(rows.select(model.columns).take(picked)))[:, : total.shape[1]]
+                of_some = positives.take(picked)
+                ids = torch.from_numpy(of_some.values.astype(np.int64) - start).to(model.device)
+                total.index_add_(0, ids, x[torch.from_numpy(of_some.row_of()).to(model.device)].float())
                 count.index_add_(0, ids, torch.ones(len(ids), 1, device=model.device))
     return total / count.clamp(min=1)
 
