@@ -1,6 +1,7 @@
 """The command line `extremis`: one command per step of the loop."""
 
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from extremis.commands.report import report
 from extremis.commands.run import run
 from extremis.commands.shard import shard
 from extremis.commands.train import train
-from extremis.console import say_error
+from extremis.console import output, say_error
 from extremis.installation import extra_of
 from schemas.errors import ExtremisError, MissingExtra
 
@@ -95,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None and TRACEBACK not in os.environ:
         sys.unraisablehook = lambda unraisable: None  # destructors of libraries print tracebacks
     try:
-        cli.main(arguments, standalone_mode=False)
+        words = sys.argv[1:] if arguments is None else arguments
+        with output(command=shlex.join(["extremis", *words])):
+            cli.main(arguments, standalone_mode=False)
     except ExtremisError as error:
         _fail(error)
     except ModuleNotFoundError as error:

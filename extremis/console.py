@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from extremis.waiting import alive, spoke, suspended
 from schemas.secrets import redact
 
 
@@ -20,6 +21,7 @@ class _RedactingConsole(Console):
     """A console that prints texts without the credentials that a URL in them may carry."""
 
     def print(self, *objects: Any, **options: Any) -> None:
+        spoke()
         super().print(*(redact(item) if isinstance(item, str) else item for item in objects), **options)
 
 
@@ -43,13 +45,14 @@ class Event:
 class Output:
     """Destinations of output: progress to `listener`, or else to standard error unless `quiet`; `tables` as they say.
 
-    `verbose`: lines of progress begin with the seconds since the start.
+    `verbose`: lines of progress begin with the seconds since the start. `command`: the command line at work.
     """
 
     listener: Callable[[Event], object] | None = None
     quiet: bool = False
     verbose: bool = False
     tables: Literal["stdout", "stderr", "nowhere"] = "stdout"
+    command: str = ""
 
 
 class _Results(_RedactingConsole):
@@ -82,6 +85,20 @@ def output(**changes: Any) -> Iterator[None]:
         _output = before
 
 
+def at_work(title: str) -> contextlib.AbstractContextManager[None]:
+    """Show until the block ends that `title` is at work, unless output is quiet, or goes to a listener, or is another
+    rank's.
+    """
+    if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
+        return contextlib.nullcontext()
+    return alive(title, notes.is_terminal, lambda line: notes.print(line, markup=False))
+
+
+def command_line() -> str:
+    """Return the command line at work, without credentials; "" where there is none."""
+    return redact(_output.command)
+
+
 def say(message: str) -> None:
     """Tell one line of progress."""
     _tell(Event(redact(message)))
@@ -102,6 +119,7 @@ def _tell(event: Event) -> None:
 
 def print_json(body: Mapping[str, Any]) -> None:
     """Print the JSON object that `--json` ends with."""
+    spoke()
     sys.stdout.write(redact(json.dumps(body)) + "\n")
     sys.stdout.flush()
 
@@ -132,11 +150,14 @@ class Bar:
         self._task = self._progress.add_task(title, total=total, note="")
 
     def __enter__(self) -> "Bar":
+        self._shown = contextlib.ExitStack()
+        self._shown.enter_context(suspended())
         self._progress.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
+        self._shown.close()
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
         """Show `done` of the total. `total`: the new total, where it changed."""

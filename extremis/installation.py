@@ -11,6 +11,8 @@ _EXTRAS = {
     "trainer": ("numba", "prometheus_client", "safetensors", "scipy", "tensorboard", "torch", "transformers"),
     "report": ("jinja2", "plotly"),
     "fusion": ("sklearn",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
     "dask": ("dask", "distributed"),
 }
 

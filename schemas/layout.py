@@ -95,8 +95,10 @@ class RunLayout:
     adoptions = _Below("adoptions")
     metrics = _Below("metrics.jsonl")
     tensorboard = _Below("tensorboard")
+    services = _Below("services.json")  # which runs of tracking services are this one
     evaluations = _Below("evaluations")
     finished = _Below("finished.json")
+    commands = _Below("commands.json")  # that made the run
     fusions = _Below("fusion")
 
     def checkpoint(self, step: int) -> str:

@@ -39,6 +39,8 @@ class EpochRunner:
     @property
     def epochs(self) -> int:
         """Epochs of the run, as far as is known: with `train.minutes` that is decided before each."""
+        if self.progress.stopped:
+            return self.progress.epoch
         return self.progress.budget.epochs(self.progress.global_step, self._parts.recipe.train.epochs)
 
     @property
@@ -107,7 +109,7 @@ class EpochRunner:
         # First, so that a resume finds every record up to the checkpoint.
         parts.tracker.sync()
         state = {
-            "progress": progress.state(timed=parts.recipe.train.minutes > 0),
+            "progress": progress.state(parts.recipe.train.minutes > 0, parts.recipe.validation.patience > 0),
             "stream": parts.stream.state_dict(),
             "seed": parts.recipe.train.seed,
         }
@@ -231,9 +233,8 @@ class EpochRunner:
         parts.tracker.record("epoch", progress.global_step, {**facts, **seconds_of})
         if metrics:
             parts.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
-            if parts.validator.is_best(metrics, progress.best_metric):
-                progress.best_metric = metrics[parts.recipe.validation.metric]
-                progress.best_step = progress.global_step
+            self._take_in(metrics, last)
+            last = last or progress.stopped
             odd = parts.validator.odd(metrics)
             if odd:
                 parts.say(f"odd: after epoch {epoch} {odd}")
@@ -244,3 +245,21 @@ class EpochRunner:
         if not last and self._must_stop():
             self._save_and_stop()
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
+
+    def _take_in(self, metrics: dict[str, float], last: bool) -> None:
+        """Remember the best validation; end the run early where `validation.patience` is over and it is not the `last`.
+
+        Metrics are the same on every rank, and so is the decision.
+        """
+        parts, progress, options = self._parts, self.progress, self._parts.recipe.validation
+        is_best = parts.validator.is_best(metrics, progress.best_metric)
+        progress.take_in(metrics[options.metric], is_best, 0 if last else options.patience)
+        if not progress.stopped:
+            return
+        facts = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}
+        parts.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **facts})
+        parts.say(
+            f"stopped early after epoch {progress.epoch - 1}: {options.metric} was last better at step "
+            f"{progress.best_step:,} ({progress.best_metric:.2f}), {progress.worse} validation(s) ago. The "
+            f"best one is kept: extremis evaluate {parts.data.root} {parts.run.root} --step {progress.best_step}"
+        )

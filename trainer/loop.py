@@ -17,7 +17,7 @@ from trainer.model import require_same_data
 from trainer.progress import EpochReport, Progress
 from trainer.refresh.adoption import Interrupts
 from trainer.refresh.discard import discard_refreshes
-from trainer.setup import Parts, Say, initialise_model, require_room, require_same_recipe, set_up
+from trainer.setup import Parts, Say, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.tracking import Watcher
 
 
@@ -49,10 +49,10 @@ class Trainer:
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
         parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed())
-        require_room(parts)
+        require_room_for_run(parts)
         initialise_model(parts)
-        _write_config(parts)
         parts.tracker.start(0)
+        _write_config(parts)
         return cls(parts)
 
     @classmethod
@@ -98,7 +98,7 @@ class Trainer:
 
     def train(self, on_step: OnStep | None = None) -> Generator[EpochReport]:
         """Run the epochs that are left, a report after each; `on_step(global step, total, loss)` after every step."""
-        writer = self.parts.saver.writer
+        writer, is_finished = self.parts.saver.writer, False
         try:
             while self.progress.epoch < self.runner.epochs:
                 with denormals_flushed():
@@ -109,8 +109,9 @@ class Trainer:
             if self.parts.group.first:
                 self.parts.claim.require()
                 storage.write_bytes(self.run.finished, json.dumps(finished).encode())
+            is_finished = True
         finally:
-            self.parts.tracker.close()
+            self.parts.tracker.close(is_finished)
             writer.close()
 
 

@@ -26,14 +26,30 @@ class Progress:
     loss_sum: float = 0.0  # over the epoch's steps so far
     best_metric: float | None = None
     best_step: int | None = None
+    worse: int = 0  # validations since the best one
+    stopped: bool = False  # early: the epochs that are left are not run
     budget: Budget = field(default_factory=Budget)
 
-    def state(self, timed: bool) -> dict[str, Any]:
-        """Return what a checkpoint keeps: seconds only where they decide something, since no two runs have the same."""
+    def state(self, timed: bool, patient: bool = False) -> dict[str, Any]:
+        """Return what a checkpoint keeps.
+
+        Seconds only where they decide something (`timed`), since no two runs have the same, and validations since the
+        best one only where these do (`patient`).
+        """
         state = asdict(self)
         if not timed:
             del state["budget"]
+        if not patient:
+            del state["worse"], state["stopped"]
         return state
+
+    def take_in(self, metric: float, is_best: bool, patience: int) -> None:
+        """Take in a validation; after `patience` (0: any number) in a row that are not the best the run is stopped."""
+        if is_best:
+            self.best_metric, self.best_step, self.worse = metric, self.global_step, 0
+            return
+        self.worse += 1
+        self.stopped = bool(patience) and self.worse >= patience
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> "Progress":

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.owners.claim import Claim
-from schemas.sizes import say_bytes
+from schemas.sizes import require_room
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.device import describe_device, open_device
@@ -41,6 +40,8 @@ Say = Callable[[str], None]
 _WHERE = {
     ("classifier", "storage"),
     ("train", "device"),
+    ("logging", "wandb"),
+    ("logging", "mlflow"),
 }  # of a run's parameters, which may be elsewhere when it goes on
 
 
@@ -112,8 +113,13 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         refresher=Refresher(run, recipe, tables, group, say, claim),
         validator=validator,
         saver=Saver(writer, model, sources, facts.manifest.digest, facts.labels),
-        tracker=Tracker(run, recipe.logging.tensorboard, claim) if group.first else NoTracker(),
+        tracker=open_tracker(recipe, run, claim, say) if group.first else NoTracker(),
     )
+
+
+def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Tracker:
+    """Open the records of a run. Raises InputError where a service that the recipe names cannot be used."""
+    return Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say)
 
 
 def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, say: Say) -> Planner:
@@ -196,22 +202,20 @@ def open_stream(
     )
 
 
-def require_room(parts: Parts) -> None:
+def require_room_for_run(parts: Parts) -> None:
     """Refuse to start a run whose checkpoints and dumps do not fit where it writes. Raises InputError."""
-    url = parts.run.root
-    free = storage.free_bytes(url) if parts.group.first else None
-    if free is None:
+    if not parts.group.first:
         return
     recipe, vectors = parts.recipe, vector_bytes(parts.recipe, parts.labels)
     checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, DataFacts.of(parts.data)))
     rows = sum(table.rows for table in parts.tables)
     dumps = (vectors + 2 * rows * recipe.encoder.dimension) * len(recipe.table_epochs())
-    if checkpoints + dumps > free:
-        raise InputError(
-            f"{url}: this run writes at least {say_bytes(checkpoints)} of checkpoints ({recipe.checkpoint.keep} are "
-            f"kept while one is written) and {say_bytes(dumps)} of dumps, and {say_bytes(free)} are free there. Choose "
-            "another place, or lower encoder.dimension, checkpoint.keep, or the number of refreshes (refresh.every)."
-        )
+    kept = f"checkpoints ({recipe.checkpoint.keep} are kept while one is written)"
+    require_room(
+        parts.run.root,
+        {kept: checkpoints, "dumps": dumps},
+        "Choose another place, or lower encoder.dimension, checkpoint.keep or the number of refreshes (refresh.every).",
+    )
 
 
 def initialise_model(parts: Parts) -> None:

@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ def call(name: str, places: Sequence[Any], options: Mapping[str, Any], beam_opti
     progress = stated.pop("progress", True)
     arguments = [*_words(cli.commands[name], stated), "--", *(_text(place) for place in places), *beam_options]
     listener = progress if callable(progress) else None
-    with output(listener=listener, quiet=progress is False, tables="nowhere"):
+    line = shlex.join(["extremis", name, *arguments])
+    with output(listener=listener, quiet=progress is False, tables="nowhere", command=line):
         try:
             context = cli.commands[name].make_context(name, arguments)
             body = _plain(cli.commands[name])(**{key: context.params[key] for key in _own(cli.commands[name])})

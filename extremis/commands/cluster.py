@@ -36,5 +36,6 @@ def cluster(data: str, run: str, watch: bool, beam_options: tuple[str, ...], **o
         end_with_trainer()
         return {"run": run, "tables": clustering.watch(data, run, cluster_options, beam_options, progress=say)}
     manifest = clustering.cluster(data, run, epoch, cluster_options, beam_options, say)
+    say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, for training from {run}")
     facts = manifest.model_dump(include={"rows", "counters"})
     return {"digest": manifest.digest, **facts, "clusters": manifest.parameters["clusters"]}

@@ -56,12 +56,16 @@ def evaluate(data: str, run: str, no_filter: bool, device: str, **options: Any) 
     split = evaluate_options.split
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
     _show_parts(report)
+    if "metrics" in report.get("seen", {}):
+        _show_seen(split, report)
     if evaluate_options.baseline:
         _show_baselines(split, report)
     if evaluate_options.zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
         say("no PSP: this data set does not state its propensity constants (extremis shard --propensity A,B)")
+    kept = "kept in the run; " if evaluate_options.standard else ""
+    say(f"{run}, step {report['step']:,}: {kept}next: extremis report {data} {run}")
     return {"data": data, "run": run, "split": split, **report}
 
 
@@ -77,6 +81,16 @@ def _show_parts(report: dict[str, Any]) -> None:
         rows = [[p, f"{m[counted]:,}", *(f"{m[name]:.2f}" for name in columns)] for p, m in parts.items()]
         if rows:
             table(title, ["part", counted, *columns], rows)
+
+
+def _show_seen(split: str, report: dict[str, Any]) -> None:
+    """Print how far queries that repeat a training point flatter the metrics."""
+    seen, unseen = report["seen"], report["unseen"]
+    values = [f"P@1 {part['metrics']['P@1']:.2f}" for part in (seen, unseen)]
+    say(
+        f"{seen['queries']:,} queries of {split} have the text of a training point: {values[0]} on these, {values[1]} "
+        f"on the other {unseen['queries']:,}"
+    )
 
 
 def _show_baselines(split: str, report: dict[str, Any]) -> None:

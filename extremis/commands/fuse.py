@@ -45,4 +45,5 @@ def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str,
 
         manifest = fit_weights(data, run, budget=parse_bytes(memory), **options)
         say(describe_weights(manifest.parameters))
+    say(f"kept in {run}; next: extremis evaluate {data} {run} --scores fused")
     return {"data": data, "run": run, "digest": manifest.digest, **manifest.parameters}

@@ -1,5 +1,6 @@
 """Options that several commands share, and parsers of their values."""
 
+import contextlib
 import functools
 import json
 import re
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from extremis.console import output, print_json
+from extremis.console import at_work, output, print_json
 from schemas.errors import ExtremisError, InputError
 from schemas.options import DEVICES
 
@@ -60,6 +61,7 @@ def combine(*decorators: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def output_options(command: Callable[..., Any]) -> Callable[..., None]:
     """Add --json, --quiet and --verbose to a command. With --json the object that it returns is all of its output."""
+    name = command.__name__
 
     @click.option(
         "--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else, to standard output."
@@ -72,7 +74,8 @@ def output_options(command: Callable[..., Any]) -> Callable[..., None]:
     def with_output(as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
         with output(quiet=quiet, verbose=verbose, tables="stderr" if as_json else "stdout"):
             try:
-                body = command(**options)
+                with contextlib.nullcontext() if options.get("watch") else at_work(f"{name}: at work"):
+                    body = command(**options)
             except ExtremisError:
                 if verbose:
                     traceback.print_exc()

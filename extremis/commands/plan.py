@@ -54,4 +54,5 @@ def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, **options: An
     report = planning.plan(replace(workload, recipe=resolved.recipe), data, calibrate)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)
+    say(f"next: extremis run {recipe} {data or 'DATA'} RUN")
     return report

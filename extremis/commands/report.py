@@ -28,5 +28,5 @@ def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bo
     from extremis.reporting.build import build
 
     body = build(urls, out, say, queries, predictions)
-    say(f"{body['out']}: {body['bytes']:,} bytes in {body['seconds']} s")
+    say(f"{body['out']}: {body['bytes']:,} bytes in {body['seconds']} s; open it in a browser")
     return body

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from extremis.console import Bar
+from extremis.inspecting.data_summary import seen_queries
+from extremis.training.commands import keep_command
+from extremis.waiting import doing
 from schemas.layout import DataLayout, RunLayout
 from schemas.records.json_files import write_json
 from trainer.checkpoints.checkpoint import Checkpoint
@@ -56,6 +59,7 @@ def evaluate(
     step = options.step
     if step is None and options.scores == "fused":
         step = group.decide(lambda: fused_step(RunLayout(run)))
+    doing("evaluate: reading the model")
     recipe, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group, open_device(device))
     statistics = label_statistics(DataLayout(data))
     ranking = _ranking(data, run, checkpoint, model, group, options)
@@ -64,11 +68,17 @@ def evaluate(
         scores = scorer.score(
             options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
         )
+    doing("evaluate: computing intervals")
     report = {"step": checkpoint.step, "scores": options.scores, **scores.report()}
+    doing("evaluate: comparing texts with those of training")
+    if options.limit is None:
+        report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
     if options.baseline:
+        doing("evaluate: measuring baselines")
         report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
     if group.first and options.standard:
         write_json(RunLayout(run).evaluation(options.split, report["step"]), {"split": options.split, **report})
+        keep_command(run)
     return report
 
 
@@ -78,8 +88,19 @@ def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores
     baselines = measure_baselines(data, options.split, trained, queries, options.filter)
     return {
         "baselines": baselines,
-        "beside_baselines": {"queries": queries, "metrics": scores.metrics.result(first=queries)},
+        "beside_baselines": {"queries": queries, "metrics": scores.metrics.result(slice(queries))},
     }
+
+
+def _seen_and_unseen(data: str, split: str, scores: Scores) -> dict[str, Any]:
+    """Return metrics of "seen" queries, whose text is that of a training point, and of "unseen" ones, if there are."""
+    seen = seen_queries(data, split)
+    if seen is not None and scores.counted is not None:
+        seen = seen[scores.counted]
+    if seen is None or seen.all() or not seen.any():
+        return {} if seen is None else {"seen": {"queries": int(seen.sum())}}
+    parts = {"seen": seen, "unseen": ~seen}
+    return {name: {"queries": int(part.sum()), "metrics": scores.metrics.result(part)} for name, part in parts.items()}
 
 
 def _ranking(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -74,8 +75,7 @@ def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> d
         words = pc.greater(pc.binary_length(texts[name]), 0)
         facts["empty_texts"] = int(pc.sum(pc.invert(words)).as_py())
         if name != _TRAIN:
-            same = pc.and_(words, pc.is_in(texts[name], value_set=texts[_TRAIN]))
-            facts["in_train"] = int(pc.sum(same).as_py())
+            facts["in_train"] = int(pc.sum(_repeated(texts[name], texts[_TRAIN])).as_py())
     return facts
 
 
@@ -83,6 +83,27 @@ def _mentions(table: Manifest) -> int:
     """Count the labels of a split's points; of a version, whose rows may have gone, about."""
     written = table.counters.get("rows_out", table.rows)
     return round(table.counters.get("labels", 0) * table.rows / max(1, written))
+
+
+def seen_queries(data: str, split: str) -> np.ndarray | None:
+    """Return which queries of a split have the text of a point of train, bool [N]; None where they are not compared.
+
+    These are the queries that a metric flatters. They are not compared where there are more than _COMPARED_ROWS, and
+    no text. Raises TableError, StorageError.
+    """
+    layout, parents = DataLayout(data), open_manifest(data, "data").parents
+    if split == _TRAIN or not {f"queries/{split}", f"queries/{_TRAIN}"} <= parents.keys():
+        return None
+    tables = {name: open_manifest(layout.queries(name), "queries") for name in (split, _TRAIN)}
+    if sum(table.rows for table in tables.values()) > _COMPARED_ROWS:
+        return None
+    texts = {name: _texts(layout.queries(name), table) for name, table in tables.items()}
+    return _repeated(texts[split], texts[_TRAIN]).to_numpy(zero_copy_only=False) if len(texts[split]) else None
+
+
+def _repeated(texts: pa.Array, among: pa.Array) -> pa.Array:
+    """Tell which texts have a word, and are `among` others too."""
+    return pc.and_(pc.greater(pc.binary_length(texts), 0), pc.is_in(texts, value_set=among))
 
 
 def _texts(url: str, table: Manifest) -> pa.Array:

@@ -61,6 +61,10 @@ class TextDecoder:
 
         if self._tokenizer is None:
             self._tokenizer = open_tokenizer(read_files(self._data.tokenizer, "tokenizer")[FILE], self._data.tokenizer)
+            if self._tokenizer.decoder is None and type(self._tokenizer.model).__name__ == "WordPiece":
+                from tokenizers.decoders import WordPiece
+
+                self._tokenizer.decoder = WordPiece()  # puts the pieces of a word together
         return list(self._tokenizer.decode_batch(ids, skip_special_tokens=True))
 
 

@@ -61,17 +61,20 @@ def verify_tables(tables: dict[str, Manifest]) -> None:
 
 def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
     """Read the first rows; those of queries and labels with their text, where DATA has the tokenizer."""
+    sample: list[dict[str, Any]] = []
     if not manifest.columns or rows == 0:
-        return []
-    for group in iterate(url, manifest):
-        first = group.slice(0, rows)
-        sample = [{name: _shorten(value) for name, value in row.items()} for row in first.to_pylist()]
+        return sample
+    for group in iterate(url, manifest):  # those of rejects are small: one a file of the input
+        first = group.slice(0, rows - len(sample))
+        part = [{name: _shorten(value) for name, value in row.items()} for row in first.to_pylist()]
         decoder = _decoder_of(url, manifest) if "input_ids" in first.column_names else None
         if decoder is not None:
-            for row, text in zip(sample, decoder.texts(first, LONGEST_LABEL), strict=True):
+            for row, text in zip(part, decoder.texts(first, LONGEST_LABEL), strict=True):
                 row["words"] = text
-        return sample
-    return []
+        sample += part
+        if len(sample) >= rows:
+            break
+    return sample
 
 
 def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:

@@ -93,7 +93,7 @@ def train_rate(data: str, run: str, recipe: Recipe) -> float:
     once = recipe.model_copy(
         update={
             "train": recipe.train.model_copy(update={"epochs": 1}),
-            "logging": recipe.logging.model_copy(update={"tensorboard": False}),
+            "logging": recipe.logging.model_copy(update={"tensorboard": False, "wandb": "", "mlflow": ""}),
             "validation": recipe.validation.model_copy(update={"split": ""}),
         }
     )

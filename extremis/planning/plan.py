@@ -7,6 +7,7 @@ from extremis.console import results, table
 from extremis.planning import sample
 from extremis.planning.sizes import measure
 from extremis.planning.workload import Workload
+from extremis.waiting import doing
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -33,11 +34,13 @@ def plan(workload: Workload, data: str | None, calibrate: bool) -> dict[str, Any
     Raises InputError: wrong numbers, too little memory for mining; TableError: no DATA there.
     """
     workload, rows = sample.made_up(workload) if data is None else sample.from_data(data, workload)
+    doing("plan: writing samples of the tables")
     sizes = measure(workload, rows)
     seconds = None
     if calibrate:
         from extremis.planning.calibrate import calibrate as measure_rates
 
+        doing("plan: sharding, mining and training a little, to measure this machine")
         rates = measure_rates(workload, sizes)
         seconds = {"rates": asdict(rates), "steps": rates.seconds(workload)}
     over = {step: need for step, need in sizes.memory.items() if need > workload.memory}

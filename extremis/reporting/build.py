@@ -5,11 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from extremis.inspecting.examples import splits_of
-from extremis.reporting.charts import SHOWN_METRICS, data_charts, metric_charts, table_charts, training_charts
+from extremis.reporting.charts import data_charts, metric_charts, table_charts, training_charts
 from extremis.reporting.data_facts import describe
+from extremis.reporting.headline import headlines, metric_tables
 from extremis.reporting.page import render
 from extremis.reporting.queries import Sample, sample
-from extremis.reporting.run_records import Run, baselines_of, differing, names_of, open_run
+from extremis.reporting.run_records import Run, differing, names_of, open_run, ordered_splits
+from extremis.reporting.weakest import weakest
+from extremis.waiting import doing
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -29,17 +32,22 @@ def build(
     began = time.perf_counter()
     data, runs = _open(urls)
     out = out or join(runs[0].layout.root, "report.html")
+    doing("report: reading facts of the data")
     facts = None if data is None else describe(data)
     examples = Sample([], {}, ["give DATA before the runs to see queries as text"])
     if data is not None and queries:
         say(f"reading {queries} queries of {data.root}")
-        splits = [split for split in splits_of(data) if split in ("train", "test", "val")] or splits_of(data)
-        examples = sample(data, runs, splits[:2], queries, predict)
+        doing("report: predicting for the queries that are shown")
+        splits = ordered_splits(splits_of(data))
+        examples = sample(data, runs, list(dict.fromkeys([splits[0], splits[-1]])), queries, predict)
+    doing("report: drawing the page")
     values = {
         "runs": runs,
         "data": facts,
         "differences": differing({run.name: run.config for run in runs}),
-        "metrics": _metric_tables(runs),
+        "headlines": headlines(runs),
+        "metrics": metric_tables(runs),
+        "weakest": [] if data is None else weakest(data, runs),
         "notes": examples.notes,
         "queries": len(examples.queries),
     }
@@ -69,28 +77,3 @@ def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
         if data is not None:
             require_same_data(run.config, open_manifest(data.root, "data"), data.root, run.layout.root)
     return data, runs
-
-
-def _metric_tables(runs: list[Run]) -> list[dict[str, Any]]:
-    """Make a table per split: metrics by run, with half of their intervals, and the best of each column marked.
-
-    Baselines come last, on the first queries of the split alone.
-    """
-    tables = []
-    for split in sorted({split for run in runs for split in run.evaluations}):
-        bodies = {run.name: run.evaluations[split] for run in runs if split in run.evaluations}
-        names = [name for name in SHOWN_METRICS if any(name in body["metrics"] for body in bodies.values())]
-        best = {name: max(body["metrics"].get(name, float("-inf")) for body in bodies.values()) for name in names}
-        rows = []
-        for run_name, body in bodies.items():
-            cells = []
-            for name in names:
-                value, (low, high) = body["metrics"].get(name), body["intervals"].get(name, (0, 0))
-                half = (high - low) / 2
-                cells.append({"value": value, "half": half, "best": len(bodies) > 1 and value == best[name]})
-            rows.append({"run": run_name, "step": body["step"], "queries": body["queries"], "cells": cells})
-        for name, baseline in baselines_of(runs, split).items():
-            cells = [{"value": baseline.metrics.get(metric), "half": None, "best": False} for metric in names]
-            rows.append({"run": name, "step": None, "queries": baseline.queries, "cells": cells})
-        tables.append({"split": split, "names": names, "rows": rows})
-    return tables

@@ -12,7 +12,7 @@ import numpy as np
 
 from extremis.inspecting.run_tables import RunTable
 from extremis.reporting.data_facts import Facts, Split
-from extremis.reporting.run_records import Run, baselines_of
+from extremis.reporting.run_records import Run, baselines_of, ordered_splits
 
 Chart: TypeAlias = dict[str, Any]
 Trace: TypeAlias = dict[str, Any]
@@ -197,7 +197,7 @@ def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
 def metric_charts(runs: Sequence[Run]) -> list[Chart]:
     """Draw metrics with their intervals, and the deciles' parts of P@5, for every split that was evaluated."""
     charts = []
-    for split in sorted({split for run in runs for split in run.evaluations}):
+    for split in ordered_splits({split for run in runs for split in run.evaluations}):
         metrics, deciles = [], []
         for number, run in enumerate(runs):
             if split not in run.evaluations:

@@ -1,10 +1,11 @@
 """Facts of a data set: rows of each split, lengths of its points, and the tail of its labels' frequencies."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from extremis.inspecting.data_summary import summarize
 from extremis.inspecting.examples import splits_of
 from extremis.inspecting.rows import Rows
 from schemas.layout import DataLayout
@@ -52,6 +53,7 @@ class Facts:
     splits: list[Split]
     tail: Tail
     rejected: int
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # of each split, as `summarize` has them
 
 
 def describe(data: DataLayout) -> Facts:
@@ -59,7 +61,7 @@ def describe(data: DataLayout) -> Facts:
     manifest = open_manifest(data.root, "data")
     splits = [_split(data, name) for name in splits_of(data)]
     rejected = open_manifest(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
-    return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected)
+    return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected, summarize(data.root)["splits"])
 
 
 def _split(data: DataLayout, name: str) -> Split:

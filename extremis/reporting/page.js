@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const body = JSON.parse(document.getElementById("body").textContent);
-  const PAGE = 25; // queries shown at a time
+  const PAGE = 10; // queries shown at a time
   const root = document.documentElement;
 
   function make(tag, text, name) {
@@ -52,7 +52,7 @@
   }
 
   async function draw() {
-    for (const swatch of document.querySelectorAll(".swatch")) {
+    for (const swatch of document.querySelectorAll(".swatch, .fill")) {
       swatch.style.background = color("c" + (Number(swatch.dataset.color) % 8));
     }
     if (!window.Plotly) return;
@@ -86,6 +86,7 @@
 
   const kinds = {
     all: () => true,
+    weak: (query) => query.weak,
     suspect: (query) => query.runs.some((view) => view.suspects > 0),
     miss: (query) => query.runs.some((view) => view.hit === false),
     differ: (query) => new Set(query.runs.map((view) => (view.predictions[0] || [null])[0])).size > 1,
@@ -164,6 +165,34 @@
     search();
   }
 
+  // ---- tables ----
+
+  function field(cell) {
+    const text = (cell.dataset.value ?? cell.textContent).trim();
+    const safe = /^[=+\-@\t]/.test(text) && isNaN(Number(text)) ? "'" + text : text; // a spreadsheet would run it
+    return /[",\n]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
+  }
+
+  function csv(table) {
+    return [...table.rows].map((row) => [...row.cells].map(field).join(",")).join("\r\n") + "\r\n";
+  }
+
+  function offer() {
+    for (const box of document.querySelectorAll("[data-csv]")) {
+      const button = make("button", "CSV ↓", "csv");
+      button.type = "button";
+      button.title = "download this table";
+      button.addEventListener("click", () => {
+        const link = make("a");
+        link.href = URL.createObjectURL(new Blob(["\ufeff" + csv(box.querySelector("table"))], { type: "text/csv" }));
+        link.download = box.dataset.csv.replace(/[^\w.-]+/g, "-") + ".csv";
+        link.click();
+        setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+      });
+      box.after(button);
+    }
+  }
+
   // ---- theme ----
 
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -177,6 +206,7 @@
   dark.addEventListener("change", (event) => theme(event.matches));
   document.getElementById("theme").addEventListener("click", () => theme(!root.classList.contains("dark")));
   prepare();
+  offer();
   lay();
   load().then(draw).catch((error) => {
     for (const [plot] of plots) plot.replaceChildren(make("p", "This browser cannot unpack the chart library: " + error.message, "note"));

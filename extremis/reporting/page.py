@@ -26,6 +26,8 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from plotly.offline import get_plotlyjs
+
+        from extremis.reporting.terms import TERMS, explain
     except ImportError as error:
         raise MissingExtra(f"a report needs {error.name}", "report") from None
     script = _asset("page.js")
@@ -34,9 +36,10 @@ def render(facts: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
     environment = Environment(
         loader=PackageLoader("extremis.reporting", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"number": _number, "redact": redact}
+    environment.filters |= {"number": _number, "redact": redact, "term": explain}
     html = environment.get_template("page.html").render(
         **facts,
+        terms=TERMS,
         style=_asset("page.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

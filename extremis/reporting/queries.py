@@ -9,6 +9,7 @@ from extremis.inspecting.decode_text import TextDecoder
 from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples
 from extremis.inspecting.rows import Rows
 from extremis.reporting.run_records import Run
+from extremis.reporting.weakest import weakest_rows
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -47,18 +48,27 @@ def sample_rows(rows: int, count: int, row_group_first: np.ndarray) -> np.ndarra
     return sampled
 
 
+def with_rows(sampled: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Return as many rows as were `sampled`, the rows `first` among them: int64, ascending."""
+    first = first[: len(sampled)]
+    return np.union1d(first, np.setdiff1d(sampled, first)[: len(sampled) - len(first)])
+
+
 def sample(data: DataLayout, runs: list[Run], splits: list[str], count: int, predict: bool) -> Sample:
     """Read about `count` queries of `splits` in equal parts, with the runs' negatives and predictions.
 
-    Raises TableError. A run that cannot predict (no checkpoint yet) is left out, with a note.
+    The weakest ones of the runs' evaluations are among them. A run that cannot predict (no checkpoint yet) is left out,
+    with a note. Raises TableError.
     """
     decoder = TextDecoder(data)
     notes: list[str] = []
     by_run: dict[str, list[Example]] = {run.name: [] for run in runs}
+    weak: dict[str, np.ndarray] = {}
     for split in splits:
         manifest = open_manifest(data.queries(split), "queries")
         _, _, first = row_groups_of(manifest)
-        rows = sample_rows(manifest.rows, -(-count // len(splits)), first)
+        weak[split] = weakest_rows(runs, split)
+        rows = with_rows(sample_rows(manifest.rows, -(-count // len(splits)), first), weak[split])
         for run in runs:
             by_run[run.name] += read_examples(data, split, rows, decoder, run.layout)
     for example in (example for examples in by_run.values() for example in examples):
@@ -72,6 +82,8 @@ def sample(data: DataLayout, runs: list[Run], splits: list[str], count: int, pre
     named = (label for examples in by_run.values() for example in examples for label in example.label_ids)
     labels = decoder.labels(named, LONGEST_LABEL)
     queries = [_describe(examples, list(scores.values())) for examples in zip(*by_run.values(), strict=True)]
+    for query in queries:
+        query["weak"] = query["row"] in weak[query["split"]]
     return Sample(queries, labels, notes)
 
 

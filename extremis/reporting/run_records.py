@@ -1,6 +1,6 @@
 """Records of runs: their recipes, metrics while they trained, tables and evaluations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,12 +8,14 @@ import numpy as np
 
 from extremis.inspecting.examples import require_run
 from extremis.inspecting.run_tables import RunTable, run_tables
+from extremis.training.commands import commands_of
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.records.json_files import read_json
 from schemas.secrets import redact
 from schemas.storage import join
 from trainer.config import load_config
+from trainer.config.flatten import flatten
 from trainer.tracking import read_metrics
 
 POINTS = 1000  # most points of a curve; more are averaged
@@ -30,6 +32,7 @@ class Run:
     tables: list[RunTable]  # by source, oldest first
     evaluations: dict[str, dict[str, Any]]  # the newest of each split
     finished: bool
+    commands: list[str]  # that made it
 
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (step or epoch [n], value [n]) of the records of `kind` with a number `name`, at most POINTS."""
@@ -68,6 +71,11 @@ def baselines_of(runs: Sequence[Run], split: str) -> dict[str, Baseline]:
     return baselines
 
 
+def ordered_splits(names: Iterable[str]) -> list[str]:
+    """Put the splits that are not trained on first, test before all."""
+    return sorted(names, key=lambda name: (name == "train", name != "test", name))
+
+
 def open_run(url: str, name: str) -> Run:
     """Read the run at `url`. Raises TableError where there is none, or its config cannot be read."""
     layout = require_run(url)
@@ -82,6 +90,7 @@ def open_run(url: str, name: str) -> Run:
         sorted(run_tables(layout), key=lambda table: (table.source, table.epoch)),
         _evaluations(layout),
         storage.exists(layout.finished),
+        commands_of(layout.root),
     )
 
 
@@ -97,7 +106,7 @@ def names_of(urls: Sequence[str]) -> list[str]:
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
     """List (dotted key, its value in each run) of every recipe value that differs between runs."""
-    flat = [_flat(config.get("recipe", {})) for config in configs.values()]
+    flat = [flatten(config.get("recipe", {})) for config in configs.values()]
     keys = sorted({key for values in flat for key in values})
     rows = [(key, [values.get(key) for values in flat]) for key in keys]
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
@@ -119,10 +128,3 @@ def _evaluations(layout: RunLayout) -> dict[str, dict[str, Any]]:
             if body["step"] >= newest.get(body["split"], body)["step"]:
                 newest[body["split"]] = body
     return newest
-
-
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in section.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from extremis.console import Bar, say
+from extremis.training.commands import keep_command
 from extremis.training.metrics_state import MetricsState
 from extremis.training.miner import start_miner
 from extremis.training.process import DEFAULT, ProcessOptions
 from extremis.training.prometheus import serving
 from extremis.training.ranks import owning
+from extremis.waiting import doing
 from schemas import storage
 from schemas.layout import RunLayout
 from trainer.checkpoints.stopping import stopping_on_signal
@@ -34,8 +36,11 @@ def train(
     another process trains RUN, StoppedError where SIGTERM stopped this one.
     """
     with owning(run, group) as claim, stopping_on_signal(process.grace) as asked:
+        doing("setting up the run")
         is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
         trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group, claim)
+        if group.first:
+            keep_command(run)
         interrupts = Interrupts(asked)
         trainer.interrupt_by(interrupts)
         state = MetricsState(recipe.order.batch)

@@ -103,7 +103,7 @@ def test_the_loop_leaves_what_it_leaves_on_a_disk(
         folder = tmp_path / name
         local = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         stored = set(bucket.keys(f"{name}/"))
-        varying = re.compile(r"tensorboard/|metrics\.jsonl|config\.toml|.*/spent\.json$")
+        varying = re.compile(r"tensorboard/|metrics\.jsonl|config\.toml|commands\.json|.*/spent\.json$")
         assert {key for key in stored if not varying.match(key)} == {key for key in local if not varying.match(key)}
         for key in sorted(stored & local):
             if not varying.match(key):

@@ -225,7 +225,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> N
     ("changes", "message"),
     [
         ({"part": "0001"}, "has a part of this name"),
-        ({"max_tokens": 7}, r"max_tokens = 7, but .* was sharded with 128"),
+        ({"max_tokens": 7}, r"max_tokens = 7, but .* was sharded with None"),
         ({}, r"lack 5 of the 6 labels .* Say --labels new"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.storage import join
+from trainer.config.logging import Logging
 from trainer.tracking import Tracker, read_metrics
 
 
@@ -17,7 +18,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunLayout:
 
 
 def track(run: RunLayout, resume_at: int, steps: range, tensorboard: bool = False) -> Tracker:
-    tracker = Tracker(run, tensorboard)
+    tracker = Tracker(run, Logging(tensorboard=tensorboard))
     tracker.start(resume_at)
     for step in steps:
         tracker.record("train", step, {"loss": 1 / step, "epoch": 0})

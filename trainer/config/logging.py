@@ -16,3 +16,5 @@ class Logging(Options):
         "present model; 0: none",
     )
     tensorboard: bool = Field(True, description="also write RUN/tensorboard")
+    wandb: str = Field("", max_length=128, description="project of Weights & Biases to send numbers to; empty: none")
+    mlflow: str = Field("", max_length=256, description="experiment of MLflow to send numbers to; empty: none")

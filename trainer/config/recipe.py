@@ -86,6 +86,11 @@ class Recipe(Options):
 
     @model_validator(mode="after")
     def _check_rows(self) -> "Recipe":
+        if self.validation.patience and not (self.validation.split or self.data.holdout):
+            raise ValueError(
+                f"validation.patience = {self.validation.patience} counts validations, and there are none: set "
+                "validation.split, or data.holdout"
+            )
         if self.train.minutes and self.negatives.curriculum:
             raise ValueError(
                 f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, and negatives.curriculum "

@@ -25,3 +25,8 @@ class Validation(Options):
         pattern=rf"^({'|'.join(METRICS)})@[1-9]\d{{0,2}}$",
         description="the checkpoint with the best value of it is kept beside the newest",
     )
+    patience: int = Field(
+        0,
+        ge=0,
+        description="validations in a row without a better value of `metric` after which the run ends; 0: no limit",
+    )

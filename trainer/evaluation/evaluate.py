@@ -24,6 +24,7 @@ from trainer.evaluation.intervals import with_intervals
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
 from trainer.evaluation.retired import retired_labels
+from trainer.evaluation.weakest import Weakest
 from trainer.evaluation.zero_shot import ZeroShot
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
@@ -101,16 +102,21 @@ class Scores:
     deciles: Deciles | None
     queries: int
     filtered: int  # pairs (query, label) of the filter
+    weakest: Weakest
     zero_shot: ZeroShot | None = None
     by_part: ByPart | None = None
+    counted: np.ndarray | None = None  # rows [n] of the queries that metrics are over; None: all
 
     def report(self, resamples: int = 1000) -> dict:
-        """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, and zero-shot labels if measured."""
+        """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, the weakest queries and labels, and
+        zero-shot labels if measured.
+        """
         report = {
             "queries": self.queries,
             "filter_pairs": self.filtered,
             **with_intervals(self.metrics, resamples),
             "deciles": None if self.deciles is None else self.deciles.result(),
+            "weakest": self.weakest.report(),
         }
         if self.by_part is not None:
             report |= self.by_part.report()
@@ -178,7 +184,7 @@ class Scorer:
         if zero_shot and seen_only:
             raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
         among = self.statistics.candidates(seen_only)
-        metrics = Metrics(ks, self.statistics.inverse_propensity)
+        metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         ranking = self.ranking or Ranking.of(self.model, self.group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         by_part = None
@@ -186,6 +192,7 @@ class Scorer:
             bounds = (Bounds.of(self.queries.manifest), Bounds.of(self.labels))
             by_part = ByPart(*bounds, ks, self.statistics.inverse_propensity)
         first, _ = self.part.range(self.queries.manifest.rows)
+        counted = [np.zeros(0, np.int64)]
         seen = filtered = 0
         columns = scored_columns(self.queries.manifest, self.model.columns)
         for group in iterate_part(self.queries.url, self.queries.manifest, self.part, columns):
@@ -198,16 +205,15 @@ class Scorer:
             _, top = ranking.top_k(x, max(ks), filters, among)
             positives = list_column(rows, "label_ids")
             numbers = first + seen + np.arange(rows.num_rows)
-            if self.statistics.retired is not None:
-                positives = positives.keep(~self.statistics.retired[positives.values])
+            retired = self.statistics.retired
+            if retired is not None:
+                positives = positives.keep(~retired[positives.values])
+            weakest.update(top, positives)
+            if retired is not None:  # a query whose labels are all retired has none to find
                 labelled = np.flatnonzero(positives.counts)
-                numbers = numbers[labelled]
-                x, top, filters, positives = (
-                    x[labelled],
-                    top[labelled],
-                    filters.take(labelled),
-                    positives.take(labelled),
-                )
+                numbers, x, top = numbers[labelled], x[labelled], top[labelled]
+                filters, positives = filters.take(labelled), positives.take(labelled)
+            counted.append(numbers - first)
             metrics.update(top, positives)
             if deciles is not None:
                 deciles.update(top, positives)
@@ -220,7 +226,7 @@ class Scorer:
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        return Scores(metrics, deciles, seen, filtered, unseen, by_part)
+        return Scores(metrics, deciles, seen, filtered, weakest, unseen, by_part, np.concatenate(counted))
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group

@@ -66,12 +66,12 @@ class Metrics:
                 joined[f"{family}@{k}"] = Contributions(*(column[:, index] for column in columns))
         return joined
 
-    def result(self, first: int | None = None) -> dict[str, float]:
-        """Return metric ("P@1", "nDCG@5", ...) -> value x 100, of all points or the `first` ones.
+    def result(self, points: slice | np.ndarray = slice(None)) -> dict[str, float]:
+        """Return metric ("P@1", "nDCG@5", ...) -> value x 100, of all points, a slice, or those of a mask [N].
 
         Raises InputError where no point was counted.
         """
-        return {name: value(_first(part, first)) for name, part in self.contributions().items()}
+        return {name: value(_take(part, points)) for name, part in self.contributions().items()}
 
 
 def value(part: Contributions) -> float:
@@ -81,10 +81,10 @@ def value(part: Contributions) -> float:
     return 100 * achieved / achievable if achievable else 0.0
 
 
-def _first(part: Contributions, points: int | None) -> Contributions:
-    """Return the contributions of the first points."""
+def _take(part: Contributions, points: slice | np.ndarray) -> Contributions:
+    """Return the contributions of some points."""
     achieved, achievable = part
-    return Contributions(achieved[:points], None if achievable is None else achievable[:points])
+    return Contributions(achieved[points], None if achievable is None else achievable[points])
 
 
 @dataclass(frozen=True, eq=False)

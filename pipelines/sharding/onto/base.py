@@ -111,7 +111,8 @@ class Base:
         files = read_files(url, "tokenizer")
         if FILE not in files:
             raise TableError(f"{url}: no {FILE} in it. Shard the data again.")
-        return FrozenTokenizer(files, int(open_manifest(url, "tokenizer").parameters["vocabulary"]))
+        facts = open_manifest(url, "tokenizer").parameters
+        return FrozenTokenizer(files, int(facts["vocabulary"]), int(facts["max_tokens"]), {})
 
     def place(self, name: str) -> str:
         """Return the URL of the table `name` of the new version."""

@@ -1,5 +1,8 @@
 """`extremis report` as a user sees it: the file, and the page in a browser, over texts that try to break it."""
 
+import csv
+import io
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,13 +112,78 @@ def test_it_renders_without_a_complaint_and_without_the_network(page: Any) -> No
 
 def test_baselines_stand_beside_the_runs(page: Any) -> None:
     rows = page.execute_script(
-        "return [...document.querySelectorAll('#metrics tbody tr')].map(r => r.querySelector('td').textContent)"
+        "return [...document.querySelectorAll('[data-csv=metrics-test] tbody tr')].map(r => r.cells[0].textContent)"
     )
     baselines = ["nearest label texts by TF-IDF", "nearest queries by TF-IDF", "popular labels"]
     assert rows[-3:] == baselines
     charts = page.execute_script("return JSON.parse(document.getElementById('body').textContent).charts.metrics")
     names = [trace["name"] for trace in charts[0]["figure"]["data"]]
     assert names[-3:] == baselines
+
+
+def test_metrics_come_first_beside_baselines(page: Any) -> None:
+    sections = page.execute_script("return [...document.querySelectorAll('main > section')].map(s => s.id)")
+    assert sections == ["metrics", "queries", "training", "tables", "data", "made"]
+    cards = page.execute_script(
+        "return [...document.querySelectorAll('.card')].map(c => [c.querySelector('h3').textContent, "
+        "[...c.querySelectorAll('.bar span')].map(s => s.textContent)])"
+    )
+    assert [title for title, _ in cards] == ["P@1", "P@5", "R@10", "PSP@5"]
+    for _, names in cards:
+        assert names == ["<b>run", "nearest label texts by TF-IDF", "nearest queries by TF-IDF", "popular labels"]
+
+
+def test_terms_are_explained(page: Any) -> None:
+    terms = page.execute_script("return [...document.querySelectorAll('abbr')].map(a => [a.textContent, a.title])")
+    assert {"P@5", "PSP@3", "popular labels", "recall", "seen"} <= {name for name, _ in terms} | {"seen"}
+    assert all(len(meaning) > 20 for _, meaning in terms)
+    assert len(page.find_elements("css selector", "dl dt")) >= 20
+
+
+def test_weakest_queries_and_labels_are_shown(page: Any, folder: Path) -> None:
+    shown = {
+        name: page.execute_script(
+            "return [...document.querySelector(arguments[0]).querySelectorAll('tbody tr')].map("
+            "r => [...r.cells].map(c => c.textContent))",
+            f"[data-csv^='weakest-{name}']",
+        )
+        for name in ("queries", "labels")
+    }
+    assert shown["queries"]
+    assert all(text and int(hits) < int(of) for text, hits, of in shown["queries"])
+    assert shown["labels"]
+    assert all(text.startswith("label ") and int(hits) < int(of) for text, hits, of in shown["labels"])
+    assert search(page, kind="weak") >= 1
+
+
+def test_queries_of_test_come_first(page: Any) -> None:
+    search(page)
+    assert page.execute_script("return document.querySelector('#found header span').textContent") == "test"
+
+
+def test_tables_are_downloaded_as_csv(page: Any) -> None:
+    script = """
+        const done = arguments[arguments.length - 1];
+        URL.createObjectURL = (blob) => { blob.text().then(done); return "#"; };
+        document.querySelector(arguments[0]).nextElementSibling.click();
+    """
+    rows = list(csv.reader(io.StringIO(page.execute_async_script(script, "[data-csv=metrics-test]"), newline="")))
+    shown = page.execute_script("return [...document.querySelectorAll('[data-csv=metrics-test] tr')].length")
+    assert len(rows) == shown
+    assert [name.lstrip("\ufeff") for name in rows[0][:4]] == ["run", "step", "queries", "P@1"]
+    assert rows[1][0] == "<b>run"
+    assert 0 <= float(rows[1][3]) <= 100
+    labels = list(csv.reader(io.StringIO(page.execute_async_script(script, "[data-csv^=weakest-labels]"), newline="")))
+    assert {len(row) for row in labels} == {3}
+    assert console_messages(page) == []
+
+
+def test_it_names_the_commands_that_made_the_run(page: Any, folder: Path) -> None:
+    lines = page.execute_script("return [...document.querySelectorAll('pre')].map(p => p.textContent)")
+    assert len(lines) == 2
+    first = lines[0].splitlines()
+    assert shlex.split(first[0])[:4] == ["extremis", "run", "astra", str(folder / "data")]
+    assert shlex.split(first[1]) == ["extremis", "evaluate", str(folder / "data"), f"{folder}/<b>run", "--baseline"]
 
 
 def test_charts_are_valid_figures_of_plotly(page: Any) -> None:

@@ -1,4 +1,4 @@
-"""Records of a run while it trains: metrics.jsonl and TensorBoard, on a local disk or behind any URL."""
+"""Records of a run while it trains: metrics.jsonl on a local disk or behind any URL, and services beside it."""
 
 import contextlib
 import json
@@ -8,21 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from schemas import storage
+from schemas.errors import TableError
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, LostError, Unclaimed
+from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
+from trainer.config.logging import Logging
+from trainer.tracking.services import RunFacts, Say, numbers_of, open_services
+from trainer.tracking.tensorboard import FOLDER
 
 Watcher = Callable[[str, int, Mapping[str, Any]], None]  # kind, step, values
 
 
 class Tracker:
-    """Appends records to metrics.jsonl and mirrors their numbers to TensorBoard.
+    """Appends records to metrics.jsonl and sends their numbers to the services that `options` name.
 
     Object stores cannot append, so there the files are kept locally and published whole by `sync`, by the owner of
-    the run's `claim`.
+    the run's `claim`. Raises InputError where a service's library is not installed.
     """
 
-    def __init__(self, run: RunLayout, tensorboard: bool = True, claim: Claim | None = None) -> None:
+    def __init__(
+        self,
+        run: RunLayout,
+        options: Logging,
+        recipe: Mapping[str, Any] | None = None,
+        claim: Claim | None = None,
+        say: Say = print,
+    ) -> None:
         self._run, self._claim = run, claim or Unclaimed()
         self._local = storage.is_local(run.root)
         self._folder: tempfile.TemporaryDirectory | None = None
@@ -33,45 +45,52 @@ class Tracker:
             root = Path(self._folder.name)
         root.mkdir(parents=True, exist_ok=True)
         self._metrics = root / "metrics.jsonl"
-        self._events = root / "tensorboard"
-        self._tensorboard = tensorboard
-        self._writer: Any = None
+        self._events = root / FOLDER
         self._file: Any = None
         self._watchers: list[Watcher] = []
+        self._services = open_services(options, RunFacts(run.root, root, not self._local, recipe or {}, say))
 
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher` with every record from now on."""
         self._watchers.append(watcher)
 
     def start(self, step: int) -> None:
-        """Go on after global `step`: what an interrupted run recorded beyond it will be recorded again."""
+        """Go on after global `step`: what an interrupted run recorded beyond it will be recorded again.
+
+        Raises InputError where a service cannot be used as it is set up.
+        """
         lines: list[str] = []
         with contextlib.suppress(FileNotFoundError):
             lines = storage.read_bytes(self._run.metrics).decode().splitlines()
+        self._start_services(step)
         kept = [line for line in lines if _step_of(line) <= step] if step else []
         storage.write_bytes(str(self._metrics), "".join(f"{line}\n" for line in kept).encode())
         self._file = self._metrics.open("a")
-        if self._tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._events), purge_step=step if step else None)
+    def _start_services(self, step: int) -> None:
+        """Start all services, and remember which of their runs is this one."""
+        before: dict[str, Any] = {}
+        with contextlib.suppress(FileNotFoundError, TableError):
+            before = read_json(self._run.services) if step else {}
+        identities = {name: service.start(step, before.get(name)) for name, service in self._services.items()}
+        identities = {name: identity for name, identity in identities.items() if identity}
+        if identities:
+            write_json(self._run.services, {**before, **identities})
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Write a line {"kind", "step", ...}; numbers also go to TensorBoard under `tag(kind, name)`."""
+        """Write a line {"kind", "step", ...}; its numbers also go to the services, by their `tag`."""
         for watcher in self._watchers:
             watcher(kind, step, values)
         self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         self._file.flush()
-        if self._writer is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    self._writer.add_scalar(tag(kind, name), value, step)
+        for service in self._services.values():
+            service.record(step, numbers_of(kind, values))
 
     def sync(self) -> None:
         """Publish what was recorded so far. Raises LostError, StorageError."""
         self._file.flush()
-        if self._writer is not None:
-            self._writer.flush()
+        for service in self._services.values():
+            service.flush()
         if self._local:
             return
         self._claim.require()
@@ -79,27 +98,17 @@ class Tracker:
         for event in sorted(self._events.glob("*")) if self._events.exists() else []:
             storage.write_bytes(join(self._run.tensorboard, event.name), event.read_bytes())
 
-    def close(self) -> None:
+    def close(self, finished: bool = False) -> None:
+        """Publish the rest; `finished`: the run came to its end."""
         if self._file is None:
             return
         with contextlib.suppress(LostError):  # the records there are another's
             self.sync()
         self._file.close()
-        if self._writer is not None:
-            self._writer.close()
+        for service in self._services.values():
+            service.close(finished)
         if self._folder is not None:
             self._folder.cleanup()
-
-
-def tag(kind: str, name: str) -> str:
-    """Return the name of a scalar in TensorBoard, which shows those with the same first part together."""
-    if name.startswith("seconds_"):
-        return f"time/{name.removeprefix('seconds_')}"
-    if name.endswith("_lr"):
-        return f"rate/{name.removesuffix('_lr')}"
-    if kind in ("adoption", "epoch") and name.startswith("table_"):
-        return f"table/{name.removeprefix('table_')}"
-    return {"rows_per_second": "throughput/rows_per_second"}.get(name, f"{kind}/{name}")
 
 
 class NoTracker:
@@ -113,7 +122,7 @@ class NoTracker:
 
     def sync(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, finished: bool = False) -> None: ...
 
 
 def read_metrics(run: RunLayout) -> list[dict[str, Any]]:

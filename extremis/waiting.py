@@ -1,0 +1,109 @@
+"""Signs of life while a command is silent: a spinner on a terminal, now and then a line elsewhere."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+_TICK = 0.1
+_SPINNER_AFTER = 0.3  # seconds of silence
+_LINES_AFTER, _LONGEST = 2.0, 16.0  # seconds of silence before a line; each is twice the last, up to _LONGEST
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_PLAIN_FRAMES = "|/-\\"
+
+
+class _Waiting:
+    """State of the process's sign of life; all methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Be silent, as a process that was forked is."""
+        self._lock = threading.RLock()
+        self._text, self._began = "", 0.0
+        self._spoken = self._pause = 0.0
+        self._suspended, self._shown = 0, False
+
+    def begin(self, text: str) -> None:
+        with self._lock:
+            self._text, self._began = text, time.monotonic()
+            self.spoke()
+
+    def spoke(self) -> None:
+        """Make room for a line, and wait again from now on."""
+        with self._lock:
+            self._erase()
+            self._spoken, self._pause = time.monotonic(), _LINES_AFTER
+
+    def suspend(self, by: int) -> None:
+        """Count those who show by themselves that something goes on: +1 for one more, -1 for one less."""
+        with self._lock:
+            self.spoke()
+            self._suspended += by
+
+    def tick(self, on_terminal: bool, tell: Callable[[str], None]) -> None:
+        """Show the sign of life where it is time."""
+        with self._lock:
+            silent = time.monotonic() - self._spoken
+            if self._suspended or not self._text:
+                return
+            line = f"{self._text}, {time.monotonic() - self._began:.0f} s"
+            if on_terminal and silent > _SPINNER_AFTER:
+                frames = _FRAMES if "utf" in (sys.stderr.encoding or "").lower() else _PLAIN_FRAMES
+                frame = frames[int(silent / _TICK) % len(frames)]
+                sys.stderr.write(f"\r{frame} {line}\x1b[K")
+                sys.stderr.flush()
+                self._shown = True
+            elif not on_terminal and silent > self._pause:
+                pause = min(_LONGEST, 2 * self._pause)
+                tell(line)
+                self._pause = pause
+
+    def _erase(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = False
+
+
+_waiting = _Waiting()
+os.register_at_fork(after_in_child=_waiting.reset)
+spoke = _waiting.spoke
+
+
+@contextlib.contextmanager
+def alive(title: str, on_terminal: bool, tell: Callable[[str], None]) -> Iterator[None]:
+    """Show until the block ends that `title` is at work, whenever nothing is said for a while; `tell` prints a line."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(_TICK):
+            _waiting.tick(on_terminal, tell)
+
+    _waiting.begin(title)
+    thread = threading.Thread(target=work, name="extremis-alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        _waiting.begin("")
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Show nothing until the block ends: a bar does."""
+    _waiting.suspend(1)
+    try:
+        yield
+    finally:
+        _waiting.suspend(-1)
+
+
+def doing(text: str) -> None:
+    """Name what is done from now on."""
+    _waiting.begin(text)

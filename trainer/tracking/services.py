@@ -1,0 +1,89 @@
+"""Services that a run's numbers are sent to, each through its own library; one is a file and an entry here."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from schemas.secrets import redact
+from trainer.config.logging import Logging
+
+Say = Callable[[str], None]
+
+# By option of section `logging`: module and class, opened where the option is set.
+_SERVICES = {
+    "tensorboard": "trainer.tracking.tensorboard:TensorBoard",
+    "wandb": "trainer.tracking.weights_and_biases:WeightsAndBiases",
+    "mlflow": "trainer.tracking.ml_flow:MLflow",
+}
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts of a run for services.
+
+    `url`: its place; `folder`: a local one for files, which lasts unless `is_temporary`; `recipe`: its options by
+    section; `say`: for lines on the terminal.
+    """
+
+    url: str
+    folder: Path
+    is_temporary: bool
+    recipe: Mapping[str, Any]
+    say: Say
+
+    @property
+    def title(self) -> str:
+        """Last part of the run's place."""
+        return redact(self.url).rstrip("/").rpartition("/")[2]
+
+
+class Service(Protocol):
+    """A place that numbers are sent to."""
+
+    def start(self, step: int, identity: str | None) -> str | None:
+        """Begin a run, or go on after global `step` with the one of `identity`; return its identity, if it has one.
+
+        Raises InputError where the service cannot be used as it is set up.
+        """
+
+    def record(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Send `numbers_of` a record, without waiting for an answer."""
+
+    def flush(self) -> None:
+        """Write to local files what waits."""
+
+    def close(self, finished: bool) -> None:
+        """Send what waits, and whether the run came to its end."""
+
+
+def open_services(options: Logging, facts: RunFacts) -> dict[str, Service]:
+    """Open the services that `options` name, by their option. Raises InputError where a library is not installed."""
+    services: dict[str, Service] = {}
+    for option, place in _SERVICES.items():
+        value = getattr(options, option)
+        if value:
+            module, _, kind = place.partition(":")
+            services[option] = getattr(importlib.import_module(module), kind)(facts, value)
+    return services
+
+
+def tag(kind: str, name: str) -> str:
+    """Return the name of a number in services, which show those with the same first part together."""
+    if name.startswith("seconds_"):
+        return f"time/{name.removeprefix('seconds_')}"
+    if name.endswith("_lr"):
+        return f"rate/{name.removesuffix('_lr')}"
+    if kind in ("adoption", "epoch") and name.startswith("table_"):
+        return f"table/{name.removeprefix('table_')}"
+    return {"rows_per_second": "throughput/rows_per_second"}.get(name, f"{kind}/{name}")
+
+
+def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a record by their `tag`."""
+    return {
+        tag(kind, name): value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
