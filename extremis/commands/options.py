@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import re
 import traceback
 from collections.abc import Callable
@@ -127,6 +128,13 @@ training_options = combine(
     click.argument("run"),
     set_option,
     click.option(
+        "--from",
+        "--from-run",
+        "from_run",
+        metavar="RUN1",
+        help="Go on from RUN1, a run on an earlier version of DATA: its encoder, and its vectors by label id.",
+    ),
+    click.option(
         "--device", type=_Device(), help="Where to compute. Default: the recipe's, auto, a GPU where there is one."
     ),
     click.option(
@@ -144,9 +152,11 @@ training_options = combine(
 )
 
 
-def with_device(overrides: tuple[str, ...], device: str | None) -> tuple[str, ...]:
-    """Return the changes of a recipe that --set and --device state."""
-    return overrides if device is None else (*overrides, f"train.device={device}")
+def with_device(overrides: tuple[str, ...], device: str | None, from_run: str | None = None) -> tuple[str, ...]:
+    """Return the changes of a recipe that --set, --device and --from state."""
+    more = {"train.device": device, "train.start_from": from_run}
+    stated = (f"{key}={json.dumps(value)}" for key, value in more.items() if value is not None)
+    return (*overrides, *stated)
 
 
 dump_options = combine(  # of a pipeline that makes a table from a dump
