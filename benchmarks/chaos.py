@@ -57,7 +57,7 @@ CHOICES = sets(
     "logging.tensorboard=false",
 )
 TIMED = ("seconds", "rows_per_second")  # begin the names of what a clock measured
-UNEQUAL = ("spent.json",)  # what the miner's work took
+UNEQUAL = ("spent.json", "commands.json")  # what the miner's work took, and what was typed
 OWNED = ("Let it finish", "no sign of life")  # what a second writer says, and one that was replaced
 LEFTOVERS = (".claim", ".staging", ".tmp-", ".parts", ".candidates")
 
