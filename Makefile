@@ -32,7 +32,7 @@ bench: $(VENV)/.bench .venvs/mosaicml/.done  ## every measured claim, one JSON o
 		echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
 
 docs: $(VENV)/.dev  ## the documentation as a site, in build/site
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]' && $(BIN)/python -m mkdocs build -q --strict
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]' && $(BIN)/python -m zensical build --strict --clean
 
 audit: $(VENV)/.dev  ## known vulnerabilities and licences of what is pinned (asks a database over the network)
 	$(BIN)/python -m pip install -q pip-audit pip-licenses
@@ -62,4 +62,4 @@ $(VENV)/.bench: $(VENV)/.dev
 	@touch $@
 
 clean:           ## remove the virtual environment, the demo and caches
-	rm -rf $(VENV) .venvs demo build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venvs demo build *.egg-info .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -30,6 +30,7 @@ from schemas.owners.build import building
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
 from schemas.shard_files.shards import iterate_shard
+from schemas.sizes import require_room
 from schemas.storage import join
 from trainer.device import open_device
 from trainer.inputs import require_inputs
@@ -122,6 +123,8 @@ def embed(
     finished = find_reusable(out, request, remedy)
     if finished is not None:
         return finished
+    width, item = recipe.encoder.dimension + int(has_bias(recipe)), np.dtype(options.dtype).itemsize
+    require_room(out, {"embeddings": source.manifest.rows * width * item}, "Give another OUT, or --dtype float16.")
     with building(out, "embedded", progress) as build:
         finished = find_reusable(out, request, remedy)  # the last owner may have made it
         if finished is not None:

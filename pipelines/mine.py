@@ -62,6 +62,7 @@ def mine(
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
     finished = plan.finished_tables(run)
     index_url = options.keep_index
+    plan.require_room(finished)
     if index_url is not None and find_index(plan, index_url) is not None:
         index_url = None
     if len(finished) == len(plan.sources) and index_url is None:

@@ -19,7 +19,7 @@ from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary, merge_and_write, read_summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.runners.runner import local_workers, make_pipeline, run
-from pipelines.sharding import dataset, identity, make_plan, read, sampling, tokenizer, wordpiece
+from pipelines.sharding import dataset, identity, make_plan, read, sampling, text_length, tokenizer, wordpiece
 from pipelines.sharding.labels import OrderedLabels, order_labels, write_labels
 from pipelines.sharding.make_plan import Basis
 from pipelines.sharding.options import ShardOptions
@@ -27,10 +27,12 @@ from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
 from pipelines.sharding.queries import FREQUENCIES, shard_queries
 from pipelines.sharding.resolve import resolve_labels
 from pipelines.sharding.tokenizer import FrozenTokenizer
+from schemas import storage
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, is_published
 from schemas.owners.build import building
 from schemas.owners.claim import claimed
+from schemas.sizes import require_room
 from schemas.storage import join
 
 __all__ = ["ShardOptions", "shard"]
@@ -55,7 +57,7 @@ def shard(
     form = formats.choose(source, options.format, options.fields)
     inputs = form.find(source)
     make_plan.check(inputs, options)
-    frozen = tokenizer.load_directory(options.tokenizer, options.max_tokens)
+    frozen = tokenizer.load_directory(options.tokenizer, options.max_tokens or text_length.LEAST)
     recorded = options.recorded(f"directory:{frozen.sha256}" if frozen else options.tokenizer)
 
     def find_finished() -> Manifest | None:
@@ -69,6 +71,9 @@ def shard(
     if finished is not None:
         dataset.clean_up(data)
         return finished
+    read_bytes = sum(storage.size(url) for url in identity.files_of(inputs))
+    # The first step writes all that it reads; how densely, and how much of it, is not known before.
+    require_room(data, {"rows": read_bytes // 4}, "Choose another place.")
     with claimed(data, "sharded", say):
         finished = find_finished()  # the last owner may have made it
         if finished is not None:
@@ -121,9 +126,9 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
     filter_pairs = make_plan.stage_filters(inputs, raw, data)
     frozen = _choose_tokenizer(attempt, raw, frozen)
-    facts = {"max_tokens": options.max_tokens, "source": attempt.recorded["tokenizer"]}
-    tokenizer_manifest = dataset.write_tokenizer(data, frozen, facts) if frozen else None
-    basis = Basis(inputs, raw, data, options, frozen.vocabulary if frozen else None)
+    source = {"source": attempt.recorded["tokenizer"]}
+    tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
+    basis = Basis(inputs, raw, data, options, frozen)
     labels = make_plan.plan_labels(basis)
     queries = make_plan.plan_queries(basis, filter_pairs)
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
@@ -148,20 +153,31 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
-    """Return `frozen`, the hub's, or one that learns from a sample of the texts; None where nothing has a text."""
+    """Return `frozen`, the hub's, or one that learns from a sample of the texts; None where nothing has a text.
+
+    Unless the options say so, the texts say where they are cut.
+    """
     options, tables = attempt.options, ("train", LABELS)
     if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
         return None
     attempt.say(f"tokenizer: {options.tokenizer}")
-    if frozen:
+    limit = options.max_tokens or text_length.LEAST
+    if frozen is None and (size := tokenizer.parse_name(options.tokenizer)) is not None:
+        blocks = [block for table in tables for block in raw.blocks_of(table)]
+        rows = sum(raw.count_input(table, "rows") for table in tables)
+        texts = sampling.sample_texts(blocks, rows, options.tokenizer_texts)
+        frozen = tokenizer.freeze(wordpiece.train(lambda: sampling.iterate(texts), size), {}, limit)
+    elif frozen is None:
+        frozen = tokenizer.load_hub(options.tokenizer, limit)
+    if options.max_tokens:
         return frozen
-    size = tokenizer.parse_name(options.tokenizer)
-    if size is None:
-        return tokenizer.load_hub(options.tokenizer, options.max_tokens)
-    blocks = [block for table in tables for block in raw.blocks_of(table)]
-    rows = sum(raw.count_input(table, "rows") for table in tables)
-    texts = sampling.sample_texts(blocks, rows, options.tokenizer_texts)
-    return tokenizer.freeze(wordpiece.train(lambda: sampling.iterate(texts), size), {}, options.max_tokens)
+    samples = (
+        sampling.sample_texts(raw.blocks_of(table), raw.count_input(table, "rows"), text_length.SAMPLED)
+        for table in tables
+    )
+    limit = text_length.choose_length(frozen, samples)
+    attempt.say(f"texts are cut at {limit} tokens")
+    return frozen.cut_at(limit)
 
 
 def _wire(

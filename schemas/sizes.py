@@ -1,7 +1,9 @@
-"""Sizes in bytes, as people write and read them."""
+"""Sizes in bytes, as people write and read them, and whether so many fit on a disk."""
 
 import re
+from collections.abc import Mapping
 
+from schemas import storage
 from schemas.errors import InputError
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -24,3 +26,15 @@ def say_bytes(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1024
     raise AssertionError
+
+
+def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
+    """Refuse to write more than is free where `url` is, or will be: `needs`, the least bytes by what they are.
+
+    Only local disks say what is free. Raises InputError that ends with `remedy`.
+    """
+    free = storage.free_bytes(url)
+    if free is None or sum(needs.values()) <= free:
+        return
+    parts = " and ".join(f"{say_bytes(size)} of {what}" for what, size in needs.items())
+    raise InputError(f"{url}: at least {parts} are written there, and {say_bytes(free)} are free. {remedy}")

@@ -1,4 +1,4 @@
-"""Arrow schemas of the tables (DESIGN section 3).
+"""Arrow schemas of the tables on storage.
 
 Legend of the project: B batch, T tokens, D dimension, P positives, H hard, R random, C candidates, K table width,
 L labels, N queries, G ranks.

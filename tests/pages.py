@@ -16,9 +16,13 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def typed(page: Path) -> list[str]:
-    """Return the lines that a reader of the page types, in order: those after `$ `, without their comments."""
-    lines = (line for body in blocks(page, "console") for line in body.splitlines())
-    return [line[2:].partition("  ")[0] for line in lines if line.startswith("$ ")]
+    """Return the lines that a reader of the page types, in order."""
+    return [line for body in blocks(page, "console") for line in typed_lines(body)]
+
+
+def typed_lines(console: str) -> list[str]:
+    """Return what a reader types of a block of the console: the lines after `$ `, without their comments."""
+    return [line[2:].partition("  ")[0] for line in console.splitlines() if line.startswith("$ ")]
 
 
 def commands(page: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN section 2), over the syntax tree; and what a process does not load."""
+"""Who may import whom, over the syntax tree; and what a process does not load."""
 
 import ast
 import subprocess

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from schemas.manifest import code_version
 from tests.command import ROOT, environment
+from tests.wheel import build_wheel
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +85,8 @@ def test_constraints_pin_each_package_once_for_a_version_of_python(version: str)
 
 
 @pytest.fixture(scope="module")
-def wheel(setup: configparser.ConfigParser, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built in a folder of its own from what an installation needs: no leftovers of an earlier build."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    packages = {name.split(".")[0] for name in setup["options"]["packages"].split()}
-    for name in (*packages, *setup["options"]["package_dir"].split()[2::3]):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, source]
-    subprocess.run(build, check=True, timeout=300)
-    (wheel,) = out.glob("*.whl")
-    return wheel
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
@@ -146,7 +137,7 @@ def test_the_wheel_holds_the_recipes_the_page_the_hints_and_the_example(wheel: P
         ("[pipelines]", ("torch", "transformers"), "pipelines.shard, pipelines.mine"),
         ("[trainer]", ("apache_beam", "plotly"), "trainer.loop, trainer.stream"),
         ("[report]", ("apache_beam",), "extremis.reporting.build, jinja2, plotly"),
-        ("[docs]", ("apache_beam", "torch"), "mkdocs, mkdocstrings"),
+        ("[docs]", ("apache_beam", "torch"), "zensical, mkdocstrings"),
     ],
 )
 def test_a_clean_environment_gets_its_side_alone(

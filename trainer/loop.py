@@ -17,7 +17,7 @@ from trainer.model import require_same_data
 from trainer.progress import EpochReport, Progress
 from trainer.refresh.adoption import Interrupts
 from trainer.refresh.discard import discard_refreshes
-from trainer.setup import Parts, Say, initialise_model, require_room, require_same_recipe, set_up
+from trainer.setup import Parts, Say, initialise_model, require_room_for_run, require_same_recipe, set_up
 from trainer.tracking import Watcher
 
 
@@ -49,7 +49,7 @@ class Trainer:
         if group.decide(lambda: storage.exists(layout.config)):
             raise InputError(f"{run}: there is a run here already. Go on with --resume, or choose another RUN.")
         parts = set_up(DataLayout(data), layout, recipe, say, group, claim or Unclaimed())
-        require_room(parts)
+        require_room_for_run(parts)
         initialise_model(parts)
         parts.tracker.start(0)
         _write_config(parts)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.owners.claim import Claim
-from schemas.sizes import say_bytes
+from schemas.sizes import require_room
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.device import describe_device, open_device
@@ -191,22 +190,20 @@ def open_stream(
     )
 
 
-def require_room(parts: Parts) -> None:
+def require_room_for_run(parts: Parts) -> None:
     """Refuse to start a run whose checkpoints and dumps do not fit where it writes. Raises InputError."""
-    url = parts.run.root
-    free = storage.free_bytes(url) if parts.group.first else None
-    if free is None:
+    if not parts.group.first:
         return
     recipe, vectors = parts.recipe, vector_bytes(parts.recipe, parts.labels)
     checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, DataFacts.of(parts.data)))
     rows = sum(table.rows for table in parts.tables)
     dumps = (vectors + 2 * rows * recipe.encoder.dimension) * len(recipe.table_epochs())
-    if checkpoints + dumps > free:
-        raise InputError(
-            f"{url}: this run writes at least {say_bytes(checkpoints)} of checkpoints ({recipe.checkpoint.keep} are "
-            f"kept while one is written) and {say_bytes(dumps)} of dumps, and {say_bytes(free)} are free there. Choose "
-            "another place, or lower encoder.dimension, checkpoint.keep, or the number of refreshes (refresh.every)."
-        )
+    kept = f"checkpoints ({recipe.checkpoint.keep} are kept while one is written)"
+    require_room(
+        parts.run.root,
+        {kept: checkpoints, "dumps": dumps},
+        "Choose another place, or lower encoder.dimension, checkpoint.keep or the number of refreshes (refresh.every).",
+    )
 
 
 def initialise_model(parts: Parts) -> None:

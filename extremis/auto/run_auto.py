@@ -26,6 +26,7 @@ from trainer.stream import ranks_of_environment
 
 AUTO = "auto"  # the name of the recipe on the command line
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
+_HELD_OUT = 500  # queries that the final run goes without: enough for the weights of scores, and few to lose
 
 
 def run_auto(
@@ -128,7 +129,7 @@ def _resolve(data: str, contender: Contender, rows: int, overrides: Sequence[str
     """Return the contender's recipe for all rows but those held out."""
     changes = [
         *contender.changes,
-        f"data.holdout={holdout_share(rows)}",
+        f"data.holdout={holdout_share(rows, _HELD_OUT)}",
         f"validation.metric={METRIC}",
         "checkpoint.keep=1",
         *overrides,

@@ -110,9 +110,9 @@ class TrialData:
         return measure_baselines(DataLayout(self.data), HOLDOUT, held_out, BASELINE_QUERIES)
 
 
-def holdout_share(rows: int) -> float:
-    """Return the share of `rows` that is held out: QUERIES of them, a twentieth at most."""
-    return float(f"{min(0.05, QUERIES / max(1, rows)):.3g}")  # as it is in recipes, of any number of rows
+def holdout_share(rows: int, queries: int = QUERIES) -> float:
+    """Return the share of `rows` that is held out: `queries` of them, a twentieth at most."""
+    return float(f"{min(0.05, queries / max(1, rows)):.3g}")  # as it is in recipes, of any number of rows
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:

@@ -33,7 +33,9 @@ class _FormOption(click.Option):
 @click.argument("source", metavar="INPUT")
 @click.argument("data")
 @click.option("--tokenizer", default="train:30000", help="train:SIZE, a directory, or a hub name.")
-@click.option("--max-tokens", type=POSITIVE, default=128, help="Tokens kept of a text.")
+@click.option(
+    "--max-tokens", type=POSITIVE, help="Tokens kept of a text. Default: 128, up to 512 where texts are longer."
+)
 @text_option
 @click.option(
     "--propensity",
@@ -58,7 +60,7 @@ class _FormOption(click.Option):
 @click.option(
     "--tokenizer-texts",
     type=POSITIVE,
-    default=1_000_000,
+    default=200_000,
     help="Number of texts that train:SIZE learns from, chosen by the hash of their keys.",
 )
 @click.option("--format", metavar="FORM", cls=_FormOption, help="Form of INPUT. Default: detected.")

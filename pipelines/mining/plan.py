@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from schemas.errors import InputError
 from schemas.layout import shard_name, staging
 from schemas.manifest import Manifest
 from schemas.reuse import Request, find_reusable
-from schemas.sizes import say_bytes
+from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
 from search import index, params
 from search.candidates import MOST_LABELS
@@ -141,6 +141,13 @@ class Plan(Blocks):
             "use_from": inputs.use_from,
             "labels": inputs.labels,
         }
+
+    def require_room(self, finished: Container[str]) -> None:
+        """Refuse tables that do not fit where they are written, but those that are `finished`. Raises InputError."""
+        rows = sum(source.queries.rows for source in self.sources if source.name not in finished)
+        bits = rows * self.columns * math.log2(max(2, self.inputs.labels))
+        remedy = "Remove tables of earlier epochs, mine fewer negatives (--width), or choose another place for RUN."
+        require_room(self.inputs.root, {"tables": int(bits) // 8}, remedy)
 
     def finished_tables(self, run: str) -> dict[str, Manifest]:
         """Return the tables that need not be made, by source.

@@ -84,7 +84,7 @@ def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[s
     folder = DataLayout(data).tokenizer
     storage.write_sealed(tokenizer_url(data), tokenizer.files[FILE])
     entries = [manifests.write_file(folder, name, content) for name, content in sorted(tokenizer.files.items())]
-    facts = {"vocabulary": tokenizer.vocabulary, **parameters}
+    facts = {"vocabulary": tokenizer.vocabulary, "max_tokens": tokenizer.max_tokens, **parameters}
     return Manifest(kind="tokenizer", shards=tuple(entries), parameters=facts)
 
 

@@ -10,6 +10,7 @@ from pipelines.formats.base import LABELS, PAIRS, Inputs
 from pipelines.sharding import filters
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan
+from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -21,13 +22,13 @@ _BYTES_A_TOKEN = 4.5  # of text
 
 
 class Basis(NamedTuple):
-    """Basis of the plans: inputs, the first pipeline's summary, DATA, options, and the tokenizer's vocabulary."""
+    """Basis of the plans: inputs, the first pipeline's summary, DATA, options, and the tokenizer."""
 
     inputs: Inputs
     raw: Summary
     data: str
     options: ShardOptions
-    vocabulary: int | None
+    tokenizer: FrozenTokenizer | None
 
 
 def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
@@ -46,7 +47,7 @@ def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesP
 
 def plan_labels(basis: Basis) -> LabelsPlan:
     """Plan the table of labels."""
-    inputs, raw, data, options, vocabulary = basis
+    inputs, raw, data, options, frozen = basis
     rows = raw.count_input(LABELS, "rows")
     estimate = _estimated_bytes(LABELS, basis, text=True) + 2 * rows
     shards = max(1, -(-int(estimate) // options.shard_bytes))
@@ -56,7 +57,7 @@ def plan_labels(basis: Basis) -> LabelsPlan:
         table=DataLayout(data).labels,
         shards=max(1, shards),
         row_group_rows=options.row_group_rows or assign.default_row_group_rows(rows),
-        vocabulary=vocabulary,
+        vocabulary=frozen.vocabulary if frozen else None,
         tokenizer=tokenizer_url(data),
         features=raw.count_input(LABELS, "with_features") > 0,
         sources=sources_of(inputs, LABELS),
@@ -109,7 +110,7 @@ def sources_of(inputs: Inputs, *tables: str) -> Mapping[int, str]:
 
 
 def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
-    inputs, raw, data, options, vocabulary = basis
+    inputs, raw, data, options, frozen = basis
     pairs = PAIRS + split
     rows = raw.count_input(split, "rows")
     estimate = _estimated_bytes(split, basis, options.keep_text)
@@ -117,7 +118,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
         table=DataLayout(data).queries(split),
         shards=options.shards or assign.default_shards(rows, estimate, options.shard_bytes),
         row_group_rows=options.row_group_rows or assign.default_row_group_rows(rows),
-        vocabulary=vocabulary,
+        vocabulary=frozen.vocabulary if frozen else None,
         tokenizer=tokenizer_url(data),
         features=raw.count_input(split, "with_features") > 0,
         sources=sources_of(inputs, split, pairs),
@@ -137,8 +138,9 @@ def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
     """Estimate what a table takes on storage, with its `text` or without."""
     raw = basis.raw
     text_bytes = raw.count_input(table, "text_bytes")
+    most = raw.count_input(table, "rows") * basis.tokenizer.max_tokens if basis.tokenizer else 0
     units = {
-        "tokens": min(text_bytes / _BYTES_A_TOKEN, raw.count_input(table, "rows") * basis.options.max_tokens),
+        "tokens": min(text_bytes / _BYTES_A_TOKEN, most),
         "key": raw.count_input(table, "key_bytes"),
         "mentions": raw.count_input(table, "mentions") + raw.count_input(PAIRS + table, "rows"),
         "features": raw.count_input(table, "features"),

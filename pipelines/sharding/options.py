@@ -16,7 +16,7 @@ class ShardOptions(Options):
     """Options of `extremis shard`."""
 
     tokenizer: str = Field(default="train:30000", description="train:SIZE, a local directory, or a hub name")
-    max_tokens: int = Field(default=128, ge=1, description="tokens of a text, at most")
+    max_tokens: int | None = Field(default=None, ge=1, description="tokens of a text, at most; None: from the texts")
     text: Text = Field(default="title+content", description="parts of a record that make its text")
     shards: int | None = Field(default=None, ge=1, description="shards of each split; None: from `shard_bytes`")
     shard_bytes: int = Field(default=128 << 20, ge=1, description="about so many bytes a shard, by an estimate")
@@ -30,7 +30,7 @@ class ShardOptions(Options):
     max_reject_share: float = Field(
         default=0.001, ge=0, le=1, description="of a table's rows, and of its label mentions; none of XC's labels"
     )
-    tokenizer_texts: int = Field(default=1_000_000, ge=1, description="texts that train:SIZE learns from, by key")
+    tokenizer_texts: int = Field(default=200_000, ge=1, description="texts that train:SIZE learns from, by key")
     format: str | None = Field(default=None, description="the input form; None: recognised")
     fields: str | None = Field(default=None, description="names of fields in data with string keys: key=id,text=query")
     sink: Sink = Field(default="parquet", description="files of the queries")

@@ -27,15 +27,30 @@ SPECIAL = {
 
 @dataclass(frozen=True)
 class FrozenTokenizer:
-    """Files of the tokenizer by name, and its vocabulary: token ids are in [0, vocabulary)."""
+    """Files of the tokenizer by name, and its vocabulary: token ids are in [0, vocabulary).
+
+    It cuts texts at `max_tokens`. `kept`: those of the files that were taken as they are.
+    """
 
     files: Mapping[str, bytes]
     vocabulary: int
+    max_tokens: int
+    kept: Mapping[str, bytes]
 
     @property
     def sha256(self) -> str:
         """Digest of the file that decides the tokens."""
         return storage.sha256(self.files[FILE])
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that the model behind it reads at most, where its files say."""
+        limit = json.loads(self.files[CONFIG]).get("model_max_length") if CONFIG in self.kept else None
+        return limit if isinstance(limit, int) and limit > 0 else None
+
+    def cut_at(self, max_tokens: int) -> "FrozenTokenizer":
+        """Return the same tokenizer that cuts texts at another length."""
+        return freeze(Tokenizer.from_str(self.files[FILE].decode()), self.kept, max_tokens)
 
 
 def parse_name(name: str) -> int | None:
@@ -96,7 +111,7 @@ def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -
         FILE: json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, indent=1).encode(),
         CONFIG: (json.dumps(config, indent=1) + "\n").encode(),
     }
-    return FrozenTokenizer({**files, **others}, max(vocabulary.values()) + 1)
+    return FrozenTokenizer({**files, **others}, max(vocabulary.values()) + 1, max_tokens, others)
 
 
 def open_tokenizer(data: bytes, place: str) -> Tokenizer:

@@ -123,7 +123,7 @@ def race(kind: str, world: World, folder: Path, choices: tuple[int, int], apart:
     return statuses
 
 
-@pytest.mark.parametrize("kind", ["shard", "embed", "train", "export"])
+@pytest.mark.parametrize("kind", ["shard", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_of_two_writers_one_has_it(world: World, tmp_path: Path, kind: str) -> None:
     race(kind, world, tmp_path, (0, 1), 0.0)
 

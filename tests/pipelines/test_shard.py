@@ -165,7 +165,7 @@ def test_a_finished_data_set_is_kept_and_another_is_refused(tiny: Path, tmp_path
     assert shard(str(tiny), data, OPTIONS, progress=said.append) == made
     assert "nothing to do" in said[-1]
     assert before == {path: path.stat().st_mtime_ns for path in Path(data).rglob("*")}
-    with pytest.raises(InputError, match=r"options\.max_tokens was 128, now it is 9\)\. .*--overwrite"):
+    with pytest.raises(InputError, match=r"options\.max_tokens was not set, now it is 9\)\. .*--overwrite"):
         shard(str(tiny), data, ShardOptions(tokenizer="train:300", max_tokens=9))
     write_tiny(tiny, rows=31)
     with pytest.raises(InputError, match=r"input\.test was tst.json.gz|input\.train was trn\.json\.gz \(\d+ bytes"):

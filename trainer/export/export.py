@@ -20,6 +20,7 @@ from schemas.owners.build import building
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_column, writing_shard
 from schemas.shard_files.shards import iterate, iterate_shard
+from schemas.sizes import require_room
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
@@ -122,6 +123,9 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
 
     finished = find_finished()
     if finished is None:
+        width, item = recipe.encoder.dimension + int(has_bias(recipe)), DTYPES[options.dtype].itemsize
+        vectors = open_manifest(layout.labels, "labels").rows * width * item
+        require_room(out, {"vectors": vectors}, "Give another OUT, or --dtype float16.")
         with building(out, "exported", say) as build:
             finished = find_finished()  # the last owner may have made it
             if finished is None:

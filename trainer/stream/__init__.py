@@ -1,4 +1,4 @@
-"""Joined stream of training batches (DESIGN section 5)."""
+"""Joined stream of training batches."""
 
 from trainer.stream.batch import Batch
 from trainer.stream.dataset import JoinedStream, StreamOptions

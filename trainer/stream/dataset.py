@@ -60,7 +60,7 @@ class StreamOptions:
 
 
 class JoinedStream(IterableDataset):
-    """Batches of one rank, in the order of DESIGN section 5, with the current negatives joined.
+    """Batches of one rank, in the order that docs/stream.md describes, with the current negatives joined.
 
     `sources`: tables dealt as one, each as often as its weight says. `labels`: L. `options` are those of
     `StreamOptions`. Iterating yields the rest of the current epoch as `Batch`es; call `set_epoch` for the next.

@@ -1,4 +1,4 @@
-"""Order of rows: pure arithmetic on row-group sizes, without any file (DESIGN section 5).
+"""Order of rows: pure arithmetic on row-group sizes, without any file.
 
 Row groups (all of them once, or as `mixing` weighs their sources) are permuted by (seed, epoch). The permuted sequence
 of N rows is cut into S equal ranges, the canonical streams. Each stream permutes rows inside windows of a few row

@@ -79,7 +79,8 @@ def test_types_are_those_of_the_command_line(name: str) -> None:
 
 def test_help_lists_the_options_with_their_meaning() -> None:
     text = inspect.getdoc(extremis.shard) or ""
-    assert "max_tokens: Tokens kept of a text (default: 128)" in text
+    assert "max_reject_share: Share of a table" in text
+    assert "(default: 0.001)" in text
     assert "progress: " in text
 
 
