@@ -92,7 +92,7 @@ def merge_jars(jars: Iterable[Path], out: Path, main: str) -> None:
     """Write one jar that `java -jar` runs: the first of files of one name, the lines of all registers of services."""
     seen = {"META-INF/MANIFEST.MF"}
     services: dict[str, list[str]] = {}
-    with zipfile.ZipFile(out, "w") as merged:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as merged:
         merged.writestr(
             "META-INF/MANIFEST.MF", f"Manifest-Version: 1.0\r\nMain-Class: {main}\r\nMulti-Release: true\r\n\r\n"
         )

@@ -63,8 +63,8 @@ def test_a_worker_that_ends_before_it_answers(flink: Cluster, raw: Path, tmp_pat
 
 def test_a_worker_that_never_comes(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     program = write_worker(tmp_path / "asleep", ROOT, "exec sleep 60")
-    options = ("--start-timeout", "15", "--", *process(flink, program))
-    done = extremis("shard", raw, tmp_path / "data", *SMALL, *options, check=False)
+    flags = [*process(flink, program), "--start_timeout=15"]
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
     refused(done, "no worker answered within 15 s", str(program), "--start-timeout", status=1)
 
 
@@ -76,7 +76,7 @@ def test_no_job_server(raw: Path, tmp_path: Path) -> None:
 
 
 def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
-    flags = [*loopback(flink), "--parallelism=7"]
+    flags = [*loopback(flink), "--parallelism=7"]  # the last word counts
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
     refused(done, "no free slot", "--parallelism", status=1)
 

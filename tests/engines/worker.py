@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tests.engines.clusters import WORKERS, Cluster
 
+_COMMON = (f"--parallelism={WORKERS}", "--start_timeout=240")  # machines of tests are shared, and slow at times
+
 
 def write_worker(path: Path, checkout: Path, before: str = "") -> Path:
     """Write a program that starts workers of `checkout`; `before` are lines of shell ahead of it."""
@@ -23,7 +25,7 @@ def write_worker(path: Path, checkout: Path, before: str = "") -> Path:
 
 def loopback(cluster: Cluster) -> list[str]:
     """Return Beam options: the launching process is the worker."""
-    return [*cluster.endpoints, "--environment_type=LOOPBACK", f"--parallelism={WORKERS}"]
+    return [*cluster.endpoints, "--environment_type=LOOPBACK", *_COMMON]
 
 
 def process(cluster: Cluster, program: Path | str) -> list[str]:
@@ -38,4 +40,4 @@ def external(cluster: Cluster, port: int) -> list[str]:
 
 def _environment(cluster: Cluster, kind: str, config: str) -> list[str]:
     options: Sequence[str] = (f"--environment_type={kind}", f"--environment_config={config}")
-    return [*cluster.endpoints, *options, f"--parallelism={WORKERS}"]
+    return [*cluster.endpoints, *options, *_COMMON]

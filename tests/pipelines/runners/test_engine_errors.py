@@ -38,6 +38,7 @@ DIRECT = (
         ),
         ("java.io.FileNotFoundException: /tmp/beam-artifact-staging/1 (x)", ("artifacts", "--artifacts-dir")),
         ("TaskManager with id 10.0.0.1:4-a is no longer reachable.", ("lost the TaskManager 10.0.0.1:4-a", "restart")),
+        ("java.io.IOException: Multiplexer hanging up", ("worker process ended", "restart-strategy")),
         ("ExecutorLostFailure (executor 1 exited caused by", ("lost executor 1", "spark.executor.memory")),
     ],
 )
