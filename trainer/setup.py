@@ -81,6 +81,11 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     facts = DataFacts.of(data)
     rows = recipe.data
     tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
+    if (rows.parts or rows.half_life) and recipe.table_epochs():
+        raise InputError(
+            "data.parts and data.half_life: tables of negatives and clusters are of all parts. Take negatives from the "
+            "trainer's own index (refresh.source = 'in-trainer'), or at random (negatives.hard = 0)."
+        )
     tables = in_window(tables, rows.parts, rows.half_life)
     require_streamable(recipe, tables, data.root, group)
     validator = Validator(recipe.validation, recipe.data, data, group)
