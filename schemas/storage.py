@@ -157,7 +157,18 @@ def read_range(
 
 def write_sealed(url: str, data: bytes, durable: bool = False) -> None:
     """Publish `data` behind a line with its CRC-32, for `read_sealed`. Raises StorageError."""
-    write_bytes(url, b"%08x\n%b" % (crc32(data), data), durable)
+    write_bytes(url, seal(data), durable)
+
+
+def seal(data: bytes) -> bytes:
+    """Return `data` behind a line with its CRC-32."""
+    return b"%08x\n%b" % (crc32(data), data)
+
+
+def unseal(sealed: bytes) -> bytes | None:
+    """Return what `seal` was given; None where it does not match its checksum."""
+    line, _, data = sealed.partition(b"\n")
+    return bytes(data) if line == b"%08x" % crc32(data) else None
 
 
 def read_sealed(url: str, remedy: str | None = None) -> bytes:
@@ -168,10 +179,10 @@ def read_sealed(url: str, remedy: str | None = None) -> bytes:
     fs, path = filesystem(url)
 
     def read() -> bytes:
-        seal, _, data = _bounded(fs, "cat_file", path, seconds=FILE_SECONDS).partition(b"\n")
-        if seal != b"%08x" % crc32(data):
+        data = unseal(_bounded(fs, "cat_file", path, seconds=FILE_SECONDS))
+        if data is None:
             raise _DamagedError("the file is damaged: it does not match its checksum")
-        return bytes(data)
+        return data
 
     try:
         return _attempt(read, "read", url)

@@ -145,7 +145,7 @@ class Claim:
             return
         second = _clock()
         self._beats += 1
-        beat = json.dumps({"beat": self._beats}).encode()
+        beat = storage.seal(json.dumps({"beat": self._beats}).encode())
         if second - self._confirmed < _FRESH * LEASE_SECONDS:
             storage.write_bytes(_beat_of(self.root, self.owner), beat, durable=False)
             self._confirmed = second
@@ -203,7 +203,7 @@ _HELD: dict[tuple[int, str], Claim] = {}  # of this process, by thread and root
 
 def _acquire(root: str, owner: Owner, say: Say) -> Claim:
     """Claim `root`. Raises ClaimedError, StorageError."""
-    body = json.dumps(asdict(owner)).encode()
+    body = storage.seal(json.dumps(asdict(owner)).encode())
     while True:
         claim, chain = Claim(root, owner), _chain(root)
         last, beat = (chain[-1], _read(_beat_of(root, chain[-1]))) if chain else (None, None)
@@ -276,10 +276,13 @@ def _beat_of(root: str, owner: Owner) -> str:
 
 
 def _read(place: str) -> bytes | None:
+    """Return the content of a claim or a beat, or what is there in its place; None where nothing is."""
     try:
-        return storage.read_bytes(place)
+        sealed = storage.read_matching(lambda: storage.read_bytes(place), lambda data: storage.unseal(data) is not None)
     except FileNotFoundError:
         return None
+    content = storage.unseal(sealed)
+    return sealed if content is None else content
 
 
 def _clock() -> float:

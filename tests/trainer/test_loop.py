@@ -122,6 +122,30 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     assert [r["loss"] for r in read_metrics(resumed) if r["kind"] == "train"] == losses
 
 
+def test_a_crash_between_a_dump_and_the_end_of_its_parts_leaves_none(
+    data: SmallData, straight: tuple[RunLayout, list[float]], runs: Iterator[RunLayout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, losses = straight
+    run = next(runs)
+
+    def crash(url: str, recursive: bool = False) -> None:
+        if url == run.parts(0):
+            raise Killed
+        remove(url, recursive)
+
+    remove = storage.remove
+    trainer = Trainer.start(data.layout.root, run.root, recipe(), silent)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "remove", crash)
+        with pytest.raises(Killed):
+            train(trainer)
+    assert storage.list_names(run.parts(0))
+    rest = train(Trainer.resume(data.layout.root, run.root, recipe(), silent))
+    assert rest == losses[-len(rest) :]
+    assert outcome(run) == outcome(whole)
+    assert not storage.list_names(run.parts(0))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_narrow_vectors_in_a_file_are_resumed_to_the_same_bits(
     dtype: str, data: SmallData, runs: Iterator[RunLayout], tmp_path: Path

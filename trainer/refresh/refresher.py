@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from schemas import storage
 from schemas.layout import CLUSTERS, RunLayout
 from schemas.owners.claim import Claim
 from trainer.config import LEAD, Recipe
@@ -49,6 +50,9 @@ class Refresher:
             return None
         for_clusters = tables[0].name if self.recipe.clusters else None
         if self.group.decide(lambda: dump_is_published(self.run, epoch, for_clusters)):
+            if self.group.first:  # a crash may have come between a dump and the end of its parts
+                self.claim.require()
+                storage.remove(self.run.parts(epoch), recursive=True)
             return None
         collector = EmbeddingCollector(self.run, epoch, tables, columns, self.group, self.claim)
         if step:

@@ -131,6 +131,25 @@ def test_one_on_another_machine_is_watched(tmp_path: Path, beating: bool) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_claim_that_is_damaged_on_its_way_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or its owner would be taken for another process, which nobody knows to be gone."""
+    read, reads = storage.read_bytes, 0
+
+    def flip(url: str) -> bytes:
+        nonlocal reads
+        content, reads = bytearray(read(url)), reads + 1
+        if reads % 2:
+            content[len(content) // 2] ^= 8
+        return bytes(content)
+
+    monkeypatch.setattr(storage, "read_bytes", flip)
+    began = time.monotonic()
+    with claimed(str(tmp_path), "mined") as held:
+        assert claim._chain(str(tmp_path)) == [held.owner]
+    assert reads >= 2
+    assert time.monotonic() - began < claim.LEASE_SECONDS
+
+
 @pytest.mark.parametrize("time_zone_of_the_dead", ["1999-01-01 00:00:00 UTC", "2999-01-01 00:00:00 UTC"])
 def test_clocks_of_others_do_not_matter(
     tmp_path: Path, time_zone_of_the_dead: str, monkeypatch: pytest.MonkeyPatch
