@@ -34,6 +34,7 @@ from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
 from trainer.step import Clock, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
+from trainer.stream.window_of_parts import in_window
 from trainer.tracking import NoTracker, Tracker
 
 Say = Callable[[str], None]
@@ -80,6 +81,12 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     facts = DataFacts.of(data)
     rows = recipe.data
     tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
+    if (rows.parts or rows.half_life) and recipe.table_epochs():
+        raise InputError(
+            "data.parts and data.half_life: tables of negatives and clusters are of all parts. Take negatives from the "
+            "trainer's own index (refresh.source = 'in-trainer'), or at random (negatives.hard = 0)."
+        )
+    tables = in_window(tables, rows.parts, rows.half_life)
     require_streamable(recipe, tables, data.root, group)
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
