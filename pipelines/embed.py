@@ -17,14 +17,15 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipelines.common.progress import Progress
+from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
-from pipelines.runners.runner import local_workers, make_pipeline
+from pipelines.runners.check import check_workers
+from pipelines.runners.runner import for_workers, local_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
 from schemas import tables
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
-from schemas.manifest import Manifest, columns_of
+from schemas.manifest import Manifest, columns_of, shard_url
 from schemas.options import Options
 from schemas.owners.build import building
 from schemas.reuse import Request, find_reusable
@@ -105,12 +106,13 @@ def embed(
     (no such split, run or checkpoint; OUT holds something else; a value too large for the dtype), TableError,
     StorageError.
     """
+    data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
     if not beam_options:  # workers elsewhere may have what this machine has not
         open_device(device)
     labels = options.what == "labels"
     source = Table.open(layout.labels, "labels") if labels else open_queries(layout, options.split)
-    files = [join(source.url, shard.path) for shard in source.manifest.shards]
+    files = [shard_url(source.url, shard) for shard in source.manifest.shards]
     pipeline = make_pipeline(local_workers(beam_options, [*files, out]))
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     require_inputs(source.url, source.manifest, recipe.encoder.inputs)
@@ -130,6 +132,7 @@ def embed(
         if finished is not None:
             return finished
         plan = Plan(data, run, checkpoint.step, checkpoint.manifest.digest, source, build.url, options, device)
+        check_workers(beam_options, files[:1], build.url, progress or silent)
         shards = pipeline | "Shards" >> beam.Create(range(len(source.manifest.shards)))
         merge_and_write(shards | "Embed shards" >> beam.Map(embed_shard, plan), plan.summary)
         run_pipeline(pipeline)
@@ -142,7 +145,7 @@ def embed_shard(shard: int, plan: Plan) -> Summary:
     model = shared_model(plan)
     schema = plan.schema(model.width)
     groups = iterate_shard(plan.source.url, source.shards[shard], [plan.id_column, *model.columns])
-    file = writing_shard(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1)
+    file = writing_shard(plan.out, shard, len(source.shards), schema, source.group_rows(shard))
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:
         for group in groups:

@@ -41,6 +41,11 @@ def numbered(root: str) -> list[int]:
     return sorted(number for number in numbers if number is not None)
 
 
+def parts_prefix(part: str) -> str:
+    """Return the path, below a version, of the tables of the part that it adds."""
+    return f"parts/{folder(part)}"
+
+
 def folder(name: str) -> str:
     """Return `name`, which may come from a manifest, as one folder. Raises InputError where it would lead elsewhere."""
     if not name or name.startswith(".") or set(name) & set("/\\:"):

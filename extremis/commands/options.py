@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import re
 import traceback
 from collections.abc import Callable
@@ -26,9 +27,9 @@ class _Device(click.ParamType):
         return value
 
 
+_START_TIMEOUT = "extremis.start_timeout"
 POSITIVE, NOT_NEGATIVE = click.IntRange(1), click.IntRange(0)
 
-beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 step_option = click.option("--step", type=NOT_NEGATIVE, help="Step of the checkpoint. Default: the newest.")
 device_option = click.option(
     "--device", type=_Device(), default="auto", help="Where to compute. Default: auto, a GPU where there is one."
@@ -98,11 +99,41 @@ def output_options(command: Callable[..., Any]) -> Callable[..., None]:
     return with_output
 
 
+def _keep_timeout(context: click.Context, option: click.Parameter, seconds: float | None) -> None:
+    context.meta[_START_TIMEOUT] = seconds
+
+
+def _with_timeout(context: click.Context, argument: click.Parameter, beam_options: tuple[str, ...]) -> tuple[str, ...]:
+    """Pass --start-timeout on among the Beam options: wherever these go, the check of their workers goes, too."""
+    seconds = context.meta.get(_START_TIMEOUT)
+    return beam_options if seconds is None else (*beam_options, f"--start_timeout={seconds:g}")
+
+
+beam_tail = combine(
+    click.option(
+        "--start-timeout",
+        type=click.FloatRange(min=0),
+        is_eager=True,
+        expose_value=False,
+        callback=_keep_timeout,
+        help="Seconds for the workers of Flink or Spark to answer before the start. Default: 60. 0: do not ask them.",
+    ),
+    click.argument("beam_options", nargs=-1, type=click.UNPROCESSED, callback=_with_timeout),
+)
+
+
 training_options = combine(
     click.argument("recipe", shell_complete=_complete_recipe),
     click.argument("data"),
     click.argument("run"),
     set_option,
+    click.option(
+        "--from",
+        "--from-run",
+        "from_run",
+        metavar="RUN1",
+        help="Go on from RUN1, a run on an earlier version of DATA: its encoder, and its vectors by label id.",
+    ),
     click.option(
         "--device", type=_Device(), help="Where to compute. Default: the recipe's, auto, a GPU where there is one."
     ),
@@ -121,9 +152,11 @@ training_options = combine(
 )
 
 
-def with_device(overrides: tuple[str, ...], device: str | None) -> tuple[str, ...]:
-    """Return the changes of a recipe that --set and --device state."""
-    return overrides if device is None else (*overrides, f"train.device={device}")
+def with_device(overrides: tuple[str, ...], device: str | None, from_run: str | None = None) -> tuple[str, ...]:
+    """Return the changes of a recipe that --set, --device and --from state."""
+    more = {"train.device": device, "train.start_from": from_run}
+    stated = (f"{key}={json.dumps(value)}" for key, value in more.items() if value is not None)
+    return (*overrides, *stated)
 
 
 dump_options = combine(  # of a pipeline that makes a table from a dump
