@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 _MEBIBYTE = 1 << 20
-_SPARE = 1.25  # of what a setting has to hold
+_SPARE = 2  # times what was lacking first: the tasks behind it have taken none yet
 
 _CAUSE = re.compile(r"^\s*(?:Caused by: )?((?:[\w$]+\.)+[\w$]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
 _CAUSED_BY = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
@@ -19,7 +19,7 @@ def _network_buffers(match: re.Match[str], text: str) -> str:
     required, available = int(match[1].replace(",", "")), int(match[2].replace(",", ""))
     total = re.search(r"currently set to ([\d,]+) of ([\d,]+) bytes", text)
     number, size = (int(each.replace(",", "")) for each in total.groups()) if total else (available, 32768)
-    mebibytes = -(-int((number + required - available) * size * _SPARE) // _MEBIBYTE)
+    mebibytes = -(-(number + required - available) * size * _SPARE // _MEBIBYTE)
     return (
         f"Flink has too few network buffers: a task needs {required:,}, {available:,} are free. On each TaskManager "
         f"set taskmanager.memory.network.min and .max to {mebibytes}mb or more, or give it one slot, or lower "

@@ -25,9 +25,11 @@ jobmanager.bind-host: localhost
 jobmanager.memory.process.size: 1024m
 taskmanager.bind-host: localhost
 taskmanager.host: localhost
-taskmanager.numberOfTaskSlots: {slots}
+taskmanager.numberOfTaskSlots: 1
 taskmanager.memory.process.size: {memory}m
 taskmanager.memory.managed.fraction: 0.2
+taskmanager.memory.network.min: {network}m
+taskmanager.memory.network.max: {network}m
 parallelism.default: 1
 rest.address: localhost
 rest.bind-address: localhost
@@ -65,15 +67,12 @@ class Cluster:
 
 
 @contextmanager
-def flink(
-    folder: Path, slots: int = 1, memory: int = 1280, managers: int = WORKERS, **more: object
-) -> Iterator[Cluster]:
-    """Start a JobManager, TaskManagers of `memory` MiB, and the job server. `more`: lines of its configuration."""
+def flink(folder: Path, memory: int = 1536, network: int = 256) -> Iterator[Cluster]:
+    """Start a JobManager, TaskManagers of one slot and `memory` MiB (`network` of them buffers), and the job server."""
     rpc, rest, jobs, artifacts = _free_ports(4)
     conf = folder / "conf"
     conf.mkdir(parents=True)
-    lines = "".join(f"{name.replace('__', '-').replace('_', '.')}: {value}\n" for name, value in more.items())
-    (conf / "config.yaml").write_text(_FLINK_CONFIG.format(rpc=rpc, rest=rest, slots=slots, memory=memory) + lines)
+    (conf / "config.yaml").write_text(_FLINK_CONFIG.format(rpc=rpc, rest=rest, memory=memory, network=network))
     (conf / "log4j.properties").write_text(_LOG)
     classpath = f"{FLINK.folder / 'lib'}/*"
     base = [*_JAVA, f"-Dlog4j.configurationFile=file:{conf}/log4j.properties", *_open(_FLINK_OPENS), "-cp", classpath]
@@ -84,11 +83,11 @@ def flink(
         start = _starter(stack, cluster)
         job_manager = [*base, "-Xmx400m", f"org.apache.flink.{entry}", "--configDir", str(conf)]
         start("jobmanager", [*job_manager, "--executionMode", "cluster"])
-        for number in range(managers):
+        for number in range(WORKERS):
             own = [*base, *sizes[0], f"org.apache.flink.{manager}", "--configDir", str(conf), *sizes[1]]
             start(f"taskmanager-{number}", own)
         start("job-server", _job_server(FLINK, jobs, artifacts, folder, ["--flink-master", f"localhost:{rest}"]))
-        _wait(cluster, lambda: _task_managers(rest) == managers and _listens(jobs))
+        _wait(cluster, lambda: _task_managers(rest) == WORKERS and _listens(jobs))
         yield cluster
 
 
