@@ -2,10 +2,6 @@
 #   docker build --target pipelines -t extremis-pipelines .     (Beam workers: no torch)
 #   docker build --target trainer   -t extremis-trainer .       (training: no Beam)
 ARG PYTHON=3.11
-ARG BEAM=2.77.0
-
-# The boot program that Beam's portable runners start a worker with, from Beam's image of the same version.
-FROM apache/beam_python${PYTHON}_sdk:${BEAM} AS beam
 
 FROM python:${PYTHON}-slim AS base
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -25,11 +21,9 @@ COPY examples/tate examples/tate
 FROM base AS pipelines
 ARG EXTRAS=pipelines,s3
 RUN pip install -c constraints.txt ".[${EXTRAS}]"
-COPY --from=beam /opt/apache/beam /opt/apache/beam
-# Without it boot makes a virtual environment below /opt at each start, which only root could.
-ENV RUN_PYTHON_SDK_IN_DEFAULT_ENVIRONMENT=1
 USER extremis
-ENTRYPOINT ["/opt/apache/beam/boot"]
+# The boot program that a runner starts a worker with.
+ENTRYPOINT ["extremis-worker"]
 
 FROM base AS trainer
 RUN pip install -c constraints.txt '.[trainer,s3]'

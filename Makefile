@@ -7,7 +7,7 @@ DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
 PINNED := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types bench docs audit clean
+.PHONY: help demo test test-all engines lint types bench docs audit clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/\t/' | expand -t 12
@@ -16,10 +16,13 @@ demo: $(VENV)/.demo  ## the whole loop on real data: shard, train, mine, join, e
 	$(BIN)/extremis demo demo $(DEMO)
 
 test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not engine"
 
-test-all: $(VENV)/.dev  ## every test, the slow ones too
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+test-all: $(VENV)/.dev  ## every test, the slow ones too; engines have a target of their own
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not engine"
+
+engines: $(VENV)/.dev  ## pipelines on real Flink and Spark clusters of this machine (Java 17, Maven; downloads 600 MB once)
+	$(BIN)/python -m pytest -m engine -rs tests/engines
 
 lint: $(VENV)/.dev  ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

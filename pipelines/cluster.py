@@ -6,6 +6,7 @@
 The table is one of queries like any other: the stream reads it in turn, and its rows tell where clusters are.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,13 +20,15 @@ from pipelines.common.exchange import Exchange, choose
 from pipelines.common.progress import Progress, say_use, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
 from pipelines.common.watch import watch_dumps
-from pipelines.runners.runner import make_pipeline
+from pipelines.runners.check import check_workers
+from pipelines.runners.runner import for_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
-from schemas.layout import CLUSTERS, staging
+from schemas.layout import CLUSTERS, MANIFEST, staging
 from schemas.manifest import Manifest, columns_of
 from schemas.owners.build import Build, building
 from schemas.reuse import find_made_from
 from schemas.shard_files.shards import open_shard
+from schemas.storage import join
 
 __all__ = ["ClusterOptions", "cluster", "watch"]
 
@@ -44,7 +47,8 @@ def cluster(
     `progress` gets a line a step. Raises InputError (no dump, wrong options, a table made with other options, one in
     use), TableError (a dump that is unfinished, damaged, or of other data), StorageError.
     """
-    say, options = progress or silent, options or ClusterOptions()
+    say, place = progress or silent, functools.partial(for_workers, beam_options)
+    data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
     inputs = open_clustering(data, run, epoch, options.queries, options.for_epoch, options.out)
     plan = make_plan(inputs, options)
     finished = plan.finished_table(options, run)
@@ -81,6 +85,7 @@ def watch(
 def _make(plan: Plan, build: Build, beam_options: Sequence[str], say: Progress) -> Manifest:
     name = plan.inputs.name
     plan = replace(plan, inputs=replace(plan.inputs, out=build.url))
+    check_workers(beam_options, [join(plan.inputs.source.queries_url, MANIFEST)], build.url, say)
     settled = _settle(plan, _count(plan, beam_options))
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
     layout = settled.layout

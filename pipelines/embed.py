@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipelines.common.progress import Progress
+from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
-from pipelines.runners.runner import local_workers, make_pipeline
+from pipelines.runners.check import check_workers
+from pipelines.runners.runner import for_workers, local_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
 from schemas import tables
 from schemas.errors import InputError
@@ -105,6 +106,7 @@ def embed(
     (no such split, run or checkpoint; OUT holds something else; a value too large for the dtype), TableError,
     StorageError.
     """
+    data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
     if not beam_options:  # workers elsewhere may have what this machine has not
         open_device(device)
@@ -130,6 +132,7 @@ def embed(
         if finished is not None:
             return finished
         plan = Plan(data, run, checkpoint.step, checkpoint.manifest.digest, source, build.url, options, device)
+        check_workers(beam_options, files[:1], build.url, progress or silent)
         shards = pipeline | "Shards" >> beam.Create(range(len(source.manifest.shards)))
         merge_and_write(shards | "Embed shards" >> beam.Map(embed_shard, plan), plan.summary)
         run_pipeline(pipeline)

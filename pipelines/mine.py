@@ -6,6 +6,7 @@ ASTRA's Algorithm 1 (papers: section 3.1), beside the training: `watch` mines ea
 """
 
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -24,9 +25,11 @@ from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
 from pipelines.mining.profile import Profile, release
-from pipelines.runners.runner import make_pipeline
+from pipelines.runners.check import check_workers
+from pipelines.runners.runner import for_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
 from schemas import storage
+from schemas.layout import MANIFEST
 from schemas.manifest import Manifest, Shard, columns_of
 from schemas.owners.build import Build, building
 from schemas.reuse import find_made_from
@@ -56,7 +59,8 @@ def mine(
     does not fit into the memory, a table made with other options), TableError (a dump that is unfinished, damaged, or
     of other data), StorageError.
     """
-    say, options = progress or silent, options or MineOptions()
+    say, place = progress or silent, functools.partial(for_workers, beam_options)
+    data, run, options = place(data), place(run), (options or MineOptions()).for_workers(place)
     inputs = open_inputs(data, run, epoch, options)
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
@@ -114,6 +118,8 @@ def _make(
     inputs = plan.inputs
     for line in plan.describe():
         say(line)
+    reads = [join(inputs.vectors_url, MANIFEST), *(join(source.queries_url, MANIFEST) for source in plan.sources)]
+    check_workers(beam_options, reads, build.url, say)
     pipeline = make_pipeline(beam_options)
     _wire(pipeline, plan, index.url if index is not None else None)
     run_pipeline(pipeline)

@@ -20,7 +20,8 @@ from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary, merge_and_write, read_summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
-from pipelines.runners.runner import local_workers, make_pipeline, run
+from pipelines.runners.check import check_workers
+from pipelines.runners.runner import for_workers, local_workers, make_pipeline, run
 from pipelines.sharding import dataset, identity, make_plan, read, sampling, text_length, tokenizer, wordpiece
 from pipelines.sharding.labels import OrderedLabels, order_labels, write_labels
 from pipelines.sharding.make_plan import Basis
@@ -64,6 +65,7 @@ def shard(
     """
     say = progress or silent
     make_pipeline(beam_options)  # refuses wrong options before anything is read
+    source, data = for_workers(beam_options, source), for_workers(beam_options, data)
     form = formats.choose(source, options.format, options.fields)
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)
@@ -96,6 +98,7 @@ def shard(
             return finished
         dataset.begin(data)
         with building(data, "sharded") as build:
+            check_workers(beam_options, identity.files_of(inputs)[:1], DataLayout(build.url).staging, say)
             flags = local_workers(beam_options, [*identity.files_of(inputs), data, *([base.url] if base else ())])
             attempt = Attempt(source, data, build.url, form, inputs, options, recorded, flags, say, base)
             manifest = dataset.place(build, _make(attempt, frozen))

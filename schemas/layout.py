@@ -3,12 +3,12 @@
 import re
 from dataclasses import dataclass
 
+from schemas import LABEL_TEXTS as LABEL_TEXTS
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
 MANIFEST = "manifest.json"
-LABEL_TEXTS = "labels"  # the source of label texts; in a mix, too
 # Parameter of a queries table in cluster order, and folder of such tables in a run.
 CLUSTERS = "clusters"
 _NUMBERED = re.compile(r"(epoch|step)-(\d+)")

@@ -28,6 +28,7 @@ class Beam(Common, total=False):
     """`beam_options`: what the command line has behind `--`."""
 
     beam_options: Sequence[str]
+    start_timeout: float
 
 
 class Shard(Beam, total=False):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from extremis.console import at_work, output, print_json
 from schemas.errors import ExtremisError, InputError
@@ -26,14 +27,26 @@ class _Device(click.ParamType):
         return value
 
 
+_START_TIMEOUT = "extremis.start_timeout"
 POSITIVE, NOT_NEGATIVE = click.IntRange(1), click.IntRange(0)
 
-beam_tail = click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 step_option = click.option("--step", type=NOT_NEGATIVE, help="Step of the checkpoint. Default: the newest.")
 device_option = click.option(
     "--device", type=_Device(), default="auto", help="Where to compute. Default: auto, a GPU where there is one."
 )
-recipe_option = click.option("--recipe", default="astra", help="A recipe's name or TOML file.")
+
+
+def _complete_recipe(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a recipe, or else a file."""
+    from trainer.config import recipe_names
+
+    names = [name for name in ("auto", *recipe_names()) if name.startswith(begun)]
+    return [CompletionItem(name) for name in names] or [CompletionItem(begun, type="file")]
+
+
+recipe_option = click.option(
+    "--recipe", default="astra", shell_complete=_complete_recipe, help="A recipe's name or TOML file."
+)
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5."
 )
@@ -86,8 +99,31 @@ def output_options(command: Callable[..., Any]) -> Callable[..., None]:
     return with_output
 
 
+def _keep_timeout(context: click.Context, option: click.Parameter, seconds: float | None) -> None:
+    context.meta[_START_TIMEOUT] = seconds
+
+
+def _with_timeout(context: click.Context, argument: click.Parameter, beam_options: tuple[str, ...]) -> tuple[str, ...]:
+    """Pass --start-timeout on among the Beam options: wherever these go, the check of their workers goes, too."""
+    seconds = context.meta.get(_START_TIMEOUT)
+    return beam_options if seconds is None else (*beam_options, f"--start_timeout={seconds:g}")
+
+
+beam_tail = combine(
+    click.option(
+        "--start-timeout",
+        type=click.FloatRange(min=0),
+        is_eager=True,
+        expose_value=False,
+        callback=_keep_timeout,
+        help="Seconds for the workers of Flink or Spark to answer before the start. Default: 60. 0: do not ask them.",
+    ),
+    click.argument("beam_options", nargs=-1, type=click.UNPROCESSED, callback=_with_timeout),
+)
+
+
 training_options = combine(
-    click.argument("recipe"),
+    click.argument("recipe", shell_complete=_complete_recipe),
     click.argument("data"),
     click.argument("run"),
     set_option,

@@ -74,7 +74,7 @@ class _FormOption(click.Option):
 @click.option(
     "--exchange",
     type=click.Choice(["files", "shuffle"]),
-    help="Channel for bulk data between stages. Default: files in DATA's staging, or a cluster runner's shuffle.",
+    help="Channel for bulk data between stages. Default: files in DATA's staging; on Dataflow its shuffle.",
 )
 @click.option("--onto", metavar="DATA1", help="Add to DATA1: DATA holds what is new, and names the rest.")
 @click.option("--part", metavar="NAME", help="Name of what is added, e.g. a date. Default: the version's number.")

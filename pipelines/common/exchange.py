@@ -1,9 +1,9 @@
 """Exchange of bulk data between two stages, so that a runner groups small references, not rows.
 
-Beam's in-process runner keeps everything it groups in the launching process. There a worker writes what it has for all
-destinations as one file in staging, and sends where each destination's message lies. Runners with a shuffle service of
-their own get the messages themselves. A message is an Arrow IPC stream of one record batch; its CRC-32 goes with its
-place, so that nothing else is ever decoded.
+Beam's in-process runner keeps everything it groups in the launching process, and on Flink and Spark a group is one
+element in memory. There a worker writes what it has for all destinations as one file in staging, and sends where each
+destination's message lies. Dataflow, with a shuffle service of its own, gets the messages themselves. A message is an
+Arrow IPC stream of one record batch; its CRC-32 goes with its place, so that nothing else is ever decoded.
 """
 
 import uuid
@@ -19,7 +19,7 @@ from schemas.checksums import crc32
 from schemas.errors import StorageError
 from schemas.storage import join
 
-_SHUFFLING = ("DataflowRunner", "FlinkRunner", "SparkRunner", "PortableRunner")
+_SHUFFLING = ("DataflowRunner",)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 # A message, or its place: (URL, offset, bytes, CRC-32).

@@ -1,6 +1,7 @@
 """Options of every pipeline that works on a dump."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 from pydantic import Field, field_validator
 
@@ -24,3 +25,8 @@ class DumpOptions(Options):
     @classmethod
     def _bytes(cls, value: Any) -> Any:
         return parse_bytes(value) if isinstance(value, str) else value
+
+    def for_workers(self, place: Callable[[str], str]) -> Self:
+        """Return these options with `place` of each URL that workers get."""
+        urls = {name: getattr(self, name, None) for name in ("queries", "out", "vectors", "keep_index")}
+        return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})

@@ -7,14 +7,15 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.options import pipeline_options as options
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.runner import PipelineRunner, create_runner
+from apache_beam.runners.runner import PipelineResult, PipelineRunner, create_runner
 
-from pipelines.runners import processes
+from pipelines.runners import engine, engine_errors, processes
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, MissingExtra
 
@@ -23,6 +24,7 @@ _MOST_WORKERS = 16  # each takes some 300 MB
 # Beam's own local runner looks for a binary to download; the one in this process needs nothing.
 _IN_PROCESS = ("", "DirectRunner", "FnApiRunner")
 _LOGGERS = ("apache_beam", "distributed")
+_ROOT_LOGGER = ""  # Beam's portable runners tell it what the engine says
 # Beam ends a worker's message with the step it was in; the traceback's last line names the class.
 _STEP = re.compile(r" \[while running '[^']*'\]")
 
@@ -69,20 +71,35 @@ def local_workers(beam_options: Sequence[str], urls: Sequence[str]) -> list[str]
     return [*flags, f"--direct_num_workers={min(cores, _MOST_WORKERS)}", "--direct_running_mode=multi_processing"]
 
 
-def run(pipeline: beam.Pipeline) -> None:
+def run(pipeline: beam.Pipeline, started: Callable[[PipelineResult], Any] | None = None) -> None:
     """Run `pipeline` to its end. A worker's ExtremisError is raised here as it was raised there, on any runner.
 
-    Raises ExtremisError, too, where workers of this machine or of Dask died.
+    Raises ExtremisError, too, where workers of this machine or of Dask died, and where an engine failed. `started` is
+    called with the job of an engine, which is cancelled where this process is ended.
     """
+    on_engine = engine.is_engine(pipeline.runner)
     local = type(pipeline.runner).__name__ in ("FnApiRunner", "DaskRunner")
-    with _quiet() if local else contextlib.nullcontext():
+    loggers = (*_LOGGERS, _ROOT_LOGGER) if on_engine else _LOGGERS if local else None
+    with _quiet(loggers) if loggers else contextlib.nullcontext():
         try:
-            pipeline.run().wait_until_finish()
+            result = pipeline.run()
+            with engine.cancelling([result]) if on_engine else contextlib.nullcontext():
+                if started is not None:
+                    started(result)
+                result.wait_until_finish()
         except Exception as error:
             cause = unwrap(error)
-            if cause is None:
-                raise
-            raise cause from None
+            if cause is not None:
+                raise cause from None
+            if on_engine:
+                raise _engine_failure(str(error)) from error
+            raise
+
+
+def _engine_failure(text: str) -> Exception:
+    """Return the error behind what an engine says: a fault of ours on a worker, or one of the engine's own."""
+    fault = engine_errors.python_cause(text)
+    return RuntimeError(f"on a worker: {fault}") if fault else ExtremisError(engine_errors.explain(text))
 
 
 def unwrap(error: BaseException) -> ExtremisError | None:
@@ -148,9 +165,9 @@ def _subclasses(kind: type) -> list[type]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence tracebacks that runners log or print: `run` raises them anyway."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+def _quiet(names: Sequence[str]) -> Iterator[None]:
+    """Silence tracebacks that runners log, to loggers of these names, or print: `run` raises them anyway."""
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     hook = threading.excepthook
     for logger in loggers:
@@ -164,3 +181,8 @@ def _quiet() -> Iterator[None]:
         threading.excepthook = hook
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def for_workers(beam_options: Sequence[str], url: str) -> str:
+    """Return `url` as workers of `beam_options` are told: they do not share this process's working directory."""
+    return url if isinstance(_runner(beam_options), FnApiRunner) else engine.absolute_path(url)

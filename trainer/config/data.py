@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from schemas.layout import LABEL_TEXTS
+from schemas import LABEL_TEXTS
 from schemas.options import Options
 from trainer.schedule import MOST_WEIGHT
 

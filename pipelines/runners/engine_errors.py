@@ -1,0 +1,144 @@
+"""Failures of engines as messages: of known ones what to set, of others the first cause in one line."""
+
+import re
+from collections.abc import Callable
+
+_MEBIBYTE = 1 << 20
+_SPARE = 1.25  # of what a setting has to hold
+
+_CAUSE = re.compile(r"^\s*(?:Caused by: )?((?:[\w$]+\.)+[\w$]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
+_CAUSED_BY = re.compile(r"^\s*Caused by: (.+)$", re.MULTILINE)
+_PYTHON = re.compile(r"Traceback \(most recent call last\):")
+_PYTHON_CAUSE = re.compile(
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*?)(?: \[while running '|$)", re.MULTILINE
+)
+_LONGEST = 300  # characters of an unknown cause
+
+
+def _network_buffers(match: re.Match[str], text: str) -> str:
+    required, available = int(match[1].replace(",", "")), int(match[2].replace(",", ""))
+    total = re.search(r"currently set to ([\d,]+) of ([\d,]+) bytes", text)
+    number, size = (int(each.replace(",", "")) for each in total.groups()) if total else (available, 32768)
+    mebibytes = -(-int((number + required - available) * size * _SPARE) // _MEBIBYTE)
+    return (
+        f"Flink has too few network buffers: a task needs {required:,}, {available:,} are free. On each TaskManager "
+        f"set taskmanager.memory.network.min and .max to {mebibytes}mb or more, or give it one slot, or lower "
+        "--parallelism."
+    )
+
+
+def _direct_memory(match: re.Match[str], text: str) -> str:
+    limit = re.search(r"limit: (\d+)", text)
+    now = f" (now {int(limit[1]) / _MEBIBYTE:.0f}mb in all)" if limit else ""
+    return (
+        f"Flink has too little direct memory{now}: a worker asked for {match[1]} bytes. Keep --exchange files, or set "
+        "taskmanager.memory.task.off-heap.size to 512mb or more on each TaskManager."
+    )
+
+
+def _plain(message: str) -> Callable[[re.Match[str], str], str]:
+    return lambda match, text: message.format(*match.groups(default=""))
+
+
+KNOWN: tuple[tuple[str, Callable[[re.Match[str], str], str]], ...] = (
+    (r"Insufficient number of network buffers: required ([\d,]+), but only ([\d,]+) available", _network_buffers),
+    (r"Cannot reserve (\d+) bytes of direct buffer memory", _direct_memory),
+    (r"OutOfMemoryError: Direct buffer memory()", _direct_memory),
+    (
+        r"OutOfMemoryError: (Java heap space|GC overhead limit exceeded)",
+        _plain(
+            "the engine ran out of heap ({0}). Keep --exchange files, or give it more: on Flink "
+            "taskmanager.memory.task.heap.size (1gb or more), on Spark spark.executor.memory (2500m or more)."
+        ),
+    ),
+    (
+        r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out",
+        _plain(
+            "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise "
+            "taskmanager.numberOfTaskSlots, or lower --parallelism to the slots that are free."
+        ),
+    ),
+    (
+        r'Cannot run program "docker"',
+        _plain(
+            "the workers' machines have no Docker, which the environment DOCKER (the default) needs. Give "
+            '--environment_type=PROCESS and --environment_config=\'{{"command": "/path/to/extremis-worker"}}\'.'
+        ),
+    ),
+    (
+        r'Cannot run program "([^"]+)"[^\n]*?(No such file or directory|Permission denied)',
+        _plain(
+            "a worker's machine cannot start {0} ({1}), the command of --environment_config. Install Extremis with its "
+            "extra `pipelines` at the same path on every machine, and name its bin/extremis-worker."
+        ),
+    ),
+    (
+        r"Process died with exit code (-?\d+)",
+        _plain(
+            "a worker ended with status {0} before it answered. Try its command by hand on a machine of the engine "
+            "(`extremis-worker --help`): its environment needs Extremis and Beam as here. The engine's log has more."
+        ),
+    ),
+    (
+        r"(?:ClassNotFoundException|NoClassDefFoundError): (org[./]apache[./](?:beam|flink|spark)[\w./$]*)",
+        _plain("the engine has no class {0}: its version is not the one that Beam's job server was built for."),
+    ),
+    (
+        r"(?:ConnectException|Connection refused)[^\n]*?localhost/127\.0\.0\.1:(\d+)",
+        _plain(
+            "nothing listens on localhost:{0}, where the engine looked for its master or for a worker pool. Start it, "
+            "or give the address that the engine's machines know it by."
+        ),
+    ),
+    (
+        r"(?i)(?:artifact[^\n]*(?:denied|refused|no such file|not found)|FileNotFoundException[^\n]*artifact)",
+        _plain(
+            "the engine refused the job's artifacts. Give the job server an --artifacts-dir that it and the engine's "
+            "machines can read and write, and --artifact_endpoint the address that it listens on."
+        ),
+    ),
+    (
+        r"TaskManager with id (\S+) is no longer reachable|Heartbeat of TaskManager with id (\S+) timed out",
+        _plain(
+            "Flink lost the TaskManager {0}{1}; it was out of memory, most likely. Give it more, and have Flink try "
+            "again: restart-strategy.type: fixed-delay."
+        ),
+    ),
+    (
+        r"ExecutorLostFailure \(executor (\S+) exited",
+        _plain(
+            "Spark lost executor {0} again and again; it was out of memory, most likely. Give it more, by "
+            "spark.executor.memory, or fewer cores."
+        ),
+    ),
+    (
+        r"(?:worker|SDK harness|[Mm]ultiplexer)[^\n]*(?:hanging up|disconnected|already closed|was lost)",
+        _plain(
+            "a worker process ended before its work was done. It was out of memory, most likely: give the machine more "
+            "of it, or start fewer workers. Flink tries again with restart-strategy.type: fixed-delay."
+        ),
+    ),
+)
+
+
+def explain(text: str) -> str:
+    """Return one message for the failure of an engine that `text` tells of, with Java's traces or without."""
+    for pattern, message in KNOWN:
+        match = re.search(pattern, text)
+        if match:
+            return message(match, text)
+    return f"the engine failed: {first_cause(text)}. The engine's log has more, and so has -v."
+
+
+def first_cause(text: str) -> str:
+    """Return the innermost cause of a trace on one line."""
+    causes = _CAUSED_BY.findall(text) or _CAUSE.findall(text) or [text.strip() or "it does not say why"]
+    return " ".join(causes[-1].split())[:_LONGEST].rstrip(". ")
+
+
+def python_cause(text: str) -> str | None:
+    """Return the last line of a worker's own traceback in `text`; None where there is none."""
+    if not _PYTHON.search(text):
+        return None
+    lines = _PYTHON_CAUSE.findall(text)
+    return lines[-1].strip() if lines else None

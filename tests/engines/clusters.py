@@ -1,0 +1,247 @@
+"""Clusters on this machine, as plain processes on free ports that end with the block: Flink's and Spark's."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.engines.pieces import FLINK, SPARK, Pieces
+
+WORKERS = 2
+_START_SECONDS = 240
+# Clusters that live for minutes: a slim compiler and collector leave the processor to the work.
+_JAVA = ("java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+
+_FLINK_CONFIG = """\
+jobmanager.rpc.address: localhost
+jobmanager.rpc.port: {rpc}
+jobmanager.bind-host: localhost
+jobmanager.memory.process.size: 1024m
+taskmanager.bind-host: localhost
+taskmanager.host: localhost
+taskmanager.numberOfTaskSlots: {slots}
+taskmanager.memory.process.size: {memory}m
+taskmanager.memory.managed.fraction: 0.2
+parallelism.default: 1
+rest.address: localhost
+rest.bind-address: localhost
+rest.port: {rest}
+slot.request.timeout: 20000
+heartbeat.timeout: 60000
+pekko.ask.timeout: 60 s
+pekko.startup-timeout: 60 s
+restart-strategy.type: fixed-delay
+restart-strategy.fixed-delay.attempts: 2
+restart-strategy.fixed-delay.delay: 1 s
+"""
+_LOG = """\
+rootLogger.level = INFO
+rootLogger.appenderRef.c.ref = C
+appender.c.name = C
+appender.c.type = CONSOLE
+appender.c.layout.type = PatternLayout
+appender.c.layout.pattern = %d{HH:mm:ss} %-5p %c{1} - %m%n
+"""
+
+
+@dataclass
+class Cluster:
+    """A cluster that runs: what Beam is told of its job server, its log files, and its processes by name."""
+
+    name: str
+    endpoints: tuple[str, ...]
+    folder: Path
+    processes: dict[str, subprocess.Popen] = field(default_factory=dict)
+
+    def log(self) -> str:
+        """Return the ends of all logs."""
+        return "\n".join(f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))
+
+
+@contextmanager
+def flink(
+    folder: Path, slots: int = 1, memory: int = 1280, managers: int = WORKERS, **more: object
+) -> Iterator[Cluster]:
+    """Start a JobManager, TaskManagers of `memory` MiB, and the job server. `more`: lines of its configuration."""
+    rpc, rest, jobs, artifacts = _free_ports(4)
+    conf = folder / "conf"
+    conf.mkdir(parents=True)
+    lines = "".join(f"{name.replace('__', '-').replace('_', '.')}: {value}\n" for name, value in more.items())
+    (conf / "config.yaml").write_text(_FLINK_CONFIG.format(rpc=rpc, rest=rest, slots=slots, memory=memory) + lines)
+    (conf / "log4j.properties").write_text(_LOG)
+    classpath = f"{FLINK.folder / 'lib'}/*"
+    base = [*_JAVA, f"-Dlog4j.configurationFile=file:{conf}/log4j.properties", *_open(_FLINK_OPENS), "-cp", classpath]
+    sizes = _task_manager_sizes(conf, classpath)
+    entry, manager = "runtime.entrypoint.StandaloneSessionClusterEntrypoint", "runtime.taskexecutor.TaskManagerRunner"
+    with ExitStack() as stack:
+        cluster = Cluster("flink", _endpoints(jobs, artifacts), folder)
+        start = _starter(stack, cluster)
+        job_manager = [*base, "-Xmx400m", f"org.apache.flink.{entry}", "--configDir", str(conf)]
+        start("jobmanager", [*job_manager, "--executionMode", "cluster"])
+        for number in range(managers):
+            own = [*base, *sizes[0], f"org.apache.flink.{manager}", "--configDir", str(conf), *sizes[1]]
+            start(f"taskmanager-{number}", own)
+        start("job-server", _job_server(FLINK, jobs, artifacts, folder, ["--flink-master", f"localhost:{rest}"]))
+        _wait(cluster, lambda: _task_managers(rest) == managers and _listens(jobs))
+        yield cluster
+
+
+@contextmanager
+def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
+    """Start a master, workers of one core and an executor of `memory` MiB each, and the job server."""
+    master, page, jobs, artifacts = _free_ports(4)
+    folder.mkdir(parents=True)
+    classpath = f"{SPARK.folder / 'jars'}/*"
+    opens = _open(_SPARK_OPENS)
+    url = f"spark://127.0.0.1:{master}"
+    base = [*_JAVA, *opens, "-cp", classpath]
+    with ExitStack() as stack:
+        cluster = Cluster("spark", _endpoints(jobs, artifacts), folder)
+        start = _starter(stack, cluster)
+        place = ["--host", "127.0.0.1", "--port", str(master), "--webui-port", str(page)]
+        start("master", [*base, "-Xmx256m", "org.apache.spark.deploy.master.Master", *place])
+        _wait(cluster, lambda: _listens(master))
+        for number in range(WORKERS):
+            size = ["--host", "127.0.0.1", "--cores", "1", "--memory", f"{memory + 500}m", "--webui-port", "0"]
+            work = ["--work-dir", str(folder / f"work-{number}"), url]
+            start(f"worker-{number}", [*base, "-Xmx256m", "org.apache.spark.deploy.worker.Worker", *size, *work])
+        settings = {
+            "executor.extraClassPath": str(SPARK.job_server),
+            "executor.memory": f"{memory}m",
+            "executor.extraJavaOptions": " ".join(opens),
+            "ui.enabled": "false",
+        }
+        java = [*opens, "-Xmx1g", *(f"-Dspark.{name}={value}" for name, value in settings.items())]
+        java += ["-cp", f"{SPARK.job_server}:{classpath}", SPARK.main]
+        start("job-server", _job_server(SPARK, jobs, artifacts, folder, [f"--spark-master-url={url}"], java))
+        _wait(cluster, lambda: _listens(jobs))
+        yield cluster
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes below `pid`, nearest first."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    below, level = [], [pid]
+    while level:
+        level = [child for child, parent in parents.items() if parent in level]
+        below += level
+    return below
+
+
+def python_workers(cluster: Cluster) -> list[int]:
+    """Return the Python workers that the cluster's processes have started."""
+    workers = []
+    for process in cluster.processes.values():
+        for pid in children(process.pid):
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if b"pipelines.runners.worker" in line:
+                workers.append(pid)
+    return workers
+
+
+_FLINK_OPENS = {
+    "java": "lang net io nio text time util lang.reflect util.concurrent util.concurrent.atomic util.concurrent.locks",
+    "sun": "nio.ch",
+}
+_SPARK_OPENS = {
+    "java": "lang lang.invoke lang.reflect io net nio util util.concurrent util.concurrent.atomic",
+    "sun": "nio.ch nio.cs security.action util.calendar",
+}
+
+
+def _open(packages: dict[str, str]) -> list[str]:
+    names = [f"{root}.{name}" for root, some in packages.items() for name in some.split()]
+    return [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in names]
+
+
+def _task_manager_sizes(conf: Path, classpath: str) -> tuple[list[str], list[str]]:
+    """Return options of Java and of the TaskManager that Flink derives from its configuration."""
+    tool = "org.apache.flink.runtime.util.bash.BashJavaUtils"
+    command = [*_JAVA, "-cp", f"{FLINK.folder / 'bin'}/bash-java-utils.jar:{classpath}", tool, "GET_TM_RESOURCE_PARAMS"]
+    done = subprocess.run(
+        [*command, str(conf), "", "--configDir", str(conf)], capture_output=True, text=True, check=True
+    )
+    mark = "BASH_JAVA_UTILS_EXEC_RESULT:"
+    java, manager = (line.removeprefix(mark).split() for line in done.stdout.splitlines() if line.startswith(mark))
+    return java, manager
+
+
+def _job_server(
+    pieces: Pieces, jobs: int, artifacts: int, folder: Path, master: Sequence[str], java: Sequence[str] = ()
+) -> list[str]:
+    program = java or ["-Xmx512m", "-jar", str(pieces.job_server)]
+    ports = ["--job-port", str(jobs), "--artifact-port", str(artifacts), "--expansion-port", "-1"]
+    return [*_JAVA, *program, *master, *ports, "--artifacts-dir", str(folder / "artifacts")]
+
+
+def _endpoints(jobs: int, artifacts: int) -> tuple[str, ...]:
+    return (
+        "--runner=PortableRunner",
+        f"--job_endpoint=localhost:{jobs}",
+        f"--artifact_endpoint=localhost:{artifacts}",
+    )
+
+
+def _starter(stack: ExitStack, cluster: Cluster) -> Callable[[str, Sequence[str]], None]:
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK.folder), "SPARK_SCALA_VERSION": "2.12"}
+
+    def start(name: str, command: Sequence[str]) -> None:
+        log = stack.enter_context((cluster.folder / f"{name}.log").open("w"))
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=cluster.folder)
+        cluster.processes[name] = process
+        stack.callback(_stop, process)
+
+    return start
+
+
+def _stop(process: subprocess.Popen) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _wait(cluster: Cluster, ready: Callable[[], bool]) -> None:
+    limit = time.monotonic() + _START_SECONDS
+    while not ready():
+        ended = [name for name, process in cluster.processes.items() if process.poll() is not None]
+        assert not ended, f"{ended} ended\n{cluster.log()}"
+        assert time.monotonic() < limit, f"no cluster\n{cluster.log()}"
+        time.sleep(0.3)
+
+
+def _task_managers(rest: int) -> int:
+    try:
+        with urllib.request.urlopen(f"http://localhost:{rest}/overview", timeout=2) as answer:
+            return int(json.load(answer)["taskmanagers"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

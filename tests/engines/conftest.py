@@ -1,0 +1,59 @@
+"""Fixtures of engines: a cluster of each kind, started once and stopped at the end, and the bytes made in process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT, extremis, sets
+from tests.engines import clusters, pieces
+from tests.engines.clusters import Cluster
+from tests.engines.worker import write_worker
+
+SMALL = ("--tokenizer", "train:1000", "--row-group-rows", "64", "--shards", "2")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip engines, with the reason, where their tools are missing."""
+    missing = pieces.missing_tools()
+    for item in items:
+        if missing and item.get_closest_marker("engine"):
+            item.add_marker(pytest.mark.skip(reason=f"engines need Java 17 and Maven; not here: {', '.join(missing)}"))
+
+
+@pytest.fixture(scope="package")
+def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Start Flink with two TaskManagers of one slot."""
+    pieces.install(pieces.FLINK)
+    with clusters.flink(tmp_path_factory.mktemp("flink") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="package")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Start Spark with two workers of one core."""
+    pieces.install(pieces.SPARK)
+    with clusters.spark(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="package")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the boot program of workers that run this checkout."""
+    return write_worker(tmp_path_factory.mktemp("worker") / "extremis-worker", ROOT)
+
+
+@pytest.fixture(scope="package")
+def sharded(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return DATA that was made in process."""
+    out = tmp_path_factory.mktemp("in-process") / "data"
+    extremis("shard", raw, out, *SMALL)
+    return out
+
+
+@pytest.fixture(scope="package")
+def trained(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a RUN with a dump to be mined."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    extremis("train", "astra", sharded, run, *sets("train.epochs=2", "refresh.source=table"))
+    return run

@@ -1,0 +1,96 @@
+"""Failures of a cluster, each made for real: one message that names what is wrong and what helps, no traceback."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT, command, environment, extremis, refused
+from tests.engines.clusters import Cluster, python_workers
+from tests.engines.conftest import SMALL
+from tests.engines.worker import loopback, process, write_worker
+
+pytestmark = pytest.mark.engine
+
+
+def test_a_worker_of_another_version(flink: Cluster, raw: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("schemas", "search", "pipelines", "trainer", "extremis", "recipes"):
+        (other / name).symlink_to(ROOT / name)
+    info = other / "extremis_xc-9.9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extremis-xc\nVersion: 9.9\n")
+    program = write_worker(tmp_path / "extremis-worker", other)
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False)
+    refused(done, socket.gethostname(), "has Extremis 9.9", "the launching process has", "Install the same", status=1)
+    assert not (tmp_path / "data" / "manifest.json").exists()
+
+
+def test_a_place_that_a_worker_does_not_reach(flink: Cluster, tmp_path: Path, worker: Path) -> None:
+    """A place that is another for each process, as a disk is for each machine."""
+    program = """
+import sys
+from pipelines.runners.check import check_workers
+from schemas.errors import ExtremisError
+try:
+    check_workers(sys.argv[2:], [], sys.argv[1], lambda line: None)
+except ExtremisError as error:
+    print("error:", error)
+"""
+    start = [sys.executable, "-c", program, "memory://data", *process(flink, worker)]
+    done = subprocess.run(start, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=200, check=True)
+    for word in (socket.gethostname(), "sees no file", "memory://data/check/launcher.json", "shared file system"):
+        assert word in done.stdout
+
+
+def test_a_program_that_is_not_there(flink: Cluster, raw: Path, tmp_path: Path) -> None:
+    flags = process(flink, tmp_path / "nowhere")
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
+    refused(done, "cannot start", str(tmp_path / "nowhere"), "extremis-worker", status=1)
+
+
+def test_a_worker_that_ends_before_it_answers(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:
+    program = write_worker(tmp_path / "broken", ROOT, "exit 3")
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False)
+    refused(done, "ended with status 3", "extremis-worker", status=1)
+
+
+def test_a_worker_that_never_comes(flink: Cluster, raw: Path, tmp_path: Path) -> None:
+    program = write_worker(tmp_path / "asleep", ROOT, "exec sleep 60")
+    options = ("--start-timeout", "15", "--", *process(flink, program))
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, *options, check=False)
+    refused(done, "no worker answered within 15 s", str(program), "--start-timeout", status=1)
+
+
+def test_no_job_server(raw: Path, tmp_path: Path) -> None:
+    """It is said within seconds, by the address."""
+    flags = ("--runner=PortableRunner", "--job_endpoint=localhost:9", "--environment_type=LOOPBACK")
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
+    refused(done, "no job server at --job_endpoint=localhost:9", "Start Beam's job server", status=1)
+
+
+def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
+    flags = [*loopback(flink), "--parallelism=7"]
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
+    refused(done, "no free slot", "--parallelism", status=1)
+
+
+def test_a_launcher_that_is_ended_cancels_its_job(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:
+    start = command("shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, worker))
+    launcher = subprocess.Popen(start, env=environment(), stderr=subprocess.PIPE, text=True)
+    limit = time.monotonic() + 90
+    while not python_workers(flink):
+        assert launcher.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    os.kill(launcher.pid, signal.SIGTERM)
+    launcher.wait(60)
+    while python_workers(flink):
+        assert time.monotonic() < limit, "workers of a cancelled job"
+        time.sleep(0.2)

@@ -1,0 +1,68 @@
+"""What a launcher does before an engine gets anything: places, endpoints, the exchange."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from pipelines.common.exchange import Files, Shuffle, choose
+from pipelines.runners.check import Question, Versions, answer, check_workers
+from pipelines.runners.engine import require_job_server, start_timeout
+from pipelines.runners.runner import for_workers, make_pipeline
+from schemas import storage
+from schemas.errors import ExtremisError, InputError
+
+ENGINE = ("--runner=PortableRunner", "--job_endpoint=localhost:9")
+
+
+@pytest.mark.parametrize("runner", ["PortableRunner", "FlinkRunner", "SparkRunner"])
+def test_flink_and_spark_exchange_files(runner: str) -> None:
+    pipeline = make_pipeline([f"--runner={runner}"])
+    assert isinstance(choose(pipeline.runner, "x"), Files)
+    assert isinstance(choose(pipeline.runner, "x", "shuffle"), Shuffle)
+
+
+def test_paths_are_absolute_for_workers_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert for_workers(ENGINE, "raw/*.jsonl") == str(tmp_path / "raw/*.jsonl")
+    assert for_workers(ENGINE, "~/raw") == "/home/me/raw"
+    for url in ("s3://bucket/raw", "memory://raw", "simplecache::s3://bucket/raw"):
+        assert for_workers(ENGINE, url) == url
+    assert for_workers((), "raw") == "raw"
+
+
+def test_a_job_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(ExtremisError, match=r"no job server at --job_endpoint=localhost:9: Connection refused\."):
+        require_job_server(ENGINE)
+    with pytest.raises(InputError, match=r"--job_endpoint=localhost: give host and port"):
+        require_job_server(["--runner=PortableRunner", "--job_endpoint=localhost"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        require_job_server([f"--job_endpoint=127.0.0.1:{server.getsockname()[1]}"])
+
+
+def test_nothing_is_asked_where_workers_are_ours(tmp_path: Path) -> None:
+    check_workers(["--start_timeout=5"], [], str(tmp_path / "check"), lambda line: pytest.fail(line))
+    assert start_timeout(["--start_timeout=5"]) == start_timeout(["--start-timeout=5"]) == 5
+    assert start_timeout(()) == 60
+
+
+def question(folder: Path, versions: Versions, *reads: Path) -> Question:
+    storage.write_bytes(str(folder / "launcher.json"), b"{}")
+    return Question(folder.name, versions, tuple(map(str, reads)), str(folder), 0.0)
+
+
+def test_a_worker_answers_once(tmp_path: Path) -> None:
+    asked = question(tmp_path / "asked-once", Versions.here())
+    answer(0, asked)
+    answer(1, asked)
+    assert len(list((tmp_path / "asked-once").iterdir())) == 2
+
+
+def test_a_worker_names_itself_and_what_it_lacks(tmp_path: Path) -> None:
+    host = socket.gethostname()
+    other = Versions("9.9", "2.1.0", "3.99")
+    with pytest.raises(ExtremisError, match=rf"{host}, process \d+ has Extremis .*Beam 2\.1\.0, Python 3\.99"):
+        answer(0, question(tmp_path / "versions", other))
+    with pytest.raises(ExtremisError, match=rf"{host}.* sees no file {tmp_path}/absent.*shared file system"):
+        answer(0, question(tmp_path / "absent-input", Versions.here(), tmp_path / "absent"))

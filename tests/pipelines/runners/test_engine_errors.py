@@ -1,0 +1,69 @@
+"""What engines say, as they say it, and the message that comes of it."""
+
+import pytest
+
+from pipelines.runners.engine_errors import explain, first_cause, python_cause
+
+NETWORK = (
+    "java.io.IOException: Insufficient number of network buffers: required 512, but only 80 available. The total "
+    "number of network buffers is currently set to 2048 of 32768 bytes each. You can increase this number by "
+    "setting the configuration keys"
+)
+DIRECT = (
+    "Caused by: java.lang.OutOfMemoryError: Cannot reserve 4194304 bytes of direct buffer memory (allocated: 264, "
+    "limit: 268435456)"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        # 2048 + 512 - 80 buffers of 32 KiB, and a quarter more
+        (NETWORK, ("512", "80", "taskmanager.memory.network.min and .max to 97mb")),
+        (DIRECT, ("4194304", "256mb", "--exchange files", "taskmanager.memory.task.off-heap.size")),
+        ("java.lang.OutOfMemoryError: Java heap space", ("Java heap space", "task.heap.size", "spark.executor.memory")),
+        (
+            "NoResourceAvailableException: Could not acquire the minimum required resources.",
+            ("no free slot", "numberOfTaskSlots"),
+        ),
+        ('Cannot run program "docker": error=2, No such file or directory', ("no Docker", "extremis-worker")),
+        (
+            'java.io.IOException: Cannot run program "/opt/x": error=2, No such file or directory',
+            ("cannot start /opt/x (No such file or directory)", "bin/extremis-worker"),
+        ),
+        ("java.lang.IllegalStateException: Process died with exit code 3", ("ended with status 3",)),
+        (
+            "java.lang.ClassNotFoundException: org.apache.flink.api.java.ExecutionEnvironment",
+            ("no class org.apache.flink.api.java.ExecutionEnvironment", "version"),
+        ),
+        ("java.io.FileNotFoundException: /tmp/beam-artifact-staging/1 (x)", ("artifacts", "--artifacts-dir")),
+        ("TaskManager with id 10.0.0.1:4-a is no longer reachable.", ("lost the TaskManager 10.0.0.1:4-a", "restart")),
+        ("ExecutorLostFailure (executor 1 exited caused by", ("lost executor 1", "spark.executor.memory")),
+    ],
+)
+def test_a_known_failure_says_what_to_set(text: str, words: tuple[str, ...]) -> None:
+    message = explain(f"org.apache.flink.Failed: somewhere\n\tat a.b.C\n{text}\n\tat d.e.F")
+    assert "\n" not in message
+    assert "\tat" not in message
+    for word in words:
+        assert word in message
+
+
+def test_an_unknown_failure_is_its_innermost_cause_on_one_line() -> None:
+    text = (
+        "java.lang.RuntimeException: outer\n\tat a.B\nCaused by: java.io.IOException: the moon\n\tat c.D\n\t... 3 more"
+    )
+    assert first_cause(text) == "java.io.IOException: the moon"
+    assert explain(text).startswith("the engine failed: java.io.IOException: the moon. ")
+    assert first_cause("") == "it does not say why"
+
+
+def test_the_fault_of_a_worker_is_its_own_last_line() -> None:
+    text = (
+        "java.lang.RuntimeException: Error received from SDK harness for instruction 4: "
+        "Traceback (most recent call last):\n"
+        '  File "x.py", line 3, in process\n    raise ZeroDivisionError("ours")\n'
+        "ZeroDivisionError: ours [while running 'Fail']\n\tat org.apache.beam.X\n"
+    )
+    assert python_cause(text) == "ZeroDivisionError: ours"
+    assert python_cause("java.lang.IllegalStateException: x") is None
