@@ -10,6 +10,7 @@ compared with those of one loop that nobody disturbed.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -57,7 +58,7 @@ CHOICES = sets(
     "logging.tensorboard=false",
 )
 TIMED = ("seconds", "rows_per_second")  # begin the names of what a clock measured
-UNEQUAL = ("spent.json",)  # what the miner's work took
+UNEQUAL = ("spent.json", "commands.json")  # what the miner's work took, and what was typed
 OWNED = ("Let it finish", "no sign of life")  # what a second writer says, and one that was replaced
 LEFTOVERS = (".claim", ".staging", ".tmp-", ".parts", ".candidates")
 
@@ -91,15 +92,16 @@ def chaos(minutes: float, seed: int) -> dict:
             faults, between.faults = between.faults, Faults()
             made = artifacts(f"loop-{loops}")
             between.faults = faults
-            differences += differing(expected, made)
+            differences += (found := differing(expected, made))
             leftovers += [key for key in made if any(mark in key for mark in LEFTOVERS)]
             totals += loop.counts
             wrong += loop.wrong
             loops += 1
             sys.stderr.write(f"loop {loops}: {dict(loop.counts)}, {len(differences)} differences\n")
+            sys.stderr.writelines(f"{line}\n" for line in found)
             fsspec.filesystem("s3").rm(f"{BUCKET}/loop-{loops - 1}", recursive=True)
         faults = between.faults
-    for line in [*differences, *leftovers, *wrong]:
+    for line in [*leftovers, *wrong]:
         sys.stderr.write(f"{line}\n")
     kills = sum(totals[kind] for kind in DISTURBANCES)
     return report(
@@ -261,10 +263,20 @@ def timeless(key: str, content: bytes) -> bytes:
 def differing(expected: dict[str, bytes], made: dict[str, bytes]) -> list[str]:
     """Name the artifacts that differ, are missing, or are there besides."""
     return [
-        f"{key}: {'missing' if key not in made else 'not expected' if key not in expected else 'differs'}"
+        f"{key}: {_difference(expected.get(key), made.get(key))}"
         for key in sorted({*expected, *made})
         if expected.get(key) != made.get(key)
     ]
+
+
+def _difference(expected: bytes | None, made: bytes | None) -> str:
+    """Say how two contents differ: of text, by the first line that is another."""
+    if expected is None or made is None:
+        return "missing" if made is None else "not expected"
+    pairs = itertools.zip_longest(expected.splitlines(), made.splitlines())
+    number, lines = next((number, lines) for number, lines in enumerate(pairs) if lines[0] != lines[1])
+    was, is_now = (str(line)[:300] for line in lines)
+    return f"differs from line {number + 1} on: {was} is now {is_now}"
 
 
 if __name__ == "__main__":

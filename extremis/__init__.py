@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from extremis.api.functions import (
         ablate,
         cluster,
+        data,
         demo,
         embed,
         evaluate,
@@ -54,6 +55,7 @@ __all__ = [
     "TableError",
     "ablate",
     "cluster",
+    "data",
     "demo",
     "embed",
     "evaluate",

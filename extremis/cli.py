@@ -11,6 +11,7 @@ import click
 
 from extremis.commands.ablate import ablate
 from extremis.commands.cluster import cluster
+from extremis.commands.data import data
 from extremis.commands.demo import demo
 from extremis.commands.embed import embed
 from extremis.commands.evaluate import evaluate
@@ -50,7 +51,7 @@ class _Groups(click.Group):
 
 
 STEPS = {
-    "Data": (shard,),
+    "Data": (shard, data),
     "Train": (run, train, mine, cluster, recipes, plan),
     "Look": (evaluate, report, inspect, ablate, fuse),
     "Use": (export, predict, embed),

@@ -25,7 +25,7 @@ from pipelines.runners.runner import run as run_pipeline
 from schemas import tables
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
-from schemas.manifest import Manifest, columns_of
+from schemas.manifest import Manifest, columns_of, shard_url
 from schemas.options import Options
 from schemas.owners.build import building
 from schemas.reuse import Request, find_reusable
@@ -112,7 +112,7 @@ def embed(
         open_device(device)
     labels = options.what == "labels"
     source = Table.open(layout.labels, "labels") if labels else open_queries(layout, options.split)
-    files = [join(source.url, shard.path) for shard in source.manifest.shards]
+    files = [shard_url(source.url, shard) for shard in source.manifest.shards]
     pipeline = make_pipeline(local_workers(beam_options, [*files, out]))
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     require_inputs(source.url, source.manifest, recipe.encoder.inputs)
@@ -145,7 +145,7 @@ def embed_shard(shard: int, plan: Plan) -> Summary:
     model = shared_model(plan)
     schema = plan.schema(model.width)
     groups = iterate_shard(plan.source.url, source.shards[shard], [plan.id_column, *model.columns])
-    file = writing_shard(plan.out, shard, len(source.shards), schema, source.row_group_rows or 1)
+    file = writing_shard(plan.out, shard, len(source.shards), schema, source.group_rows(shard))
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:
         for group in groups:

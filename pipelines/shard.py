@@ -5,8 +5,9 @@ labels ─▶ order ─▶ ids ─▶ resolve the points' labels ─▶ tokenize
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import apache_beam as beam
@@ -18,23 +19,32 @@ from pipelines.common.exchange import Exchange, Files
 from pipelines.common.progress import Progress, silent
 from pipelines.common.summary import SUMMARY, Summary, merge_and_write, read_summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
+from pipelines.formats.keyed import Keyed
 from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, local_workers, make_pipeline, run
 from pipelines.sharding import dataset, identity, make_plan, read, sampling, text_length, tokenizer, wordpiece
 from pipelines.sharding.labels import OrderedLabels, order_labels, write_labels
 from pipelines.sharding.make_plan import Basis
+from pipelines.sharding.older import older_shards
+from pipelines.sharding.onto.base import Base
+from pipelines.sharding.onto.gone import leave_out
+from pipelines.sharding.onto.labels import order_labels_onto
+from pipelines.sharding.onto.patches import patch_labels
+from pipelines.sharding.onto.publish import publish_version, require_most_labels
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
-from pipelines.sharding.queries import FREQUENCIES, shard_queries
+from pipelines.sharding.queries import AGAIN, FREQUENCIES, shard_queries
 from pipelines.sharding.resolve import resolve_labels
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import storage
-from schemas.layout import DataLayout
+from schemas.errors import InputError
+from schemas.layout import DataLayout, parts_prefix
 from schemas.manifest import Manifest, is_published
 from schemas.owners.build import building
 from schemas.owners.claim import claimed
 from schemas.sizes import require_room
 from schemas.storage import join
+from schemas.versions.version import own_digest
 
 __all__ = ["ShardOptions", "shard"]
 
@@ -57,15 +67,21 @@ def shard(
     make_pipeline(beam_options)  # refuses wrong options before anything is read
     source, data = for_workers(beam_options, source), for_workers(beam_options, data)
     form = formats.choose(source, options.format, options.fields)
+    if options.onto is not None and isinstance(form, Keyed):
+        form = replace(form, labels_needed=False)
     inputs = form.find(source)
+    base = None if options.onto is None else Base.open(data, inputs, options)
+    options = options if base is None else base.inherit(options)
     make_plan.check(inputs, options)
-    frozen = tokenizer.load_directory(options.tokenizer, options.max_tokens or text_length.LEAST)
-    recorded = options.recorded(f"directory:{frozen.sha256}" if frozen else options.tokenizer)
+    least = options.max_tokens or text_length.LEAST
+    frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
+    recorded = options.recorded(_tokenizer_identity(options, frozen, base))
 
     def find_finished() -> Manifest | None:
         if overwrite or not is_published(data):
             return None
-        finished = dataset.open_finished(data, identity.identity(inputs, identity.read_files(inputs)), recorded)
+        files = identity.identity(inputs, identity.read_files(inputs))
+        finished = dataset.open_finished(data, files, recorded, base.described() if base else None)
         say(f"{data}: made from this input with these options already; nothing to do")
         return finished
 
@@ -83,11 +99,18 @@ def shard(
         dataset.begin(data)
         with building(data, "sharded") as build:
             check_workers(beam_options, identity.files_of(inputs)[:1], DataLayout(build.url).staging, say)
-            flags = local_workers(beam_options, [*identity.files_of(inputs), data])
-            attempt = Attempt(source, data, build.url, form, inputs, options, recorded, flags, say)
+            flags = local_workers(beam_options, [*identity.files_of(inputs), data, *([base.url] if base else ())])
+            attempt = Attempt(source, data, build.url, form, inputs, options, recorded, flags, say, base)
             manifest = dataset.place(build, _make(attempt, frozen))
     say(f"{data}: published")
     return manifest
+
+
+def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, base: Base | None) -> str:
+    """Return what the manifest calls the tokenizer: a directory's by its content, a version's as its base does."""
+    if base is not None:
+        return str(base.manifest.parameters["options"]["tokenizer"])
+    return f"directory:{frozen.sha256}" if frozen else options.tokenizer
 
 
 @dataclass(frozen=True)
@@ -103,6 +126,12 @@ class Attempt:
     recorded: Mapping[str, Any]
     beam_options: Sequence[str]
     say: Progress
+    base: Base | None = None  # of a version
+
+    @property
+    def tables(self) -> str:
+        """Prefix of the tables that are made: those of the data set, or of the part that a version adds."""
+        return self.built if self.base is None else join(self.built, parts_prefix(self.base.part))
 
     @property
     def staging(self) -> str:
@@ -128,21 +157,31 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
     filter_pairs = make_plan.stage_filters(inputs, raw, data)
-    frozen = _choose_tokenizer(attempt, raw, frozen)
+    base = attempt.base
+    frozen = frozen if base else _choose_tokenizer(attempt, raw, frozen)
     source = {"source": attempt.recorded["tokenizer"]}
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
-    basis = Basis(inputs, raw, data, options, frozen)
+    before = (base.labels, len(base.views(LABELS))) if base else (0, 0)
+    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before)
     labels = make_plan.plan_labels(basis)
     queries = make_plan.plan_queries(basis, filter_pairs)
+    if base is not None and base.replaces:
+        queries = [replace(plan, older=older_shards(base.views(plan.name))) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
-    staged = Files(join(attempt.staging, "rejects"))
-    wire = functools.partial(_wire, raw=raw, queries=queries, labels=labels, staged=staged)
+    wire = functools.partial(_wire, raw=raw, queries=queries, labels=labels, attempt=attempt)
     summary = raw.merge(attempt.run("shard", wire))
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
+    if base is not None:
+        require_most_labels(base, summary)
     rejects = dataset.write_rejects(data, summary.rejected)
     if rejects.rows:
         say(f"{rejects.rows:,} rejects: see {DataLayout(attempt.data).rejects}")
     parameters = _parameters(attempt, summary, queries, filter_pairs)
+    if base is not None:
+        say(_changes(base, summary))
+        if own_digest(base.url) != base.manifest.digest:
+            raise InputError(f"{base.url}: made again meanwhile. Run the command again.")
+        return publish_version(data, base, summary, queries, labels, rejects, parameters)
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
 
 
@@ -190,33 +229,70 @@ def _wire(
     raw: Summary,
     queries: Sequence[QueriesPlan],
     labels: LabelsPlan,
-    staged: Files,
+    attempt: Attempt,
 ) -> None:
     """Wire the whole flow: labels in order, every split with its labels' ids, training counts, one summary at the end.
 
-    raw: the first pipeline's blocks. Bulk data goes through `bulk`, rejects through `staged`.
+    raw: the first pipeline's blocks. Bulk data goes through `bulk`, rejects through staging.
     """
-    ordered = pipeline | "Labels" >> order_labels(labels, raw.blocks_of(LABELS), bulk, staged)
+    base, built = attempt.base, attempt.built
+    staged = Files(join(attempt.staging, "rejects"))
+    version = None
+    if base is None:
+        ordered = pipeline | "Labels" >> order_labels(labels, raw.blocks_of(LABELS), bulk, staged)
+    else:
+        version = pipeline | "Labels" >> order_labels_onto(labels, base, raw.blocks_of(LABELS), bulk, staged)
+        ordered = version.ordered
     tables = dict.fromkeys(table for plan in queries for table in (plan.source, PAIRS + plan.source))
-    named = {table: _name_labels(pipeline, table, raw, ordered, labels.shards, bulk) for table in tables}
-    outputs = {}
+    named = {table: _name_labels(pipeline, table, raw, ordered, labels, bulk) for table in tables}
+    outputs, more = {}, []
     for plan in queries:
         pairs = named[PAIRS + plan.source] if plan.pairs else None
         sharding = shard_queries(plan, named[plan.source], pairs, ordered.sizes, bulk, staged)
         outputs[plan.split] = pipeline | f"Queries {plan.split}" >> sharding
-    written = outputs["train"][FREQUENCIES] | "Write labels" >> write_labels(labels, ordered)
-    summaries = [ordered.summary, written, *(output[SUMMARY] for output in outputs.values())]
+        if plan.older and base is not None:
+            leaving = leave_out(plan, base, built, ordered.sizes, bulk)
+            more.append(outputs[plan.split][AGAIN] | f"Again in {plan.split}" >> leaving)
+            if plan.split == "train":
+                counts = (outputs["train"][FREQUENCIES], more[-1][FREQUENCIES]) | "Less" >> beam.Flatten()
+                outputs["train"] = {**outputs["train"], FREQUENCIES: counts}
+    counts = outputs["train"][FREQUENCIES]
+    if version is not None and base is not None:
+        older, counts = (
+            counts | name >> beam.Filter(_is_new, new, labels.shards_before)
+            for name, new in (("Of labels before", False), ("Of new labels", True))
+        )
+        joined = {"counts": older, "states": version.states, "changed": version.changed}
+        patched = joined | "Join what changes" >> beam.CoGroupByKey()
+        more.append({SUMMARY: patched | "Patch labels" >> beam.Map(patch_labels, base, built)})
+    written = counts | "Write labels" >> write_labels(labels, ordered)
+    summaries = [ordered.summary, written, *(output[SUMMARY] for output in [*outputs.values(), *more])]
     merge_and_write(summaries | "All summaries" >> beam.Flatten(), summary_url)
 
 
+def _is_new(element: tuple[int, Any], new: bool, before: int) -> bool:
+    """Tell whether counts are of a shard of labels that are new, or not new."""
+    return (element[0] >= before) == new
+
+
+def _changes(base: Base, summary: Summary) -> str:
+    """Say what the version adds to `base`, and what it changes there."""
+    counts = summary.counters.get(LABELS, Counter())
+    replaced = sum(counters["replaced"] for counters in summary.counters.values())
+    parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} with another text"]
+    parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} back", f"{replaced:,} points replaced"]
+    return f"onto {base.url}: {', '.join(parts)}"
+
+
 def _name_labels(
-    pipeline: beam.Pipeline, table: str, raw: Summary, ordered: OrderedLabels, shards: int, bulk: Exchange
+    pipeline: beam.Pipeline, table: str, raw: Summary, ordered: OrderedLabels, labels: LabelsPlan, bulk: Exchange
 ) -> dict[str, PCollection]:
     """Return the `blocks` of an input table with the `ids` of the labels that they name."""
     blocks = raw.blocks_of(table)
     numbered = pipeline | f"Blocks {table}" >> beam.Create(list(enumerate(blocks)))
     if any(block.mentions for block in blocks):
-        return {"blocks": numbered, "ids": numbered | f"Resolve {table}" >> resolve_labels(ordered, shards, bulk)}
+        resolving = resolve_labels(ordered, labels.shards, bulk, labels.shards_before)
+        return {"blocks": numbered, "ids": numbered | f"Resolve {table}" >> resolving}
     return {"blocks": numbered, "ids": pipeline | f"No ids {table}" >> beam.Create([], reshuffle=False)}
 
 
@@ -228,7 +304,9 @@ def _parameters(
     filters = {
         split: {"file": url.rsplit("/", 1)[-1], "pairs": filter_pairs[split]} for split, url in inputs.filters.items()
     }
+    part = {"part": options.part} if options.part and attempt.base is None else {}
     return {
+        **part,
         "format": inputs.format,
         "input": identity.identity(inputs, summary.files),
         "options": attempt.recorded,

@@ -3,12 +3,12 @@
 import re
 from dataclasses import dataclass
 
+from schemas import LABEL_TEXTS as LABEL_TEXTS
 from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
 MANIFEST = "manifest.json"
-LABEL_TEXTS = "labels"  # the source of label texts; in a mix, too
 # Parameter of a queries table in cluster order, and folder of such tables in a run.
 CLUSTERS = "clusters"
 _NUMBERED = re.compile(r"(epoch|step)-(\d+)")
@@ -39,6 +39,11 @@ def numbered(root: str) -> list[int]:
     """List the epochs or steps that have a folder under `root`, ascending. Raises StorageError."""
     numbers = (parse_number(name) for name in storage.list_names(root))
     return sorted(number for number in numbers if number is not None)
+
+
+def parts_prefix(part: str) -> str:
+    """Return the path, below a version, of the tables of the part that it adds."""
+    return f"parts/{folder(part)}"
 
 
 def folder(name: str) -> str:

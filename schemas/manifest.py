@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import pyarrow as pa
 from pydantic import (
@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from schemas import checksums, storage
@@ -28,6 +29,8 @@ from schemas.layout import MANIFEST
 from schemas.records import manifest_rules
 from schemas.storage import join
 from schemas.tables import KINDS
+from schemas.views.relative import resolve
+from schemas.views.view import Patch, View
 
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
@@ -70,6 +73,7 @@ class Shard(BaseModel):
     """One immutable file: path relative to the manifest, rows, bytes, SHA-256.
 
     `checksums` (schemas/checksums.py): CRC-32 of its end and, in Parquet, of each column chunk; older tables lack them.
+    `groups`: rows of each row group, where they are not those of the table. `view`: it lies in another table.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,12 +83,20 @@ class Shard(BaseModel):
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     checksums: str | None = None
+    groups: tuple[Annotated[int, Field(gt=0)], ...] | None = None
+    view: View | None = None
 
     @model_serializer(mode="wrap")
     def _as_written(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out absent checksums: older tables have none, and their digests stay."""
+        """Leave out what is absent: older tables have none of it, and their digests stay."""
         body: dict[str, Any] = dump(self)
-        return {name: value for name, value in body.items() if name != "checksums" or value is not None}
+        return {name: value for name, value in body.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.groups is not None and sum(self.groups) != self.rows:
+            raise ValueError(f"{self.path}: {sum(self.groups):,} rows in its row groups, and {self.rows:,} in all")
+        return self
 
     @field_validator("checksums")
     @classmethod
@@ -120,6 +132,15 @@ class Manifest(BaseModel):
     def digest(self) -> str:
         """SHA-256 of the manifest's canonical JSON, which the parents of other tables refer to."""
         return storage.sha256(_canonical(self.model_dump(mode="json")))
+
+    def group_rows(self, shard: int) -> int | tuple[int, ...]:
+        """Return the rows of each row group of a shard, or of all but its last."""
+        return self.shards[shard].groups or self.row_group_rows or 1
+
+    @property
+    def cut(self) -> list[tuple[int, int | tuple[int, ...]]]:
+        """Rows and row groups of each shard: tables of one cut are aligned."""
+        return [(entry.rows, self.group_rows(shard)) for shard, entry in enumerate(self.shards)]
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
@@ -224,6 +245,8 @@ def verify(url: str, manifest: Manifest, on_bytes: Callable[[int], None] | None 
             functools.partial(_digest, place, on_bytes or (lambda count: None)), lambda digest: digest == shard.sha256
         )
         _require_digest(place, shard, digest, "Make the table again.")
+        for patch in shard.view.patches if shard.view else ():
+            read_patch(url, patch)
 
 
 def _digest(place: str, on_bytes: Callable[[int], None]) -> str:
@@ -235,15 +258,39 @@ def _digest(place: str, on_bytes: Callable[[int], None]) -> str:
     return digest.hexdigest()
 
 
+def shard_url(url: str, shard: Shard) -> str:
+    """Return the URL of a shard of the table at `url`."""
+    return join(url if shard.view is None else resolve(url, shard.view.table), shard.path)
+
+
+def read_patch(url: str, patch: Patch) -> bytes:
+    """Read a patch of the table at `url`. Raises TableError: gone or damaged; StorageError."""
+    place = resolve(url, patch.place)
+    try:
+        data = storage.read_matching(
+            lambda: storage.read_bytes(place), lambda data: storage.sha256(data) == patch.sha256
+        )
+    except FileNotFoundError:
+        raise TableError(f"{place}: gone, and {url} needs it. Put it back, or use another version.") from None
+    if storage.sha256(data) != patch.sha256:
+        raise TableError(f"{place}: damaged: it does not match the SHA-256 in {url}. Make the version again.")
+    return data
+
+
 def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> str:
     """Return the URL of a shard of the table at `url`.
 
     Raises TableError, which ends with `remedy`, when it is gone or not as long as it was.
     """
-    place = join(url, shard.path)
+    place = shard_url(url, shard)
     try:
         length = storage.size(place)
     except FileNotFoundError:
+        if shard.view is not None:
+            raise TableError(
+                f"{place}: gone. It is of the part {shard.view.part}, which {url} needs. Put it back, or use a version "
+                "without this part."
+            ) from None
         raise TableError(f"{place}: the manifest names this shard, but it is gone. {remedy}") from None
     if length != shard.bytes:
         raise TableError(f"{place}: damaged: {length} bytes, expected {shard.bytes}. {remedy}")

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 
-from schemas import storage
 from schemas.errors import InputError
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -33,6 +32,8 @@ def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
 
     Only local disks say what is free. Raises InputError that ends with `remedy`.
     """
+    from schemas import storage  # who reads a size alone needs no fsspec
+
     free = storage.free_bytes(url)
     if free is None or sum(needs.values()) <= free:
         return

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from schemas import PAD as PAD
 from schemas.errors import InputError
 
 KINDS = (
@@ -24,7 +25,6 @@ KINDS = (
     "export",
     "fusion",
 )
-PAD = -1
 
 
 def token_type(vocabulary: int) -> pa.DataType:

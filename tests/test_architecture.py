@@ -206,6 +206,17 @@ def test_a_process_loads_only_its_side(module: str, absent: tuple[str, ...]) -> 
     assert not set(absent) & set(loaded.stdout.split())
 
 
+def test_a_typo_in_a_recipe_needs_neither_arrow_nor_fsspec() -> None:
+    code = (
+        "import sys; from extremis.cli import main\n"
+        "try: main(['run', 'astra', 'data', 'runs/1', '--set', 'train.epoch=5'])\n"
+        "finally: print('loaded:', *{n.split('.')[0] for n in sys.modules} & {'pyarrow', 'fsspec', 'torch'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "did you mean 'epochs'" in done.stderr
+    assert done.stdout.splitlines()[-1].strip() == "loaded:"
+
+
 def test_help_needs_nothing_heavy() -> None:
     code = (
         "import sys; from extremis.cli import main\n"

@@ -9,6 +9,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.storage import join
+from schemas.versions.version import parts_since, require_parts
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, load_config, restore_recipe
 from trainer.device import CPU
@@ -134,6 +135,7 @@ class DataFacts:
                 raise TableError(
                     f"{join(data.root, name)}: not the table that {data.root} was published with. Shard the data again."
                 )
+        require_parts(data.root, manifest)
         labels = parts.get("labels") or open_manifest(data.labels, "labels")
         vocabulary = parts["tokenizer"].parameters["vocabulary"] if "tokenizer" in parts else 0
         return cls(manifest, labels.rows, vocabulary, int(manifest.parameters.get("features") or 0))
@@ -150,6 +152,25 @@ def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
     return restore_recipe(config["recipe"], run.config), checkpoint
+
+
+def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, list[str]]:
+    """Open the recipe and the newest checkpoint of a run on DATA or on a version before; and the parts added since.
+
+    Raises InputError: no run, no checkpoint, other data; TableError.
+    """
+    config, manifest = load_config(run.config), open_manifest(data.root, "data")
+    trained = str(config.get("data", {}).get("digest"))
+    parts = parts_since(manifest, trained)
+    if parts is None:
+        raise InputError(
+            f"{run.root}: this run was made from other data (digest {trained[:12]}…) than {data.root} or a version "
+            "before it. Name a run on one of these."
+        )
+    checkpoint = latest_checkpoint(run)
+    if checkpoint is None:
+        raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
+    return restore_recipe(config["recipe"], run.config), checkpoint, parts
 
 
 def load_model(

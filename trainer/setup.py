@@ -16,10 +16,12 @@ from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.device import describe_device, open_device
 from trainer.evaluation.evaluate import label_statistics, positive_weights
+from trainer.evaluation.retired import retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, vector_bytes
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
+from trainer.initial.earlier_run import begin_with_run
 from trainer.initialise import begin_at_texts, begin_with_encoder
 from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, open_texts
@@ -32,6 +34,7 @@ from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
 from trainer.step import Clock, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
+from trainer.stream.window_of_parts import in_window
 from trainer.tracking import NoTracker, Tracker
 
 Say = Callable[[str], None]
@@ -78,6 +81,12 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     facts = DataFacts.of(data)
     rows = recipe.data
     tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
+    if (rows.parts or rows.half_life) and recipe.table_epochs():
+        raise InputError(
+            "data.parts and data.half_life: tables of negatives and clusters are of all parts. Take negatives from the "
+            "trainer's own index (refresh.source = 'in-trainer'), or at random (negatives.hard = 0)."
+        )
+    tables = in_window(tables, rows.parts, rows.half_life)
     require_streamable(recipe, tables, data.root, group)
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
@@ -129,7 +138,17 @@ def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, sa
     frequency = label_statistics(data).frequency if negatives.frequency_share else None
     if recipe.loss != binary_cross_entropy.options:  # what it makes of a score depends on all of them
         negatives = negatives.model_copy(update={"chunk": max(1, labels)})
-    return Planner(negatives, labels, seed, weights, part, course, frequency, positives=recipe.head.positives)
+    return Planner(
+        negatives,
+        labels,
+        seed,
+        weights,
+        part,
+        course,
+        frequency,
+        positives=recipe.head.positives,
+        retired=retired_labels(data),
+    )
 
 
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
@@ -209,6 +228,8 @@ def require_room_for_run(parts: Parts) -> None:
 def initialise_model(parts: Parts) -> None:
     """Give the model what it takes from the data and from another run. Raises InputError, TableError."""
     recipe, model = parts.recipe, parts.model
+    if begin_with_run(model, parts.data, recipe, parts.say):
+        return
     began = begin_with_encoder(model, parts.data, recipe)
     for name, encoder in model.encoders.items():
         if not (began and name == "encoder"):

@@ -44,6 +44,12 @@ def shard(input: Any, data: Url, **settings: Unpack[options.Shard]) -> Result:
 
 
 @_documented
+def data(action: Literal["list", "show", "drop"], place: Url, **settings: Unpack[options.Common]) -> Result:
+    """List the versions of data under `place`; show or drop the one at `place`. Raises ExtremisError."""
+    return call("data", [action, place], settings)
+
+
+@_documented
 def run(recipe: Url, data: Url, run: Url, **settings: Unpack[options.Run]) -> Result:
     """Train `recipe` on `data` into `run`, with a miner beside; "auto" chooses a recipe. Raises ExtremisError."""
     return call("run", [recipe, data, run], settings, settings.pop("beam_options", ()))

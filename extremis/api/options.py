@@ -48,11 +48,16 @@ class Shard(Beam, total=False):
     fields: Names
     sink: Literal["parquet", "webdataset"]
     exchange: Literal["files", "shuffle"]
+    onto: Url
+    part: str
+    again: Literal["replace", "keep"]
+    labels: Literal["all", "new"]
     seed: int
     overwrite: bool
 
 
 class Train(Common, total=False):
+    from_run: Url
     device: str
     set: Settings
     resume: bool

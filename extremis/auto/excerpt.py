@@ -3,7 +3,7 @@
 Fewer rows of all labels would leave each label fewer points than it has, and recipes that need few would look best.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, list_column
 from schemas.storage import join
+from schemas.versions.version import PARTS, VERSION
 from trainer.stream import open_queries
 from trainer.stream.part import WHOLE, iterate_part
 
@@ -30,14 +31,16 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
     if is_published(root):
         return
     layout, whole, kept = DataLayout(root), open_manifest(data.root, "data"), draw_labels(data, rows)
+    parents: dict[str, str] = {}
     if "tokenizer" in whole.parents:
         for name, content in read_files(data.tokenizer, "tokenizer").items():
             storage.write_bytes(join(layout.tokenizer, name), content)
-        publish(layout.tokenizer, open_manifest(data.tokenizer, "tokenizer"))
+        tokenizer = open_manifest(data.tokenizer, "tokenizer")
+        shards_here = tuple(shard.model_copy(update={"view": None}) for shard in tokenizer.shards)
+        parents["tokenizer"] = publish(layout.tokenizer, tokenizer.model_copy(update={"shards": shards_here})).digest
     queries, labels = _write_queries(data, layout, kept), _write_labels(data, layout, kept)
-    parents = {name: digest for name, digest in whole.parents.items() if name == "tokenizer"}
     parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
-    facts = {**whole.parameters, "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
+    facts = {**_plain(whole.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
     publish(root, Manifest(kind="data", parents=parents, parameters=facts))
 
 
@@ -102,4 +105,9 @@ def _write(
     place = rows.schema.get_field_index(key)
     rows = rows.set_column(place, rows.schema.field(key), pa.array(np.arange(rows.num_rows)))
     groups, ids = whole.row_group_rows or 1, (0, rows.num_rows)
-    return shards.write_table(url, kind, [rows], groups, parameters=parameters, id_range=ids)
+    return shards.write_table(url, kind, [rows], groups, parameters=_plain(parameters), id_range=ids)
+
+
+def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters without what they say of versions: an excerpt is none."""
+    return {name: value for name, value in parameters.items() if name not in (VERSION, PARTS)}

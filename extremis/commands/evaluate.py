@@ -55,6 +55,7 @@ def evaluate(data: str, run: str, no_filter: bool, device: str, **options: Any) 
         return None
     split = evaluate_options.split
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
+    _show_parts(report)
     if "metrics" in report.get("seen", {}):
         _show_seen(split, report)
     if evaluate_options.baseline:
@@ -66,6 +67,20 @@ def evaluate(data: str, run: str, no_filter: bool, device: str, **options: Any) 
     kept = "kept in the run; " if evaluate_options.standard else ""
     say(f"{run}, step {report['step']:,}: {kept}next: extremis report {data} {run}")
     return {"data": data, "run": run, "split": split, **report}
+
+
+def _show_parts(report: dict[str, Any]) -> None:
+    """Print metrics by the part of a version that queries, and labels, came with."""
+    names = ("P@1", "P@5", "PSP@5")
+    for key, title, counted, shown in (
+        ("parts", "by part of the queries", "queries", names),
+        ("labels_by_part", "positives found, by part that brought their label", "positives", ("R@1", "R@5")),
+    ):
+        parts = report.get(key, {})
+        columns = [name for name in shown if any(name in metrics for metrics in parts.values())]
+        rows = [[p, f"{m[counted]:,}", *(f"{m[name]:.2f}" for name in columns)] for p, m in parts.items()]
+        if rows:
+            table(title, ["part", counted, *columns], rows)
 
 
 def _show_seen(split: str, report: dict[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 import contextlib
 import functools
+import json
 import re
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from extremis.console import at_work, output, print_json
 from schemas.errors import ExtremisError, InputError
@@ -32,7 +34,19 @@ step_option = click.option("--step", type=NOT_NEGATIVE, help="Step of the checkp
 device_option = click.option(
     "--device", type=_Device(), default="auto", help="Where to compute. Default: auto, a GPU where there is one."
 )
-recipe_option = click.option("--recipe", default="astra", help="A recipe's name or TOML file.")
+
+
+def _complete_recipe(context: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a recipe, or else a file."""
+    from trainer.config import recipe_names
+
+    names = [name for name in ("auto", *recipe_names()) if name.startswith(begun)]
+    return [CompletionItem(name) for name in names] or [CompletionItem(begun, type="file")]
+
+
+recipe_option = click.option(
+    "--recipe", default="astra", shell_complete=_complete_recipe, help="A recipe's name or TOML file."
+)
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change the recipe, e.g. train.epochs=5."
 )
@@ -109,10 +123,17 @@ beam_tail = combine(
 
 
 training_options = combine(
-    click.argument("recipe"),
+    click.argument("recipe", shell_complete=_complete_recipe),
     click.argument("data"),
     click.argument("run"),
     set_option,
+    click.option(
+        "--from",
+        "--from-run",
+        "from_run",
+        metavar="RUN1",
+        help="Go on from RUN1, a run on an earlier version of DATA: its encoder, and its vectors by label id.",
+    ),
     click.option(
         "--device", type=_Device(), help="Where to compute. Default: the recipe's, auto, a GPU where there is one."
     ),
@@ -131,9 +152,11 @@ training_options = combine(
 )
 
 
-def with_device(overrides: tuple[str, ...], device: str | None) -> tuple[str, ...]:
-    """Return the changes of a recipe that --set and --device state."""
-    return overrides if device is None else (*overrides, f"train.device={device}")
+def with_device(overrides: tuple[str, ...], device: str | None, from_run: str | None = None) -> tuple[str, ...]:
+    """Return the changes of a recipe that --set, --device and --from state."""
+    more = {"train.device": device, "train.start_from": from_run}
+    stated = (f"{key}={json.dumps(value)}" for key, value in more.items() if value is not None)
+    return (*overrides, *stated)
 
 
 dump_options = combine(  # of a pipeline that makes a table from a dump

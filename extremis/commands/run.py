@@ -26,6 +26,7 @@ def run(minutes: float | None, **options: Any) -> dict[str, Any] | None:
     Examples:
       extremis run auto data/ runs/1 --minutes 10
       extremis run astra data/ runs/2 --set train.epochs=20
+      extremis run astra data/2026-11-20/ runs/2026-11-20 --from runs/2026-11-19
     """
     if options["recipe"] != "auto":
         if minutes is not None:
@@ -33,6 +34,8 @@ def run(minutes: float | None, **options: Any) -> dict[str, Any] | None:
         return train_run(**options)
     from extremis.auto.run_auto import run_auto
 
+    if options.pop("from_run") is not None:
+        raise InputError("--from goes on with a recipe: give that of RUN1, RUN1/recipe.toml or its name, not auto.")
     del options["recipe"]
     options["overrides"] = with_device(options["overrides"], options.pop("device"))
     return run_auto(minutes=minutes or 0.0, process=process_options(options), **options)

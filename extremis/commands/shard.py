@@ -76,6 +76,20 @@ class _FormOption(click.Option):
     type=click.Choice(["files", "shuffle"]),
     help="Channel for bulk data between stages. Default: files in DATA's staging; on Dataflow its shuffle.",
 )
+@click.option("--onto", metavar="DATA1", help="Add to DATA1: DATA holds what is new, and names the rest.")
+@click.option("--part", metavar="NAME", help="Name of what is added, e.g. a date. Default: the version's number.")
+@click.option(
+    "--again",
+    type=click.Choice(["replace", "keep"]),
+    default="replace",
+    help="With --onto, points whose key comes again: the older one is replaced, or kept beside it.",
+)
+@click.option(
+    "--labels",
+    type=click.Choice(["all", "new"]),
+    help="With --onto, labels listed in INPUT: all there are (others retire), or new and changed ones alone. "
+    "Default: all, unless more than half would retire.",
+)
 @click.option("--seed", type=NOT_NEGATIVE, default=0, help="Seed of the order of rows.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished data set made from something else.")
 @output_options
@@ -90,6 +104,7 @@ def shard(source: str, data: str, beam_options: tuple[str, ...], **options: Any)
     Examples:
       extremis shard examples/tate/ data/ --propensity 0.55,1.5
       extremis shard queries/ data/ --format jsonl --fields key=id,text=query,labels=positives
+      extremis shard raw/2026-11-20/ data/2026-11-20/ --onto data/2026-11-19/ --part 2026-11-20
       extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
     """
     from extremis.inspecting.data_summary import summarize, summary_lines

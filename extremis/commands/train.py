@@ -19,13 +19,19 @@ def train(**options: Any) -> dict[str, Any] | None:
     Examples:
       extremis train astra data/ runs/1 --set train.epochs=30
       extremis train astra data/ runs/1 --resume
+      extremis train astra data/2/ runs/2 --from runs/1
       torchrun --nproc-per-node 2 -m extremis train astra data/ runs/1
     """
     return train_run(**options)
 
 
 def train_run(
-    recipe: str, run: str, overrides: tuple[str, ...], device: str | None, **options: Any
+    recipe: str,
+    run: str,
+    overrides: tuple[str, ...],
+    device: str | None,
+    from_run: str | None = None,
+    **options: Any,
 ) -> dict[str, Any] | None:
     """Train on the ranks that torchrun launched; rank 0 returns the outcome."""
     from trainer.config import check_keys
@@ -38,7 +44,7 @@ def train_run(
 
     process = process_options(options)
     with joined() as group:
-        resolved = resolve(recipe, with_device(overrides, device), options["data"])
+        resolved = resolve(recipe, with_device(overrides, device, from_run), options["data"])
         for line in resolved.lines(options["data"]) if group.first else ():
             say(line)
         outcome = train_recipe(run=run, recipe=resolved.recipe, group=group, process=process, **options)

@@ -11,6 +11,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.shard_files import shards
 from schemas.storage import join
+from schemas.versions.version import VERSION
 
 _COMPARED_ROWS = 2_000_000  # of all splits; above it, texts are not compared
 _TRAIN = "train"
@@ -26,7 +27,7 @@ def summarize(data: str) -> dict[str, Any]:
     tables = {name: open_manifest(join(data, name)) for name in whole.parents if name != "tokenizer"}
     named = {name.partition("/")[2]: table for name, table in tables.items() if name.startswith("queries/")}
     splits = {name: named[name] for name in sorted(named, key=lambda name: (name != _TRAIN, name))}
-    few = sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
+    few = VERSION not in whole.parameters and sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
     texts = {name: _texts(layout.queries(name), table) for name, table in splits.items()} if few else {}
     labels = tables["labels"]
     rejected = {name: table.counters.get("rejected") for name, table in tables.items()}
@@ -68,7 +69,7 @@ def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> d
     facts = {
         "points": table.rows,
         "merged": table.counters.get("rows_merged", 0),
-        "labels": table.counters.get("labels", 0),
+        "labels": _mentions(table),
     }
     if len(texts.get(name, ())):
         words = pc.greater(pc.binary_length(texts[name]), 0)
@@ -76,6 +77,12 @@ def _split_facts(name: str, table: Manifest, texts: Mapping[str, pa.Array]) -> d
         if name != _TRAIN:
             facts["in_train"] = int(pc.sum(_repeated(texts[name], texts[_TRAIN])).as_py())
     return facts
+
+
+def _mentions(table: Manifest) -> int:
+    """Count the labels of a split's points; of a version, whose rows may have gone, about."""
+    written = table.counters.get("rows_out", table.rows)
+    return round(table.counters.get("labels", 0) * table.rows / max(1, written))
 
 
 def seen_queries(data: str, split: str) -> np.ndarray | None:

@@ -8,10 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.sharding.hashing import hash_strings
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, shard_url
 from schemas.shard_files.parquet import row_groups_of
 from schemas.shard_files.shards import open_shard, read_group
-from schemas.storage import join
 
 
 class Rows:
@@ -65,7 +64,7 @@ class Rows:
             shard = self.manifest.shards[index]
             with open_shard(self.url, shard) as file:
                 for number in numbers[self._shard[numbers] == index].tolist():
-                    yield read_group(file, int(self._group[number]), columns, join(self.url, shard.path))
+                    yield read_group(file, int(self._group[number]), columns, shard_url(self.url, shard))
 
     def _likely_group(self, key: str) -> list[int]:
         """Find the row group that has the key if rows are in the order of its hash; empty where none can have it."""

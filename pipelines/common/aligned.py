@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipelines.common.vector_blocks import read_groups, require_finite
 from schemas.errors import TableError
-from schemas.manifest import Manifest, open_manifest, require_parent
+from schemas.manifest import Manifest, open_manifest, require_parent, shard_url
 from schemas.randomness import sample_rows
 from schemas.shard_files.parquet import matrix_column, row_groups_of
 from schemas.shard_files.shards import iterate_shard
@@ -84,7 +84,7 @@ class Source:
             if not point.column(self.id_column).equals(embedding.column(0)):
                 raise TableError(
                     f"{join(self.embeddings_url, entry.path)}: its {embedding.column_names[0]} column is not that of "
-                    f"{join(self.queries_url, self.queries.shards[shard].path)}. Make the embeddings again."
+                    f"{shard_url(self.queries_url, self.queries.shards[shard])}. Make the embeddings again."
                 )
             yield point.append_column("vector", embedding.column("vector"))
 
@@ -93,13 +93,12 @@ def open_source(name: str, queries_url: str, kind: str, url: str, embeddings: Ma
     """Open `embeddings` at `url` beside their table. Raises TableError: of other data, or not aligned."""
     queries = open_manifest(queries_url, kind)
     require_parent(url, embeddings, "queries", queries.digest, queries_url)
-    shape, expected = (
-        ([shard.rows for shard in table.shards], table.row_group_rows) for table in (embeddings, queries)
-    )
-    if shape != expected:
+    if embeddings.cut != queries.cut:
+        shape, expected = ([shard.rows for shard in table.shards] for table in (embeddings, queries))
         raise TableError(
-            f"{url}: not aligned with {queries_url}: its shards hold {shape[0]} rows in row groups of {shape[1]}, "
-            f"expected {expected[0]} in row groups of {expected[1]}. Make the embeddings again."
+            f"{url}: not aligned with {queries_url}: its shards hold {shape} rows in row groups of "
+            f"{embeddings.row_group_rows}, expected {expected} in row groups of {queries.row_group_rows}. "
+            "Make the embeddings again."
         )
     return Source(name, queries_url, queries, url, embeddings)
 

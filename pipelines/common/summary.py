@@ -41,12 +41,26 @@ class Block:
         return rows.append_column("part", pa.array(np.full(rows.num_rows, self.part, np.int32)))
 
 
+@dataclass(frozen=True, order=True)
+class Patched:
+    """A patch over shard `number` of the labels or points before: which of the view's, its file, and its row groups."""
+
+    table: str
+    number: int
+    kind: str
+    file: str
+    bytes: int
+    sha256: str
+    groups: tuple[int, ...] | None = None
+
+
 @dataclass(frozen=True)
 class Summary:
     """Shards and counters by table, rejects, and what lies in staging; `merge` is associative and commutative.
 
     blocks: parsed rows in staging. rejected: (input table, packet) of reject rows in staging. files: (bytes, SHA-256)
-    of each input file by its URL. features: one more than the largest feature id of any row.
+    of each input file by its URL. features: one more than the largest feature id of any row. patched: over what a
+    version has already.
     """
 
     shards: dict[str, tuple[Shard, ...]] = field(default_factory=dict)
@@ -56,6 +70,7 @@ class Summary:
     rejected: tuple[tuple[str, Packet], ...] = ()
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
     features: int = 0
+    patched: tuple[Patched, ...] = ()
 
     def merge(self, other: "Summary") -> "Summary":
         """Return both as one."""
@@ -70,6 +85,7 @@ class Summary:
             self.rejected + other.rejected,
             {**self.files, **other.files},
             max(self.features, other.features),
+            self.patched + other.patched,
         )
 
     def shards_of(self, table: str) -> tuple[Shard, ...]:

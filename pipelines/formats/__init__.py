@@ -25,6 +25,10 @@ FORMATS: tuple[Format, ...] = (
     Datasets(),
     Beir(),
 )
+_TEXTS = (
+    " Texts alone do not say which labels they have: write each text beside its label or labels, as in train.csv with "
+    "the header text,label."
+)
 
 
 def choose(source: str, name: str | None = None, fields: str | None = None) -> Format:
@@ -54,7 +58,9 @@ def _recognise(source: str) -> Format:
         raise InputError(f"{source}: looks like {several}; found: {listed(names)}. Say which with --format.")
     forms = "".join(f"\n  {form.name}: {form.expects}" for form in FORMATS)
     present = "one file, whose name does not say its kind" if not names and storage.exists(source) else listed(names)
-    raise InputError(f"{source}: no known input form here; found: {present}. Expected one of:{forms}")
+    texts = any(name.partition(".gz")[0].endswith((".txt", ".md")) for name in [*names, source])
+    hint = _TEXTS if texts else ""
+    raise InputError(f"{source}: no known input form here; found: {present}.{hint} Expected one of:{forms}")
 
 
 def by_name(name: str) -> Format:

@@ -31,6 +31,7 @@ class Keyed:
 
     fields: Fields = field(default_factory=Fields)
     label_fields: Fields | None = None  # in the table of labels; None: the same
+    labels_needed: bool = True  # False: points may name labels that are known from elsewhere
 
     def fields_of(self, part: Part) -> Fields:
         """Return the names of the fields in `part`."""
@@ -122,7 +123,7 @@ class Parquet(Keyed):
         of_labels = _table(names, stem, self.kind) or _table(names, stem, rf"(?:{JSONL}|{PARQUET})")
         own = self.label_fields or fields
         parts += _parts(root, LABELS, of_labels, own, (own.key,))
-        for table in ("train", LABELS):
+        for table in ("train", LABELS) if self.labels_needed else ("train",):
             if not any(part.table == table for part in parts):
                 raise InputError(f"{source}: no {table} here; found: {listed(names)}. Expected {self.expects}.")
         return Inputs(self.name, tuple(parts), keyed=True, shared_points=bool(shared and paired))

@@ -9,7 +9,7 @@ from schemas.errors import ExtremisError
 from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest
 from schemas.ragged import Ragged
-from schemas.shard_files.parquet import matrix_column, open_shard
+from schemas.shard_files.parquet import matrix_column, open_shard, row_groups_of
 from schemas.shard_files.shards import read_group
 from schemas.storage import join
 from search.candidates import unpack
@@ -44,14 +44,16 @@ def overlaps(previous: Previous, shard: int, rows: np.ndarray, keys: np.ndarray)
     """
     label_ids, _ = unpack(keys)
     shares = [np.empty(0)]
-    size = previous.manifest.row_group_rows or 1
     entry = previous.manifest.shards[shard]
     try:
         with open_shard(previous.url, entry) as file:
-            for group in np.unique(rows // size):
-                inside = rows // size == group
+            shard_of, _, first_row = row_groups_of(previous.manifest)
+            first = first_row[:-1][shard_of == shard] - first_row[int(np.searchsorted(shard_of, shard))]
+            group_of = np.searchsorted(first, rows, side="right") - 1
+            for group in np.unique(group_of):
+                inside = group_of == group
                 table = read_group(file, int(group), ["label_ids"], join(previous.url, entry.path))
-                old = matrix_column(table, "label_ids")[rows[inside] - group * size]
+                old = matrix_column(table, "label_ids")[rows[inside] - first[group]]
                 new = label_ids[inside]
                 hits = Ragged.from_matrix(np.sort(old, axis=1)).contains(new)
                 sizes = (new >= 0).sum(axis=1)

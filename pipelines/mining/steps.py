@@ -125,7 +125,7 @@ def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[Blo
     rows = _sampled_rows(plan, source, shard)
     sampled = [np.empty((0, plan.columns), np.uint64)]
     padded = first = 0
-    shards, group = len(source.queries.shards), source.queries.row_group_rows or 1
+    shards, group = len(source.queries.shards), source.queries.group_rows(shard)
     with profile.stage("merge"), writing_shard(plan.inputs.written(source), shard, shards, plan.schema, group) as out:
         for number, ids in enumerate(source.id_batches(shard, plan.batch)):
             keys = _merge_chunk(plan, source, shard, blocks, number, counts)

@@ -1,7 +1,7 @@
 """Data set as a whole: what is at DATA already, and the manifests that make a new one visible, DATA's own last."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipelines.common.exchange import Packet, gather
@@ -21,19 +21,25 @@ from schemas.owners.claim import ClaimedError, LostError, claimed
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files import parquet
 from schemas.storage import join
+from schemas.versions.version import VERSION
 
-_OURS = ("queries", "labels", "tokenizer", "rejects")
+_OURS = ("queries", "labels", "tokenizer", "rejects", "parts")
 _REJECTS_GROUP = 8192
 _REMEDY = "Give another DATA, or --overwrite to replace it."
 
 
-def open_finished(data: str, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Manifest:
-    """Open the data set at `data`, which has to be made from `inputs` with `options`.
+def open_finished(
+    data: str, inputs: Mapping[str, Any], options: Mapping[str, Any], version: Mapping[str, Any] | None = None
+) -> Manifest:
+    """Open the data set at `data`, which has to be made from `inputs` with `options`, as this `version`.
 
     Raises InputError: made otherwise; TableError: damaged.
     """
     manifest = find_reusable(data, Request("data", None, {"input": inputs, "options": options}), _REMEDY)
     assert manifest is not None
+    made = manifest.parameters.get(VERSION, {}).get("choices")
+    if made != (None if version is None else dict(version)):
+        raise InputError(f"{data}: holds a finished data set that goes on from another one, or otherwise. {_REMEDY}")
     for table, digest in manifest.parents.items():
         if manifests.open_manifest(join(data, table)).digest != digest:
             raise TableError(f"{join(data, table)}: not the table that {data} was published with. {_REMEDY}")
@@ -70,13 +76,23 @@ def place(build: Build, manifest: Manifest) -> Manifest:
     """Put the data set of an attempt in place, its tables before DATA's `manifest`. Raises LostError, StorageError."""
     tables = {name: manifests.open_manifest(join(build.url, name)) for name in manifest.parents}
     try:
-        build.put([f"{name}/{shard.path}" for name, table in tables.items() for shard in table.shards])
+        files = [f"{name}/{file}" for name, table in tables.items() for file in _files_of(table)]
+        build.put(list(dict.fromkeys(files)))
         return build.publish(manifest, [f"{name}/{MANIFEST}" for name in tables])
     except BaseException:
         with contextlib.suppress(LostError, StorageError):  # of the two errors the first is the cause
             build.claim.require()
             clear(build.out)
         raise
+
+
+def _files_of(table: Manifest) -> Iterator[str]:
+    """Yield the files below a table: its shards, or the patches that a view has of its own."""
+    for shard in table.shards:
+        if shard.view is None:
+            yield shard.path
+        else:
+            yield from (patch.place for patch in shard.view.patches if "/" not in patch.place)
 
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:
@@ -158,17 +174,17 @@ def publish(
     for plan in splits:
         facts = {**text, "labels": labels, "split": plan.split, "seed": options["seed"], "text": options["text"]}
         origins = {name: parents[name] for name in ("tokenizer",) if name in parents}
-        queries = _table("queries", plan, plan.source, summary, origins, facts)
+        queries = describe_table("queries", plan, plan.source, summary, origins, facts)
         parents[plan.name] = manifests.publish(plan.table, queries).digest
     facts = {**text, "training_points": summary.counters["queries/train"]["rows_out"], "text": options["text"]}
     origins = {name: parents[name] for name in ("tokenizer", "queries/train") if name in parents}
-    labels_manifest = _table("labels", of_labels, LABELS, summary, origins, facts)
+    labels_manifest = describe_table("labels", of_labels, LABELS, summary, origins, facts)
     parents[of_labels.name] = manifests.publish(layout.labels, labels_manifest).digest
     parents["rejects"] = manifests.publish(layout.rejects, rejects).digest
     return manifests.publish(data, Manifest(kind="data", parents=parents, parameters=dict(parameters)))
 
 
-def _table(
+def describe_table(
     kind: str,
     plan: QueriesPlan | LabelsPlan,
     source: str,

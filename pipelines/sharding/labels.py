@@ -23,7 +23,11 @@ KEYS = "keys"
 
 
 class OrderedLabels(NamedTuple):
-    """Labels by shard: rows and keys (shard, packet), sizes (shard, number of labels), in the order of their ids."""
+    """Labels by shard: rows and keys (shard, packet), sizes (shard, number of labels), in the order of their ids.
+
+    Of a version, shards of labels before have the first numbers, and those of new labels follow. `keys` go by the hash
+    of the key, and have ids where labels have one already.
+    """
 
     rows: PCollection
     keys: PCollection
@@ -99,12 +103,12 @@ def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: di
     """Write the file of (shard, parts): ordered labels, and their counts in any order."""
     shard, parts = element
     table = gather(parts["rows"], plan.row_schema)
-    first = int(first_ids(sizes)[shard])
+    first, number = int(first_ids(sizes)[shard]), shard - plan.shards_before
     frequency = sum_counts(receive(parts["counts"]), first, table.num_rows)
     table = table.append_column("label_id", pa.array(np.arange(first, first + table.num_rows)))
     table = table.append_column("frequency", pa.array(frequency))
     table = table.select(plan.schema.names).cast(plan.schema)
-    entry = shards.write_shard(plan.table, shard, plan.shards, table, plan.row_group_rows, plan.sink)
+    entry = shards.write_shard(plan.table, number, plan.shards, table, plan.row_group_rows, plan.sink)
     counters = count_tokens(table)
     counters.update(rows_out=table.num_rows, without_training_points=int((frequency == 0).sum()))
     return Summary(shards={plan.name: (entry,)}, counters={plan.name: counters})

@@ -22,13 +22,19 @@ _BYTES_A_TOKEN = 4.5  # of text
 
 
 class Basis(NamedTuple):
-    """Basis of the plans: inputs, the first pipeline's summary, DATA, options, and the tokenizer."""
+    """Basis of the plans: inputs, the first pipeline's summary, DATA, options, and the tokenizer.
+
+    `tables`: where the tables go, DATA or the part of a version. `labels_before`, `shards_before`: those that it has.
+    """
 
     inputs: Inputs
     raw: Summary
     data: str
     options: ShardOptions
     tokenizer: FrozenTokenizer | None
+    tables: str
+    labels_before: int = 0
+    shards_before: int = 0
 
 
 def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
@@ -39,7 +45,7 @@ def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesP
     for split, share in (("val", options.validation_share), ("test", options.test_share)):
         if share:
             shards = options.shards or max(1, round(train.shards * share), min(assign.MIN_SHARDS, train.shards))
-            table = DataLayout(basis.data).queries(split)
+            table = DataLayout(basis.tables).queries(split)
             cuts.append(replace(train, split=split, table=table, shards=shards, share=(low, low + share)))
             low += share
     return [*cuts, *(replace(plan, share=(low, 1.0)) if plan is train and low else plan for plan in plans)]
@@ -47,23 +53,24 @@ def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesP
 
 def plan_labels(basis: Basis) -> LabelsPlan:
     """Plan the table of labels."""
-    inputs, raw, data, options, frozen = basis
+    inputs, raw, options, frozen = basis.inputs, basis.raw, basis.options, basis.tokenizer
     rows = raw.count_input(LABELS, "rows")
     estimate = _estimated_bytes(LABELS, basis, text=True) + 2 * rows
     shards = max(1, -(-int(estimate) // options.shard_bytes))
     if not inputs.keyed:  # contiguous ranges of ids, none of them empty
         shards = -(-rows // max(1, -(-rows // shards)))
     return LabelsPlan(
-        table=DataLayout(data).labels,
+        table=DataLayout(basis.tables).labels,
         shards=max(1, shards),
         row_group_rows=options.row_group_rows or assign.default_row_group_rows(rows),
         vocabulary=frozen.vocabulary if frozen else None,
-        tokenizer=tokenizer_url(data),
+        tokenizer=tokenizer_url(basis.data),
         features=raw.count_input(LABELS, "with_features") > 0,
         sources=sources_of(inputs, LABELS),
         sink="parquet",
         rows=rows,
         keyed=inputs.keyed,
+        shards_before=basis.shards_before,
     )
 
 
@@ -110,12 +117,12 @@ def sources_of(inputs: Inputs, *tables: str) -> Mapping[int, str]:
 
 
 def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
-    inputs, raw, data, options, frozen = basis
+    inputs, raw, data, options, frozen = basis[:5]
     pairs = PAIRS + split
     rows = raw.count_input(split, "rows")
     estimate = _estimated_bytes(split, basis, options.keep_text)
     return QueriesPlan(
-        table=DataLayout(data).queries(split),
+        table=DataLayout(basis.tables).queries(split),
         shards=options.shards or assign.default_shards(rows, estimate, options.shard_bytes),
         row_group_rows=options.row_group_rows or assign.default_row_group_rows(rows),
         vocabulary=frozen.vocabulary if frozen else None,
@@ -125,7 +132,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
         sink=options.sink,
         split=split,
         source=split,
-        labels=max(raw.count_input(LABELS, "rows_in"), raw.count_input(LABELS, "rows")),
+        labels=basis.labels_before + max(raw.count_input(LABELS, "rows_in"), raw.count_input(LABELS, "rows")),
         keyed=inputs.keyed,
         pairs=bool(inputs.of(pairs)),
         shared=inputs.shared_points,

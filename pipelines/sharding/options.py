@@ -9,7 +9,7 @@ from pipelines.sharding import tokenizer
 from schemas.options import Options
 from schemas.shard_files.shards import Sink
 
-_NOT_RECORDED = {"exchange"}  # has no effect on the data set
+_NOT_RECORDED = {"exchange", "onto", "part", "again", "labels"}  # without effect, or recorded with the version
 
 
 class ShardOptions(Options):
@@ -38,6 +38,15 @@ class ShardOptions(Options):
         default=None, description="way of bulk data between stages; None: as suits the runner"
     )
 
+    onto: str | None = Field(default=None, description="a data set that this one adds to, and names")
+    part: str | None = Field(default=None, description="name of what is added; None: the number of the version")
+    again: Literal["replace", "keep"] = Field(
+        default="replace", description="of points whose key comes again: the older one goes, or both stay"
+    )
+    labels: Literal["all", "new"] | None = Field(
+        default=None, description="what the input's labels are: all that there are from now on, or those that are new"
+    )
+
     @field_validator("tokenizer")
     @classmethod
     def _names_a_tokenizer(cls, name: str) -> str:
@@ -59,6 +68,12 @@ class ShardOptions(Options):
             raise ValueError(
                 f"validation_share = {self.validation_share:g} and test_share = {self.test_share:g} leave no train"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _goes_on(self) -> Self:
+        if self.onto is None and (self.labels or self.again != "replace"):
+            raise ValueError("--labels and --again are about a version: name the data set that it adds to with --onto")
         return self
 
     def recorded(self, tokenizer_identity: str) -> dict[str, Any]:

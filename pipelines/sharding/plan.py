@@ -23,6 +23,17 @@ class ReadPlan:
 
 
 @dataclass(frozen=True)
+class OlderShards:
+    """Shards of an older table of points, which the hash of a key names: hash % `count` is the place in `numbers`.
+
+    `numbers`: where each is among all older shards of the split; -1 where it has no rows.
+    """
+
+    count: int
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TablePlan:
     """Plan of a table: what queries and labels share."""
 
@@ -54,6 +65,7 @@ class QueriesPlan(TablePlan):
     filters: str | None  # URL of the split's filter pairs in staging
     keep_text: bool
     share: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
+    older: "tuple[OlderShards, ...]" = ()  # tables of points that those of the same key replace
 
     @property
     def name(self) -> str:
@@ -85,6 +97,7 @@ class LabelsPlan(TablePlan):
 
     rows: int  # of the input
     keyed: bool
+    shards_before: int = 0  # of labels that a version has already
 
     @property
     def name(self) -> str:
@@ -107,6 +120,11 @@ class LabelsPlan(TablePlan):
         later = ("label_id", "frequency")
         fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
         return pa.schema([*_place(), ("truncated", pa.bool_()), *fields])
+
+    @property
+    def raw_schema(self) -> pa.Schema:
+        """Columns before tokens are made."""
+        return pa.schema([field for field in self.row_schema if field.name not in ("truncated", "input_ids")])
 
 
 def _place() -> list[pa.Field]:

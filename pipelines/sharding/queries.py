@@ -16,13 +16,14 @@ from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import points, rows
 from pipelines.sharding.labels import count_labels, count_tokens, duplicates
+from pipelines.sharding.older import route_keys
 from pipelines.sharding.plan import QueriesPlan
 from pipelines.sharding.resolve import known_ids
 from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
 from schemas import storage
 from schemas.shard_files import parquet, shards
 
-FREQUENCIES = "frequencies"
+FREQUENCIES, AGAIN = "frequencies", "again"
 PAIRS = pa.schema(
     [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
 )
@@ -39,6 +40,8 @@ def shard_queries(
     staged: Files,
 ) -> dict[str, PCollection]:
     """Shard one split; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
+
+    Besides `again` (older shard, packet): keys that older points may have, where the plan names any.
 
     named: the split's `blocks` (number, Block), and `ids` (number, packet) of the labels that they name. pairs: those
     of its pairs, or None. label_sizes: (label shard, number of labels).
@@ -62,11 +65,11 @@ def shard_queries(
     ordered = (
         parts
         | "By shard" >> beam.CoGroupByKey()
-        | "Order" >> order.with_outputs(ROWS, SIZES, SUMMARY, FREQUENCIES, main="main")
+        | "Order" >> order.with_outputs(ROWS, SIZES, SUMMARY, FREQUENCIES, AGAIN, main="main")
     )
     written = ordered[ROWS] | "Write" >> beam.Map(write_shard, plan, AsDict(ordered[SIZES]))
     summary = (*summaries, ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
-    return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES]}
+    return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES], AGAIN: ordered[AGAIN]}
 
 
 class AssemblePoints(beam.DoFn):
@@ -136,6 +139,8 @@ def order_shard(
     counts = count_labels(parquet.list_column(table, "label_ids").values, first_ids(label_sizes))
     for place in exchange.send(counts):
         yield TaggedOutput(FREQUENCIES, place)
+    for place in exchange.send(route_keys(one_batch(table), plan.older)):
+        yield TaggedOutput(AGAIN, place)
     for place in exchange.send([(shard, one_batch(table))]):
         yield TaggedOutput(ROWS, place)
 

@@ -23,13 +23,18 @@ _LOOKED_UP = 1 << 20  # keys at a time: Arrow builds its hash table of the shard
 
 
 @beam.ptransform_fn
-def resolve_labels(blocks: PCollection, ordered: OrderedLabels, shards: int, exchange: Exchange) -> PCollection:
-    """Join (block number, Block) with the labels: (block number, packet of `index` and `label_id`)."""
+def resolve_labels(
+    blocks: PCollection, ordered: OrderedLabels, shards: int, exchange: Exchange, before: int = 0
+) -> PCollection:
+    """Join (block number, Block) with the labels: (block number, packet of `index` and `label_id`).
+
+    before: shards of labels that a version has already.
+    """
     mentions = blocks | "Route" >> beam.FlatMap(route_mentions, shards, exchange)
     return (
         {"mentions": mentions, "keys": ordered.keys}
         | "By label shard" >> beam.CoGroupByKey()
-        | "Look up" >> beam.FlatMap(resolve_shard, exchange, AsDict(ordered.sizes))
+        | "Look up" >> beam.FlatMap(resolve_shard, exchange, AsDict(ordered.sizes), before)
     )
 
 
@@ -48,22 +53,33 @@ def route_mentions(
 
 
 def resolve_shard(
-    element: tuple[int, dict[str, Any]], exchange: Exchange, sizes: dict[int, int]
+    element: tuple[int, dict[str, Any]], exchange: Exchange, sizes: dict[int, int], before: int = 0
 ) -> Iterator[tuple[int, Packet]]:
     """Look up what blocks name in (label shard, parts), and send the ids back: (block number, packet)."""
     shard, parts = element
     (labels,) = receive(parts["keys"])
-    first = int(first_ids(sizes)[shard])
+    first = int(first_ids(sizes)[before + shard])
+    ids = ids_of(labels, first)
     for mentions in _chunks(parts["mentions"]):
-        yield from exchange.send(look_up(labels["key"], first, mentions))
+        yield from exchange.send(look_up(labels["key"], ids, mentions))
+
+
+def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:
+    """Return the ids of a shard's labels: those in `label_id`, and from `first` on, in order, where there is none."""
+    if "label_id" not in labels.schema.names:
+        return pa.array(np.arange(first, first + labels.num_rows))
+    new = pc.is_null(labels["label_id"]).to_numpy(zero_copy_only=False)
+    ids = labels["label_id"].fill_null(0).to_numpy(zero_copy_only=False).copy()
+    ids[new] = first + np.arange(np.count_nonzero(new))
+    return pa.array(ids)
 
 
 def look_up(
-    labels: pa.Array, first: int, mentions: list[tuple[int, pa.RecordBatch]]
+    labels: pa.Array, ids: pa.Array, mentions: list[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (block number, `index` and `label_id` of the labels that exist) for each (block number, `index`, `key`).
 
-    labels: the keys of a shard in the order of their ids, the first of which is `first`.
+    labels, ids: the keys of a shard, and their ids.
     """
     keys = pa.concat_arrays([batch["key"] for _, batch in mentions])
     rank = pc.index_in(keys, value_set=labels)
@@ -71,8 +87,8 @@ def look_up(
     for number, batch in mentions:
         ranks = rank.slice(start, batch.num_rows)
         start += batch.num_rows
-        ids = pa.record_batch({"index": batch["index"], "label_id": pc.add(ranks.cast(pa.int64()), first)})
-        yield number, ids.filter(pc.is_valid(ranks))
+        resolved = pa.record_batch({"index": batch["index"], "label_id": ids.take(ranks)})
+        yield number, resolved.filter(pc.is_valid(ranks))
 
 
 def known_ids(mentions: int, batches: Iterable[pa.RecordBatch]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Shards as Parquet: fixed row groups, deterministic bytes, one row group at a time in and out."""
 
 import contextlib
+import itertools
 import os
 import struct
 from collections import deque
@@ -26,8 +27,8 @@ _MAGIC = b"PAR1"
 _CHUNK_BYTES = 900  # of parsed metadata in memory, a column chunk
 
 
-def encode(table: pa.Table, row_group_rows: int) -> pa.Buffer:
-    """Return `table` as Parquet bytes with row groups of `row_group_rows` rows (the last may be shorter)."""
+def encode(table: pa.Table, row_group_rows: int | Sequence[int]) -> pa.Buffer:
+    """Return `table` as Parquet bytes with row groups of `row_group_rows` rows, but for the last; or of each number."""
     out = pa.BufferOutputStream()
     with contextlib.closing(ShardEncoder(out, table.schema, row_group_rows)) as writer:
         writer.write(table)
@@ -35,11 +36,14 @@ def encode(table: pa.Table, row_group_rows: int) -> pa.Buffer:
 
 
 class ShardEncoder:
-    """Writes one shard to an Arrow output stream; row groups are exactly `row_group_rows` but for the last."""
+    """Writes one shard to an Arrow output stream; row groups are exactly `row_group_rows` but for the last.
+
+    Several numbers are the rows of each row group.
+    """
 
     entry: Shard  # of a shard that is published
 
-    def __init__(self, out: pa.NativeFile, schema: pa.Schema, row_group_rows: int) -> None:
+    def __init__(self, out: pa.NativeFile, schema: pa.Schema, row_group_rows: int | Sequence[int]) -> None:
         self._writer = pq.ParquetWriter(
             out,
             schema,
@@ -51,7 +55,8 @@ class ShardEncoder:
             store_schema=True,
         )
         self._schema = schema
-        self._row_group_rows = row_group_rows
+        self._sizes = iter(row_group_rows) if isinstance(row_group_rows, Sequence) else itertools.repeat(row_group_rows)
+        self._size = next(self._sizes, 1)
         self._pending = schema.empty_table()
         self.rows = 0
 
@@ -59,9 +64,12 @@ class ShardEncoder:
         """Append rows; full row groups are written out as they fill."""
         self.rows += table.num_rows
         pending = pa.concat_tables([self._pending, table.cast(self._schema)])
-        full = pending.num_rows - pending.num_rows % self._row_group_rows
-        self._flush(pending.slice(0, full))
-        self._pending = pending.slice(full)
+        start = 0
+        while pending.num_rows - start >= self._size:
+            self._flush(pending.slice(start, self._size))
+            start += self._size
+            self._size = next(self._sizes, 1)
+        self._pending = pending.slice(start)
 
     def close(self) -> None:
         """Write the rows of the last row group, and the footer."""
@@ -70,16 +78,21 @@ class ShardEncoder:
 
     def _flush(self, rows: pa.Table) -> None:
         if rows.num_rows:
-            self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
+            self._writer.write_table(rows.combine_chunks(), row_group_size=rows.num_rows)
 
 
-def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int) -> Shard:
+def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int | Sequence[int]) -> Shard:
     """Publish shard `index` of `count` under the prefix `url`, whole or not at all. Raises StorageError."""
     name = shard_name(index, count)
     data = memoryview(encode(table, row_group_rows))
     storage.write_bytes(join(url, name), data)
-    digest = storage.sha256(data)
-    return Shard(path=name, rows=table.num_rows, bytes=len(data), sha256=digest, checksums=_checksums_of(data))
+    digest, groups = storage.sha256(data), _listed(row_group_rows)
+    sums = _checksums_of(data)
+    return Shard(path=name, rows=table.num_rows, bytes=len(data), sha256=digest, checksums=sums, groups=groups)
+
+
+def _listed(row_group_rows: int | Sequence[int]) -> tuple[int, ...] | None:
+    return tuple(row_group_rows) if isinstance(row_group_rows, Sequence) else None
 
 
 def _checksums_of(data: memoryview) -> str:
@@ -96,7 +109,9 @@ def _checksums_of(data: memoryview) -> str:
 
 
 @contextlib.contextmanager
-def writing_shard(url: str, index: int, count: int, schema: pa.Schema, row_group_rows: int) -> Iterator[ShardEncoder]:
+def writing_shard(
+    url: str, index: int, count: int, schema: pa.Schema, row_group_rows: int | Sequence[int]
+) -> Iterator[ShardEncoder]:
     """Yield the writer of shard `index` of `count` under the prefix `url`, in the bytes of `write_shard`.
 
     Memory is bounded by one row group. Its `entry` is there once the block has ended, and nothing is published when an
@@ -107,7 +122,8 @@ def writing_shard(url: str, index: int, count: int, schema: pa.Schema, row_group
         with pa.OSFile(path, "wb") as out, contextlib.closing(ShardEncoder(out, schema, row_group_rows)) as encoder:
             yield encoder
         data = memoryview(Mapped(path, os.path.getsize(path)).whole)
-        encoder.entry = describe_file(path, name, encoder.rows, _checksums_of(data))
+        entry = describe_file(path, name, encoder.rows, _checksums_of(data))
+        encoder.entry = entry.model_copy(update={"groups": _listed(row_group_rows)})
 
 
 class ParquetShard(OpenShard):
@@ -192,12 +208,31 @@ def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
     Row group m holds rows [first_row[m], first_row[m + 1]). int64 all.
     """
+    if any(entry.groups is not None for entry in manifest.shards):
+        return _listed_groups(manifest)
     size = manifest.row_group_rows or 1
     shard_rows = np.array([entry.rows for entry in manifest.shards], np.int64)
     groups = -(-shard_rows // size)
     shard = np.repeat(np.arange(len(groups)), groups)
     group = np.arange(len(shard)) - offsets_of(groups)[shard]
     return shard, group, offsets_of(np.minimum(size, shard_rows[shard] - group * size))
+
+
+def _listed_groups(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the same of a table whose shards list their row groups."""
+    sizes = [_group_sizes(entry.rows, manifest.group_rows(shard)) for shard, entry in enumerate(manifest.shards)]
+    counts = np.array([len(of_shard) for of_shard in sizes], np.int64)
+    shard = np.repeat(np.arange(len(counts)), counts)
+    group = np.arange(len(shard)) - offsets_of(counts)[shard]
+    return shard, group, offsets_of(np.concatenate(sizes))
+
+
+def _group_sizes(rows: int, row_group_rows: int | Sequence[int]) -> np.ndarray:
+    """Return the rows of each row group of a shard of `rows` rows, int64."""
+    if isinstance(row_group_rows, Sequence):
+        return np.asarray(row_group_rows, np.int64)
+    starts = np.arange(0, rows, row_group_rows)
+    return np.minimum(row_group_rows, rows - starts)
 
 
 def list_column(table: pa.Table, name: str) -> Ragged:

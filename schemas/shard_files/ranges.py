@@ -12,9 +12,8 @@ from fsspec.spec import AbstractBufferedFile
 
 from schemas import storage
 from schemas.errors import StorageError, TableError
-from schemas.manifest import Shard, find_shard
+from schemas.manifest import Shard, find_shard, shard_url
 from schemas.shard_files.cache import LocalCache
-from schemas.storage import join
 
 GAP = 1 << 17  # bytes between two ranges that cost less to read along than a request of their own
 _TAIL = 1 << 16  # read at first: most footers and indexes fit
@@ -83,7 +82,7 @@ def opening(url: str, shard: Shard, access: Access) -> Iterator[Source]:
 
     Raises TableError when it is gone, not as long as it was, or when the block finds it damaged; StorageError.
     """
-    place = join(url, shard.path)
+    place = shard_url(url, shard)
     if storage.is_local(place):
         find_shard(url, shard)
         with naming_damage(place):

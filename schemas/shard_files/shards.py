@@ -10,12 +10,14 @@ import pyarrow as pa
 from pydantic import AfterValidator
 
 from schemas.errors import TableError
-from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
+from schemas.manifest import Manifest, Shard, columns_of, publish, shard_url, unpublish
 from schemas.shard_files import parquet
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, naming_damage
 from schemas.shard_files.sinks import SINKS
-from schemas.storage import READS, join
+from schemas.shard_files.viewed import ViewedShard
+from schemas.storage import READS
+from schemas.views.relative import resolve
 
 
 def _require_sink(name: str) -> str:
@@ -55,6 +57,9 @@ def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> OpenShard:
 
     Raises TableError when it is gone, cut short, or of no format of ours.
     """
+    if shard.view is not None:
+        file = open_shard(resolve(url, shard.view.table), shard.model_copy(update={"view": None}), access)
+        return ViewedShard(file, url, shard.view)
     modules = (module for module in _sinks().values() if shard.path.endswith(f".{module.EXTENSION}"))
     module = next(modules, parquet)
     for _ in range(READS - 1):
@@ -79,7 +84,7 @@ def iterate_shard(url: str, shard: Shard, columns: Sequence[str] | None = None) 
     """Yield the row groups of one shard in storage order. Raises TableError."""
     with open_shard(url, shard) as file:
         for group in range(file.num_row_groups):
-            yield read_group(file, group, columns, join(url, shard.path))
+            yield read_group(file, group, columns, shard_url(url, shard))
 
 
 def read_group(

@@ -1,5 +1,6 @@
 """Fixtures of engines: a cluster of each kind, started once and stopped at the end, and the bytes made in process."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +22,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"engines need Java 17 and Maven; not here: {', '.join(missing)}"))
 
 
+def _install(engine: pieces.Pieces) -> None:
+    """Skip, with the reason, where the pieces of an engine cannot be downloaded."""
+    try:
+        pieces.install(engine)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"{engine.name}: its pieces cannot be had here ({' '.join(map(str, error.cmd[:4]))}… failed)")
+
+
 @pytest.fixture(scope="package")
 def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Start Flink with two TaskManagers of one slot."""
-    pieces.install(pieces.FLINK)
+    _install(pieces.FLINK)
     with clusters.flink(tmp_path_factory.mktemp("flink") / "cluster") as cluster:
         yield cluster
 
@@ -32,7 +41,7 @@ def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Start Spark with two workers of one core."""
-    pieces.install(pieces.SPARK)
+    _install(pieces.SPARK)
     with clusters.spark(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
         yield cluster
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from schemas.layout import LABEL_TEXTS
+from schemas import LABEL_TEXTS
 from schemas.options import Options
 from trainer.schedule import MOST_WEIGHT
 
@@ -24,6 +24,12 @@ class Data(Options):
         0.0, ge=0, le=0.5, description="share of the split's rows that are left out of training, as split `holdout`"
     )
     share: float = Field(1.0, gt=0, le=1, description="share of the split's rows to train on, of those not left out")
+    parts: str | list[str] = Field(
+        "", description="of a version of data, the parts to train on: `last N`, a pattern such as 2026-11-*, or a list"
+    )
+    half_life: float = Field(
+        0.0, ge=0, description="of a version, parts after which a row is dealt half as often, the newest once; 0: none"
+    )
     label_texts: bool = Field(False, description="label texts are training points too, each with its own label")
     mix: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] = Field(
         default_factory=dict,
@@ -47,6 +53,11 @@ class Data(Options):
 
     @model_validator(mode="after")
     def _check(self) -> Data:
+        if (self.parts or self.half_life) and (self.mix or self.holdout or self.share < 1):
+            raise ValueError(
+                "data.parts and data.half_life choose rows of one split by their parts: leave out data.mix, "
+                "data.holdout and data.share"
+            )
         if not self.mix:
             return self
         if self.holdout or self.share < 1:

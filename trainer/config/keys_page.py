@@ -12,7 +12,7 @@ from trainer.config.recipe import Recipe
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _HEAD = """# Keys of a recipe
 
-Every key, by section: type, default, range and meaning, written by `python -m trainer.config.keys_page` from options.
+Every key, by section: meaning, type, default and range, written by `python -m trainer.config.keys_page` from options.
 `extremis run astra data/ runs/1 --set train.epochs=5` sets one; `extremis recipes show astra` prints what a recipe
 states. Numbers that a recipe leaves to the data are `"auto"` ([recipes](recipes.md#settings-that-come-from-the-data)).
 """
@@ -38,7 +38,7 @@ def _sections() -> Iterator[str]:
 
 
 def _table(name: str, title: str, section: type[Options], shown: set[str]) -> Iterator[str]:
-    yield from (title, "", "| key | type | default | range | meaning |", "|---|---|---|---|---|")
+    yield from (title, "", "| key | meaning | type | default | range |", "|---|---|---|---|---|")
     yield from _rows(name, section, shown)
     yield ""
 
@@ -49,13 +49,13 @@ def _rows(name: str, section: type[Options], shown: set[str]) -> Iterator[str]:
             continue
         if key == "kind" and issubclass(section, KindSection):
             kinds = [f'"{kind}"' for kind in section.KINDS]
-            yield f"| `{name}.kind` | {', '.join(kinds)} | `{kinds[0]}` |  | class that the section configures |"
+            yield f"| `{name}.kind` | class that the section configures | {', '.join(kinds)} | `{kinds[0]}` |  |"
             continue
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Options):
             yield from _rows(f"{name}.{key}", inner, set())
             continue
-        cells = [f"`{name}.{key}`", _kind(inner), f"`{_default(field)}`", _range(field), field.description or ""]
+        cells = [f"`{name}.{key}`", field.description or "", _kind(inner), f"`{_default(field)}`", _range(field)]
         yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 

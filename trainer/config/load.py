@@ -7,14 +7,12 @@ import importlib.resources
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
+from zlib import crc32
 
 import tomli_w
 from pydantic import ValidationError
 
-from schemas import storage
-from schemas.checksums import crc32
 from schemas.errors import InputError
-from schemas.manifest import code_version
 from schemas.options import Options, fault_text
 from trainer.config.kinds import KindSection
 from trainer.config.recipe import Recipe
@@ -160,6 +158,8 @@ def validate(body: Mapping[str, Any], source: str) -> Recipe:
 
 def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
     """Return the resolved recipe, the versions it ran with, and further tables of `facts`, as TOML with a checksum."""
+    from schemas.manifest import code_version
+
     versions = {"extremis": code_version(), "python": sys.version.split()[0]}
     for name in ("torch", "numpy", "pyarrow", "transformers", "faiss-cpu", "apache-beam"):
         try:
@@ -173,6 +173,8 @@ def dump_config(recipe: Recipe, **facts: Mapping[str, Any]) -> bytes:
 
 def load_config(url: str) -> dict[str, Any]:
     """Read a run's config.toml: `recipe`, `versions`, `data`. Raises InputError where there is no run."""
+    from schemas import storage
+
     try:
         data = storage.read_matching(lambda: storage.read_bytes(url), _matches_seal)
     except FileNotFoundError:
@@ -240,6 +242,8 @@ def _read_text(source: str) -> str:
         raise InputError(
             f"no recipe {source!r}: expected one of {', '.join(recipe_names())}, or a path that ends in .toml.{hint}"
         )
+    from schemas import storage  # a named recipe does without Arrow and fsspec, so a typo in it is told at once
+
     try:
         return storage.read_bytes(source).decode()
     except FileNotFoundError:

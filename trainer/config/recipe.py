@@ -2,7 +2,7 @@
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from schemas.layout import LABEL_TEXTS
+from schemas import LABEL_TEXTS
 from schemas.options import Options
 from trainer.config.checkpoint import Checkpoint
 from trainer.config.classifier import Classifier

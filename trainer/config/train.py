@@ -42,6 +42,17 @@ class Train(Options):
     )
     threads: int = Field(0, ge=0, le=MOST_THREADS, description="torch threads; 0: torch's own choice")
     clip: float = Field(0.0, ge=0, description="greatest norm of the encoder's gradient of a step; 0: any")
+    start_from: str = Field(
+        "",
+        description="a run on an earlier version of the data, whose encoder and vectors, by label id, this one begins "
+        "with; epochs and rates that are not stated are then those of a refresh",
+    )
+    start_optimizer: bool = Field(False, description="with start_from: take the state of its optimizers too")
+    new_labels: Literal["points", "texts", "initial"] = Field(
+        "points",
+        description="with start_from, where the vectors of new labels begin: at the mean of their points' embeddings "
+        "(of labels without points at their text's); at their texts' embeddings; or as in any run",
+    )
     encoder_from: str = Field(
         "", description="a run on the same data whose encoder, as its newest checkpoint has it, this one begins with"
     )

@@ -9,18 +9,21 @@ import torch
 
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
+from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import iterate
+from schemas.versions.version import parts_of
 from trainer.config import Train
 from trainer.config.data import Data
+from trainer.evaluation.by_part import Bounds, ByPart
 from trainer.evaluation.deciles import Deciles
 from trainer.evaluation.fusion.ranking import Ranking
 from trainer.evaluation.held_out import open_split
 from trainer.evaluation.intervals import with_intervals
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.propensity import inverse_propensity
+from trainer.evaluation.retired import retired_labels
 from trainer.evaluation.weakest import Weakest
 from trainer.evaluation.zero_shot import ZeroShot
 from trainer.group import ALONE, Group, label_range
@@ -34,10 +37,20 @@ KS = (1, 3, 5, 10)
 
 @dataclass(frozen=True)
 class LabelStatistics:
-    """`frequency` [L] training points of each label; `inverse_propensity` [L], None where A and B are not stated."""
+    """`frequency` [L] training points of each label; `inverse_propensity` [L], None where A and B are not stated.
+
+    `retired` [L] bool: labels that are no candidates; None: there is none.
+    """
 
     frequency: np.ndarray
     inverse_propensity: np.ndarray | None
+    retired: np.ndarray | None = None
+
+    def candidates(self, seen_only: bool = False) -> np.ndarray | None:
+        """Return the labels [C] that may be predicted, ascending; None: all. `seen_only`: with training points."""
+        if self.retired is None:
+            return np.flatnonzero(self.frequency) if seen_only else None
+        return np.flatnonzero(~self.retired & (self.frequency > 0) if seen_only else ~self.retired)
 
 
 def label_statistics(data: DataLayout) -> LabelStatistics:
@@ -45,9 +58,10 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
     labels = Table.open(data.labels, "labels")
     groups = [group.column("frequency").to_numpy() for group in iterate(labels.url, labels.manifest, ["frequency"])]
     frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
+    retired = retired_labels(data)
     propensity = open_manifest(data.root, "data").parameters.get("propensity")
     if propensity is None:
-        return LabelStatistics(frequency, None)
+        return LabelStatistics(frequency, None, retired)
     try:
         points = int(labels.manifest.parameters["training_points"])
         a, b = float(propensity["a"]), float(propensity["b"])
@@ -55,7 +69,7 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
         raise TableError(
             f"{data.root}: its propensity constants cannot be read: {error}. Shard the data again."
         ) from None
-    return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b))
+    return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b), retired)
 
 
 def positive_weights(data: DataLayout, options: Train, say: Callable[[str], None]) -> np.ndarray | None:
@@ -90,6 +104,8 @@ class Scores:
     filtered: int  # pairs (query, label) of the filter
     weakest: Weakest
     zero_shot: ZeroShot | None = None
+    by_part: ByPart | None = None
+    counted: np.ndarray | None = None  # rows [n] of the queries that metrics are over; None: all
 
     def report(self, resamples: int = 1000) -> dict:
         """Return metrics x 100, their 95 % intervals, the deciles' parts of P@k, the weakest queries and labels, and
@@ -102,6 +118,8 @@ class Scores:
             "deciles": None if self.deciles is None else self.deciles.result(),
             "weakest": self.weakest.report(),
         }
+        if self.by_part is not None:
+            report |= self.by_part.report()
         return report if self.zero_shot is None else {**report, "zero_shot": self.zero_shot.report(resamples)}
 
 
@@ -118,6 +136,7 @@ class Scorer:
     group: Group = ALONE
     ranking: Ranking | None = None
     part: Part = WHOLE
+    labels: Manifest | None = None  # of the labels' table, for metrics by part of a version
 
     @classmethod
     def open(
@@ -137,7 +156,8 @@ class Scorer:
         """
         queries, part = open_split(data, split, trained or Data())
         require_inputs(queries.url, queries.manifest, model.inputs)
-        return cls(model, queries, statistics or label_statistics(data), group, ranking, part)
+        labels = open_manifest(data.labels, "labels")
+        return cls(model, queries, statistics or label_statistics(data), group, ranking, part, labels)
 
     @property
     def rows(self) -> int:
@@ -160,13 +180,19 @@ class Scorer:
         """
         frequency = self.statistics.frequency
         ks = sorted({*KS, *ks})
-        unseen = ZeroShot(frequency, ks) if zero_shot else None
+        unseen = ZeroShot(frequency, ks, self.statistics.candidates()) if zero_shot else None
         if zero_shot and seen_only:
             raise InputError("zero-shot labels are no candidates among the seen only: ask for one of the two.")
-        seen_labels = np.flatnonzero(frequency) if seen_only else None
+        among = self.statistics.candidates(seen_only)
         metrics, weakest = Metrics(ks, self.statistics.inverse_propensity), Weakest()
         ranking = self.ranking or Ranking.of(self.model, self.group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
+        by_part = None
+        if self.labels is not None and parts_of(self.labels):
+            bounds = (Bounds.of(self.queries.manifest), Bounds.of(self.labels))
+            by_part = ByPart(*bounds, ks, self.statistics.inverse_propensity)
+        first, _ = self.part.range(self.queries.manifest.rows)
+        counted = [np.zeros(0, np.int64)]
         seen = filtered = 0
         columns = scored_columns(self.queries.manifest, self.model.columns)
         for group in iterate_part(self.queries.url, self.queries.manifest, self.part, columns):
@@ -176,12 +202,23 @@ class Scorer:
             filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
             filtered += len(filters.values)
             x = self._embed(rows)
-            _, top = ranking.top_k(x, max(ks), filters, seen_labels)
+            _, top = ranking.top_k(x, max(ks), filters, among)
             positives = list_column(rows, "label_ids")
-            metrics.update(top, positives)
+            numbers = first + seen + np.arange(rows.num_rows)
+            retired = self.statistics.retired
+            if retired is not None:
+                positives = positives.keep(~retired[positives.values])
             weakest.update(top, positives)
+            if retired is not None:  # a query whose labels are all retired has none to find
+                labelled = np.flatnonzero(positives.counts)
+                numbers, x, top = numbers[labelled], x[labelled], top[labelled]
+                filters, positives = filters.take(labelled), positives.take(labelled)
+            counted.append(numbers - first)
+            metrics.update(top, positives)
             if deciles is not None:
                 deciles.update(top, positives)
+            if by_part is not None:
+                by_part.update(numbers, top, positives)
             if unseen is not None:
                 selected, unseen_positives = unseen.select(positives)
                 _, top_unseen = ranking.top_k(x[selected], max(ks), filters.take(selected), unseen.labels)
@@ -189,7 +226,7 @@ class Scorer:
             seen += rows.num_rows
             if on_rows is not None:
                 on_rows(seen)
-        return Scores(metrics, deciles, seen, filtered, weakest, unseen)
+        return Scores(metrics, deciles, seen, filtered, weakest, unseen, by_part, np.concatenate(counted))
 
     def _embed(self, rows: pa.Table) -> torch.Tensor:
         group = self.group

@@ -15,11 +15,14 @@ class ZeroShot:
     """Metrics of zero-shot labels over the queries that have one of them, or more, among their positives.
 
     These alone count as positives. Each query is ranked twice: against the zero-shot labels `labels` [Z] int64, and
-    against all labels. `frequency` [L] are the labels' training points. Raises InputError where every label has one.
+    against all labels. `frequency` [L] are the labels' training points; of `candidates` [C] where there is a choice.
+    Raises InputError where every label has one.
     """
 
-    def __init__(self, frequency: np.ndarray, ks: Sequence[int]) -> None:
+    def __init__(self, frequency: np.ndarray, ks: Sequence[int], candidates: np.ndarray | None = None) -> None:
         self._unseen = frequency == 0
+        if candidates is not None:
+            self._unseen &= np.isin(np.arange(len(frequency)), candidates)
         self.labels = np.flatnonzero(self._unseen)
         if not len(self.labels):
             raise InputError("there is no zero-shot label: every label has a training point. Leave --zero-shot out.")

@@ -20,6 +20,7 @@ from schemas.owners.build import building
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_column, writing_shard
 from schemas.shard_files.shards import iterate, iterate_shard
+from schemas.shard_files.viewed import RETIRED
 from schemas.sizes import require_room
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import Checkpoint
@@ -32,6 +33,7 @@ from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.scored import Scorers
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.label_embeddings import embed_labels, embed_texts
+from trainer.evaluation.retired import retired_labels
 from trainer.export.exported import (
     INDEX,
     KIND,
@@ -184,6 +186,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
             "index": index,
             "shortlist": None if serving.fused is None else serving.fused.shortlist,
             "thresholds": thresholds,
+            **({} if serving.retired is None else {RETIRED: int(serving.retired.sum())}),
         },
     )
 
@@ -236,13 +239,14 @@ def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, url: str) ->
 def _write_labels(data: DataLayout, out: str) -> Iterator[Shard]:
     """Write key, text and training frequency of every label, shard by shard."""
     manifest = open_manifest(data.labels, "labels")
+    columns = (*_LABEL_COLUMNS, *(column.name for column in manifest.columns if column.name == RETIRED))
     for number, shard in enumerate(manifest.shards):
-        groups = iterate_shard(data.labels, shard, _LABEL_COLUMNS)
+        groups = iterate_shard(data.labels, shard, columns)
         first = next(groups, None)
         if first is None:
             continue
-        row_group_rows = manifest.row_group_rows or 1
-        with writing_shard(join(out, LABELS), number, len(manifest.shards), first.schema, row_group_rows) as table:
+        group_rows = manifest.group_rows(number)
+        with writing_shard(join(out, LABELS), number, len(manifest.shards), first.schema, group_rows) as table:
             for group in itertools.chain([first], groups):
                 table.write(group)
         yield _in_folder(LABELS, table.entry)
@@ -300,7 +304,7 @@ def _write_serving(
     """Write the vectors, and with `fusion` what it reads beside them; open them for exact search."""
     shards, vectors = _write_vectors(VECTORS, labels, rows_of, target)
     if fusion is None:
-        return shards, Serving(model, vectors)
+        return shards, Serving(model, vectors, retired=retired_labels(data))
     texts, memory = None, fusion.memory()
     if fusion.fusion.reads_texts:
         embed = functools.partial(_concatenate, embed_texts, model, data)
@@ -311,7 +315,7 @@ def _write_serving(
     name = TREE if isinstance(fusion.fusion, Fusion) else WEIGHTS
     shards.append(write_file(target.out, name, fusion.fusion.to_json()))
     fused = Fused(fusion.fusion, Scorers(texts, memory), label_statistics(data).frequency, fusion.shortlist)
-    return shards, Serving(model, vectors, fused=fused)
+    return shards, Serving(model, vectors, fused=fused, retired=retired_labels(data))
 
 
 def _write_index(

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from schemas.errors import ExtremisError, InputError, TableError
 from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
+from schemas.shard_files.viewed import RETIRED
+from schemas.tables import PAD
 from trainer.config import Recipe, restore_recipe
 from trainer.device import CPU
 from trainer.evaluation.fusion.fused import Fused
@@ -34,6 +37,7 @@ KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
 _HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
+_MORE = 4  # times as many are fetched from an index, at most, where labels are retired
 _COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 
 
@@ -41,7 +45,8 @@ _COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 class Serving:
     """A model's encoder, the vectors [L, D] it is scored against, and an index over each of their ranges, or none.
 
-    With `fused` the best by these vectors are ranked anew. `rows`: the vectors where the model computes.
+    With `fused` the best by these vectors are ranked anew. `rows`: the vectors where the model computes. `retired` [L]
+    bool: labels that are never predicted.
     """
 
     model: Model
@@ -49,6 +54,12 @@ class Serving:
     index: tuple[Indexed, ...] = ()
     fused: Fused | None = None
     rows: torch.Tensor | None = None
+    retired: np.ndarray | None = None
+
+    @cached_property
+    def candidates(self) -> np.ndarray | None:
+        """Labels [C] that may be predicted, ascending; None: all."""
+        return None if self.retired is None else np.flatnonzero(~self.retired)
 
     @property
     def labels(self) -> int:
@@ -72,11 +83,19 @@ class Serving:
         """
         if self.fused is not None:
             shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), filters, exact)
-            return self.fused.rank(x, self._label_rows, shortlisted, k, filters or Ragged.empty(len(x)))
+            return self.fused.rank(
+                x, self._label_rows, shortlisted, k, filters or Ragged.empty(len(x)), self.candidates
+            )
         filters = filters or Ragged.empty(len(x))
         if exact or not self.index:
-            return filtered_top_k(x, self._label_rows, k, filters)
-        ids, scores = search_indexes(self.index, x.cpu().numpy(), k + filters.longest)
+            return filtered_top_k(x, self._label_rows, k, filters, self.candidates)
+        depth = k + filters.longest
+        if self.retired is not None:
+            depth += min(int(self.retired.sum()), _MORE * depth)
+        ids, scores = search_indexes(self.index, x.cpu().numpy(), depth)
+        if self.retired is not None:  # an index has them; of a row that finds many, fewer than k others are left
+            gone = (ids >= 0) & self.retired[ids]
+            ids, scores = np.where(gone, PAD, ids), np.where(gone, -np.inf, scores).astype(scores.dtype)
         ids, scores = filters.filter_ranking(ids, scores, k)
         return scores, ids
 
@@ -143,7 +162,10 @@ class Exported:
             frequency = _read_labels(folder, manifest, ("frequency",))["frequency"].to_numpy()
             fused = Fused(fusion, scorers, frequency, manifest.parameters["shortlist"])
         rows = vectors.to(device) if device != CPU and not indexed else None
-        return Serving(model, vectors, indexed, fused, rows)
+        retired = None
+        if manifest.parameters.get(RETIRED):
+            retired = _read_labels(folder, manifest, (RETIRED,))[RETIRED].to_numpy()
+        return Serving(model, vectors, indexed, fused, rows, retired)
 
     @property
     def tokens(self) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from schemas import PAD
 from schemas.options import Options
-from schemas.tables import PAD
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from schemas.tables import PAD
+from schemas import PAD
 from trainer.negatives.base import NegativeSource, Sampled, SourceContext, SourceSection, Vectors, ids_from, within
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ class Planner:
     there, with ids that count from start. Without a `part` there is one rank, which holds all. `mixtures`: the hard and
     random negatives of each epoch, where they change. `frequency` [L]: the training points of each label, where draws
     go by it. `sources`: those that need no embeddings. `positives`: of each query that a step learns under `pool =
-    "batch"`, 0 for all.
+    "batch"`, 0 for all. `retired` [L] bool: labels that are no random negatives.
     """
 
     options: Negatives
@@ -48,6 +48,7 @@ class Planner:
     frequency: np.ndarray | None = None
     sources: tuple[NegativeSource, ...] = (Table(),)
     positives: int = 0
+    retired: np.ndarray | None = None
 
     def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
         """Return one set of candidates; None under `pool = "all"`, whose chunks of all labels `chunks` gives.
@@ -139,7 +140,8 @@ class Planner:
     @cached_property
     def _random(self) -> RandomPool:
         options = self.options
-        return RandomPool(self.labels, options.frequency_share, options.frequency_power, self.frequency, self.part)
+        by_frequency = options.frequency_share, options.frequency_power, self.frequency
+        return RandomPool(self.labels, *by_frequency, self.part, self.retired)
 
     @property
     def _weights(self) -> np.ndarray | None:

@@ -6,7 +6,7 @@ Each rank keeps and writes the embeddings of some shards, and the vectors of its
 import itertools
 import tempfile
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,7 +143,7 @@ class EmbeddingCollector:
             parameters=parameters,
         )
         url, schema = self._run.embeddings(self.epoch, source.name), tables.embeddings(self._dimension)
-        self._publish_table(url, schema, blocks, len(queries.shards), manifest)
+        self._publish_table(url, schema, blocks, len(queries.shards), manifest, queries.group_rows)
 
     def _publish_vectors(self, vectors: torch.Tensor, labels: int, parameters: dict) -> None:
         """Publish vectors [L, D] as a table of contiguous row blocks, cut where a rank's labels end."""
@@ -167,11 +167,18 @@ class EmbeddingCollector:
         self._publish_table(self._run.vectors(self.epoch), schema, blocks, len(places), manifest)
 
     def _publish_table(
-        self, url: str, schema: pa.Schema, blocks: Iterable[tuple[int, int, np.ndarray]], count: int, manifest: Manifest
+        self,
+        url: str,
+        schema: pa.Schema,
+        blocks: Iterable[tuple[int, int, np.ndarray]],
+        count: int,
+        manifest: Manifest,
+        group_rows: Callable[[int], int | tuple[int, ...]] | None = None,
     ) -> None:
         """Publish a table of vectors by ids: this rank's `blocks`, (shard of `count`, first id, vectors [n, D]).
 
-        `manifest` is what it says besides columns, shards and range of ids. No rank overwrites a shard of a table that
+        `manifest` is what it says besides columns, shards and range of ids; `group_rows`: the row groups of each shard,
+        where they are not those of `manifest`. No rank overwrites a shard of a table that
         is published still; the manifest comes when every rank has written its shards, which are in rank order.
         """
         group = self._group
@@ -184,7 +191,8 @@ class EmbeddingCollector:
             ids = pa.array(np.arange(first, first + len(vectors)))
             columns = [ids, matrix_array(vectors, schema.field("vector").type.value_type)]
             table = pa.Table.from_arrays(columns, schema=schema)
-            shards.append(write_shard(url, index, count, table, manifest.row_group_rows or 1))
+            rows = group_rows(index) if group_rows else manifest.row_group_rows or 1
+            shards.append(write_shard(url, index, count, table, rows))
         gathered = itertools.chain.from_iterable(group.gather_objects(shards))
         if group.first:
             self._claim.require()

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from schemas.errors import TableError
+from schemas.manifest import shard_url
 from schemas.shard_files.parquet import matrix_column, row_groups_of
 from schemas.shard_files.shards import open_shard, read_group
-from schemas.storage import join
 from schemas.tables import PAD
 from trainer.group import Group
 from trainer.model import Model
@@ -87,7 +87,7 @@ def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[tuple[
         entry = table.manifest.shards[int(shard[m])]
         try:
             with open_shard(table.url, entry) as file:
-                place = join(table.url, entry.path)
+                place = shard_url(table.url, entry)
                 read = read_group(file, int(group[m]), ["label_ids", "scores"], place)
         except TableError:
             continue

@@ -10,6 +10,7 @@ from trainer.config import Recipe, validate
 from trainer.config.load import auto_keys, read_recipe, without_auto
 from trainer.settings.facts import Facts, measure
 from trainer.settings.oddities import odd_settings
+from trainer.settings.refreshing import inherited, settings_of_refresh
 from trainer.settings.rules import RULES, Setting
 
 
@@ -37,10 +38,29 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
 
     Raises InputError: as `load_recipe`, or an option without a rule is "auto"; TableError.
     """
+    overrides = list(overrides)
     body = read_recipe(source, overrides)
-    if not _derived(body, source):
-        return Resolved(validate(body, source))
-    return derive(body, facts_of(validate(without_auto(body), source), data), source)
+    run = body.get("train", {}).get("start_from")
+    taken = {key: setting for key in _derived(body, source) if run and (setting := inherited(data, run, key))}
+    body = _filled(body, taken)
+    if _derived(body, source):
+        resolved = derive(body, facts_of(validate(without_auto(body), source), data), source)
+    else:
+        resolved = Resolved(validate(body, source))
+    if not run:
+        return resolved
+    settings = settings_of_refresh(resolved.recipe, data, overrides)
+    recipe = validate(_filled(resolved.recipe.model_dump(), settings), source)
+    return Resolved(recipe, {**taken, **resolved.settings, **settings})
+
+
+def _filled(body: dict[str, Any], settings: dict[str, Setting]) -> dict[str, Any]:
+    """Return a recipe's `body` with `settings`."""
+    filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
+    for key, setting in settings.items():
+        section, _, option = key.partition(".")
+        filled[section][option] = setting.value
+    return filled
 
 
 def facts_of(recipe: Recipe, data: str) -> Facts:

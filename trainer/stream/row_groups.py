@@ -11,13 +11,12 @@ import pyarrow as pa
 
 from schemas import storage, tables
 from schemas.errors import TableError
-from schemas.manifest import Shard
+from schemas.manifest import Shard, shard_url
 from schemas.ragged import offsets_of
 from schemas.shard_files.cache import LocalCache
 from schemas.shard_files.parquet import list_array, row_groups_of
 from schemas.shard_files.ranges import Access, Pieces, naming_damage
 from schemas.shard_files.shards import read_group
-from schemas.storage import join
 from trainer.inputs import Kind, columns_of
 from trainer.stream.download_queue import DownloadQueue
 from trainer.stream.mixing import Share
@@ -57,7 +56,7 @@ class _Part:
 
     @property
     def place(self) -> str:
-        return join(self.table.url, self.entry.path)
+        return shard_url(self.table.url, self.entry)
 
     @property
     def bytes(self) -> int:

@@ -4,10 +4,9 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 
-from schemas.manifest import Shard
+from schemas.manifest import Shard, shard_url
 from schemas.shard_files.ranges import Access
 from schemas.shard_files.shards import OpenShard, open_shard
-from schemas.storage import join
 
 
 class ShardPool:
@@ -24,7 +23,7 @@ class ShardPool:
 
     def get(self, url: str, shard: Shard) -> OpenShard:
         """Return `shard` of the table at `url`, opened by one thread for all. Raises TableError, StorageError."""
-        place = join(url, shard.path)
+        place = shard_url(url, shard)
         with self._lock:
             is_new = place not in self._open
             future = self._open.setdefault(place, Future())

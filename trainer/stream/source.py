@@ -67,8 +67,7 @@ class Source:
             return replace(self, negatives=None)
         negatives = Table.open(url, "negatives")
         require_parent(url, negatives.manifest, "queries", self.table.manifest.digest, self.table.url)
-        same = [shard.rows for shard in negatives.manifest.shards] == [s.rows for s in self.table.manifest.shards]
-        if not same or negatives.manifest.row_group_rows != self.table.manifest.row_group_rows:
+        if negatives.manifest.cut != self.table.manifest.cut:
             raise TableError(f"{url}: its shards or row groups do not line up with {self.table.url}. Mine it again.")
         return replace(self, negatives=negatives)
 

@@ -94,6 +94,13 @@ def test_a_pattern_chooses_files() -> None:
         choose(f"{root}/*-c.jsonl")
 
 
+def test_texts_without_labels_are_answered_with_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("a text")
+    for source in (tmp_path, tmp_path / "one.txt"):
+        with pytest.raises(InputError, match=r"write each text beside its label .* Expected one of"):
+            choose(str(source))
+
+
 def test_features_beside_text_or_instead_of_it(tmp_path: Path) -> None:
     points: list[Any] = [
         {"key": "a", "labels": ["x"], "feature_ids": [5, 2, 5], "feature_values": [1, 2.5, 0.5]},

@@ -35,7 +35,7 @@ def test_the_join_equals_a_dictionary(labels: list[str], blocks: list[list[list[
             sent.append((number, pa.record_batch({"index": index, "key": mentions["key"].filter(pa.array(here))})))
         if sent:
             keys = pa.array([key for _, key in some], pa.string())
-            for number, batch in look_up(keys, int(first[s]), sent):
+            for number, batch in look_up(keys, pa.array(np.arange(first[s], first[s] + len(keys))), sent):
                 batches[number].append(batch)
     for number, (rows, (index, mentions)) in enumerate(zip(blocks, named, strict=True)):
         resolved = known_ids(mentions.num_rows, batches[number])

@@ -1,0 +1,81 @@
+"""`extremis data`."""
+
+from typing import Any
+
+import click
+
+from extremis.commands.options import output_options
+from extremis.console import say, table
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["list", "show", "drop"]))
+@click.argument("place")
+@output_options
+def data(action: str, place: str) -> dict[str, Any]:
+    """List the versions of data in the folders of a prefix; show one, or drop one that no other needs.
+
+    list says for each what it adds, how many rows and labels it has with all that it needs, and what is gone. show
+    lists the parts of a version. drop removes a data set; one that another in the same folder needs is refused.
+
+    \b
+    Examples:
+      extremis data list data/
+      extremis data show data/2026-11-20/
+      extremis data drop data/2026-11-01/
+    """
+    if action == "list":
+        return _list(place)
+    if action == "show":
+        return _show(place)
+    from extremis.versioning.drop import drop
+
+    return drop(place)
+
+
+def _list(root: str) -> dict[str, Any]:
+    from extremis.versioning.list_versions import list_versions
+
+    facts = [each.facts(root) for each in list_versions(root)]
+    rows = [
+        [
+            each["data"],
+            str(each["version"]),
+            each["part"],
+            f"{each['rows'].get('train', 0):,}",
+            f"{each['labels']:,}",
+            f"{each['retired']:,}",
+            "what is gone: see show" if each["fault"] else ", ".join(each["needs"]) or "nothing",
+        ]
+        for each in facts
+    ]
+    table(f"versions under {root}", ["data", "version", "part", "train", "labels", "retired", "needs"], rows)
+    return {"versions": facts}
+
+
+def _show(url: str) -> dict[str, Any]:
+    from extremis.versioning.list_versions import open_listed
+    from schemas.errors import InputError
+    from schemas.manifest import open_manifest
+    from schemas.storage import join
+    from schemas.versions.version import parts_of
+    from schemas.views.relative import resolve
+
+    listed = open_listed(url)
+    if listed is None:
+        raise InputError(f"{url}: no data set here. extremis data list names those of a prefix.")
+    places = {**listed.needs, listed.version.part: resolve(url, ".")}
+    rows: dict[str, dict[str, int]] = {part: {} for part in places}
+    for name in listed.manifest.parents:
+        if name == "labels" or name.startswith("queries/"):
+            manifest = open_manifest(join(url, name))
+            for part in parts_of(manifest):
+                rows[part.name][name.removeprefix("queries/")] = part.rows
+            if not parts_of(manifest):
+                rows[listed.version.part][name.removeprefix("queries/")] = manifest.rows
+    names = sorted({name for counts in rows.values() for name in counts})
+    lines = [[part, places[part], *(f"{counts.get(name, 0):,}" for name in names)] for part, counts in rows.items()]
+    table(f"parts of {url}", ["part", "data", *names], lines)
+    if listed.fault:
+        say(listed.fault)
+    return {**listed.facts(url), "parts": [{"part": p, "data": places[p], "rows": rows[p]} for p in places]}

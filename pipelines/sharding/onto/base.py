@@ -1,0 +1,164 @@
+"""Base of a version: the data set that it goes on from, as the new one names it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from pipelines.formats.base import LABELS, Inputs
+from pipelines.formats.keyed import DERIVED
+from pipelines.sharding.options import ShardOptions
+from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout, folder
+from schemas.manifest import Manifest, Shard, open_manifest, read_files
+from schemas.storage import join
+from schemas.versions.version import PartTable, Version, moved, own_digest, part_name, parts_of
+from schemas.views.relative import relative, resolve
+from schemas.views.view import View
+
+# Options that decide what a row looks like, and on which side of a cut it falls: those of the base.
+_INHERITED = (
+    "tokenizer",
+    "max_tokens",
+    "text",
+    "seed",
+    "propensity_a",
+    "propensity_b",
+    "keep_text",
+    "validation_share",
+    "test_share",
+)
+
+
+@dataclass(frozen=True)
+class Base:
+    """The data set at `url`, which the version at `data` goes on from with the part `part`.
+
+    `complete`: the input's list of labels is the whole list; None: there is one, and nobody said what it is.
+    """
+
+    url: str
+    data: str
+    manifest: Manifest
+    part: str
+    replaces: bool
+    complete: bool | None
+    texts: bool  # whether the input has labels with texts of their own
+    tables: Mapping[str, Manifest]  # queries/<split>, labels
+
+    @classmethod
+    def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "Base":
+        """Open the data set that `options.onto` names. Raises InputError: not one to go on from; TableError."""
+        assert options.onto is not None
+        url, manifest = options.onto, open_manifest(options.onto, "data")
+        own_digest(url)
+        if not inputs.keyed:
+            raise InputError(
+                f"--onto: {inputs.format} names labels by their lines, which move when labels come and go. Give INPUT "
+                "in a form with keys, such as JSON lines."
+            )
+        if "train" not in inputs.splits:
+            raise InputError("--onto: INPUT has no points of train.")
+        version = Version.of(manifest)
+        part = folder(options.part or part_name(version.number + 1))
+        if part in version.parts:
+            raise InputError(f"--part {part}: {url} has a part of this name. Give another.")
+        names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
+        tables = {name: open_manifest(join(url, name)) for name in names}
+        listed = [part for part in inputs.of(LABELS) if not any(DERIVED in role for role in part.files)]
+        complete = None if options.labels is None and listed else bool(listed) and options.labels == "all"
+        if options.labels == "all" and not listed:
+            raise InputError("--labels all: INPUT has no file of labels.")
+        return cls(url, data, manifest, part, options.again == "replace", complete, bool(listed), tables)
+
+    @cached_property
+    def version(self) -> Version:
+        """Place of the base among versions."""
+        return Version.of(self.manifest)
+
+    @property
+    def seed(self) -> int:
+        """Seed of the hash of keys."""
+        return int(self.manifest.parameters["options"]["seed"])
+
+    @property
+    def labels(self) -> int:
+        """Labels that ever were: ids of new ones begin here."""
+        return self.tables[LABELS].rows
+
+    def inherit(self, options: ShardOptions) -> ShardOptions:
+        """Return `options` with those of the base where rows have to look alike. Raises InputError for others."""
+        recorded = {"test_share": 0.0, **self.manifest.parameters["options"]}
+        default = ShardOptions()
+        for name in _INHERITED:
+            stated = getattr(options, name)
+            if stated not in (getattr(default, name), recorded[name]):
+                raise InputError(
+                    f"--onto: {name} = {stated!r}, but {self.url} was sharded with {recorded[name]!r}, which a version "
+                    "keeps. Leave it out."
+                )
+        names = (name for name in _INHERITED if name != "tokenizer")
+        cut = self.tables["queries/train"].row_group_rows
+        changes = {**{name: recorded[name] for name in names}, "row_group_rows": options.row_group_rows or cut}
+        return options.model_copy(update=changes)
+
+    def load_tokenizer(self) -> FrozenTokenizer | None:
+        """Load the base's tokenizer; None where it has none. Raises TableError."""
+        if "tokenizer" not in self.manifest.parents:
+            return None
+        url = DataLayout(self.url).tokenizer
+        files = read_files(url, "tokenizer")
+        if FILE not in files:
+            raise TableError(f"{url}: no {FILE} in it. Shard the data again.")
+        facts = open_manifest(url, "tokenizer").parameters
+        return FrozenTokenizer(files, int(facts["vocabulary"]), int(facts["max_tokens"]), {})
+
+    def place(self, name: str) -> str:
+        """Return the URL of the table `name` of the new version."""
+        return join(self.data, name)
+
+    def views(self, name: str) -> tuple[Shard, ...]:
+        """Return the shards of the base's table `name` as the new version's table of this name has them."""
+        return views_of(join(self.url, name), self.place(name), self.tables.get(name), self.version.part)
+
+    def parts(self, name: str) -> tuple[PartTable, ...]:
+        """Return the parts of the base's table `name`, as seen from the new one."""
+        table, url = self.tables.get(name), join(self.url, name)
+        if table is None:
+            return ()
+        if not parts_of(table):
+            place = relative(self.place(name), url)
+            shards = len(self.views(name))
+            return (PartTable(self.version.part, place, table.digest, table.rows, 0, shards),)
+        return tuple(
+            replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts_of(table)
+        )
+
+    def needs(self) -> list[tuple[str, str]]:
+        """Return (part, place of its data set) of all parts of the version, as seen from it."""
+        places = [(part, relative(self.data, resolve(self.url, place))) for part, place in self.version.needs]
+        return [*places, (self.part, ".")]
+
+    def described(self) -> dict[str, Any]:
+        """Return what decides the version's content besides its input and options."""
+        return {
+            "onto": self.manifest.digest,
+            "part": self.part,
+            "again": "replace" if self.replaces else "keep",
+            "labels": {None: None, True: "all", False: "new"}[self.complete],
+        }
+
+
+def views_of(before: str, after: str, table: Manifest | None, part: str) -> tuple[Shard, ...]:
+    """Return the shards with rows of `table` at `before`, which is of `part`, as views of the table at `after`."""
+    shards, first = [], 0
+    for entry in table.shards if table is not None else ():
+        if not entry.rows:
+            continue
+        size = (table.row_group_rows if table is not None else None) or 1
+        view = entry.view and moved(entry.view, before, after)
+        view = view or View(table=relative(after, before), part=part, first=0, rows=entry.rows, row_group_rows=size)
+        shards.append(entry.model_copy(update={"view": view.model_copy(update={"first": first})}))
+        first += entry.rows
+    return tuple(shards)

@@ -1,0 +1,222 @@
+"""Tables of a version: the new part's own, and views of all parts."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pipelines.common.summary import Patched, Summary
+from pipelines.formats.base import LABELS
+from pipelines.sharding.dataset import describe_table
+from pipelines.sharding.onto.base import Base, views_of
+from pipelines.sharding.plan import LabelsPlan, QueriesPlan
+from schemas import manifest as manifests
+from schemas.errors import InputError
+from schemas.layout import DataLayout, parts_prefix
+from schemas.manifest import Column, Manifest, Shard, open_manifest
+from schemas.shard_files.viewed import RETIRED
+from schemas.storage import join
+from schemas.versions.version import PARTS, VERSION, PartTable, Version
+from schemas.views.relative import relative
+from schemas.views.view import Patch, View
+
+_TRAIN = "queries/train"
+
+
+def publish_version(
+    built: str,
+    base: Base,
+    summary: Summary,
+    splits: Sequence[QueriesPlan],
+    labels: LabelsPlan,
+    rejects: Manifest,
+    parameters: Mapping[str, Any],
+) -> Manifest:
+    """Publish all tables of a version at `built`, and last the data set. Raises InputError, StorageError."""
+    parents: dict[str, str] = {}
+    text: dict[str, Any] = {}
+    if "tokenizer" in base.manifest.parents:
+        tokenizer = view_of_tokenizer(base)
+        parents["tokenizer"] = manifests.publish(DataLayout(built).tokenizer, tokenizer).digest
+        text = tokenizer.parameters
+    origins = dict(parents)
+    options = parameters["options"]
+    facts = {**text, "seed": options["seed"], "text": options["text"]}
+    total = base.labels + sum(shard.rows for shard in summary.shards_of(LABELS))
+    added: dict[str, Manifest] = {}
+    for plan in splits:
+        own = {**facts, "labels": total, "split": plan.split}
+        added[plan.name] = describe_table("queries", plan, plan.source, summary, origins, own)
+    added[LABELS] = describe_table("labels", labels, LABELS, summary, origins, facts)
+    added[LABELS] = added[LABELS].model_copy(update={"id_range": (base.labels, total)})
+    for name, table in added.items():
+        parents[f"{parts_prefix(base.part)}/{name}"] = manifests.publish(_own(built, base, name), table).digest
+    for name in sorted({*base.tables, *added} - {LABELS}):
+        split = name.removeprefix("queries/")
+        queries = _view_of_table(base, name, added.get(name), summary, {**facts, "labels": total, "split": split})
+        parents[name] = manifests.publish(join(built, name), queries.model_copy(update={"parents": origins})).digest
+    points = open_manifest(join(built, _TRAIN)).rows
+    table = _view_of_table(base, LABELS, added[LABELS], summary, {**facts, "training_points": points})
+    table = _with_retired(table).model_copy(update={"parents": {**origins, _TRAIN: parents[_TRAIN]}})
+    parents[LABELS] = manifests.publish(DataLayout(built).labels, table).digest
+    parents["rejects"] = manifests.publish(DataLayout(built).rejects, rejects).digest
+    rows = {
+        name.removeprefix("queries/"): open_manifest(join(built, name)).rows
+        for name in {*base.tables, *added} - {LABELS}
+    }
+    stated = {**parameters, VERSION: _version(base, summary).stated(), "labels": total, "rows": _sorted(rows)}
+    return manifests.publish(built, Manifest(kind="data", parents=parents, parameters=stated))
+
+
+def view_of_tokenizer(base: Base) -> Manifest:
+    """Return the manifest of the base's tokenizer as the version has it."""
+    before, after = DataLayout(base.url).tokenizer, base.place("tokenizer")
+    manifest = open_manifest(before, "tokenizer")
+    shards = []
+    for entry in manifest.shards:
+        table = before if entry.view is None else manifests.resolve(before, entry.view.table)
+        view = View(table=relative(after, table), part=base.version.part, first=0, rows=0, row_group_rows=1)
+        shards.append(entry.model_copy(update={"view": view}))
+    return manifest.model_copy(update={"shards": tuple(shards)})
+
+
+def require_most_labels(base: Base, summary: Summary) -> None:
+    """Refuse to retire more than half of the labels where nobody said that the list is complete. Raises InputError."""
+    counts = summary.counters.get(LABELS, Counter())
+    if base.complete is None and 2 * counts["retired"] > base.labels - base.version.retired:
+        raise InputError(
+            f"--onto: INPUT's labels lack {counts['retired']:,} of the {base.labels - base.version.retired:,} labels "
+            f"of {base.url}, which a complete list would retire. Say --labels new if it names new and changed labels "
+            "alone, or --labels all if these labels are gone."
+        )
+
+
+def _own(root: str, base: Base, name: str) -> str:
+    """Return the URL of the new part's table `name` of the data set at `root`."""
+    return join(root, parts_prefix(base.part), name)
+
+
+def _version(base: Base, summary: Summary) -> Version:
+    counts, before = summary.counters.get(LABELS, Counter()), base.version
+    retired = before.retired + counts["retired"] - counts["returned"]
+    onto = relative(base.data, base.url)
+    return Version(
+        number=before.number + 1,
+        part=base.part,
+        onto=onto,
+        digest=base.manifest.digest,
+        needs=base.needs(),
+        retired=retired,
+        lineage=[*before.lineage, base.manifest.digest],
+        choices=base.described(),
+    )
+
+
+def _view_of_table(
+    base: Base, name: str, added: Manifest | None, summary: Summary, facts: Mapping[str, Any]
+) -> Manifest:
+    """Return the manifest of the table `name` of all parts, patched, with the shards of the new part behind."""
+    older = base.tables.get(name)
+    own = _own(base.data, base, name)
+    patched = [each for each in summary.patched if each.table == name]
+    shards = _renumbered(
+        [*_with_patches(base.views(name), patched), *views_of(own, base.place(name), added, base.part)]
+    )
+    columns = _columns(name, older, added)
+    size = max(entry.view.row_group_rows for entry in shards if entry.view) if shards else 1
+    parts = _parts(base, name, added, shards)
+    counters: Counter[str] = Counter()
+    for table in (older, added):
+        counters.update(
+            {key: count for key, count in (table.counters if table else {}).items() if isinstance(count, int)}
+        )
+    counters["replaced"] += sum(summary.counters[name][key] for key in ("replaced",) if name in summary.counters)
+    rejected = {} if added is None else added.counters.get("rejected", {})
+    rows = sum(entry.rows for entry in shards)
+    return Manifest(
+        kind="labels" if name == LABELS else "queries",
+        columns=columns,
+        shards=tuple(_cut(entry, size) for entry in shards),
+        rows=rows,
+        row_group_rows=size,
+        id_range=(0, rows),
+        parameters={**facts, PARTS: [vars(part) for part in parts]},
+        counters={**_sorted(counters), "rejected": rejected},
+    )
+
+
+def _with_patches(views: Sequence[Shard], patched: Sequence[Patched]) -> list[Shard]:
+    shards = list(views)
+    for each in patched:
+        entry = shards[each.number]
+        assert entry.view is not None
+        patch = Patch(place=each.file, bytes=each.bytes, sha256=each.sha256)
+        changes: dict[str, Any] = {"view": entry.view.model_copy(update={each.kind: patch})}
+        if each.groups is not None:
+            changes |= {"groups": each.groups, "rows": sum(each.groups)}
+        shards[each.number] = entry.model_copy(update=changes)
+    return shards
+
+
+def _renumbered(shards: Sequence[Shard]) -> list[Shard]:
+    """Return the shards that have rows, with the ids that these have now."""
+    numbered, first = [], 0
+    for entry in shards:
+        if entry.rows and entry.view is not None:
+            numbered.append(entry.model_copy(update={"view": entry.view.model_copy(update={"first": first})}))
+            first += entry.rows
+    return numbered
+
+
+def _cut(entry: Shard, size: int) -> Shard:
+    """State the row groups of a shard where they are not `size` rows each but for the last."""
+    assert entry.view is not None
+    groups = entry.groups
+    if groups is None:
+        starts = np.arange(0, entry.rows, entry.view.row_group_rows)
+        groups = tuple(np.minimum(entry.view.row_group_rows, entry.rows - starts).tolist())
+    even = all(rows == size for rows in groups[:-1]) and groups[-1] <= size
+    return entry.model_copy(update={"groups": None if even else groups})
+
+
+def _parts(base: Base, name: str, added: Manifest | None, shards: Sequence[Shard]) -> list[PartTable]:
+    """Return the parts of a table with the shards and rows that they have now; those without any are left out."""
+    tables = {part.name: part for part in base.parts(name)}
+    if added is not None:
+        place = relative(base.place(name), _own(base.data, base, name))
+        tables[base.part] = PartTable(base.part, place, added.digest, 0, 0, 0)
+    parts = []
+    for part in tables.values():
+        numbers = [number for number, entry in enumerate(shards) if entry.view and entry.view.part == part.name]
+        if numbers:
+            rows = sum(shards[number].rows for number in numbers)
+            parts.append(replace(part, rows=rows, first=numbers[0], stop=numbers[-1] + 1))
+    return parts
+
+
+def _columns(name: str, older: Manifest | None, added: Manifest | None) -> tuple[Column, ...]:
+    """Return the columns of all parts. Raises InputError where they differ."""
+    columns = (older or added).columns if older or added else ()  # type: ignore[union-attr]
+    if older is None or added is None or not added.rows:
+        return columns
+    before, after = ({c.name for c in table.columns} - {RETIRED} for table in (older, added))
+    if before != after:
+        raise InputError(
+            f"--onto: {name} of INPUT has the columns {', '.join(sorted(after))}; the data set before has "
+            f"{', '.join(sorted(before))}. Give INPUT of the same form."
+        )
+    return columns
+
+
+def _with_retired(labels: Manifest) -> Manifest:
+    """State the column of retired labels, which the shards of a view may have."""
+    names = [column.name for column in labels.columns]
+    if RETIRED in names:
+        return labels
+    return labels.model_copy(update={"columns": (*labels.columns, Column(name=RETIRED, type="bool"))})
+
+
+def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items()))

@@ -1,0 +1,1 @@
+"""Versions of data: what a manifest says of them."""

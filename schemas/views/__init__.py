@@ -1,0 +1,1 @@
+"""Views of a table on files that lie in other tables."""

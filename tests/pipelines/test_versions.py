@@ -1,0 +1,248 @@
+"""Versions of a data set against a dictionary: ids that never move, points by key, labels that come and go."""
+
+import json
+import random
+import shutil
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pipelines.shard import ShardOptions, shard
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout
+from schemas.manifest import open_manifest, verify
+from schemas.shard_files import shards
+from schemas.shard_files.parquet import row_groups_of
+from schemas.versions.version import own_digest, parts_of
+from trainer.stream import JoinedStream, open_sources
+
+OPTIONS = ShardOptions(tokenizer="train:200", row_group_rows=3, keep_text=True, shards=2)
+
+
+@dataclass(frozen=True)
+class Day:
+    """Input of a version: labels by key (None: no file), whether the list is whole, points (key, text, labels)."""
+
+    labels: dict[str, str] | None
+    whole: bool
+    points: list[tuple[str, str, list[str]]]
+    keep: bool
+
+
+@dataclass
+class Model:
+    """What a dictionary makes of the days."""
+
+    ids: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    retired: set[str] = field(default_factory=set)
+    points: list[tuple[str, str, frozenset[str]]] = field(default_factory=list)
+
+    def add(self, day: Day) -> None:
+        for key, text in (day.labels or {}).items():
+            self.texts[key] = text
+            self.retired.discard(key)
+        if day.labels is not None and day.whole:
+            self.retired = self.texts.keys() - day.labels.keys()
+        new = {key: (key, text, frozenset(labels)) for key, text, labels in day.points}
+        if not day.keep:
+            self.points = [point for point in self.points if point[0] not in new]
+        self.points += new.values()
+
+    @property
+    def frequency(self) -> Counter[str]:
+        return Counter(label for _, _, labels in self.points for label in labels)
+
+
+NAMES = [f"l{number}" for number in range(9)]
+
+
+@st.composite
+def days(draw: st.DrawFn) -> list[Day]:
+    listed, sequence = set[str](), list[Day]()
+    for number in range(draw(st.integers(2, 3))):
+        whole = number == 0 or draw(st.booleans())
+        some = draw(st.sets(st.sampled_from(NAMES), min_size=1 if number == 0 else 0, max_size=9))
+        labels = {key: f"{key} {draw(st.sampled_from(['old', 'new']))}" for key in sorted(some)}
+        given_file = number == 0 or bool(labels)
+        listed |= some
+        keys = draw(st.sets(st.integers(0, 14), min_size=1, max_size=10))
+        naming = st.lists(st.sampled_from(sorted(listed)), min_size=1, max_size=3)
+        points = [(f"p{key}", f"text {draw(st.integers(0, 9))}", draw(naming)) for key in sorted(keys)]
+        keep = number > 0 and draw(st.booleans())
+        sequence.append(Day(labels if given_file else None, whole, points, keep))
+    return sequence
+
+
+def write(folder: Path, day: Day, order: random.Random | None = None) -> str:
+    """JSON lines of a day; with `order` in another order of lines, points in two files."""
+    folder.mkdir(parents=True)
+    points = [{"key": key, "text": text, "labels": labels} for key, text, labels in day.points]
+    labels = [{"key": key, "text": text} for key, text in (day.labels or {}).items()]
+    files: dict[str, list[Any]] = {"train": points}
+    if order is not None:
+        order.shuffle(points)
+        order.shuffle(labels)
+        cut = order.randrange(len(points) + 1)
+        files = {"train-0": points[cut:], "train-1": points[:cut]}
+        files = {name: rows for name, rows in files.items() if rows}
+    if day.labels is not None:
+        files["labels"] = labels
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def make(root: Path, sequence: list[Day], order: random.Random | None = None) -> list[str]:
+    """Shard each day onto the one before; the data sets."""
+    data: list[str] = []
+    for number, day in enumerate(sequence):
+        raw = write(root / f"raw{number}", day, order)
+        onto = {}
+        if data:
+            labels = None if day.labels is None else "all" if day.whole else "new"
+            onto = {"onto": data[-1], "labels": labels, "again": "keep" if day.keep else "replace"}
+        shard(raw, str(root / f"data{number}"), OPTIONS.model_copy(update=onto))
+        data.append(str(root / f"data{number}"))
+    return data
+
+
+def rows_of(url: str) -> list[dict[str, Any]]:
+    manifest = open_manifest(url)
+    verify(url, manifest)
+    groups = list(shards.iterate(url, manifest))
+    assert [len(group) for group in groups] == np.diff(row_groups_of(manifest)[2]).tolist()
+    return [row for group in groups for row in group.to_pylist()]
+
+
+def check_version(data: str, model: Model) -> None:
+    """Compare a version with the dictionary, and note the ids of its new labels."""
+    labels = rows_of(DataLayout(data).labels)
+    assert [row["label_id"] for row in labels] == list(range(len(labels)))
+    by_key = {row["key"]: row for row in labels}
+    assert by_key.keys() == model.texts.keys()
+    for key, row in by_key.items():
+        assert model.ids.setdefault(key, row["label_id"]) == row["label_id"]
+        assert row["text"] == model.texts[key]
+        assert bool(row.get("retired")) == (key in model.retired)
+        assert row["frequency"] == model.frequency[key]
+    names = {number: key for key, number in model.ids.items()}
+    points = rows_of(DataLayout(data).queries("train"))
+    assert [row["query_id"] for row in points] == list(range(len(points)))
+    found = Counter((row["key"], row["text"], frozenset(names[label] for label in row["label_ids"])) for row in points)
+    assert found == Counter(model.points)
+    assert own_digest(data) == open_manifest(data).digest
+    assert open_manifest(DataLayout(data).labels).parameters["training_points"] == len(points)
+
+
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[*HealthCheck], derandomize=True, phases=[Phase.generate]
+)
+@given(sequence=days())
+def test_versions_are_what_a_dictionary_makes_of_the_days(sequence: list[Day]) -> None:
+    root = Path(tempfile.mkdtemp())
+    try:
+        model = Model()
+        for data, day in zip(make(root, sequence), sequence, strict=True):
+            model.add(day)
+            check_version(data, model)
+    finally:
+        shutil.rmtree(root)
+
+
+SEQUENCE = [
+    Day({key: key for key in NAMES[:6]}, True, [(f"p{i}", f"t{i}", [NAMES[i % 6]]) for i in range(12)], False),
+    Day(
+        {key: key + "!" for key in NAMES[3:]},
+        True,
+        [(f"p{i}", f"u{i}", [NAMES[i % 9], NAMES[2]]) for i in range(8, 20)],
+        False,
+    ),
+    Day(None, True, [("p3", "again", ["l8"])], False),
+]
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    """Every file below `folder` but its manifest, which names the input's bytes."""
+    paths = sorted(Path(folder).rglob("*"))
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
+    return {name: data for name, data in files.items() if name != "manifest.json"}
+
+
+def test_bytes_are_the_same_for_every_order_of_arrival(tmp_path: Path) -> None:
+    first = make(tmp_path / "a", SEQUENCE)
+    second = make(tmp_path / "b", SEQUENCE, random.Random(5))
+    for one, other in zip(first, second, strict=True):
+        assert contents(one) == contents(other)
+
+
+def test_nothing_is_copied_and_the_base_does_not_change(tmp_path: Path) -> None:
+    data = make(tmp_path, SEQUENCE[:1])
+    before = contents(data[0])
+    raw = write(tmp_path / "raw1", SEQUENCE[1])
+    shard(raw, str(tmp_path / "data1"), OPTIONS.model_copy(update={"onto": data[0]}))
+    assert contents(data[0]) == before
+    old = {content for name, content in before.items() if name.endswith((".parquet", "tokenizer.json"))}
+    assert not old & set(contents(str(tmp_path / "data1")).values())
+    parts = parts_of(open_manifest(f"{tmp_path}/data1/queries/train"))
+    assert [(part.name, part.rows) for part in parts] == [("0001", 8), ("0002", 12)]
+
+
+def test_versions_move_together(tmp_path: Path) -> None:
+    data = make(tmp_path / "here", SEQUENCE[:2])
+    rows = rows_of(DataLayout(data[1]).queries("train"))
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    assert rows_of(f"{tmp_path}/there/data1/queries/train") == rows
+
+
+def test_a_part_that_is_gone_is_named(tmp_path: Path) -> None:
+    data = make(tmp_path, SEQUENCE)
+    shutil.rmtree(data[1])
+    with pytest.raises(TableError, match=r"part 0002 .*data1/parts/0002/queries/train.* is gone"):
+        own_digest(data[2])
+    with pytest.raises(TableError, match=r"data1.*gone"):
+        rows_of(DataLayout(data[2]).queries("train"))
+
+
+def test_a_finished_version_is_kept_and_another_one_refused(tmp_path: Path) -> None:
+    data = make(tmp_path, SEQUENCE[:2])
+    options = OPTIONS.model_copy(update={"onto": data[0], "labels": "all"})
+    lines: list[str] = []
+    shard(f"{tmp_path}/raw1", data[1], options, progress=lines.append)
+    assert "nothing to do" in lines[0]
+    with pytest.raises(InputError, match="goes on from another one"):
+        shard(f"{tmp_path}/raw1", data[1], options.model_copy(update={"again": "keep"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"part": "0001"}, "has a part of this name"),
+        ({"max_tokens": 7}, r"max_tokens = 7, but .* was sharded with None"),
+        ({}, r"lack 5 of the 6 labels .* Say --labels new"),
+    ],
+)
+def test_what_a_version_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    data = make(tmp_path, SEQUENCE[:1])
+    raw = write(tmp_path / "raw1", Day({"l0": "l0"}, True, [("p0", "t", ["l0"])], False))
+    with pytest.raises(InputError, match=message):
+        shard(raw, str(tmp_path / "data1"), OPTIONS.model_copy(update={"onto": data[0], **changes}))
+    assert not (tmp_path / "data1" / "manifest.json").exists()
+
+
+def test_the_stream_deals_each_row_of_a_version_once(tmp_path: Path) -> None:
+    data = make(tmp_path, SEQUENCE)[-1]
+    sources = open_sources(DataLayout(data), "train", label_texts=False)
+    labels = open_manifest(DataLayout(data).labels).rows
+    dealt = [(batch.rows, batch.positives) for batch in JoinedStream(sources, labels, batch=4, streams=2)]
+    rows = rows_of(DataLayout(data).queries("train"))
+    assert sorted(np.concatenate([ids for ids, _ in dealt]).tolist()) == list(range(len(rows)))
+    expected = Counter(label for row in rows for label in row["label_ids"])
+    assert Counter(np.concatenate([positives for _, positives in dealt]).tolist()) == expected

@@ -1,0 +1,1 @@
+"""Initial values of a model that come from another run."""
