@@ -35,11 +35,17 @@ def summarize(data: str) -> dict[str, Any]:
         "splits": {name: _split_facts(name, table, texts) for name, table in splits.items()},
         "labels": {
             "labels": labels.rows,
-            "merged": labels.counters.get("rows_merged", 0),
+            "merged": 0 if _are_derived(whole) else labels.counters.get("rows_merged", 0),
             "without_training_points": labels.counters.get("without_training_points", 0),
         },
         "rejected": {name: reasons for name, reasons in rejected.items() if reasons},
     }
+
+
+def _are_derived(whole: Manifest) -> bool:
+    """Tell whether labels come from the points, each of which names some: they are met again and again then."""
+    files = dict(whole.parameters.get("input", {}))
+    return files.pop("labels", None) in files.values()
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
