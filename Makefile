@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+JOBS ?= 3
 DEMO ?= # more options: make demo DEMO='--set train.epochs=3'
 PINNED := setup.cfg pyproject.toml constraints.txt
 

@@ -25,7 +25,7 @@ from pipelines.runners.runner import for_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
 from schemas.layout import CLUSTERS, MANIFEST, staging
 from schemas.manifest import Manifest, columns_of
-from schemas.owners.build import Build, building
+from schemas.owners.build import Build, building, clean_up
 from schemas.reuse import find_made_from
 from schemas.shard_files.shards import open_shard
 from schemas.storage import join
@@ -53,6 +53,7 @@ def cluster(
     plan = make_plan(inputs, options)
     finished = plan.finished_table(options, run)
     if finished is not None:
+        clean_up(inputs.out, "clustered")
         say(f"{inputs.name}: already clustered{say_use(inputs.use_from)}")
         return finished
     with building(inputs.out, "clustered", say) as build:

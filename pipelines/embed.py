@@ -27,7 +27,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, shard_url
 from schemas.options import Options
-from schemas.owners.build import building
+from schemas.owners.build import building, clean_up
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
 from schemas.shard_files.shards import iterate_shard
@@ -124,6 +124,7 @@ def embed(
     remedy = "Give another OUT, or remove it first."
     finished = find_reusable(out, request, remedy)
     if finished is not None:
+        clean_up(out, "embedded")
         return finished
     width, item = recipe.encoder.dimension + int(has_bias(recipe)), np.dtype(options.dtype).itemsize
     require_room(out, {"embeddings": source.manifest.rows * width * item}, "Give another OUT, or --dtype float16.")

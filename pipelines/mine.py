@@ -31,7 +31,7 @@ from pipelines.runners.runner import run as run_pipeline
 from schemas import storage
 from schemas.layout import MANIFEST
 from schemas.manifest import Manifest, Shard, columns_of
-from schemas.owners.build import Build, building
+from schemas.owners.build import Build, building, clean_up
 from schemas.reuse import find_made_from
 from schemas.sizes import say_bytes
 from schemas.storage import join
@@ -70,6 +70,7 @@ def mine(
     if index_url is not None and find_index(plan, index_url) is not None:
         index_url = None
     if len(finished) == len(plan.sources) and index_url is None:
+        clean_up(inputs.root, "mined")
         say(f"{inputs.name}: already mined{say_use(inputs.use_from)}")
         return finished
     with contextlib.ExitStack() as held:

@@ -40,7 +40,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, parts_prefix
 from schemas.manifest import Manifest, is_published
-from schemas.owners.build import building
+from schemas.owners.build import building, clean_up
 from schemas.owners.claim import claimed
 from schemas.sizes import require_room
 from schemas.storage import join
@@ -87,7 +87,7 @@ def shard(
 
     finished = find_finished()
     if finished is not None:
-        dataset.clean_up(data)
+        clean_up(data, "sharded")
         return finished
     read_bytes = sum(storage.size(url) for url in identity.files_of(inputs))
     # The first step writes all that it reads; how densely, and how much of it, is not known before.

@@ -17,7 +17,7 @@ from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import MANIFEST, DataLayout
 from schemas.manifest import Manifest, columns_of
 from schemas.owners.build import Build
-from schemas.owners.claim import ClaimedError, LostError, claimed
+from schemas.owners.claim import LostError
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files import parquet
 from schemas.storage import join
@@ -62,14 +62,6 @@ def clear(data: str) -> None:
     manifests.unpublish(data)
     for name in _OURS:
         storage.remove(join(data, name), recursive=True)
-
-
-def clean_up(data: str) -> None:
-    """Remove what a process left that was stopped right after publishing, unless another is at work here."""
-    if storage.list_names(DataLayout(data).staging):
-        with contextlib.suppress(ClaimedError), claimed(data, "sharded"):
-            if manifests.is_published(data):
-                storage.remove(DataLayout(data).staging, recursive=True)
 
 
 def place(build: Build, manifest: Manifest) -> Manifest:

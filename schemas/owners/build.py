@@ -8,7 +8,7 @@ from schemas import storage
 from schemas.errors import StorageError, TableError
 from schemas.layout import MANIFEST, staging
 from schemas.manifest import Manifest, open_manifest, publish_new, unpublish
-from schemas.owners.claim import Claim, LostError, Say, claimed
+from schemas.owners.claim import FILE, Claim, ClaimedError, LostError, Say, claimed
 from schemas.storage import join
 
 
@@ -64,6 +64,13 @@ def building(out: str, doing: str, say: Say | None = None) -> Iterator[Build]:
                 _clear(build)
             raise
         _clear(build)
+
+
+def clean_up(out: str, doing: str) -> None:
+    """Remove what a process left that was stopped right after publishing `out`, unless another is at work there."""
+    if storage.list_names(staging(out)) or storage.exists(join(out, FILE)):
+        with contextlib.suppress(ClaimedError), claimed(out, doing):  # nobody is
+            storage.remove(staging(out), recursive=True)
 
 
 def _clear(build: Build) -> None:

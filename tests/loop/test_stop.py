@@ -38,6 +38,7 @@ def test_a_checkpoint_is_saved_and_the_run_goes_on_from_it(data: Path, tmp_path:
     assert last_checkpoint(run) == last_checkpoint(whole)
 
 
+@pytest.mark.slow
 def test_without_grace_it_ends_at_once(data: Path, tmp_path: Path) -> None:
     trainer = start("train", "random", data, tmp_path / "run", *CHOICES, "--grace", "0")
     wait_for_step(trainer, tmp_path / "run", 3)

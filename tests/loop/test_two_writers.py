@@ -128,6 +128,7 @@ def test_of_two_writers_one_has_it(world: World, tmp_path: Path, kind: str) -> N
     race(kind, world, tmp_path, (0, 1), 0.0)
 
 
+@pytest.mark.slow
 def test_of_two_that_make_the_same_one_may_find_it_finished(world: World, tmp_path: Path) -> None:
     race("embed", world, tmp_path, (0, 0), 1.0)
 

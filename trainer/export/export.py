@@ -16,7 +16,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, shard_name
 from schemas.manifest import Manifest, Shard, describe_file, open_manifest, read_files, write_file
-from schemas.owners.build import building
+from schemas.owners.build import building, clean_up
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_column, writing_shard
 from schemas.shard_files.shards import iterate, iterate_shard
@@ -132,6 +132,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
             finished = find_finished()  # the last owner may have made it
             if finished is None:
                 return build.publish(_write(plan, build.url, request, say))
+    clean_up(out, "exported")
     say(f"{out}: exported already")
     return finished
 

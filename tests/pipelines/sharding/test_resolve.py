@@ -62,6 +62,9 @@ def test_a_slice_is_sent_without_its_neighbours() -> None:
 def test_the_runner_chooses() -> None:
     class FlinkRunner: ...
 
-    assert choose(FlinkRunner(), "p") == Shuffle()  # type: ignore[arg-type]
-    assert choose(None, "p") == Files("p")
-    assert choose(FlinkRunner(), "p", "files") == Files("p")  # type: ignore[arg-type]
+    class DataflowRunner: ...
+
+    assert choose(DataflowRunner(), "p") == Shuffle()  # type: ignore[arg-type]
+    assert choose(None, "p") == choose(FlinkRunner(), "p") == Files("p")  # type: ignore[arg-type]
+    assert choose(DataflowRunner(), "p", "files") == Files("p")  # type: ignore[arg-type]
+    assert choose(FlinkRunner(), "p", "shuffle") == Shuffle()  # type: ignore[arg-type]
