@@ -19,7 +19,7 @@ test: $(VENV)/.dev  ## the tests, under 10 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not engine"
 
 test-all: $(VENV)/.dev  ## every test, the slow ones too; engines have a target of their own
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not engine"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not engine" --hypothesis-profile thorough
 
 engines: $(VENV)/.dev  ## pipelines on real Flink and Spark clusters of this machine (Java 17, Maven; downloads 600 MB once)
 	$(BIN)/python -m pytest -m engine -rs tests/engines

@@ -10,7 +10,8 @@ from tests.command import PROCESSES, extremis
 from tests.pipelines.raw import write_tate
 
 # No deadline for an example: first calls load libraries, and machines are shared.
-settings.register_profile("extremis", deadline=None)
+settings.register_profile("extremis", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=200)  # of `make test-all`
 settings.load_profile("extremis")
 
 

@@ -160,6 +160,7 @@ def of_kinds(group: Group, recipes: list[Recipe], data: SmallData) -> list[tuple
     return [cached(group, recipe, data) for recipe in recipes]
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one_with_dropout(data: SmallData, bert: str) -> None:
     recipes = [recipe_of(kind, bert, label_batch=4, query_batch=2) for kind in KINDS]
     expected = [whole(recipe, data) for recipe in recipes]
