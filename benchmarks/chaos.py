@@ -92,13 +92,14 @@ def chaos(minutes: float, seed: int) -> dict:
             faults, between.faults = between.faults, Faults()
             made = artifacts(f"loop-{loops}")
             between.faults = faults
-            differences += (found := differing(expected, made))
+            differing_now = differing(expected, made)
+            differences += differing_now
             leftovers += [key for key in made if any(mark in key for mark in LEFTOVERS)]
             totals += loop.counts
             wrong += loop.wrong
             loops += 1
             sys.stderr.write(f"loop {loops}: {dict(loop.counts)}, {len(differences)} differences\n")
-            sys.stderr.writelines(f"{line}\n" for line in found)
+            sys.stderr.writelines(f"{line}\n" for line in differing_now)
             fsspec.filesystem("s3").rm(f"{BUCKET}/loop-{loops - 1}", recursive=True)
         faults = between.faults
     for line in [*leftovers, *wrong]:

@@ -66,6 +66,8 @@ def shard(
     say = progress or silent
     make_pipeline(beam_options)  # refuses wrong options before anything is read
     source, data = for_workers(beam_options, source), for_workers(beam_options, data)
+    if options.onto is not None:
+        options = options.model_copy(update={"onto": for_workers(beam_options, options.onto)})
     form = formats.choose(source, options.format, options.fields)
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from schemas import LABEL_TEXTS as LABEL_TEXTS
 from schemas import storage
@@ -65,7 +66,9 @@ class _Below:
 
 @dataclass(frozen=True)
 class DataLayout:
-    """Paths below DATA, the prefix that `extremis shard` publishes."""
+    """Paths below DATA, the prefix that `extremis shard` publishes, whose folders are FOLDERS."""
+
+    FOLDERS: ClassVar = ("queries", "labels", "tokenizer", "rejects", "parts")
 
     root: str
 

@@ -233,7 +233,7 @@ class EpochRunner:
         parts.tracker.record("epoch", progress.global_step, {**facts, **seconds_of})
         if metrics:
             parts.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
-            self._take_in(metrics, last)
+            self._record_validation(metrics, last)
             last = last or progress.stopped
             odd = parts.validator.odd(metrics)
             if odd:
@@ -246,14 +246,14 @@ class EpochRunner:
             self._save_and_stop()
         return EpochReport(epoch, self.epochs, loss, seconds, rows, adoption, metrics)
 
-    def _take_in(self, metrics: dict[str, float], last: bool) -> None:
+    def _record_validation(self, metrics: dict[str, float], last: bool) -> None:
         """Remember the best validation; end the run early where `validation.patience` is over and it is not the `last`.
 
         Metrics are the same on every rank, and so is the decision.
         """
         parts, progress, options = self._parts, self.progress, self._parts.recipe.validation
         is_best = parts.validator.is_best(metrics, progress.best_metric)
-        progress.take_in(metrics[options.metric], is_best, 0 if last else options.patience)
+        progress.record_validation(metrics[options.metric], is_best, 0 if last else options.patience)
         if not progress.stopped:
             return
         facts = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}

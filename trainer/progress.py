@@ -43,8 +43,8 @@ class Progress:
             del state["worse"], state["stopped"]
         return state
 
-    def take_in(self, metric: float, is_best: bool, patience: int) -> None:
-        """Take in a validation; after `patience` (0: any number) in a row that are not the best the run is stopped."""
+    def record_validation(self, metric: float, is_best: bool, patience: int) -> None:
+        """Record a validation; after `patience` (0: any number) in a row that are not the best the run is stopped."""
         if is_best:
             self.best_metric, self.best_step, self.worse = metric, self.global_step, 0
             return

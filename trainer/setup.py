@@ -22,7 +22,7 @@ from trainer.footprint import encoder_bytes, require_memory, vector_bytes
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial.earlier_run import begin_with_run
-from trainer.initialise import begin_at_texts, begin_with_encoder
+from trainer.initial.encoder_and_texts import begin_at_texts, begin_with_encoder
 from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext

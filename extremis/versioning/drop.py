@@ -3,7 +3,7 @@
 from typing import Any
 
 from extremis.console import say
-from extremis.versioning.list_versions import list_versions, needed_by, open_listed
+from extremis.versioning.list_versions import Listed, list_versions, needed_by, open_listed
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -11,8 +11,6 @@ from schemas.manifest import unpublish
 from schemas.owners.claim import claimed
 from schemas.storage import join
 from schemas.views.relative import resolve
-
-_TABLES = ("queries", "labels", "tokenizer", "rejects", "parts")
 
 
 def drop(url: str) -> dict[str, Any]:
@@ -24,24 +22,19 @@ def drop(url: str) -> dict[str, Any]:
         listed = open_listed(url)
         if listed is None:
             raise InputError(f"{url}: no data set here. extremis data list names those of a prefix.")
-        require_unneeded(url)
+        _require_unneeded(url, listed)
         unpublish(url)
-        for name in _TABLES:
+        for name in DataLayout.FOLDERS:
             storage.remove(join(url, name), recursive=True)
         storage.remove(DataLayout(url).staging, recursive=True)
     say(f"{url}: removed")
     return {"data": url, "digest": listed.manifest.digest}
 
 
-def require_unneeded(url: str) -> None:
+def _require_unneeded(url: str, listed: Listed) -> None:
     """Raise InputError that names the data sets beside the one at `url` that need it."""
     others = needed_by(url, list_versions(resolve(url, "..")))
     if others:
         names = ", ".join(f"{each.url} (version {each.version.number})" for each in others)
-        raise InputError(f"{url}: {names} need its part {open_part(url)}. Drop these first, the newest one first.")
-
-
-def open_part(url: str) -> str:
-    """Return the name of the part that the data set at `url` adds."""
-    listed = open_listed(url)
-    return "" if listed is None else listed.version.part
+        part = listed.version.part
+        raise InputError(f"{url}: {names} need its part {part}. Drop these first, the newest one first.")

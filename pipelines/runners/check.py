@@ -68,10 +68,10 @@ def check_workers(beam_options: Sequence[str], reads: Sequence[str], folder: str
     Nothing is asked on other runners, and with `--start_timeout=0`. Raises ExtremisError: no job server, no worker
     within the time, another version, a place that a worker cannot reach; what the engine itself says is wrong.
     """
-    seconds = engine.start_timeout(beam_options)
     pipeline = make_pipeline(beam_options)
     if not engine.is_engine(pipeline.runner):
         return
+    seconds = engine.start_timeout(beam_options)
     engine.require_job_server(beam_options)
     if not seconds or tuple(beam_options) in _PASSED:
         return

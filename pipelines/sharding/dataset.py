@@ -23,7 +23,6 @@ from schemas.shard_files import parquet
 from schemas.storage import join
 from schemas.versions.version import VERSION
 
-_OURS = ("queries", "labels", "tokenizer", "rejects", "parts")
 _REJECTS_GROUP = 8192
 _REMEDY = "Give another DATA, or --overwrite to replace it."
 
@@ -48,7 +47,7 @@ def open_finished(
 
 def begin(data: str) -> None:
     """Clear what is at `data`, by its owner. Raises InputError: other files are there."""
-    present = [name for name in storage.list_names(data) if name in _OURS]
+    present = [name for name in storage.list_names(data) if name in DataLayout.FOLDERS]
     if present and not manifests.is_published(data) and not storage.list_names(DataLayout(data).staging):
         raise InputError(
             f"{data}: holds {', '.join(present)}, but neither a data set nor an unfinished one. "
@@ -60,7 +59,7 @@ def begin(data: str) -> None:
 def clear(data: str) -> None:
     """Remove the data set at `data`, finished or not: invisible first."""
     manifests.unpublish(data)
-    for name in _OURS:
+    for name in DataLayout.FOLDERS:
         storage.remove(join(data, name), recursive=True)
 
 

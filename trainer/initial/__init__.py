@@ -1,1 +1,1 @@
-"""Initial values of a model that come from another run."""
+"""Initial values of a model: from another run, or from the texts of its labels."""

@@ -10,7 +10,7 @@ from trainer.config import Recipe, validate
 from trainer.config.load import auto_keys, read_recipe, without_auto
 from trainer.settings.facts import Facts, measure
 from trainer.settings.oddities import odd_settings
-from trainer.settings.refreshing import inherited, settings_of_refresh
+from trainer.settings.refreshing import EarlierRun, settings_of_refresh
 from trainer.settings.rules import RULES, Setting
 
 
@@ -41,15 +41,16 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
     overrides = list(overrides)
     body = read_recipe(source, overrides)
     run = body.get("train", {}).get("start_from")
-    taken = {key: setting for key in _derived(body, source) if run and (setting := inherited(data, run, key))}
+    earlier = EarlierRun.open(data, run) if run else None
+    taken = earlier.settings_of_model(_derived(body, source)) if earlier else {}
     body = _filled(body, taken)
     if _derived(body, source):
         resolved = derive(body, facts_of(validate(without_auto(body), source), data), source)
     else:
         resolved = Resolved(validate(body, source))
-    if not run:
+    if earlier is None:
         return resolved
-    settings = settings_of_refresh(resolved.recipe, data, overrides)
+    settings = settings_of_refresh(resolved.recipe, data, earlier, overrides)
     recipe = validate(_filled(resolved.recipe.model_dump(), settings), source)
     return Resolved(recipe, {**taken, **resolved.settings, **settings})
 
@@ -73,15 +74,13 @@ def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
     """Fill in the options that a recipe's `body` leaves to the data by their rules. Raises InputError."""
     open_keys, settings = _derived(body, source), dict[str, Setting]()
     stated = validate(without_auto(body), source).model_dump()
-    filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
     settled: dict[str, Any] = {}
     for key, rule in RULES.items():
         section, _, option = key.partition(".")
         if key in open_keys:
             settings[key] = rule(facts, settled)
-            filled[section][option] = settings[key].value
         settled[key] = settings[key].value if key in open_keys else stated[section].get(option)
-    return Resolved(validate(filled, source), settings)
+    return Resolved(validate(_filled(body, settings), source), settings)
 
 
 def _derived(body: dict[str, Any], source: str) -> set[str]:

@@ -120,7 +120,14 @@ class Base:
 
     def views(self, name: str) -> tuple[Shard, ...]:
         """Return the shards of the base's table `name` as the new version's table of this name has them."""
-        return views_of(join(self.url, name), self.place(name), self.tables.get(name), self.version.part)
+        return self._views.get(name, ())
+
+    @cached_property
+    def _views(self) -> dict[str, tuple[Shard, ...]]:
+        part = self.version.part
+        return {
+            name: views_of(join(self.url, name), self.place(name), table, part) for name, table in self.tables.items()
+        }
 
     def parts(self, name: str) -> tuple[PartTable, ...]:
         """Return the parts of the base's table `name`, as seen from the new one."""

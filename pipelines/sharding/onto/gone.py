@@ -16,12 +16,11 @@ from pipelines.sharding.labels import count_labels
 from pipelines.sharding.onto.base import Base
 from pipelines.sharding.onto.patches import write_patch
 from pipelines.sharding.plan import QueriesPlan
+from pipelines.sharding.queries import FREQUENCIES
 from pipelines.sharding.steps import first_ids
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import open_shard, read_group
 from schemas.shard_files.viewed import POSITION, ViewedShard
-
-FREQUENCIES = "frequencies"
 
 
 @beam.ptransform_fn

@@ -53,19 +53,16 @@ def publish_version(
     added[LABELS] = added[LABELS].model_copy(update={"id_range": (base.labels, total)})
     for name, table in added.items():
         parents[f"{parts_prefix(base.part)}/{name}"] = manifests.publish(_own(built, base, name), table).digest
+    rows: dict[str, int] = {}
     for name in sorted({*base.tables, *added} - {LABELS}):
         split = name.removeprefix("queries/")
         queries = _view_of_table(base, name, added.get(name), summary, {**facts, "labels": total, "split": split})
         parents[name] = manifests.publish(join(built, name), queries.model_copy(update={"parents": origins})).digest
-    points = open_manifest(join(built, _TRAIN)).rows
-    table = _view_of_table(base, LABELS, added[LABELS], summary, {**facts, "training_points": points})
+        rows[split] = queries.rows
+    table = _view_of_table(base, LABELS, added[LABELS], summary, {**facts, "training_points": rows["train"]})
     table = _with_retired(table).model_copy(update={"parents": {**origins, _TRAIN: parents[_TRAIN]}})
     parents[LABELS] = manifests.publish(DataLayout(built).labels, table).digest
     parents["rejects"] = manifests.publish(DataLayout(built).rejects, rejects).digest
-    rows = {
-        name.removeprefix("queries/"): open_manifest(join(built, name)).rows
-        for name in {*base.tables, *added} - {LABELS}
-    }
     stated = {**parameters, VERSION: _version(base, summary).stated(), "labels": total, "rows": _sorted(rows)}
     return manifests.publish(built, Manifest(kind="data", parents=parents, parameters=stated))
 
@@ -132,7 +129,7 @@ def _view_of_table(
         counters.update(
             {key: count for key, count in (table.counters if table else {}).items() if isinstance(count, int)}
         )
-    counters["replaced"] += sum(summary.counters[name][key] for key in ("replaced",) if name in summary.counters)
+    counters["replaced"] += summary.counters.get(name, Counter())["replaced"]
     rejected = {} if added is None else added.counters.get("rejected", {})
     rows = sum(entry.rows for entry in shards)
     return Manifest(
