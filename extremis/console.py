@@ -122,6 +122,11 @@ class _Say:
 say = _Say()
 
 
+def say_lines(message: str) -> None:
+    """Tell one line of progress, beside another process that may have a display of its own."""
+    say(message)
+
+
 def say_error(message: str) -> None:
     """Print an error to standard error, whatever else is not printed."""
     notes.print(message, markup=False)

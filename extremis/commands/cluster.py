@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from extremis.commands.options import POSITIVE, dump_options, require_watchable, stated
-from extremis.console import say
+from extremis.console import say, say_lines
 
 
 @click.command()
@@ -27,6 +27,7 @@ def cluster(data: str, run: str, watch: bool, beam_options: tuple[str, ...], **o
     """
     from extremis.training.miner import end_with_trainer
     from pipelines import cluster as clustering
+    from schemas.layout import RunLayout, numbered
     from schemas.options import check
 
     require_watchable(watch, options)
@@ -34,8 +35,11 @@ def cluster(data: str, run: str, watch: bool, beam_options: tuple[str, ...], **o
     cluster_options = check(clustering.ClusterOptions, stated(options))
     if watch:
         end_with_trainer()
-        return {"run": run, "tables": clustering.watch(data, run, cluster_options, beam_options, progress=say)}
+        return {"run": run, "tables": clustering.watch(data, run, cluster_options, beam_options, progress=say_lines)}
     manifest = clustering.cluster(data, run, epoch, cluster_options, beam_options, say)
     say(f"{manifest.rows:,} queries in {manifest.counters['clusters']:,} clusters, for training from {run}")
+    tables = RunLayout(run)
+    newest = options["out"] or tables.clusters(numbered(tables.clusters_root)[-1], manifest.kind)
+    say(f"next: extremis inspect {newest}")
     facts = manifest.model_dump(include={"rows", "counters"})
     return {"digest": manifest.digest, **facts, "clusters": manifest.parameters["clusters"]}

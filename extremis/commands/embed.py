@@ -33,4 +33,5 @@ def embed(data: str, run: str, out: str, beam_options: tuple[str, ...], device: 
 
     manifest = embedding.embed(data, run, out, check(embedding.EmbedOptions, options), beam_options, say, device)
     say(f"{out}: {manifest.rows:,} embeddings in {len(manifest.shards)} shards")
+    say(f"next: extremis inspect {out}")
     return {"out": out, "digest": manifest.digest, "rows": manifest.rows}

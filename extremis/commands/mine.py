@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from extremis.commands.options import NOT_NEGATIVE, POSITIVE, device_option, dump_options, require_watchable, stated
-from extremis.console import say
+from extremis.console import say, say_lines
 
 
 @click.command()
@@ -48,15 +48,18 @@ def mine(data: str, run: str, watch: bool, beam_options: tuple[str, ...], **opti
     from extremis.training.miner import end_with_trainer
     from pipelines import mine as mining
     from schemas.options import check
+    from schemas.storage import join
 
     require_watchable(watch, options)
     epoch = options.pop("epoch")
     mine_options = check(mining.MineOptions, stated(options))
     if watch:
         end_with_trainer()
-        return {"run": run, "tables": mining.watch(data, run, mine_options, beam_options, progress=say)}
+        return {"run": run, "tables": mining.watch(data, run, mine_options, beam_options, progress=say_lines)}
     manifests = mining.mine(data, run, epoch, mine_options, beam_options, say)
     tables = {name: _report(name, manifest, mine_options.target_recall) for name, manifest in manifests.items()}
+    table = join(mine_options.out, next(iter(tables))) if mine_options.out else f"{data} --run {run}"
+    say(f"next: extremis inspect {table}")
     return {"run": run, "tables": tables}
 
 

@@ -39,7 +39,7 @@ heartbeat.timeout: 60000
 pekko.ask.timeout: 60 s
 pekko.startup-timeout: 60 s
 restart-strategy.type: fixed-delay
-restart-strategy.fixed-delay.attempts: 2
+restart-strategy.fixed-delay.attempts: 20
 restart-strategy.fixed-delay.delay: 1 s
 """
 _LOG = """\
@@ -69,7 +69,7 @@ class Cluster:
 @contextmanager
 def flink(folder: Path, memory: int = 1536, network: int = 256) -> Iterator[Cluster]:
     """Start a JobManager, TaskManagers of one slot and `memory` MiB (`network` of them buffers), and the job server."""
-    rpc, rest, jobs, artifacts = _free_ports(4)
+    rpc, rest, jobs, artifacts = free_ports(4)
     conf = folder / "conf"
     conf.mkdir(parents=True)
     (conf / "config.yaml").write_text(_FLINK_CONFIG.format(rpc=rpc, rest=rest, memory=memory, network=network))
@@ -87,14 +87,14 @@ def flink(folder: Path, memory: int = 1536, network: int = 256) -> Iterator[Clus
             own = [*base, *sizes[0], f"org.apache.flink.{manager}", "--configDir", str(conf), *sizes[1]]
             start(f"taskmanager-{number}", own)
         start("job-server", _job_server(FLINK, jobs, artifacts, folder, ["--flink-master", f"localhost:{rest}"]))
-        _wait(cluster, lambda: _task_managers(rest) == WORKERS and _listens(jobs))
+        _wait(cluster, lambda: _task_managers(rest) == WORKERS and listens(jobs))
         yield cluster
 
 
 @contextmanager
 def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
     """Start a master, workers of one core and an executor of `memory` MiB each, and the job server."""
-    master, page, jobs, artifacts = _free_ports(4)
+    master, page, jobs, artifacts = free_ports(4)
     folder.mkdir(parents=True)
     classpath = f"{SPARK.folder / 'jars'}/*"
     opens = _open(_SPARK_OPENS)
@@ -105,7 +105,7 @@ def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
         start = _starter(stack, cluster)
         place = ["--host", "127.0.0.1", "--port", str(master), "--webui-port", str(page)]
         start("master", [*base, "-Xmx256m", "org.apache.spark.deploy.master.Master", *place])
-        _wait(cluster, lambda: _listens(master))
+        _wait(cluster, lambda: listens(master))
         for number in range(WORKERS):
             size = ["--host", "127.0.0.1", "--cores", "1", "--memory", f"{memory + 500}m", "--webui-port", "0"]
             work = ["--work-dir", str(folder / f"work-{number}"), url]
@@ -119,7 +119,7 @@ def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
         java = [*opens, "-Xmx1g", *(f"-Dspark.{name}={value}" for name, value in settings.items())]
         java += ["-cp", f"{SPARK.job_server}:{classpath}", SPARK.main]
         start("job-server", _job_server(SPARK, jobs, artifacts, folder, [f"--spark-master-url={url}"], java))
-        _wait(cluster, lambda: _listens(jobs))
+        _wait(cluster, lambda: listens(jobs))
         yield cluster
 
 
@@ -233,12 +233,14 @@ def _task_managers(rest: int) -> int:
         return 0
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Tell whether a process of this machine listens on `port`."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

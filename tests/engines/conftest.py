@@ -14,6 +14,11 @@ from tests.engines.worker import write_worker
 SMALL = ("--tokenizer", "train:1000", "--row-group-rows", "64", "--shards", "2")
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file in a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip engines, with the reason, where their tools are missing."""
     missing = pieces.missing_tools()
@@ -46,6 +51,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Return the cluster of the engine that is the test's parameter."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="package")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the boot program of workers that run this checkout."""
@@ -64,5 +75,5 @@ def sharded(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a RUN with a dump to be mined."""
     run = tmp_path_factory.mktemp("trained") / "run"
-    extremis("train", "astra", sharded, run, *sets("train.epochs=2", "refresh.source=table"))
+    extremis("train", "astra", sharded, run, *sets("train.epochs=3", "refresh.source=table"))
     return run

@@ -56,13 +56,13 @@ def test_a_program_that_is_not_there(flink: Cluster, raw: Path, tmp_path: Path) 
 
 
 def test_a_worker_that_ends_before_it_answers(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:
-    program = write_worker(tmp_path / "broken", ROOT, "exit 3")
+    program = write_worker(tmp_path / "broken", ROOT, "sys.exit(3)")
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False)
     refused(done, "ended with status 3", "extremis-worker", status=1)
 
 
 def test_a_worker_that_never_comes(flink: Cluster, raw: Path, tmp_path: Path) -> None:
-    program = write_worker(tmp_path / "asleep", ROOT, "exec sleep 60")
+    program = write_worker(tmp_path / "asleep", ROOT, "time.sleep(60)")
     flags = [*process(flink, program), "--start_timeout=15"]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
     refused(done, "no worker answered within 15 s", str(program), "--start-timeout", status=1)

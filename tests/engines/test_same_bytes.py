@@ -1,40 +1,34 @@
-"""Every engine and environment makes the bytes that this process makes, also when a worker is killed on the way."""
+"""Every engine and environment makes the bytes that this process makes."""
 
+import json
 import os
-import signal
-import subprocess
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.command import command, environment, extremis
-from tests.engines.clusters import Cluster, python_workers
-from tests.engines.conftest import SMALL
-from tests.engines.worker import loopback, process
+from tests.command import extremis
+from tests.engines.clusters import Cluster
+from tests.engines.conftest import SMALL, files
+from tests.engines.worker import external, loopback, pool, process
 
 pytestmark = pytest.mark.engine
 
 ENGINES = pytest.mark.parametrize("cluster", ["flink", "spark"], indirect=True)
-ENVIRONMENTS = pytest.mark.parametrize("kind", ["LOOPBACK", "PROCESS"])
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> Cluster:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def flags(cluster: Cluster, kind: str, worker: Path) -> list[str]:
-    return loopback(cluster) if kind == "LOOPBACK" else process(cluster, worker)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+def flags(cluster: Cluster, kind: str, worker: Path) -> Iterator[list[str]]:
+    """Yield the Beam options of an environment."""
+    if kind == "EXTERNAL":
+        with pool(worker) as port:
+            yield external(cluster, port)
+    else:
+        yield loopback(cluster) if kind == "LOOPBACK" else process(cluster, worker)
 
 
 @ENGINES
-@ENVIRONMENTS
+@pytest.mark.parametrize("kind", ["LOOPBACK", "PROCESS", "EXTERNAL"])
 def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> None:
     """From relative paths, too."""
     done = extremis("shard", os.path.relpath(raw, tmp_path), "data", *SMALL, "--", *flags, cwd=tmp_path)
@@ -43,7 +37,7 @@ def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> No
 
 
 @ENGINES
-@ENVIRONMENTS
+@pytest.mark.parametrize("kind", ["LOOPBACK", "PROCESS"])
 def test_mine(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) -> None:
     extremis("mine", sharded, trained, "--out", tmp_path / "here")
     extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags)
@@ -54,21 +48,20 @@ def test_mine(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) ->
 
 
 @ENGINES
-def test_a_worker_that_is_killed(cluster: Cluster, raw: Path, sharded: Path, worker: Path, tmp_path: Path) -> None:
-    """The engine does its work again."""
-    data = tmp_path / "data"
-    start = command("shard", raw, data, *SMALL, "--", *process(cluster, worker))
-    launcher = subprocess.Popen(start, env=environment(), stderr=subprocess.PIPE, text=True)
-    assert launcher.stderr is not None
-    for line in launcher.stderr:
-        if line.startswith("sharding into"):
-            break
-    limit = time.monotonic() + 60
-    while not python_workers(cluster):
-        assert launcher.poll() is None
-        assert time.monotonic() < limit
-        time.sleep(0.05)
-    os.kill(python_workers(cluster)[0], signal.SIGKILL)
-    rest = launcher.stderr.read()
-    assert launcher.wait(200) == 0, rest
-    assert files(data) == files(sharded)
+@pytest.mark.parametrize("kind", ["PROCESS"])
+def test_a_version(flags: list[str], tmp_path: Path) -> None:
+    """What comes later goes onto what is there: new labels, new points, and points that replace older ones."""
+    for name, points, labels in (("first", range(300), 20), ("second", range(250, 320), 25)):
+        rows = [{"key": f"p{n}", "text": f"{name} sea {n}", "labels": [f"l{n % labels}"]} for n in points]
+        (tmp_path / name).mkdir()
+        write_lines(tmp_path / name / "train.jsonl", rows)
+        write_lines(tmp_path / name / "labels.jsonl", [{"key": f"l{n}", "text": f"label {n}"} for n in range(labels)])
+    extremis("shard", "first", "data", "--tokenizer", "train:200", "--row-group-rows", "16", cwd=tmp_path)
+    extremis("shard", "second", "here", "--onto", "data", cwd=tmp_path)
+    extremis("shard", "second", "there", "--onto", "data", "--", *flags, cwd=tmp_path)
+    assert files(tmp_path / "there") == files(tmp_path / "here")
+
+
+def write_lines(path: Path, rows: list[dict]) -> None:
+    """Write one JSON object a line."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,60 @@
+"""Processes that are killed with -9 in the middle of a job: what is published in the end is right all the same."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.command import command, environment, extremis
+from tests.engines.clusters import Cluster, python_workers
+from tests.engines.conftest import SMALL, files
+from tests.engines.worker import process
+
+pytestmark = pytest.mark.engine
+
+ENGINES = pytest.mark.parametrize("cluster", ["flink", "spark"], indirect=True)
+
+
+def start_sharding(cluster: Cluster, raw: Path, data: Path, worker: Path) -> subprocess.Popen:
+    """Start `extremis shard` on an engine; it is in its second pipeline, with workers."""
+    start = command("shard", raw, data, *SMALL, "--", *process(cluster, worker))
+    launcher = subprocess.Popen(start, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert launcher.stderr is not None
+    assert any(line.startswith("sharding into") for line in launcher.stderr)
+    limit = time.monotonic() + 120
+    while not python_workers(cluster):
+        assert launcher.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    return launcher
+
+
+@ENGINES
+def test_a_worker(cluster: Cluster, raw: Path, sharded: Path, worker: Path, tmp_path: Path) -> None:
+    """The engine does its work again."""
+    data = tmp_path / "data"
+    launcher = start_sharding(cluster, raw, data, worker)
+    os.kill(python_workers(cluster)[0], signal.SIGKILL)
+    _, rest = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, rest
+    assert files(data) == files(sharded)
+
+
+def test_a_launcher(flink: Cluster, raw: Path, sharded: Path, worker: Path, tmp_path: Path) -> None:
+    """Its job goes on, and changes nothing of what the next run publishes."""
+    data = tmp_path / "data"
+    launcher = start_sharding(flink, raw, data, worker)
+    launcher.kill()
+    launcher.communicate()
+    at_work = bool(python_workers(flink))
+    extremis("shard", raw, data, *SMALL)
+    limit = time.monotonic() + 300
+    while python_workers(flink):
+        assert time.monotonic() < limit, "the job of a killed launcher goes on"
+        time.sleep(0.5)
+    assert at_work
+    made = files(data)
+    assert {name: content for name, content in made.items() if not name.startswith(".")} == files(sharded)
