@@ -68,7 +68,7 @@ def check_workers(beam_options: Sequence[str], reads: Sequence[str], folder: str
     Nothing is asked on other runners, and with `--start_timeout=0`. Raises ExtremisError: no job server, no worker
     within the time, another version, a place that a worker cannot reach; what the engine itself says is wrong.
     """
-    pipeline = make_pipeline([*beam_options, engine.ONCE])
+    pipeline = make_pipeline(beam_options)
     if not engine.is_engine(pipeline.runner):
         return
     seconds = engine.start_timeout(beam_options)

@@ -15,13 +15,12 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner
 
 from schemas.errors import ExtremisError, InputError
 
-ONCE = "--number_of_execution_retries=0"  # Flink tries nothing again
 START_SECONDS = 60.0  # for the first answer of a worker
 _CONNECT_SECONDS = 5.0
 
 
 class StartOptions(options.PipelineOptions):
-    """Our own Beam option, `--start_timeout` in seconds; and one of the job server's that we set."""
+    """Our own Beam option: `--start_timeout`, seconds."""
 
     @classmethod
     def _add_argparse_args(cls, parser: "options._BeamArgumentParser") -> None:
@@ -31,12 +30,6 @@ class StartOptions(options.PipelineOptions):
             type=float,
             default=START_SECONDS,
             help="Seconds for the workers of Flink or Spark to answer before the pipeline starts. 0: do not ask.",
-        )
-        parser.add_argument(
-            "--number_of_execution_retries",
-            type=int,
-            default=None,
-            help="How often Flink tries failed tasks again. Default: by its configuration.",
         )
 
 

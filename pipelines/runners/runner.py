@@ -120,10 +120,10 @@ def unwrap(error: BaseException) -> ExtremisError | None:
         if isinstance(seen, ExtremisError):
             return type(seen)(_STEP.sub("", str(seen)))
         seen = seen.__cause__ or seen.__context__
-    classes = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _subclasses(ExtremisError)}
+    classes = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ExtremisError, *_subclasses(ExtremisError))}
     names = "|".join(re.escape(name) for name in classes)
-    # A chain of tracebacks repeats the message; its last copy ends the text, with the step behind it.
-    ends = r" \[while running '|^\n(?:During handling|The above)|\Z"
+    # A chain of tracebacks repeats the message; its last copy ends the text, or Java's trace follows, or the step.
+    ends = r" \[while running '|^\n(?:During handling|The above)|^\s*\tat |\Z"
     matches = re.findall(rf"^({names}): (.*?)(?={ends})", str(error), re.DOTALL | re.MULTILINE)
     if not matches:
         return None

@@ -39,7 +39,7 @@ heartbeat.timeout: 60000
 pekko.ask.timeout: 60 s
 pekko.startup-timeout: 60 s
 restart-strategy.type: fixed-delay
-restart-strategy.fixed-delay.attempts: 20
+restart-strategy.fixed-delay.attempts: 8
 restart-strategy.fixed-delay.delay: 1 s
 """
 _LOG = """\

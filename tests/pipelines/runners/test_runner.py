@@ -53,6 +53,19 @@ def test_a_workers_error_comes_back_as_it_was(flags: tuple[str, ...]) -> None:
     assert str(caught.value) == "could not write x: [disk full]\nfree some space."
 
 
+@pytest.mark.parametrize("kind", [ExtremisError, StorageError])
+@pytest.mark.parametrize("step", ["", " [while running 'Answer']"])
+def test_a_workers_error_is_found_in_what_an_engine_says(kind: type[ExtremisError], step: str) -> None:
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    text = (
+        "java.util.concurrent.ExecutionException: Error received from SDK harness: Traceback (most recent call last):\n"
+        f'  File "check.py", line 1, in answer\n    raise\n{name}: no room here.{step}\n\n'
+        "\tat java.base/java.util.concurrent.CompletableFuture.get(CompletableFuture.java:396)\nCaused by: x\n"
+    )
+    error = unwrap(RuntimeError(text))
+    assert (type(error), str(error)) == (kind, "no room here.")
+
+
 @pytest.mark.parametrize("name", ["DirectRunner", "FnApiRunner"])
 def test_the_runner_in_this_process_has_its_usual_names(name: str) -> None:
     with pytest.raises(StorageError):
