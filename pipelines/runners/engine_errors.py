@@ -53,7 +53,8 @@ KNOWN: tuple[tuple[str, Callable[[re.Match[str], str], str]], ...] = (
         ),
     ),
     (
-        r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out",
+        r"NoResourceAvailableException|Could not acquire the minimum required resources|Slot request .* timed? ?out|"
+        r"TimeoutException: Timeout has occurred: \d+ ms",  # what is left of a request for slots
         _plain(
             "Flink has no free slot for the job. Start TaskManagers, end other jobs, raise "
             "taskmanager.numberOfTaskSlots, or lower --parallelism to the slots that are free."

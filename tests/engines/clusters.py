@@ -34,7 +34,7 @@ parallelism.default: 1
 rest.address: localhost
 rest.bind-address: localhost
 rest.port: {rest}
-slot.request.timeout: 20000
+slot.request.timeout: 5000
 heartbeat.timeout: 60000
 pekko.ask.timeout: 60 s
 pekko.startup-timeout: 60 s

@@ -26,6 +26,7 @@ DIRECT = (
             "NoResourceAvailableException: Could not acquire the minimum required resources.",
             ("no free slot", "numberOfTaskSlots"),
         ),
+        ("java.util.concurrent.TimeoutException: Timeout has occurred: 5000 ms", ("no free slot", "--parallelism")),
         ('Cannot run program "docker": error=2, No such file or directory', ("no Docker", "extremis-worker")),
         (
             'java.io.IOException: Cannot run program "/opt/x": error=2, No such file or directory',
