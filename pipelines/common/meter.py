@@ -125,12 +125,12 @@ def settle(result: Any) -> dict[str, Count]:
 
     counts: dict[str, Count] = {}
     with contextlib.suppress(Exception):  # of any kind: a runner without metrics, a job server that is gone
-        found = result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))
-        for metric in found["counters"]:
+        measured = result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))
+        for metric in measured["counters"]:
             step, _, unit = metric.key.metric.name.rpartition(".")
             more = Count(rows=metric.result) if unit == "rows" else Count(bytes=metric.result)
             counts[step] = counts.get(step, Count()).add(more)
-        for metric in found["distributions"]:
+        for metric in measured["distributions"]:
             step = metric.key.metric.name.rpartition(".")[0]
             span = Count(0, 0, metric.result.min / 1000, metric.result.max / 1000)
             counts[step] = counts.get(step, Count()).add(span)
