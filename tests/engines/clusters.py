@@ -60,6 +60,30 @@ class Cluster:
     endpoints: tuple[str, ...]
     folder: Path
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)
+    commands: dict[str, Sequence[str]] = field(default_factory=dict)
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        """Start a process of the cluster, or start it again; it writes to a log of its name."""
+        env = {
+            **os.environ,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_HOME": str(SPARK.folder),
+            "SPARK_SCALA_VERSION": "2.12",
+        }
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=self.folder)
+        self.commands[name] = command
+
+    def replace(self, name: str) -> None:
+        """Kill a process of the cluster with -9, and start another in its place."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+        self.start(name, self.commands[name])
+
+    def stop(self) -> None:
+        """Stop all processes, the last one first."""
+        for process in reversed(self.processes.values()):
+            _stop(process)
 
     def log(self) -> str:
         """Return the ends of all logs."""
@@ -80,7 +104,8 @@ def flink(folder: Path, memory: int = 1536, network: int = 256) -> Iterator[Clus
     entry, manager = "runtime.entrypoint.StandaloneSessionClusterEntrypoint", "runtime.taskexecutor.TaskManagerRunner"
     with ExitStack() as stack:
         cluster = Cluster("flink", _endpoints(jobs, artifacts), folder)
-        start = _starter(stack, cluster)
+        stack.callback(cluster.stop)
+        start = cluster.start
         job_manager = [*base, "-Xmx400m", f"org.apache.flink.{entry}", "--configDir", str(conf)]
         start("jobmanager", [*job_manager, "--executionMode", "cluster"])
         for number in range(WORKERS):
@@ -102,7 +127,8 @@ def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
     base = [*_JAVA, *opens, "-cp", classpath]
     with ExitStack() as stack:
         cluster = Cluster("spark", _endpoints(jobs, artifacts), folder)
-        start = _starter(stack, cluster)
+        stack.callback(cluster.stop)
+        start = cluster.start
         place = ["--host", "127.0.0.1", "--port", str(master), "--webui-port", str(page)]
         start("master", [*base, "-Xmx256m", "org.apache.spark.deploy.master.Master", *place])
         _wait(cluster, lambda: listens(master))
@@ -113,6 +139,7 @@ def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
         settings = {
             "executor.extraClassPath": str(SPARK.job_server),
             "executor.memory": f"{memory}m",
+            "default.parallelism": str(WORKERS),
             "executor.extraJavaOptions": " ".join(opens),
             "ui.enabled": "false",
         }
@@ -138,18 +165,23 @@ def children(pid: int) -> list[int]:
     return below
 
 
-def python_workers(cluster: Cluster) -> list[int]:
-    """Return the Python workers that the cluster's processes have started."""
-    workers = []
+def started(cluster: Cluster, word: str) -> list[int]:
+    """Return the processes that the cluster's have started with `word` in their command lines."""
+    pids = []
     for process in cluster.processes.values():
         for pid in children(process.pid):
             try:
                 line = Path(f"/proc/{pid}/cmdline").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if b"pipelines.runners.worker" in line:
-                workers.append(pid)
-    return workers
+            if word.encode() in line:
+                pids.append(pid)
+    return pids
+
+
+def python_workers(cluster: Cluster) -> list[int]:
+    """Return the Python workers of the cluster."""
+    return started(cluster, "pipelines.runners.worker")
 
 
 _FLINK_OPENS = {
@@ -193,18 +225,6 @@ def _endpoints(jobs: int, artifacts: int) -> tuple[str, ...]:
         f"--job_endpoint=localhost:{jobs}",
         f"--artifact_endpoint=localhost:{artifacts}",
     )
-
-
-def _starter(stack: ExitStack, cluster: Cluster) -> Callable[[str, Sequence[str]], None]:
-    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK.folder), "SPARK_SCALA_VERSION": "2.12"}
-
-    def start(name: str, command: Sequence[str]) -> None:
-        log = stack.enter_context((cluster.folder / f"{name}.log").open("w"))
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=cluster.folder)
-        cluster.processes[name] = process
-        stack.callback(_stop, process)
-
-    return start
 
 
 def _stop(process: subprocess.Popen) -> None:

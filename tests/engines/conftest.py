@@ -1,6 +1,8 @@
 """Fixtures of engines: a cluster of each kind, started once and stopped at the end, and the bytes made in process."""
 
 import subprocess
+import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,8 +33,10 @@ def _install(engine: pieces.Pieces) -> None:
     """Skip, with the reason, where the pieces of an engine cannot be downloaded."""
     try:
         pieces.install(engine)
-    except subprocess.CalledProcessError as error:
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"{engine.name}: its pieces cannot be had here ({' '.join(map(str, error.cmd[:4]))}… failed)")
+    except (OSError, ValueError, zipfile.BadZipFile, tarfile.TarError) as error:
+        pytest.skip(f"{engine.name}: its pieces cannot be made here ({error})")
 
 
 @pytest.fixture(scope="package")

@@ -19,6 +19,7 @@ from tests.command import ROOT
 
 HOME = Path(os.environ.get("EXTREMIS_ENGINES") or ROOT / "build" / "engines")
 RUNNER = "2.70.0"  # Beam's runners in Java
+_DOWNLOAD_SECONDS = 900
 JOB_SERVICE = "2.65.0"  # the newest beam-runners-java-job-service on Maven Central
 
 
@@ -81,7 +82,7 @@ def install(pieces: Pieces) -> None:
         _download(pieces, Path(making), folder)
         (folder / "pom.xml").write_text(_pom(pieces.artifacts))
         command = ["mvn", "-q", "-B", "dependency:build-classpath", "-Dmdep.outputFile=classpath"]
-        subprocess.run(command, cwd=folder, check=True)
+        subprocess.run(command, cwd=folder, check=True, timeout=_DOWNLOAD_SECONDS)
         jars = [Path(name) for name in (folder / "classpath").read_text().strip().split(":")]
         kept = [jar for jar in jars if not jar.name.startswith(pieces.left_out or ("\0",))]
         merge_jars(kept, folder / pieces.job_server.name, pieces.main)
@@ -127,7 +128,7 @@ def _download(pieces: Pieces, making: Path, folder: Path) -> None:
         str(making),
         name,
     ]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, timeout=_DOWNLOAD_SECONDS)
     (sdist,) = making.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         for member in archive:

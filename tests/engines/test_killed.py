@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.command import command, environment, extremis
-from tests.engines.clusters import Cluster, python_workers
+from tests.engines.clusters import Cluster, python_workers, started
 from tests.engines.conftest import SMALL, files
 from tests.engines.worker import process
 
 pytestmark = pytest.mark.engine
-
-ENGINES = pytest.mark.parametrize("cluster", ["flink", "spark"], indirect=True)
 
 
 def start_sharding(cluster: Cluster, raw: Path, data: Path, worker: Path) -> subprocess.Popen:
@@ -32,14 +30,36 @@ def start_sharding(cluster: Cluster, raw: Path, data: Path, worker: Path) -> sub
     return launcher
 
 
-@ENGINES
-def test_a_worker(cluster: Cluster, raw: Path, sharded: Path, worker: Path, tmp_path: Path) -> None:
-    """The engine does its work again."""
-    data = tmp_path / "data"
-    launcher = start_sharding(cluster, raw, data, worker)
-    os.kill(python_workers(cluster)[0], signal.SIGKILL)
+def finish(launcher: subprocess.Popen) -> None:
+    """Wait until the command has succeeded."""
     _, rest = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, rest
+
+
+def test_a_worker(flink: Cluster, raw: Path, sharded: Path, worker: Path, tmp_path: Path) -> None:
+    """The engine does its work again."""
+    data = tmp_path / "data"
+    launcher = start_sharding(flink, raw, data, worker)
+    os.kill(python_workers(flink)[0], signal.SIGKILL)
+    finish(launcher)
+    assert files(data) == files(sharded)
+
+
+def test_a_task_manager(flink: Cluster, raw: Path, sharded: Path, worker: Path, tmp_path: Path) -> None:
+    """Another takes its place."""
+    data = tmp_path / "data"
+    launcher = start_sharding(flink, raw, data, worker)
+    flink.replace("taskmanager-0")
+    finish(launcher)
+    assert files(data) == files(sharded)
+
+
+def test_an_executor(spark: Cluster, raw: Path, sharded: Path, worker: Path, tmp_path: Path) -> None:
+    """Spark starts another."""
+    data = tmp_path / "data"
+    launcher = start_sharding(spark, raw, data, worker)
+    os.kill(started(spark, "CoarseGrainedExecutorBackend")[0], signal.SIGKILL)
+    finish(launcher)
     assert files(data) == files(sharded)
 
 

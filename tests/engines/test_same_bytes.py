@@ -47,9 +47,7 @@ def test_mine(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) ->
             assert files(tmp_path / "there")[name] == content, name
 
 
-@ENGINES
-@pytest.mark.parametrize("kind", ["PROCESS"])
-def test_a_version(flags: list[str], tmp_path: Path) -> None:
+def test_a_version(flink: Cluster, worker: Path, tmp_path: Path) -> None:
     """What comes later goes onto what is there: new labels, new points, and points that replace older ones."""
     for name, points, labels in (("first", range(300), 20), ("second", range(250, 320), 25)):
         rows = [{"key": f"p{n}", "text": f"{name} sea {n}", "labels": [f"l{n % labels}"]} for n in points]
@@ -58,7 +56,7 @@ def test_a_version(flags: list[str], tmp_path: Path) -> None:
         write_lines(tmp_path / name / "labels.jsonl", [{"key": f"l{n}", "text": f"label {n}"} for n in range(labels)])
     extremis("shard", "first", "data", "--tokenizer", "train:200", "--row-group-rows", "16", cwd=tmp_path)
     extremis("shard", "second", "here", "--onto", "data", cwd=tmp_path)
-    extremis("shard", "second", "there", "--onto", "data", "--", *flags, cwd=tmp_path)
+    extremis("shard", "second", "there", "--onto", "data", "--", *process(flink, worker), cwd=tmp_path)
     assert files(tmp_path / "there") == files(tmp_path / "here")
 
 
