@@ -111,7 +111,9 @@ class Meter:
         """Return what each process has counted so far. Raises StorageError."""
         with _LOCK:
             own = dict(_COUNTS[self.url].steps) if self.url in _COUNTS else {}
-        counts = [own] if own else []
+        if own:  # who works here works alone
+            return [own]
+        counts = []
         for name in storage.list_names(self.url):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 steps = json.loads(storage.read_bytes(join(self.url, name)))

@@ -17,8 +17,9 @@ SMALL = ("--tokenizer", "train:1000", "--row-group-rows", "64", "--shards", "2")
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return the content of each file in a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Return the content of each file in a folder, but the note of the command line that made it."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "commands.json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

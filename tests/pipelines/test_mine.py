@@ -332,7 +332,9 @@ class TestWatch:
         storage.write_bytes(RunLayout(world.run).finished, b"{}")
         watching.join(timeout=60)
         assert result == [2]
-        assert [line.split(":")[0] for line in lines] == ["epoch 3"] * 3 + ["epoch 8"] * 3
+        named = [line.split(":")[0] for line in lines if line.startswith("epoch ")]
+        assert named == ["epoch 3"] * 3 + ["epoch 8"] * 3
+        assert len([line for line in lines if line.startswith("steps: ")]) == 2
 
     def test_it_stops_when_told(self, world):
         assert watch(world.data, world.run, until=lambda: True) == 0
