@@ -210,7 +210,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
         blocks = [block for table in tables for block in raw.blocks_of(table)]
         rows = sum(raw.count_input(table, "rows") for table in tables)
         texts = sampling.sample_texts(blocks, rows, options.tokenizer_texts)
-        frozen = tokenizer.freeze(wordpiece.train(lambda: sampling.iterate(texts), size), {}, limit)
+        frozen = tokenizer.freeze(wordpiece.train(texts, size), {}, limit)
     elif frozen is None:
         frozen = tokenizer.load_hub(options.tokenizer, limit)
     if options.max_tokens:

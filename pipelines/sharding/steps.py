@@ -6,7 +6,6 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from tokenizers import Tokenizer
 
 from pipelines.common import assign
 from pipelines.common.exchange import Exchange, Packet
@@ -14,26 +13,27 @@ from pipelines.common.summary import Summary
 from pipelines.formats.rejects import Reject, Rejects, to_batch
 from pipelines.sharding import tokenizer
 from pipelines.sharding.plan import TablePlan
+from pipelines.sharding.words import Encoder
 from schemas import storage
 from schemas.shard_files import parquet
 
 ROWS, SIZES = "rows", "sizes"
 
 
-def open_tokens(plan: TablePlan) -> Tokenizer | None:
+def open_tokens(plan: TablePlan) -> Encoder | None:
     """Open the tokenizer of `plan`, None where no row has a text. Raises StorageError."""
     if plan.vocabulary is None:
         return None
-    return tokenizer.open_tokenizer(storage.read_sealed(plan.tokenizer), plan.tokenizer)
+    return Encoder(tokenizer.open_tokenizer(storage.read_sealed(plan.tokenizer), plan.tokenizer))
 
 
-def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Tokenizer | None) -> pa.RecordBatch:
+def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa.RecordBatch:
     """Return parsed rows with `input_ids` (unless they have features alone) and `truncated`."""
     rows = batch.num_rows
     if tokens is None:
         values, offsets, truncated = np.zeros(0, np.uint32), np.zeros(rows + 1, np.int64), np.zeros(rows, bool)
     else:
-        values, offsets, truncated = tokenizer.encode(tokens, batch["text"].to_pylist())
+        values, offsets, truncated = tokens.encode(batch["text"])
     batch = batch.append_column("truncated", pa.array(truncated))
     if plan.tokens is not None:
         batch = batch.append_column("input_ids", parquet.list_array(values, offsets, plan.tokens))
