@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from extremis.waiting import alive, spoke, suspended
@@ -99,9 +107,19 @@ def command_line() -> str:
     return redact(_output.command)
 
 
-def say(message: str) -> None:
-    """Tell one line of progress."""
-    _tell(Event(redact(message)))
+class _Say:
+    """Teller of lines of progress."""
+
+    def __call__(self, message: str) -> None:
+        """Tell one line of progress."""
+        _tell(Event(redact(message)))
+
+    def display(self) -> "StepBars":
+        """Show steps of a pipeline until the block ends."""
+        return StepBars()
+
+
+say = _Say()
 
 
 def say_error(message: str) -> None:
@@ -122,6 +140,11 @@ def print_json(body: Mapping[str, Any]) -> None:
     spoke()
     sys.stdout.write(redact(json.dumps(body)) + "\n")
     sys.stdout.flush()
+
+
+def say_count(done: int, total: int | None) -> str:
+    """Format what is done of a total, None: not known."""
+    return f"{done:,}" + ("" if total is None else f" of {total:,}")
 
 
 class Bar:
@@ -167,8 +190,8 @@ class Bar:
             return
         if _output.listener is not None or time.monotonic() >= self._next:
             self._next = time.monotonic() + self._seconds
-            of = "" if self._total is None else f" of {self._total:,}"
-            _tell(Event(f"{self._title}: {done:,}{of} {note}".rstrip(), self._title, done, self._total))
+            text = f"{self._title}: {say_count(done, self._total)} {note}"
+            _tell(Event(text.rstrip(), self._title, done, self._total))
 
     def advance(self, more: int) -> None:
         """Count `more` of the total as done."""
@@ -179,6 +202,49 @@ class Bar:
         """Print a line that stays above the bar."""
         if not self._quiet:
             say(message)
+
+
+class StepBars:
+    """Bars of the steps of a pipeline, one each, on a terminal; events for a listener; elsewhere nothing.
+
+    A context manager that gives a function of the steps which have begun (`pipelines.common.progress.Step`): it shows
+    them, and tells whether it does.
+    """
+
+    def __enter__(self) -> Callable[[Sequence[Any]], bool]:
+        self._shown = contextlib.ExitStack()
+        self._tasks: dict[str, TaskID] = {}
+        self._listened = _output.listener is not None
+        self._on_terminal = notes.is_terminal and not self._listened and not _output.quiet
+        if not self._on_terminal:
+            self._shown.enter_context(suspended())
+        return self._show
+
+    def __exit__(self, *exc: object) -> None:
+        self._shown.close()
+
+    def _show(self, steps: Sequence[Any]) -> bool:
+        if self._listened:
+            for step in steps:
+                if not step.over or step.name not in self._tasks:
+                    self._tasks[step.name] = TaskID(0)
+                    _tell(Event(str(step), step.name, step.rows, step.total))
+        elif self._on_terminal and steps:
+            if not self._tasks:
+                self._start()
+            for step in steps:
+                note = f"{say_count(step.rows, step.total)} rows, {step.pace}"
+                if step.name not in self._tasks:
+                    self._tasks[step.name] = self._progress.add_task(step.name, total=step.total, note=note)
+                self._progress.update(self._tasks[step.name], completed=step.rows, total=step.total, note=note)
+        return self._listened or self._on_terminal
+
+    def _start(self) -> None:
+        """Put the bars in the place of the sign of life."""
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")
+        self._progress = Progress(*columns, console=notes, transient=True)
+        self._shown.enter_context(suspended())
+        self._shown.enter_context(self._progress)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -17,7 +17,7 @@ from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.layout import make_layout
 from pipelines.clustering.plan import ClusterOptions, Plan, Settled, make_plan
 from pipelines.common.exchange import Exchange, choose
-from pipelines.common.progress import Progress, say_use, silent
+from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
 from pipelines.common.watch import watch_dumps
 from pipelines.runners.check import check_workers
@@ -85,28 +85,32 @@ def watch(
 
 def _make(plan: Plan, build: Build, beam_options: Sequence[str], say: Progress) -> Manifest:
     name = plan.inputs.name
-    plan = replace(plan, inputs=replace(plan.inputs, out=build.url))
+    watch = Watch(staging(build.url), say)
+    plan = replace(plan, inputs=replace(plan.inputs, out=build.url), meter=watch.meter)
     check_workers(beam_options, [join(plan.inputs.source.queries_url, MANIFEST)], build.url, say)
-    settled = _settle(plan, _count(plan, beam_options))
+    settled = _settle(plan, _count(plan, beam_options, watch))
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
     layout = settled.layout
     say(f"{name}: {plan.queries.rows:,} queries{parts}, {layout.clusters:,} clusters of {layout.rows}")
     pipeline = make_pipeline(beam_options)
     _wire(pipeline, settled, choose(pipeline.runner, staging(build.url)))
-    run_pipeline(pipeline)
+    watch.expect(dict.fromkeys((steps.DEAL, steps.CLUSTER, steps.WRITE), plan.queries.rows))
+    run_pipeline(pipeline, watch=watch)
     manifest = build.publish(_describe(settled, read_summary(plan.summary)))
+    watch.summarize()
     say(f"{name}: clustered{say_use(plan.inputs.use_from)}")
     return manifest
 
 
-def _count(plan: Plan, beam_options: Sequence[str]) -> list[int]:
+def _count(plan: Plan, beam_options: Sequence[str], watch: Watch) -> list[int]:
     """Return the rows of each part: counted where there are several."""
     if plan.tree.parts == 1:
         return [plan.queries.rows]
     pipeline = make_pipeline(beam_options)
     shards = pipeline | "Shards" >> beam.Create(range(len(plan.queries.shards)))
     merge_and_write(shards | "Count parts" >> beam.Map(steps.count_parts, plan), plan.summary)
-    run_pipeline(pipeline)
+    watch.expect({steps.COUNT: plan.queries.rows})
+    run_pipeline(pipeline, watch=watch)
     summary = read_summary(plan.summary)
     return [summary.count(steps.PARTS, str(part)) for part in range(plan.tree.parts)]
 

@@ -9,7 +9,7 @@ group and one batch, whatever the number of rows and labels.
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import apache_beam as beam
@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipelines.common.progress import Progress, silent
+from pipelines.common.meter import Meter
+from pipelines.common.progress import Progress, Watch, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
 from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, local_workers, make_pipeline
@@ -42,6 +43,7 @@ from trainer.stream import Table, open_queries
 # One model a worker process, however many threads and shards it has.
 _MODELS: dict[str, Model] = {}  # by the digest of the checkpoint
 _LOADING = threading.Lock()
+_STEP = "embed"
 
 
 class EmbedOptions(Options):
@@ -66,6 +68,7 @@ class Plan:
     out: str
     options: EmbedOptions
     device: str = "auto"
+    meter: Meter = field(default=Meter(), compare=False)
 
     @property
     def kind(self) -> str:
@@ -132,17 +135,23 @@ def embed(
         finished = find_reusable(out, request, remedy)  # the last owner may have made it
         if finished is not None:
             return finished
-        plan = Plan(data, run, checkpoint.step, checkpoint.manifest.digest, source, build.url, options, device)
+        watch = Watch(staging(build.url), progress or silent)
+        watch.expect({_STEP: source.manifest.rows})
+        digest = checkpoint.manifest.digest
+        plan = Plan(data, run, checkpoint.step, digest, source, build.url, options, device, watch.meter)
         check_workers(beam_options, files[:1], build.url, progress or silent)
         shards = pipeline | "Shards" >> beam.Create(range(len(source.manifest.shards)))
         merge_and_write(shards | "Embed shards" >> beam.Map(embed_shard, plan), plan.summary)
-        run_pipeline(pipeline)
-        return build.publish(_describe(plan, read_summary(plan.summary), request))
+        run_pipeline(pipeline, watch=watch)
+        manifest = build.publish(_describe(plan, read_summary(plan.summary), request))
+        watch.summarize()
+        return manifest
 
 
 def embed_shard(shard: int, plan: Plan) -> Summary:
     """Write the embeddings of shard `shard`. Raises InputError, TableError, StorageError."""
     source, labels = plan.source.manifest, plan.options.what == "labels"
+    plan.meter.start(_STEP)
     model = shared_model(plan)
     schema = plan.schema(model.width)
     groups = iterate_shard(plan.source.url, source.shards[shard], [plan.id_column, *model.columns])
@@ -153,6 +162,8 @@ def embed_shard(shard: int, plan: Plan) -> Summary:
             x = _narrow(model.embed_table(group, plan.options.batch, labels).cpu().numpy(), plan)
             vectors = matrix_array(x, schema.field("vector").type.value_type)
             out.write(pa.table([group.column(plan.id_column), vectors], schema=schema))
+            plan.meter.count(_STEP, group.num_rows)
+    plan.meter.count(_STEP, 0, out.entry.bytes)
     return Summary({plan.kind: (out.entry,)}, {plan.kind: Counter(rows=out.entry.rows)})
 
 

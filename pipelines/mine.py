@@ -11,12 +11,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import apache_beam as beam
 
 from pipelines.common.aligned import Source
-from pipelines.common.progress import Progress, say_use, silent
+from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.watch import watch_dumps
 from pipelines.mining import steps
 from pipelines.mining.inputs import complete_dumps, open_inputs
@@ -122,8 +123,10 @@ def _make(
     reads = [join(inputs.vectors_url, MANIFEST), *(join(source.queries_url, MANIFEST) for source in plan.sources)]
     check_workers(beam_options, reads, build.url, say)
     pipeline = make_pipeline(beam_options)
-    _wire(pipeline, plan, index.url if index is not None else None)
-    run_pipeline(pipeline)
+    watch = Watch(inputs.scratch, say)
+    watch.expect(_steps(plan))
+    _wire(pipeline, replace(plan, meter=watch.meter), index.url if index is not None else None)
+    run_pipeline(pipeline, watch=watch)
     if index is not None:
         index.publish(describe_index(plan))
     summaries = {source.name: json.loads(storage.read_sealed(plan.summary(source))) for source in plan.sources}
@@ -137,10 +140,19 @@ def _make(
     if profiles:
         body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
         storage.write_bytes(join(inputs.root, PROFILE), json.dumps(body, indent=1, sort_keys=True).encode())
+    watch.summarize()
     peak = max((profile["peak_bytes"] for profile in profiles.values()), default=0)
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""
     say(f"{inputs.name}: mined in {seconds:.1f} s{memory}{say_use(inputs.use_from)}")
     return made
+
+
+def _steps(plan: Plan) -> dict[str, int | None]:
+    """Name the steps, with their rows: vectors, queries by block, queries."""
+    rows = sum(source.queries.rows for source in plan.sources)
+    sizes = [stop - start for start, stop in plan.bounds]
+    indexed = sum(sizes[block] for block, _, _ in plan.tasks())
+    return {steps.INDEX: indexed, steps.SEARCH: rows * len(sizes), steps.MERGE: rows}
 
 
 def _wire(pipeline: beam.Pipeline, plan: Plan, index_url: str | None) -> None:

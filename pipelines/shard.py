@@ -16,13 +16,15 @@ from apache_beam.pvalue import PCollection
 from pipelines import formats
 from pipelines.common import exchange
 from pipelines.common.exchange import Exchange, Files
-from pipelines.common.progress import Progress, silent
+from pipelines.common.progress import Progress, Watch, silent
 from pipelines.common.summary import SUMMARY, Summary, merge_and_write, read_summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
 from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, local_workers, make_pipeline, run
 from pipelines.sharding import dataset, identity, make_plan, read, sampling, text_length, tokenizer, wordpiece
+from pipelines.sharding import labels as label_steps
+from pipelines.sharding import queries as query_steps
 from pipelines.sharding.labels import OrderedLabels, order_labels, write_labels
 from pipelines.sharding.make_plan import Basis
 from pipelines.sharding.older import older_shards
@@ -102,8 +104,10 @@ def shard(
         with building(data, "sharded") as build:
             check_workers(beam_options, identity.files_of(inputs)[:1], DataLayout(build.url).staging, say)
             flags = local_workers(beam_options, [*identity.files_of(inputs), data, *([base.url] if base else ())])
-            attempt = Attempt(source, data, build.url, form, inputs, options, recorded, flags, say, base)
+            watch = Watch(DataLayout(build.url).staging, say)
+            attempt = Attempt(source, data, build.url, form, inputs, options, recorded, flags, say, watch, base)
             manifest = dataset.place(build, _make(attempt, frozen))
+            watch.summarize()
     say(f"{data}: published")
     return manifest
 
@@ -128,6 +132,7 @@ class Attempt:
     recorded: Mapping[str, Any]
     beam_options: Sequence[str]
     say: Progress
+    watch: Watch
     base: Base | None = None  # of a version
 
     @property
@@ -140,13 +145,16 @@ class Attempt:
         """Prefix of all that is removed at the end."""
         return DataLayout(self.built).staging
 
-    def run(self, name: str, wire: Callable[[beam.Pipeline, Exchange, str], None]) -> Summary:
-        """Run the pipeline that `wire(pipeline, exchange, summary_url)` makes; its summary."""
+    def run(
+        self, name: str, steps: Mapping[str, int | None], wire: Callable[[beam.Pipeline, Exchange, str], None]
+    ) -> Summary:
+        """Run the pipeline that `wire(pipeline, exchange, summary_url)` makes; its summary. `steps`: their rows."""
         pipeline = make_pipeline(self.beam_options)
         bulk = exchange.choose(pipeline.runner, join(self.staging, name), self.options.exchange)
         url = join(self.staging, f"{name}.json")
         wire(pipeline, bulk, url)
-        run(pipeline)
+        self.watch.expect(steps)
+        run(pipeline, watch=self.watch)
         return read_summary(url)
 
 
@@ -154,8 +162,10 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard, publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.built, attempt.say
     staging = join(attempt.staging, "rows")
-    read_plan = ReadPlan(attempt.form, inputs, options.text, staging, options.seed, read.BLOCK_ROWS)
-    raw = attempt.run("read", lambda pipeline, bulk, url: read.wire(pipeline, read_plan, bulk, url))
+    meter = attempt.watch.meter
+    read_plan = ReadPlan(attempt.form, inputs, options.text, staging, options.seed, read.BLOCK_ROWS, meter)
+    steps = dict.fromkeys((read.READ, read.PARSE))
+    raw = attempt.run("read", steps, lambda pipeline, bulk, url: read.wire(pipeline, read_plan, bulk, url))
     say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
     filter_pairs = make_plan.stage_filters(inputs, raw, data)
@@ -164,14 +174,14 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     source = {"source": attempt.recorded["tokenizer"]}
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
     before = (base.labels, len(base.views(LABELS))) if base else (0, 0)
-    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before)
+    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, meter=meter)
     labels = make_plan.plan_labels(basis)
     queries = make_plan.plan_queries(basis, filter_pairs)
     if base is not None and base.replaces:
         queries = [replace(plan, older=older_shards(base.views(plan.name))) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
     wire = functools.partial(_wire, raw=raw, queries=queries, labels=labels, attempt=attempt)
-    summary = raw.merge(attempt.run("shard", wire))
+    summary = raw.merge(attempt.run("shard", _steps(raw, queries, labels), wire))
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)
@@ -194,6 +204,16 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
         pairs = ", ".join(f"{raw.count_input(PAIRS + split, 'rows'):,} pairs of {split}" for split in inputs.splits)
         return f"{raw.count_input(inputs.splits[0], 'rows_in'):,} queries, {pairs}, {labels}"
     return ", ".join([*(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits), labels])
+
+
+def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> dict[str, int | None]:
+    """Name the steps of the second pipeline, with their rows: splits that are cut out of a table share its rows."""
+    rows = sum(
+        round(raw.count_input(plan.source, "rows") * (min(plan.share[1], 1.0) - plan.share[0])) for plan in queries
+    )
+    steps: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
+    steps |= dict.fromkeys((query_steps.ENCODE, query_steps.ORDER, query_steps.WRITE), rows)
+    return {**steps, label_steps.WRITE: labels.rows}
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:

@@ -1,7 +1,7 @@
 """Plan of one clustering: every choice, made once in the launching process, so that all workers agree."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from pydantic import Field
 from pipelines.clustering.inputs import Inputs
 from pipelines.clustering.layout import Layout
 from pipelines.clustering.top import TopTree, grow
+from pipelines.common.meter import Meter
 from pipelines.common.options import DumpOptions
 from pipelines.common.vector_blocks import dimension_of
 from pipelines.common.watch import require_unused
@@ -46,6 +47,7 @@ class Plan:
     smallest: int
     seed: int
     tree: TopTree
+    meter: Meter = field(default=Meter(), compare=False)
 
     @property
     def dimension(self) -> int:

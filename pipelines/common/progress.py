@@ -1,8 +1,23 @@
-"""Lines about the progress of a pipeline."""
+"""Progress of a pipeline: lines, and the state of its steps while workers are at them."""
 
-from collections.abc import Callable
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from pipelines.common.meter import Count, Meter, settle
+from schemas import storage
+from schemas.errors import ExtremisError
+from schemas.sizes import say_bytes
+from schemas.storage import join
+
+# A receiver of lines. One that has `display()` besides, a context manager, shows steps by itself: see `Watch`.
 Progress = Callable[[str], None]
+
+_LOOK_LOCAL, _LOOK_REMOTE = 0.5, 5.0  # seconds between looks at what workers have counted
+_FIRST_LINE, _LINES = 0.5, 30.0  # seconds before the first line, and between lines, where nothing else is shown
 
 
 def silent(line: str) -> None:
@@ -12,3 +27,141 @@ def silent(line: str) -> None:
 def say_use(use_from: int | None) -> str:
     """Return the end of a line that names the first epoch to train on a table."""
     return "" if use_from is None else f", for use from epoch {use_from}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """State of a step that has begun: rows done of `total` (None: not known), by how many processes, for how long."""
+
+    name: str
+    rows: int
+    total: int | None
+    bytes: int
+    seconds: float
+    workers: int
+    last: float  # when something of it was done, by the meter's clock
+    over: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Rows a second."""
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the step is done; None where nobody can tell, or it is."""
+        if self.total is None or self.over or not self.rate:
+            return None
+        return (self.total - self.rows) / self.rate
+
+    @property
+    def pace(self) -> str:
+        """Rows a second, time left, and workers, for people."""
+        parts = [f"{self.rate:,.0f} rows/s"] if self.rate else []
+        parts += [f"{say_seconds(self.left)} left"] if self.left is not None else []
+        return ", ".join([*parts, f"{self.workers} worker{'s' * (self.workers != 1)}"])
+
+    def __str__(self) -> str:
+        of = "" if self.total is None else f" of {self.total:,}"
+        return f"{self.name}: {self.rows:,}{of} rows, {self.pace}"
+
+
+def say_seconds(seconds: float) -> str:
+    """Format a time for people: 8 s, 1:05 min, 2:10 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
+
+
+class Watch:
+    """Watch over the steps of one command's pipelines, whose workers count by `meter`.
+
+    `progress` gets a line a while. Where it has `display()`, a context manager that gives a function, that function
+    gets the steps that have begun, twice a second, and tells whether it shows them: then no lines are said.
+    """
+
+    def __init__(self, staging: str, progress: Progress) -> None:
+        self.meter = Meter(join(staging, "progress"), time.time())
+        self._say = progress
+        self._pause = _LOOK_LOCAL if storage.is_local(staging) else _LOOK_REMOTE
+        self._display = getattr(progress, "display", None)
+        self._totals: dict[str, int | None] = {}
+        self._over: dict[str, Count] = {}  # steps of pipelines that have ended
+        self._workers: dict[str, int] = {}
+
+    def expect(self, totals: Mapping[str, int | None]) -> None:
+        """Name the steps of the next pipeline in their order, and the rows of each, about; None: not known."""
+        self._totals |= totals
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Callable[[Any], None]]:
+        """Show the steps until the block ends; it hands the PipelineResult of what has ended to the function."""
+        ended = threading.Event()
+        with self.meter.here(), self._display() if self._display else contextlib.nullcontext() as show:
+            thread = threading.Thread(target=self._look, args=(ended, show), name="extremis-watch", daemon=True)
+            thread.start()
+            try:
+                yield self._settle
+            finally:
+                ended.set()
+                thread.join()
+
+    def steps(self) -> list[Step]:
+        """Return the steps that have begun, in their order. Raises StorageError."""
+        return self._states(self._merged())
+
+    def summarize(self) -> None:
+        """Say rows, seconds and bytes of each step that was done."""
+        parts = [
+            f"{step.name} {step.rows:,} rows in {step.seconds:.1f} s"
+            + (f" ({say_bytes(step.bytes)})" if step.bytes else "")
+            for step in self._states(self._over)
+        ]
+        if parts:
+            self._say(f"steps: {'; '.join(parts)}")
+
+    def _states(self, begun: Mapping[str, Count]) -> list[Step]:
+        now = time.time() - self.meter.began
+        return [self._step(name, begun[name], now) for name in self._totals if name in begun]
+
+    def _step(self, name: str, count: Count, now: float) -> Step:
+        over, total = name in self._over, self._totals[name]
+        rows = count.rows if over or total is None else min(count.rows, total)  # work may be done again
+        done = over or (total is not None and rows == total)
+        seconds = (count.last if done else now) - count.first
+        total = rows if over else total
+        return Step(name, rows, total, count.bytes, max(seconds, 0.0), self._workers.get(name, 1), count.last, done)
+
+    def _merged(self) -> dict[str, Count]:
+        begun: dict[str, Count] = {}
+        workers: dict[str, int] = {}
+        for process in self.meter.read():
+            for name, count in process.items():
+                begun[name] = begun.get(name, Count()).add(count)
+                workers[name] = workers.get(name, 0) + 1
+        self._workers |= workers
+        return begun | self._over
+
+    def _settle(self, result: Any) -> None:
+        """Keep the counts of a finished pipeline: those of Beam, or what the workers told where there are none."""
+        with contextlib.suppress(ExtremisError, OSError):
+            self._over |= self._merged()
+        self._over |= settle(result)
+
+    def _look(self, ended: threading.Event, show: Callable[[Sequence[Step]], bool] | None) -> None:
+        began = time.monotonic()
+        line_due = began + _FIRST_LINE
+        pause = min(_FIRST_LINE, self._pause)
+        while not ended.wait(pause):
+            steps: list[Step] = []
+            with contextlib.suppress(ExtremisError, OSError):
+                steps = self.steps()
+            pause = self._pause
+            if show is not None and show(steps):
+                continue
+            if time.monotonic() >= line_due:
+                line_due = time.monotonic() + _LINES
+                at_work = [step for step in steps if not step.over]
+                waited = f"the workers are starting, {say_seconds(time.monotonic() - began)}"
+                self._say(str(max(at_work, key=lambda step: step.last)) if at_work else waited)

@@ -3,12 +3,13 @@
 import functools
 import math
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from pipelines.common.aligned import Source
+from pipelines.common.meter import Meter
 from pipelines.common.vector_blocks import block_bounds, equal_ranges
 from pipelines.common.watch import require_unused
 from pipelines.mining import memory
@@ -68,6 +69,7 @@ class Plan(Blocks):
     params: SearchParams
     previous: dict[str, Previous]
     options: MineOptions
+    meter: Meter = field(default=Meter(), compare=False)
 
     @property
     def columns(self) -> int:

@@ -38,6 +38,7 @@ from search.params import SearchParams
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
+INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
 DROPS = ("positives_dropped", "filtered_dropped", "skipped_top", "beyond_window", "above_margin")
 
 
@@ -76,6 +77,7 @@ class MergedShard(NamedTuple):
 
 def load_block(plan: Plan, number: int, profile: Profile) -> LoadedBlock:
     """Read, index and tune block `number`. Raises TableError, InputError."""
+    plan.meter.start(INDEX)
     set_up(plan.options.threads)
     start, stop = plan.bounds[number]
     inputs = plan.inputs
@@ -87,6 +89,7 @@ def load_block(plan: Plan, number: int, profile: Profile) -> LoadedBlock:
     with profile.stage("tune"):
         tuned = _tune(plan, block)
     params.apply(block.index, tuned)
+    plan.meter.count(INDEX, stop - start)
     return LoadedBlock(number, block, tuned)
 
 
@@ -100,6 +103,7 @@ def keep_block(plan: Plan, url: str, loaded: LoadedBlock) -> None:
 def search_shard(plan: Plan, loaded: LoadedBlock, source: Source, shard: int, profile: Profile) -> BlockCandidates:
     """Search every row of the shard against the block and write the candidates. Raises TableError, StorageError."""
     number, block, tuned = loaded
+    plan.meter.start(SEARCH)
     sampled = _sampled_rows(plan, source, shard)
     counts: Counter[str] = Counter()
     held: list[tuple[np.ndarray, Exclusions]] = []
@@ -107,6 +111,7 @@ def search_shard(plan: Plan, loaded: LoadedBlock, source: Source, shard: int, pr
         for batch in source.batches(shard, plan.batch, plan.dimension):
             keys = search_negatives(block, batch.queries, batch.exclusions, plan.fetch, counts, tuned.factor)
             out.write(keys, _weakest(plan, block, batch.queries, batch.exclusions))
+            plan.meter.count(SEARCH, len(keys), keys.nbytes + 4 * len(keys))
             rows = sampled[(sampled >= batch.first) & (sampled < batch.first + len(batch.queries))] - batch.first
             if rows.size:
                 held.append((batch.queries[rows], batch.exclusions.take(rows)))
@@ -117,6 +122,7 @@ def search_shard(plan: Plan, loaded: LoadedBlock, source: Source, shard: int, pr
 
 def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[BlockCandidates]) -> MergedShard:
     """Write the best of all blocks for every row of the shard, aligned with its queries."""
+    plan.meter.start(MERGE)
     blocks = sorted(candidates, key=lambda offer: offer.block)
     profile = reduce(Profile.add, (offer.profile for offer in blocks), Profile())
     counts: Counter[str] = Counter()
@@ -133,6 +139,8 @@ def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[Blo
             out.write(_table(ids, keys, plan.schema))
             sampled.append(keys[rows[(rows >= first) & (rows < first + len(keys))] - first])
             first += len(keys)
+            plan.meter.count(MERGE, len(keys))
+    plan.meter.count(MERGE, 0, out.entry.bytes)
     keys = np.concatenate(sampled)
     previous = plan.previous.get(source.name)
     shares = None if previous is None else overlap.overlaps(previous, shard, rows, keys)

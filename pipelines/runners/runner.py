@@ -15,6 +15,7 @@ from apache_beam.options import pipeline_options as options
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, create_runner
 
+from pipelines.common.progress import Watch
 from pipelines.runners import engine, engine_errors, processes
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, MissingExtra
@@ -71,22 +72,29 @@ def local_workers(beam_options: Sequence[str], urls: Sequence[str]) -> list[str]
     return [*flags, f"--direct_num_workers={min(cores, _MOST_WORKERS)}", "--direct_running_mode=multi_processing"]
 
 
-def run(pipeline: beam.Pipeline, started: Callable[[PipelineResult], Any] | None = None) -> None:
+def run(
+    pipeline: beam.Pipeline,
+    started: Callable[[PipelineResult], Any] | None = None,
+    watch: Watch | None = None,
+) -> None:
     """Run `pipeline` to its end. A worker's ExtremisError is raised here as it was raised there, on any runner.
 
     Raises ExtremisError, too, where workers of this machine or of Dask died, and where an engine failed. `started` is
-    called with the job of an engine, which is cancelled where this process is ended.
+    called with the job of an engine, which is cancelled where this process is ended. `watch` shows the steps meanwhile.
     """
     on_engine = engine.is_engine(pipeline.runner)
     local = type(pipeline.runner).__name__ in ("FnApiRunner", "DaskRunner")
     loggers = (*_LOGGERS, _ROOT_LOGGER) if on_engine else _LOGGERS if local else None
-    with _quiet(loggers) if loggers else contextlib.nullcontext():
+    watching = watch.watching() if watch is not None else contextlib.nullcontext()
+    with _quiet(loggers) if loggers else contextlib.nullcontext(), watching as settle:
         try:
             result = pipeline.run()
             with engine.cancelling([result]) if on_engine else contextlib.nullcontext():
                 if started is not None:
                     started(result)
                 result.wait_until_finish()
+            if settle is not None:
+                settle(result)
         except Exception as error:
             cause = unwrap(error)
             if cause is not None:

@@ -20,6 +20,7 @@ from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids
 from schemas.shard_files import parquet, shards
 
 KEYS = "keys"
+ENCODE, ORDER, WRITE = "tokenize labels", "order labels", "write labels"  # steps
 
 
 class OrderedLabels(NamedTuple):
@@ -68,12 +69,15 @@ class EncodeLabels(beam.DoFn):
 
     def process(self, element: Block) -> Iterator[tuple[int, Packet]]:
         plan = self._plan
+        plan.meter.start(ENCODE)
         batch = encode(element.read(), plan, self._tokens).select(plan.row_schema.names)
         if plan.keyed:
-            yield from send_to_shards(self._exchange, batch, plan.shards)
+            sent = send_to_shards(self._exchange, batch, plan.shards)
         else:
             shard = batch["row"].to_numpy() // plan.shard_rows
-            yield from self._exchange.send(assign.split_by(batch, shard))
+            sent = self._exchange.send(assign.split_by(batch, shard))
+        yield from plan.meter.weigh(ENCODE, sent)
+        plan.meter.count(ENCODE, batch.num_rows)
 
 
 def order_shard(
@@ -81,6 +85,7 @@ def order_shard(
 ) -> Iterator[Any]:
     """Order the labels of (shard, parts): its rows, its keys, its size, and a summary."""
     shard, parts = element
+    plan.meter.start(ORDER)
     table = gather(parts["rows"], plan.row_schema)
     rejects: list[Reject] = []
     counters: Counter[str] = Counter(rows_in=table.num_rows)
@@ -95,13 +100,15 @@ def order_shard(
     yield TaggedOutput(SUMMARY, reported(LABELS, rejects, staged, counters={plan.name: counters}))
     yield TaggedOutput(SIZES, (shard, table.num_rows))
     for tag, columns in ((ROWS, table), (KEYS, table.select(["key"]))):
-        for place in exchange.send([(shard, one_batch(columns))]):
+        for place in plan.meter.weigh(ORDER, exchange.send([(shard, one_batch(columns))])):
             yield TaggedOutput(tag, place)
+    plan.meter.count(ORDER, counters["rows_in"])
 
 
 def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: dict[int, int]) -> Summary:
     """Write the file of (shard, parts): ordered labels, and their counts in any order."""
     shard, parts = element
+    plan.meter.start(WRITE)
     table = gather(parts["rows"], plan.row_schema)
     first, number = int(first_ids(sizes)[shard]), shard - plan.shards_before
     frequency = sum_counts(receive(parts["counts"]), first, table.num_rows)
@@ -109,6 +116,7 @@ def write_shard(element: tuple[int, dict[str, Any]], plan: LabelsPlan, sizes: di
     table = table.append_column("frequency", pa.array(frequency))
     table = table.select(plan.schema.names).cast(plan.schema)
     entry = shards.write_shard(plan.table, number, plan.shards, table, plan.row_group_rows, plan.sink)
+    plan.meter.count(WRITE, table.num_rows, entry.bytes)
     counters = count_tokens(table)
     counters.update(rows_out=table.num_rows, without_training_points=int((frequency == 0).sum()))
     return Summary(shards={plan.name: (entry,)}, counters={plan.name: counters})

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pipelines.common import assign
+from pipelines.common.meter import Meter
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Inputs
 from pipelines.sharding import filters
@@ -25,6 +26,7 @@ class Basis(NamedTuple):
     """Basis of the plans: inputs, the first pipeline's summary, DATA, options, and the tokenizer.
 
     `tables`: where the tables go, DATA or the part of a version. `labels_before`, `shards_before`: those that it has.
+    `meter` counts the workers' steps.
     """
 
     inputs: Inputs
@@ -35,6 +37,7 @@ class Basis(NamedTuple):
     tables: str
     labels_before: int = 0
     shards_before: int = 0
+    meter: Meter = Meter()
 
 
 def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
@@ -71,6 +74,7 @@ def plan_labels(basis: Basis) -> LabelsPlan:
         rows=rows,
         keyed=inputs.keyed,
         shards_before=basis.shards_before,
+        meter=basis.meter,
     )
 
 
@@ -138,6 +142,7 @@ def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
         shared=inputs.shared_points,
         filters=_filter_url(data, split) if filtered else None,
         keep_text=options.keep_text,
+        meter=basis.meter,
     )
 
 

@@ -1,10 +1,11 @@
 """Plans of a sharding run, settled before a worker starts: source, place and cut of each table."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from pipelines.common.meter import Meter
 from pipelines.formats.base import Format, Inputs, Text
 from schemas import tables
 from schemas.shard_files.shards import Sink
@@ -20,6 +21,7 @@ class ReadPlan:
     staging: str
     seed: int
     block_rows: int
+    meter: Meter = field(default=Meter(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class TablePlan:
     features: bool
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink
+    meter: Meter = field(default=Meter(), compare=False, kw_only=True)
 
     @property
     def tokens(self) -> pa.DataType | None:

@@ -24,6 +24,7 @@ from schemas import storage
 from schemas.shard_files import parquet, shards
 
 FREQUENCIES, AGAIN = "frequencies", "again"
+ENCODE, ORDER, WRITE = "tokenize", "order", "write"  # steps
 PAIRS = pa.schema(
     [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
 )
@@ -87,10 +88,13 @@ class AssemblePoints(beam.DoFn):
 
     def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
         plan = self._plan
+        plan.meter.start(ENCODE)
         for _, batch, rejects in _with_labels(element[1], plan):
             batch = points.attach_filters(encode(batch, plan, self._tokens), self._filters, plan)
             yield TaggedOutput(SUMMARY, reported(plan.source, rejects, self._staged))
-            yield from send_to_shards(self._exchange, batch.select(plan.row_schema.names), plan.shards)
+            rows_sent = send_to_shards(self._exchange, batch.select(plan.row_schema.names), plan.shards)
+            yield from plan.meter.weigh(ENCODE, rows_sent)
+            plan.meter.count(ENCODE, batch.num_rows)
 
 
 def assemble_pairs(
@@ -113,6 +117,7 @@ def order_shard(
 ) -> Iterator[Any]:
     """Order the rows of (shard, parts), with the labels of its pairs: its rows, size, label counts, and summaries."""
     shard, parts = element
+    plan.meter.start(ORDER)
     # Ordering copies: the gathered rows are handed over, so that they can go as soon as they have been copied.
     ordered = rows.order(gather(parts["rows"], plan.row_schema))
     rows_in, others = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
@@ -141,18 +146,21 @@ def order_shard(
         yield TaggedOutput(FREQUENCIES, place)
     for place in exchange.send(route_keys(one_batch(table), plan.older)):
         yield TaggedOutput(AGAIN, place)
-    for place in exchange.send([(shard, one_batch(table))]):
+    for place in plan.meter.weigh(ORDER, exchange.send([(shard, one_batch(table))])):
         yield TaggedOutput(ROWS, place)
+    plan.meter.count(ORDER, rows_in)
 
 
 def write_shard(element: tuple[int, Packet], plan: QueriesPlan, sizes: dict[int, int]) -> Summary:
     """Write the file of (shard, its rows in order); `sizes` (rows of each shard) tell its first id."""
     shard, packet = element
+    plan.meter.start(WRITE)
     table = gather([packet], plan.row_schema)
     first = int(first_ids(sizes)[shard])
     ids = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
     table = table.append_column("query_id", ids).select(plan.schema.names).cast(plan.schema)
     entry = shards.write_shard(plan.table, shard, plan.shards, table, plan.row_group_rows, plan.sink)
+    plan.meter.count(WRITE, table.num_rows, entry.bytes)
     return Summary(shards={plan.name: (entry,)})
 
 

@@ -18,6 +18,7 @@ from pipelines.sharding.identity import files_of
 from pipelines.sharding.plan import ReadPlan
 
 BLOCK_ROWS = 1 << 14
+READ, PARSE = "read", "parse"  # steps
 
 
 def wire(pipeline: beam.Pipeline, plan: ReadPlan, exchange: Exchange, summary_url: str) -> None:
@@ -37,13 +38,16 @@ def wire(pipeline: beam.Pipeline, plan: ReadPlan, exchange: Exchange, summary_ur
 
 def read_part(number: int, plan: ReadPlan, exchange: Exchange) -> Iterator[tuple[tuple[int, int], Packet]]:
     """Send the raw rows of part `number`: ((part, block), packet)."""
+    plan.meter.start(READ)
     for block, raw in enumerate(plan.form.read(plan.inputs.parts[number], plan.block_rows)):
-        yield from exchange.send([((number, block), raw)])
+        yield from plan.meter.weigh(READ, exchange.send([((number, block), raw)]))
+        plan.meter.count(READ, raw.num_rows)
 
 
 def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPlan, staged: Files) -> Summary:
     """Parse ((part, block), raw rows) to a Block in staging; a retried bundle leaves files that nobody reads."""
     (number, block), packets = element
+    plan.meter.start(PARSE)
     (raw,) = receive(packets)
     part = plan.inputs.parts[number]
     parsed = plan.form.parse(raw, block * plan.block_rows, part, plan.text)
@@ -52,7 +56,8 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
     if parsed.rejects:
         parts.append(("rejects", to_batch(parsed.rejects)))
-    sent = dict(staged.send(parts))
+    sent = dict(plan.meter.weigh(PARSE, staged.send(parts)))
+    plan.meter.count(PARSE, raw.num_rows)
     return Summary(
         counters={INPUT + part.table: _count(raw.num_rows, rows)},
         rejects=Rejects.of(part.table, parsed.rejects),
