@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
-from pipelines.sharding.words import encode_whole
 from pipelines.sharding.wordpiece import train
+from pipelines.sharding.words import encode_whole
 from schemas.shard_files.parquet import list_array
 from search.index import set_up
 from trainer.config import load_recipe

@@ -6,9 +6,10 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+from apache_beam.pvalue import PCollection
 
 from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Packet
+from pipelines.common.exchange import Exchange, Files, Packet, read_places, write_places
 from pipelines.common.summary import Summary
 from pipelines.formats.rejects import Reject, Rejects, to_batch
 from pipelines.sharding import tokenizer
@@ -40,10 +41,28 @@ def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa
     return batch
 
 
+def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (shard, its rows) of rows with `hash`."""
+    yield from assign.split_by(batch, (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64))
+
+
 def send_to_shards(exchange: Exchange, batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, Packet]]:
     """Send rows with `hash` to their shards: (shard, packet)."""
-    shard = (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64)
-    yield from exchange.send(assign.split_by(batch, shard))
+    yield from exchange.send(by_shard(batch, shards))
+
+
+@beam.ptransform_fn
+def keep(packets: PCollection, name: str, files: Files) -> PCollection:
+    """Keep (key, packet in files) for the next pipeline as the collection `name`; yields Summary."""
+    grouped = packets | "By key" >> beam.GroupByKey()
+    return grouped | "Places" >> beam.MapTuple(lambda key, some: Summary(kept={name: {key: write_places(some, files)}}))
+
+
+@beam.ptransform_fn
+def reopen(pipeline: Any, places: Mapping[int, Packet]) -> PCollection:
+    """Return the collection (key, packet) that `keep` kept at `places`."""
+    found = pipeline | "Places" >> beam.Create(list(places.items()))
+    return found | "Packets" >> beam.FlatMapTuple(lambda key, place: [(key, packet) for packet in read_places(place)])
 
 
 def first_ids(sizes: Mapping[int, int]) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Token ids of texts by their words: a word that comes again and again is encoded once.
 
 A tokenizer of BERT's kind, ours among them, looks at nothing beyond a space: it normalises one character at a time,
-parts words at white space and punctuation, and cuts each word into pieces by itself. So the tokens of a text are those of what
-is between its spaces, one after the other; and a block of texts has a tenth as many different words as words.
+parts words at white space and punctuation, and cuts each word into pieces by itself. So the tokens of a text are those
+of what is between its spaces, one after the other; and a block of texts has a tenth as many different words as words.
 """
 
 from collections.abc import Iterator, Sequence

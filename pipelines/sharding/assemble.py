@@ -1,0 +1,140 @@
+"""Points of one split on their way to its shards: attach the ids of their labels, tokenize, spread over the shards."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from apache_beam.pvalue import PCollection, TaggedOutput
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.windowed_value import WindowedValue
+
+from pipelines.common import assign
+from pipelines.common.exchange import Files, Held, Packet, receive
+from pipelines.common.summary import SUMMARY, Block
+from pipelines.formats.rejects import Reject
+from pipelines.sharding import points
+from pipelines.sharding.plan import QueriesPlan
+from pipelines.sharding.resolve import known_ids
+from pipelines.sharding.steps import ROWS, by_shard, encode, keep, open_tokens, reported
+from schemas import storage
+
+ENCODE = "tokenize"  # step
+PAIRS = pa.schema(
+    [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
+)
+
+
+@beam.ptransform_fn
+def assemble_queries(
+    named: dict[str, PCollection],
+    plan: QueriesPlan,
+    pairs: dict[str, PCollection] | None,
+    staged: Files,
+    rejects: Files,
+) -> PCollection:
+    """Assemble one split; yields Summary, whose `kept` tell where the rows of each shard are, and its pairs.
+
+    named: the split's `blocks` (number, Block), and `ids` (number, packet) of the labels that they name. pairs: those
+    of its pairs, or None. Rows go to `staged`.
+    """
+    sides: dict[str, tuple[dict[str, PCollection], _Assembler]] = {
+        rows_of(plan): (named, AssemblePoints(plan, staged, rejects))
+    }
+    if pairs is not None:
+        sides[pairs_of(plan)] = pairs, AssemblePairs(plan, staged, rejects)
+    summaries = []
+    for name, (blocks, assembler) in sides.items():
+        joined = blocks | f"Join ids of {name}" >> beam.CoGroupByKey()
+        assembled = joined | f"Assemble {name}" >> beam.ParDo(assembler).with_outputs(SUMMARY, main=ROWS)
+        summaries += [assembled[SUMMARY], assembled[ROWS] | f"Keep {name}" >> keep(name, staged)]
+    return summaries | "Summaries" >> beam.Flatten()
+
+
+def rows_of(plan: QueriesPlan) -> str:
+    """Name the collection of the split's rows by shard."""
+    return f"rows of {plan.split}"
+
+
+def pairs_of(plan: QueriesPlan) -> str:
+    """Name the collection of the split's pairs by shard."""
+    return f"pairs of {plan.split}"
+
+
+class _Assembler(beam.DoFn):
+    """Assembler of (block number, block and ids) to (shard, packet), and summaries; holds rows back for a bundle."""
+
+    def __init__(self, plan: QueriesPlan, staged: Files, rejects: Files) -> None:
+        self._plan, self._staged, self._rejects = plan, staged, rejects
+
+    def start_bundle(self) -> None:
+        self._held: Held[int] = Held(self._staged)
+
+    def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
+        plan = self._plan
+        plan.meter.start(ENCODE)
+        for block, batch, rejects in _with_labels(element[1], plan):
+            yield TaggedOutput(SUMMARY, reported(block.table, rejects, self._rejects))
+            rows = self.finish(batch)
+            yield from plan.meter.weigh(ENCODE, self._held.add(by_shard(rows, plan.shards)))
+            self.count(rows.num_rows)
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        window = GlobalWindow()
+        for sent in self._plan.meter.weigh(ENCODE, self._held.send()):
+            yield WindowedValue(sent, window.max_timestamp(), (window,))
+
+    def finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what is sent of rows with `label_ids`."""
+        raise NotImplementedError
+
+    def count(self, rows: int) -> None:
+        """Count `rows` that are done."""
+
+
+class AssemblePoints(_Assembler):
+    """Assembler of tokenized rows of the plan's `row_schema`."""
+
+    def setup(self) -> None:
+        plan = self._plan
+        self._tokens = open_tokens(plan)
+        self._filters = (
+            np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
+        )
+
+    def finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        plan = self._plan
+        batch = points.attach_filters(encode(batch, plan, self._tokens), self._filters, plan)
+        return batch.select(plan.row_schema.names)
+
+    def count(self, rows: int) -> None:
+        self._plan.meter.count(ENCODE, rows)
+
+
+class AssemblePairs(_Assembler):
+    """Assembler of pairs with their labels' ids: columns PAIRS."""
+
+    def finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
+        labels = batch["label_ids"].flatten().cast(pa.int64())
+        return batch.append_column("label_id", labels).select(PAIRS.names)
+
+
+def _with_labels(parts: dict[str, Any], plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
+    """Yield each block, its rows of the plan's share with their labels' ids, and its rejects."""
+    for block in parts["blocks"]:
+        ids, keys = _mentioned(block, parts["ids"])
+        batch = block.read()
+        if plan.share != (0.0, 1.0):
+            batch = batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), plan.share)))
+        yield block, *points.attach_labels(batch, plan, ids, keys)
+
+
+def _mentioned(block: Block, ids: Iterable[Packet]) -> tuple[np.ndarray, pa.Array | None]:
+    """Return (id of each label key that the block names, the keys)."""
+    if block.mentions is None:
+        return np.zeros(0, np.int64), None
+    (named,) = receive([block.mentions])
+    return known_ids(named.num_rows, receive(ids)), named["key"]
