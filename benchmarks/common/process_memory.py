@@ -13,7 +13,8 @@ import psutil
 class Measured:
     """Seconds of a command, and the most bytes that all its processes held together (shared pages once).
 
-    `launcher_bytes`: of them the most of the command's own process. `samples`: (`time.monotonic()`, bytes, bytes of them that are no pages of files) over time.
+    `samples`: (`time.monotonic()`, bytes, bytes of them that are no pages of files) over time. `launcher_bytes`: the
+    most of the command's own process.
     """
 
     status: int
