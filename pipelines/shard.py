@@ -26,6 +26,7 @@ from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
 from pipelines.runners import engine
 from pipelines.runners.check import check_workers
+from pipelines.runners.processes import keeping_workers
 from pipelines.runners.runner import for_workers, local_workers, make_pipeline, run
 from pipelines.sharding import (
     assemble,
@@ -123,7 +124,7 @@ def shard(
             attempt = Attempt(
                 source, data, build.url, form, inputs, options, recorded, flags, say, watch, phases, overwrite, base
             )
-            with _kept_for_later(phases, data, say):
+            with _kept_for_later(phases, data, say), keeping_workers():
                 manifest = dataset.place(build, _make(attempt, frozen))
             watch.summarize()
     say(f"{data}: published")

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.pvalue import PCollection, TaggedOutput
-from apache_beam.transforms.window import GlobalWindow
-from apache_beam.utils.windowed_value import WindowedValue
+from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common import assign
 from pipelines.common.exchange import Files, Held, Packet, receive
@@ -81,10 +80,9 @@ class _Assembler(beam.DoFn):
             yield from plan.meter.weigh(ENCODE, self._held.add(by_shard(rows, plan.shards)))
             self.count(rows.num_rows)
 
-    def finish_bundle(self) -> Iterator[WindowedValue]:
-        window = GlobalWindow()
+    def finish_bundle(self) -> Iterator[Any]:
         for sent in self._plan.meter.weigh(ENCODE, self._held.send()):
-            yield WindowedValue(sent, window.max_timestamp(), (window,))
+            yield GlobalWindows.windowed_value(sent)
 
     def finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return what is sent of rows with `label_ids`."""
