@@ -51,6 +51,7 @@ from pipelines.sharding.onto.publish import publish_version, require_most_labels
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
 from pipelines.sharding.tokenizer import FrozenTokenizer
+from pipelines.sharding.write_rejects import write_rejects
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, parts_prefix
@@ -230,7 +231,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)
-    rejects = dataset.write_rejects(data, summary.rejected)
+    rejects = write_rejects(data, summary.rejected, Files(phases.folder("sorted")))
     if rejects.rows:
         say(f"{rejects.rows:,} rejects: see {DataLayout(attempt.data).rejects}")
     parameters = _parameters(attempt, summary, queries, filter_pairs)

@@ -1,6 +1,6 @@
 """Points of one split on their way to its shards: attach the ids of their labels, tokenize, spread over the shards."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -11,12 +11,12 @@ from apache_beam.pvalue import PCollection, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common import assign
-from pipelines.common.exchange import Files, Held, Packet, receive
+from pipelines.common.exchange import Files, Held, receive
 from pipelines.common.summary import SUMMARY, Block
 from pipelines.formats.rejects import Reject
 from pipelines.sharding import points
 from pipelines.sharding.plan import QueriesPlan
-from pipelines.sharding.resolve import known_ids
+from pipelines.sharding.resolve import known_ids, read_mentions
 from pipelines.sharding.steps import ROWS, by_shard, encode, keep, open_tokens, reported
 from schemas import storage
 
@@ -36,8 +36,8 @@ def assemble_queries(
 ) -> PCollection:
     """Assemble one split; yields Summary, whose `kept` tell where the rows of each shard are, and its pairs.
 
-    named: the split's `blocks` (number, Block), and `ids` (number, packet) of the labels that they name. pairs: those
-    of its pairs, or None. Rows go to `staged`.
+    named: the split's `blocks` (number of a group, blocks), and `ids` (number, packet) of the labels that they name.
+    pairs: those of its pairs, or None. Rows go to `staged`.
     """
     sides: dict[str, tuple[dict[str, PCollection], _Assembler]] = {
         rows_of(plan): (named, AssemblePoints(plan, staged, rejects))
@@ -63,7 +63,7 @@ def pairs_of(plan: QueriesPlan) -> str:
 
 
 class _Assembler(beam.DoFn):
-    """Assembler of (block number, block and ids) to (shard, packet), and summaries; holds rows back for a bundle."""
+    """Assembler of (group number, blocks and ids) to (shard, packet), and summaries; holds rows back for a bundle."""
 
     def __init__(self, plan: QueriesPlan, staged: Files, rejects: Files) -> None:
         self._plan, self._staged, self._rejects = plan, staged, rejects
@@ -122,17 +122,12 @@ class AssemblePairs(_Assembler):
 
 def _with_labels(parts: dict[str, Any], plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
     """Yield each block, its rows of the plan's share with their labels' ids, and its rejects."""
-    for block in parts["blocks"]:
-        ids, keys = _mentioned(block, parts["ids"])
-        batch = block.read()
-        if plan.share != (0.0, 1.0):
-            batch = batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), plan.share)))
-        yield block, *points.attach_labels(batch, plan, ids, keys)
-
-
-def _mentioned(block: Block, ids: Iterable[Packet]) -> tuple[np.ndarray, pa.Array | None]:
-    """Return (id of each label key that the block names, the keys)."""
-    if block.mentions is None:
-        return np.zeros(0, np.int64), None
-    (named,) = receive([block.mentions])
-    return known_ids(named.num_rows, receive(ids)), named["key"]
+    for blocks in parts["blocks"]:
+        mentions = [read_mentions(block) for block in blocks]
+        ends = np.cumsum([0 if named is None else named.num_rows for named in mentions])
+        ids = np.split(known_ids(int(ends[-1]), receive(parts["ids"])), ends[:-1])
+        for block, named, known in zip(blocks, mentions, ids, strict=True):
+            batch = block.read()
+            if plan.share != (0.0, 1.0):
+                batch = batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), plan.share)))
+            yield block, *points.attach_labels(batch, plan, known, None if named is None else named["key"])

@@ -18,7 +18,7 @@ from pipelines.sharding.onto.labels import CHANGED, STATES, order_labels_onto
 from pipelines.sharding.onto.patches import patch_labels
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import AGAIN, FREQUENCIES, write_queries
-from pipelines.sharding.resolve import resolve_labels
+from pipelines.sharding.resolve import group_blocks, resolve_labels
 from pipelines.sharding.steps import keep, reopen
 
 
@@ -96,9 +96,9 @@ def _is_new(element: tuple[int, Any], new: bool, before: int) -> bool:
 def _name_labels(
     pipeline: beam.Pipeline, table: str, raw: Summary, ordered: OrderedLabels, labels: LabelsPlan, bulk: Exchange
 ) -> dict[str, PCollection]:
-    """Return the `blocks` of an input table with the `ids` of the labels that they name."""
+    """Return the `blocks` of an input table, in groups, with the `ids` of the labels that they name."""
     blocks = raw.blocks_of(table)
-    numbered = pipeline | f"Blocks {table}" >> beam.Create(list(enumerate(blocks)))
+    numbered = pipeline | f"Blocks {table}" >> beam.Create(group_blocks(blocks, labels.shards))
     if any(block.mentions for block in blocks):
         resolving = resolve_labels(ordered, labels.shards, bulk, labels.shards_before)
         return {"blocks": numbered, "ids": numbered | f"Resolve {table}" >> resolving}

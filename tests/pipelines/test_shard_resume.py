@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipelines.common import exchange
 from pipelines.shard import ShardOptions, shard
-from pipelines.sharding import assemble, flow, labels, queries, read
+from pipelines.sharding import assemble, flow, labels, queries, read, resolve
 from schemas import storage
 from schemas.errors import InputError, StorageError
 from schemas.layout import phases
@@ -118,6 +119,16 @@ def test_other_options_other_input_and_overwrite_begin_anew(raw: Path, tmp_path:
         shard(str(raw), str(whole), options)
         assert contents(out) == contents(whole)
         storage.remove(str(out), recursive=True)
+
+
+def test_however_blocks_are_grouped_and_rows_held_back_the_bytes_are_the_same(raw: Path, tmp_path: Path) -> None:
+    shard(str(raw), str(tmp_path / "whole"), lenient())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, "BLOCK_ROWS", 4)
+        patch.setattr(resolve, "_REFERENCES", 3)
+        patch.setattr(exchange, "_HELD_BYTES", 500)
+        shard(str(raw), str(tmp_path / "other"), lenient())
+    assert contents(tmp_path / "whole") == contents(tmp_path / "other")
 
 
 def test_bad_input_leaves_nothing(raw: Path, tmp_path: Path) -> None:
