@@ -217,7 +217,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if base is not None and base.replaces:
         queries = [replace(plan, older=older_shards(base.views(plan.name))) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
-    tables = Tables(queries, labels, base, data, Files(phases.folder(resume.REJECTS)))
+    tables = Tables(queries, labels, options.seed, base, data, Files(phases.folder(resume.REJECTS)))
     steps = _steps(raw, queries, labels)
     if left is None or left.assembled is None:
         rows = phases.folder(resume.ROWS)

@@ -26,7 +26,7 @@ _MERGED_AT_ONCE = 64
 class Block:
     """Rows of one raw block in staging: `sampled` holds those that a sample is drawn from first, `rest` the others.
 
-    mentions: the label keys that the block's points name, each once, with their hashes (forms with keys only).
+    mentions: the label keys that the block's points name, each once (forms with keys only).
     """
 
     table: str

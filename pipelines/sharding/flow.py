@@ -24,10 +24,14 @@ from pipelines.sharding.steps import keep, reopen
 
 @dataclass(frozen=True)
 class Tables:
-    """Plans of all tables. base: of a version, which is built at `built`. rejects: where these are left."""
+    """Plans of all tables. base: of a version, which is built at `built`. rejects: where these are left.
+
+    seed: of the hash of keys.
+    """
 
     queries: Sequence[QueriesPlan]
     labels: LabelsPlan
+    seed: int
     base: Base | None
     built: str
     rejects: Files
@@ -51,7 +55,7 @@ def tokenize(
             summaries.append(changes | f"Keep {name}" >> keep(name, staged))
     summaries.append(ordered | "Keep labels" >> keep_labels(staged))
     sources = dict.fromkeys(table for plan in tables.queries for table in (plan.source, PAIRS + plan.source))
-    named = {table: _name_labels(pipeline, table, raw, ordered, labels, bulk) for table in sources}
+    named = {table: _name_labels(pipeline, table, raw, ordered, labels, tables.seed, bulk) for table in sources}
     for plan in tables.queries:
         pairs = named[PAIRS + plan.source] if plan.pairs else None
         assembling = assemble_queries(plan, pairs, staged, rejects)
@@ -94,12 +98,18 @@ def _is_new(element: tuple[int, Any], new: bool, before: int) -> bool:
 
 
 def _name_labels(
-    pipeline: beam.Pipeline, table: str, raw: Summary, ordered: OrderedLabels, labels: LabelsPlan, bulk: Exchange
+    pipeline: beam.Pipeline,
+    table: str,
+    raw: Summary,
+    ordered: OrderedLabels,
+    labels: LabelsPlan,
+    seed: int,
+    bulk: Exchange,
 ) -> dict[str, PCollection]:
     """Return the `blocks` of an input table, in groups, with the `ids` of the labels that they name."""
     blocks = raw.blocks_of(table)
     numbered = pipeline | f"Blocks {table}" >> beam.Create(group_blocks(blocks, labels.shards))
     if any(block.mentions for block in blocks):
-        resolving = resolve_labels(ordered, labels.shards, bulk, labels.shards_before)
+        resolving = resolve_labels(ordered, labels.shards, seed, bulk, labels.shards_before)
         return {"blocks": numbered, "ids": numbered | f"Resolve {table}" >> resolving}
     return {"blocks": numbered, "ids": pipeline | f"No ids {table}" >> beam.Create([], reshuffle=False)}

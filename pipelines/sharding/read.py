@@ -51,7 +51,7 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     part = plan.inputs.parts[number]
     parsed = plan.form.parse(raw, block * plan.block_rows, part, plan.text)
     hashed = _hashed_pairs if part.table.startswith(PAIRS) else with_hashes
-    rows, mentions = split_mentions(hashed(parsed.batch, plan.seed), plan.seed)
+    rows, mentions = split_mentions(hashed(parsed.batch, plan.seed))
     parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
     sent = dict(plan.meter.weigh(PARSE, Files(plan.staging).send(parts)))
     rejected = Files(plan.rejects).send([(part.table, to_batch(parsed.rejects))] if parsed.rejects else [])

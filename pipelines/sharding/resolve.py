@@ -17,6 +17,7 @@ from apache_beam.pvalue import AsDict, PCollection
 from pipelines.common import assign
 from pipelines.common.exchange import Exchange, Packet, receive
 from pipelines.common.summary import Block
+from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.labels import OrderedLabels
 from pipelines.sharding.steps import first_ids
 
@@ -35,13 +36,13 @@ def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks
 
 @beam.ptransform_fn
 def resolve_labels(
-    blocks: PCollection, ordered: OrderedLabels, shards: int, exchange: Exchange, before: int = 0
+    blocks: PCollection, ordered: OrderedLabels, shards: int, seed: int, exchange: Exchange, before: int = 0
 ) -> PCollection:
     """Join (group number, blocks) with the labels: (group number, packet of `index` and `label_id`).
 
-    before: shards of labels that a version has already.
+    seed: of the hash that chooses a label's shard. before: shards of labels that a version has already.
     """
-    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, shards, exchange)
+    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, shards, seed, exchange)
     return (
         {"mentions": mentions, "keys": ordered.keys}
         | "By label shard" >> beam.CoGroupByKey()
@@ -50,7 +51,7 @@ def resolve_labels(
 
 
 def route_mentions(
-    element: tuple[int, Blocks], shards: int, exchange: Exchange
+    element: tuple[int, Blocks], shards: int, seed: int, exchange: Exchange
 ) -> Iterator[tuple[int, tuple[int, Packet]]]:
     """Send the label keys that (group number, blocks) name: (label shard, (group number, packet))."""
     number, blocks = element
@@ -59,7 +60,7 @@ def route_mentions(
         return
     named = pa.concat_batches(mentions)
     batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows)), "key": named["key"]})
-    shard = (named["hash"].to_numpy() % np.uint64(shards)).astype(np.int64)
+    shard = (hash_strings(named["key"], seed) % np.uint64(shards)).astype(np.int64)
     for label_shard, packet in exchange.send(assign.split_by(batch, shard)):
         yield label_shard, (number, packet)
 
