@@ -1,7 +1,8 @@
 """`extremis shard`: raw data to a data set.
 
 files ─▶ read and parse by block                                                             (then the plan)
-labels ─▶ order ─▶ ids ─▶ resolve the points' labels ─▶ tokenize ─▶ to the shards
+labels ─▶ order ─▶ ids ─▶ resolve the points' labels
+blocks ─▶ tokenize ─▶ to the shards
 shards ─▶ order ─▶ write ─▶ sum up                                                           (then publish)
 
 Each line is a pipeline, and a phase: what it leaves is kept until the next one is done, also for a later run.
@@ -50,6 +51,7 @@ from pipelines.sharding.onto.base import Base
 from pipelines.sharding.onto.publish import publish_version, require_most_labels
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
+from pipelines.sharding.resume import Left
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.write_rejects import write_rejects
 from schemas import storage
@@ -202,9 +204,10 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
     if left is None:
-        resume.keep_read(phases, raw)
+        left = Left(resume.READ, raw, Summary())
+        resume.keep(phases, left)
     filter_pairs = make_plan.stage_filters(inputs, raw, data)
-    if left is not None and left.assembled is not None:
+    if left.phase != resume.READ:
         frozen = left.frozen
     elif base is None:
         frozen = _choose_tokenizer(attempt, raw, frozen)
@@ -219,15 +222,18 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
     tables = Tables(queries, labels, options.seed, base, data, Files(phases.folder(resume.REJECTS)))
     steps = _steps(raw, queries, labels)
-    if left is None or left.assembled is None:
+    if left.phase == resume.READ:
+        places = flow.Left(phases.folder(resume.LABELS), phases.folder(resume.IDS))
+        joined = attempt.run("join", steps[0], functools.partial(flow.join, tables=tables, raw=raw, left=places))
+        left = Left(resume.JOINED, raw, joined, frozen)
+        resume.keep(phases, left)
+    if left.phase == resume.JOINED:
         rows = phases.folder(resume.ROWS)
-        wire = functools.partial(flow.tokenize, tables=tables, raw=raw, rows=rows)
-        assembled = attempt.run("tokenize", steps[0], wire)
-        resume.keep_tokenized(phases, raw, assembled, frozen)
-    else:
-        assembled = left.assembled
-    written = attempt.run("write", steps[1], functools.partial(flow.write, tables=tables, assembled=assembled))
-    summary = raw.merge(assembled).merge(written)
+        wire = functools.partial(flow.tokenize, tables=tables, raw=raw, joined=left.later, rows=rows)
+        left = Left(resume.TOKENIZED, raw, left.later.merge(attempt.run("tokenize", steps[1], wire)), frozen)
+        resume.keep(phases, left)
+    written = attempt.run("write", steps[2], functools.partial(flow.write, tables=tables, assembled=left.later))
+    summary = raw.merge(left.later).merge(written)
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)
@@ -268,16 +274,14 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
     return ", ".join([*(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits), labels])
 
 
-def _steps(
-    raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan
-) -> tuple[dict[str, int | None], dict[str, int | None]]:
+def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
     """Name the steps of the later pipelines, with their rows: splits that are cut out of a table share its rows."""
     rows = sum(
         round(raw.count_input(plan.source, "rows") * (min(plan.share[1], 1.0) - plan.share[0])) for plan in queries
     )
-    tokenizing: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
+    joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
     writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER, query_steps.WRITE), rows)
-    return {**tokenizing, assemble.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
+    return joining, {assemble.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:

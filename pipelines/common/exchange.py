@@ -120,21 +120,19 @@ def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] 
     )
 
 
-def write_places(packets: Iterable[Packet], files: Files) -> Packet:
-    """Write where packets lie, in an order of their own, and return where that lies. Raises StorageError."""
+def places_of(packets: Iterable[Packet]) -> pa.RecordBatch:
+    """Return where packets in files lie, in an order of their own, as rows."""
     places = sorted(packet for packet in packets if not isinstance(packet, bytes))
     columns = zip(*places, strict=True) if places else ([],) * len(_PLACES)
-    batch = pa.record_batch(
-        [pa.array(column, field.type) for column, field in zip(columns, _PLACES, strict=True)], _PLACES
+    return pa.record_batch(
+        [pa.array(column, kind) for column, kind in zip(columns, _PLACES.types, strict=True)], _PLACES
     )
-    ((_, packet),) = files.send([(None, batch)])
-    return packet
 
 
-def read_places(packet: Packet) -> list[Packet]:
-    """Return the packets that `write_places` was given. Raises StorageError."""
-    (batch,) = receive([packet])
-    return [tuple(place.values()) for place in batch.to_pylist()]
+def read_places(packet: Packet | None) -> list[Packet]:
+    """Return the packets whose `places_of` lie at `packet`; none without it. Raises StorageError."""
+    batches = receive([] if packet is None else [packet])
+    return [tuple(place.values()) for batch in batches for place in batch.to_pylist()]
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:

@@ -61,7 +61,7 @@ class Summary:
 
     blocks: parsed rows in staging. rejected: (input table, packet) of reject rows in staging. files: (bytes, SHA-256)
     of each input file by its URL. features: one more than the largest feature id of any row. patched: over what a
-    version has already. kept: by collection and key, where the next pipeline finds its packets (`write_places`).
+    version has already. kept: by collection and key, where a later pipeline finds the places of its packets.
     label_sizes: labels of each shard.
     """
 

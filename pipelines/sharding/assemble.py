@@ -1,7 +1,7 @@
 """Points of one split on their way to its shards: attach the ids of their labels, tokenize, spread over the shards."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
@@ -11,8 +11,9 @@ from apache_beam.pvalue import PCollection, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common import assign
-from pipelines.common.exchange import Files, Held, receive
+from pipelines.common.exchange import Files, Held, Packet, read_places, receive
 from pipelines.common.summary import SUMMARY, Block
+from pipelines.formats.base import PAIRS as PAIRS_OF
 from pipelines.formats.rejects import Reject
 from pipelines.sharding import points
 from pipelines.sharding.plan import QueriesPlan
@@ -26,28 +27,30 @@ PAIRS = pa.schema(
 )
 
 
+class Group(NamedTuple):
+    """Blocks of an input table, and where the ids of the labels that they name are; None where they name none."""
+
+    blocks: tuple[Block, ...]
+    ids: Packet | None
+
+
+Tables = Mapping[str, list[Group]]
+
+
 @beam.ptransform_fn
-def assemble_queries(
-    named: dict[str, PCollection],
-    plan: QueriesPlan,
-    pairs: dict[str, PCollection] | None,
-    staged: Files,
-    rejects: Files,
-) -> PCollection:
+def assemble_queries(pipeline: Any, plan: QueriesPlan, tables: Tables, staged: Files, rejects: Files) -> PCollection:
     """Assemble one split; yields Summary, whose `kept` tell where the rows of each shard are, and its pairs.
 
-    named: the split's `blocks` (number of a group, blocks), and `ids` (number, packet) of the labels that they name.
-    pairs: those of its pairs, or None. Rows go to `staged`.
+    tables: groups of blocks by input table. Rows go to `staged`.
     """
-    sides: dict[str, tuple[dict[str, PCollection], _Assembler]] = {
-        rows_of(plan): (named, AssemblePoints(plan, staged, rejects))
-    }
-    if pairs is not None:
-        sides[pairs_of(plan)] = pairs, AssemblePairs(plan, staged, rejects)
+    sides: dict[str, tuple[list[Group], _Assembler]]
+    sides = {rows_of(plan): (tables[plan.source], AssemblePoints(plan, staged, rejects))}
+    if plan.pairs:
+        sides[pairs_of(plan)] = tables[PAIRS_OF + plan.source], AssemblePairs(plan, staged, rejects)
     summaries = []
-    for name, (blocks, assembler) in sides.items():
-        joined = blocks | f"Join ids of {name}" >> beam.CoGroupByKey()
-        assembled = joined | f"Assemble {name}" >> beam.ParDo(assembler).with_outputs(SUMMARY, main=ROWS)
+    for name, (groups, assembler) in sides.items():
+        blocks = pipeline | f"Blocks of {name}" >> beam.Create(groups)
+        assembled = blocks | f"Assemble {name}" >> beam.ParDo(assembler).with_outputs(SUMMARY, main=ROWS)
         summaries += [assembled[SUMMARY], assembled[ROWS] | f"Keep {name}" >> keep(name, staged)]
     return summaries | "Summaries" >> beam.Flatten()
 
@@ -63,7 +66,7 @@ def pairs_of(plan: QueriesPlan) -> str:
 
 
 class _Assembler(beam.DoFn):
-    """Assembler of (group number, blocks and ids) to (shard, packet), and summaries; holds rows back for a bundle."""
+    """Assembler of groups of blocks to (shard, packet), and summaries; holds rows back for a bundle."""
 
     def __init__(self, plan: QueriesPlan, staged: Files, rejects: Files) -> None:
         self._plan, self._staged, self._rejects = plan, staged, rejects
@@ -71,10 +74,10 @@ class _Assembler(beam.DoFn):
     def start_bundle(self) -> None:
         self._held: Held[int] = Held(self._staged)
 
-    def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
+    def process(self, element: Group) -> Iterator[Any]:
         plan = self._plan
         plan.meter.start(ENCODE)
-        for block, batch, rejects in _with_labels(element[1], plan):
+        for block, batch, rejects in _with_labels(Group(*element), plan):
             yield TaggedOutput(SUMMARY, reported(block.table, rejects, self._rejects))
             rows = self.finish(batch)
             yield from plan.meter.weigh(ENCODE, self._held.add(by_shard(rows, plan.shards)))
@@ -120,14 +123,13 @@ class AssemblePairs(_Assembler):
         return batch.append_column("label_id", labels).select(PAIRS.names)
 
 
-def _with_labels(parts: dict[str, Any], plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
+def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
     """Yield each block, its rows of the plan's share with their labels' ids, and its rejects."""
-    for blocks in parts["blocks"]:
-        mentions = [read_mentions(block) for block in blocks]
-        ends = np.cumsum([0 if named is None else named.num_rows for named in mentions])
-        ids = np.split(known_ids(int(ends[-1]), receive(parts["ids"])), ends[:-1])
-        for block, named, known in zip(blocks, mentions, ids, strict=True):
-            batch = block.read()
-            if plan.share != (0.0, 1.0):
-                batch = batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), plan.share)))
-            yield block, *points.attach_labels(batch, plan, known, None if named is None else named["key"])
+    mentions = [read_mentions(block) for block in group.blocks]
+    ends = np.cumsum([0 if named is None else named.num_rows for named in mentions])
+    ids = np.split(known_ids(int(ends[-1]), receive(read_places(group.ids))), ends[:-1])
+    for block, named, known in zip(group.blocks, mentions, ids, strict=True):
+        batch = block.read()
+        if plan.share != (0.0, 1.0):
+            batch = batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), plan.share)))
+        yield block, *points.attach_labels(batch, plan, known, None if named is None else named["key"])

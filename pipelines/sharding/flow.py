@@ -1,24 +1,23 @@
-"""Second and third pipeline of sharding: rows to tokens, spread over the shards; and shards to files."""
+"""Later pipelines of sharding: labels in order, and ids of those that points name; rows to tokens; shards to files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import PCollection
 
 from pipelines.common.exchange import Exchange, Files
 from pipelines.common.summary import SUMMARY, Summary, merge_and_write
 from pipelines.formats.base import LABELS, PAIRS
-from pipelines.sharding.assemble import assemble_queries
-from pipelines.sharding.labels import OrderedLabels, keep_labels, order_labels, write_labels
+from pipelines.sharding.assemble import Group, assemble_queries
+from pipelines.sharding.labels import keep_labels, order_labels, write_labels
 from pipelines.sharding.onto.base import Base
 from pipelines.sharding.onto.gone import leave_out
 from pipelines.sharding.onto.labels import CHANGED, STATES, order_labels_onto
 from pipelines.sharding.onto.patches import patch_labels
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import AGAIN, FREQUENCIES, write_queries
-from pipelines.sharding.resolve import group_blocks, resolve_labels
+from pipelines.sharding.resolve import Blocks, group_blocks, ids_of_table, resolve_labels
 from pipelines.sharding.steps import keep, reopen
 
 
@@ -37,29 +36,50 @@ class Tables:
     rejects: Files
 
 
-def tokenize(
-    pipeline: beam.Pipeline, bulk: Exchange, summary_url: str, tables: Tables, raw: Summary, rows: str
-) -> None:
-    """Wire labels in order, and every split with its labels' ids; what the third pipeline needs is left below `rows`.
+@dataclass(frozen=True)
+class Left:
+    """Prefixes of what `join` leaves for later: labels in order, and ids."""
+
+    labels: str
+    ids: str
+
+
+def join(pipeline: beam.Pipeline, bulk: Exchange, summary_url: str, tables: Tables, raw: Summary, left: Left) -> None:
+    """Wire the labels, which are put in order, and the ids of those that points name; both are kept for later.
 
     raw: the first pipeline's blocks. Bulk data goes through `bulk`.
     """
-    base, labels, staged, rejects = tables.base, tables.labels, Files(rows), tables.rejects
+    base, labels, rows = tables.base, tables.labels, Files(left.labels)
     blocks, summaries = raw.blocks_of(LABELS), []
     if base is None:
-        ordered = pipeline | "Labels" >> order_labels(labels, blocks, bulk, staged, rejects)
+        ordered = pipeline | "Labels" >> order_labels(labels, blocks, bulk, rows, tables.rejects)
     else:
-        version = pipeline | "Labels" >> order_labels_onto(labels, base, blocks, bulk, staged, rejects)
+        version = pipeline | "Labels" >> order_labels_onto(labels, base, blocks, bulk, rows, tables.rejects)
         ordered = version.ordered
         for name, changes in ((STATES, version.states), (CHANGED, version.changed)):
-            summaries.append(changes | f"Keep {name}" >> keep(name, staged))
-    summaries.append(ordered | "Keep labels" >> keep_labels(staged))
-    sources = dict.fromkeys(table for plan in tables.queries for table in (plan.source, PAIRS + plan.source))
-    named = {table: _name_labels(pipeline, table, raw, ordered, labels, tables.seed, bulk) for table in sources}
-    for plan in tables.queries:
-        pairs = named[PAIRS + plan.source] if plan.pairs else None
-        assembling = assemble_queries(plan, pairs, staged, rejects)
-        summaries.append(named[plan.source] | f"Queries {plan.split}" >> assembling)
+            summaries.append(changes | f"Keep {name}" >> keep(name, rows))
+    summaries.append(ordered | "Keep labels" >> keep_labels(rows))
+    ids = Files(left.ids)
+    for table, groups in _groups(tables, raw).items():
+        if any(block.mentions for _, blocks in groups for block in blocks):
+            resolving = resolve_labels(ordered, labels.shards, tables.seed, bulk, ids, labels.shards_before)
+            named = pipeline | f"Blocks of {table}" >> beam.Create(groups) | f"Resolve {table}" >> resolving
+            summaries.append(named | f"Keep ids of {table}" >> keep(ids_of_table(table), ids))
+    merge_and_write(summaries | "All summaries" >> beam.Flatten(), summary_url)
+
+
+def tokenize(
+    pipeline: beam.Pipeline, bulk: Exchange, summary_url: str, tables: Tables, raw: Summary, joined: Summary, rows: str
+) -> None:
+    """Wire every split's rows, tokenized and with their labels' ids, to its shards; they are left below `rows`."""
+    groups = {
+        table: [Group(blocks, joined.kept.get(ids_of_table(table), {}).get(number)) for number, blocks in some]
+        for table, some in _groups(tables, raw).items()
+    }
+    summaries = [
+        pipeline | f"Queries {plan.split}" >> assemble_queries(plan, groups, Files(rows), tables.rejects)
+        for plan in tables.queries
+    ]
     merge_and_write(summaries | "All summaries" >> beam.Flatten(), summary_url)
 
 
@@ -97,19 +117,7 @@ def _is_new(element: tuple[int, Any], new: bool, before: int) -> bool:
     return (element[0] >= before) == new
 
 
-def _name_labels(
-    pipeline: beam.Pipeline,
-    table: str,
-    raw: Summary,
-    ordered: OrderedLabels,
-    labels: LabelsPlan,
-    seed: int,
-    bulk: Exchange,
-) -> dict[str, PCollection]:
-    """Return the `blocks` of an input table, in groups, with the `ids` of the labels that they name."""
-    blocks = raw.blocks_of(table)
-    numbered = pipeline | f"Blocks {table}" >> beam.Create(group_blocks(blocks, labels.shards))
-    if any(block.mentions for block in blocks):
-        resolving = resolve_labels(ordered, labels.shards, seed, bulk, labels.shards_before)
-        return {"blocks": numbered, "ids": numbered | f"Resolve {table}" >> resolving}
-    return {"blocks": numbered, "ids": pipeline | f"No ids {table}" >> beam.Create([], reshuffle=False)}
+def _groups(tables: Tables, raw: Summary) -> dict[str, list[tuple[int, Blocks]]]:
+    """Return the blocks of points and pairs in groups, by input table."""
+    sources = dict.fromkeys(table for plan in tables.queries for table in (plan.source, PAIRS + plan.source))
+    return {table: group_blocks(raw.blocks_of(table), tables.labels.shards) for table in sources}

@@ -35,7 +35,7 @@ class Shard(NamedTuple):
 
     def gather(self, plan: QueriesPlan, columns: list[str]) -> pa.Table:
         """Return `columns` of its rows, in the same order every time."""
-        return gather(read_places(self.rows) if self.rows else (), plan.row_schema, columns)
+        return gather(read_places(self.rows), plan.row_schema, columns)
 
 
 @beam.ptransform_fn
@@ -79,7 +79,7 @@ def order_shard(
     rows_in, others = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
     table, rejects = ordered.rows, duplicates(ordered, plan.sources)
     if plan.pairs:
-        pairs = gather(read_places(shard.pairs) if shard.pairs else (), PAIRS)
+        pairs = gather(read_places(shard.pairs), PAIRS)
         table, unknown = rows.add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
         lost_pairs = points.reject_rows(
             pairs.filter(pa.array(unknown)),

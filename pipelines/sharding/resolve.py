@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from apache_beam.pvalue import AsDict, PCollection
 
 from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Packet, receive
+from pipelines.common.exchange import Exchange, Files, Packet, receive
 from pipelines.common.summary import Block
 from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.labels import OrderedLabels
@@ -28,6 +28,11 @@ _LOOKED_UP = 1 << 20  # keys at a time: Arrow builds its hash table of the shard
 Blocks = tuple[Block, ...]
 
 
+def ids_of_table(table: str) -> str:
+    """Name the collection of the label ids by group of the blocks of an input table."""
+    return f"ids of {table}"
+
+
 def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks]]:
     """Put blocks that meet `shards` of labels into groups: (number, blocks)."""
     size = max(1, -(-len(blocks) * shards // _REFERENCES))
@@ -36,9 +41,9 @@ def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks
 
 @beam.ptransform_fn
 def resolve_labels(
-    blocks: PCollection, ordered: OrderedLabels, shards: int, seed: int, exchange: Exchange, before: int = 0
+    blocks: PCollection, ordered: OrderedLabels, shards: int, seed: int, exchange: Exchange, ids: Files, before: int = 0
 ) -> PCollection:
-    """Join (group number, blocks) with the labels: (group number, packet of `index` and `label_id`).
+    """Join (group number, blocks) with the labels: (group number, packet in `ids` of `index` and `label_id`).
 
     seed: of the hash that chooses a label's shard. before: shards of labels that a version has already.
     """
@@ -46,7 +51,7 @@ def resolve_labels(
     return (
         {"mentions": mentions, "keys": ordered.keys}
         | "By label shard" >> beam.CoGroupByKey()
-        | "Look up" >> beam.FlatMap(resolve_shard, exchange, AsDict(ordered.sizes), before)
+        | "Look up" >> beam.FlatMap(resolve_shard, ids, AsDict(ordered.sizes), before)
     )
 
 
@@ -71,7 +76,7 @@ def read_mentions(block: Block) -> pa.RecordBatch | None:
 
 
 def resolve_shard(
-    element: tuple[int, dict[str, Any]], exchange: Exchange, sizes: dict[int, int], before: int = 0
+    element: tuple[int, dict[str, Any]], files: Files, sizes: dict[int, int], before: int = 0
 ) -> Iterator[tuple[int, Packet]]:
     """Look up what blocks name in (label shard, parts), and send the ids back: (group number, packet)."""
     shard, parts = element
@@ -79,7 +84,7 @@ def resolve_shard(
     first = int(first_ids(sizes)[before + shard])
     ids = ids_of(labels, first)
     for mentions in _chunks(parts["mentions"]):
-        yield from exchange.send(look_up(labels["key"], ids, mentions))
+        yield from files.send(look_up(labels["key"], ids, mentions))
 
 
 def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:

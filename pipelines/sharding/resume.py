@@ -1,4 +1,4 @@
-"""Going on from what a sharding run that was cut off has finished: rows that are read, or read and tokenized."""
+"""Going on from what a sharding run that was cut off has finished."""
 
 import base64
 import hashlib
@@ -15,19 +15,26 @@ from pipelines.sharding import identity
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas.manifest import code_version
 
-BLOCKS, REJECTS, ROWS = "blocks", "rejects", "rows"  # folders that phases leave
-_READ, _TOKENIZED = "read", "tokenized"
+BLOCKS, REJECTS, LABELS, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"  # folders that phases leave
+READ, JOINED, TOKENIZED = "read", "joined", "tokenized"
+_DONE = {
+    READ: "rows are read",
+    JOINED: "rows are read, and the ids of their labels known",
+    TOKENIZED: "rows are read and tokenized",
+}
+_NEEDED = {READ: (BLOCKS, REJECTS), JOINED: (BLOCKS, REJECTS, LABELS, IDS), TOKENIZED: (REJECTS, LABELS, ROWS)}
 
 
 @dataclass(frozen=True)
 class Left:
-    """What finished phases left. raw: of the first pipeline; assembled: of the second, None where it was cut off.
+    """What phases up to `phase` left. raw: of the first pipeline; later: of those after it.
 
-    frozen: the tokenizer of the assembled rows.
+    frozen: the tokenizer, once it is chosen.
     """
 
+    phase: str
     raw: Summary
-    assembled: Summary | None = None
+    later: Summary
     frozen: FrozenTokenizer | None = None
 
 
@@ -40,7 +47,7 @@ def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, An
 
 def find_left(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Left | None:
     """Return what an earlier run at `data` left of the same work; remove all else. Raises LostError, StorageError."""
-    found = phases.find(_READ, _TOKENIZED)
+    found = phases.find(*_DONE)
     if found is None:
         return None
     phase, values = found
@@ -50,22 +57,18 @@ def find_left(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Left 
         say(f"{data}: INPUT has changed: begun anew")
         phases.find()
         return None
-    if phase == _READ:
-        say(f"{data}: going on from there: rows are read")
-        return Left(raw)
-    say(f"{data}: going on from there: rows are read and tokenized")
-    return Left(raw, from_json(values["assembled"]), _thaw(values["tokenizer"]))
+    say(f"{data}: going on from there: {_DONE[phase]}")
+    return Left(phase, raw, from_json(values["later"]), _thaw(values["tokenizer"]))
 
 
-def keep_read(phases: Phases, raw: Summary) -> None:
-    """Record that rows are read. Raises LostError, StorageError."""
-    phases.finish(_READ, {"raw": as_json(raw)}, (BLOCKS, REJECTS))
+def keep(phases: Phases, left: Left) -> None:
+    """Record that a phase is finished, and what it left; what it was made from is removed, unless it is needed again.
 
-
-def keep_tokenized(phases: Phases, raw: Summary, assembled: Summary, frozen: FrozenTokenizer | None) -> None:
-    """Record that rows are tokenized; what was read is removed. Raises LostError, StorageError."""
-    summaries = {"raw": as_json(replace(raw, blocks=())), "assembled": as_json(assembled)}
-    phases.finish(_TOKENIZED, {**summaries, "tokenizer": _frozen(frozen)}, (ROWS, REJECTS))
+    Raises LostError, StorageError.
+    """
+    raw = replace(left.raw, blocks=()) if left.phase == TOKENIZED else left.raw
+    summaries = {"raw": as_json(raw), "later": as_json(left.later)}
+    phases.finish(left.phase, {**summaries, "tokenizer": _frozen(left.frozen)}, _NEEDED[left.phase])
 
 
 def _frozen(tokenizer: FrozenTokenizer | None) -> dict[str, Any] | None:

@@ -1,15 +1,16 @@
 """Steps that queries and labels share: texts to tokens, rows to their shards, ids of shards, reports of rejects."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 from apache_beam.pvalue import PCollection
+from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Files, Packet, read_places, write_places
+from pipelines.common.exchange import Exchange, Files, Held, Packet, places_of, read_places
 from pipelines.common.summary import Summary
 from pipelines.formats.rejects import Reject, Rejects, to_batch
 from pipelines.sharding import tokenizer
@@ -53,9 +54,27 @@ def send_to_shards(exchange: Exchange, batch: pa.RecordBatch, shards: int) -> It
 
 @beam.ptransform_fn
 def keep(packets: PCollection, name: str, files: Files) -> PCollection:
-    """Keep (key, packet in files) for the next pipeline as the collection `name`; yields Summary."""
-    grouped = packets | "By key" >> beam.GroupByKey()
-    return grouped | "Places" >> beam.MapTuple(lambda key, some: Summary(kept={name: {key: write_places(some, files)}}))
+    """Keep (key, packet in files) for a later pipeline as the collection `name`; yields Summary."""
+    return packets | "By key" >> beam.GroupByKey() | "Places" >> beam.ParDo(_Keep(name, files))
+
+
+class _Keep(beam.DoFn):
+    """Writes where the packets of (key, packets) lie, those of many keys in one file."""
+
+    def __init__(self, name: str, files: Files) -> None:
+        self._name, self._files = name, files
+
+    def start_bundle(self) -> None:
+        self._held: Held[int] = Held(self._files)
+
+    def process(self, element: tuple[int, Iterable[Packet]]) -> Iterator[Summary]:
+        yield from map(self._kept, self._held.add([(element[0], places_of(element[1]))]))
+
+    def finish_bundle(self) -> Iterator[Any]:
+        yield from map(GlobalWindows.windowed_value, map(self._kept, self._held.send()))
+
+    def _kept(self, sent: tuple[int, Packet]) -> Summary:
+        return Summary(kept={self._name: dict([sent])})
 
 
 @beam.ptransform_fn

@@ -49,7 +49,8 @@ def fail(*_: Any) -> None:
 # A step of each pipeline, and what a later run says.
 STEPS: dict[str, tuple[Any, str, str]] = {
     "read": (read, "parse_block", ""),
-    "tokenize": (assemble, "encode", "rows are read"),
+    "join": (resolve, "look_up", "rows are read"),
+    "tokenize": (assemble, "encode", "rows are read, and the ids of their labels known"),
     "write": (queries, "write_shard", "rows are read and tokenized"),
     "write labels": (labels, "count_tokens", "rows are read and tokenized"),
 }
@@ -84,6 +85,8 @@ def go_on(raw: Path, out: Path, options: ShardOptions, done: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         if done:
             patch.setattr(read, "parse_block", fail)
+        if "ids" in done or "tokenized" in done:
+            patch.setattr(flow, "join", fail)
         if "tokenized" in done:
             patch.setattr(flow, "tokenize", fail)
         shard(str(raw), str(out), options, progress=lines.append)
@@ -98,7 +101,7 @@ def test_an_error_that_may_pass_keeps_what_is_finished_and_says_so(raw: Path, tm
         cut_off(raw, out, "write", fail, lenient(), lines)
     assert lines[-1].endswith("cut off; the same command goes on from what is finished, --overwrite begins anew")
     kept = storage.list_names(phases(str(out)))
-    assert [name.partition("-")[0] for name in kept] == ["rejects", "rows", "tokenized.json"]
+    assert [name.partition("-")[0] for name in kept] == ["labels", "rejects", "rows", "tokenized.json"]
     go_on(raw, out, lenient(), "rows are read and tokenized")
     assert not (out / ".staging").exists()
 
