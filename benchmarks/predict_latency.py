@@ -21,8 +21,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
-from pipelines.sharding.tokenizer import encode
 from pipelines.sharding.wordpiece import train
+from pipelines.sharding.words import encode_whole
 from schemas.shard_files.parquet import list_array
 from search.index import set_up
 from trainer.config import load_recipe
@@ -103,7 +103,7 @@ def some_texts() -> tuple[Tokenizer, list[str]]:
     syllables = ["".join(pair) for pair in zip("bdfgklmnprst" * 3, "aeiou" * 8, strict=False)]
     words = ["".join(draw.choice(syllables, 3)) for _ in range(5000)]
     texts = [" ".join(draw.choice(words, WORDS)) for _ in range(_SEARCHED)]
-    return train(lambda: texts, 5000), texts
+    return train(pa.chunked_array([texts]), 5000), texts
 
 
 def indexed(spec: str, model: Model, vectors: Vectors, queries: torch.Tensor) -> tuple[Serving, dict]:
@@ -131,7 +131,7 @@ def encoding(serving: Serving, tokenizer: Tokenizer, texts: list[str], batch: in
     """Milliseconds a query from text to x."""
 
     def work(start: int) -> None:
-        values, offsets, _ = encode(tokenizer, texts[start : start + batch])
+        values, offsets, _ = encode_whole(tokenizer, texts[start : start + batch])
         serving.embed(pa.table({"input_ids": list_array(values, offsets, pa.uint32())}))
 
     return per_query(work, batch)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
@@ -47,7 +48,7 @@ def measure(folder: Path, rows: int, small: int, rounds: int) -> None:
     texts = make_texts(rows)
     labels = write_input(folder / "large", texts)
     write_input(folder / "small", texts[:small])
-    frozen = tokenizer.freeze(wordpiece.train(lambda: texts[: min(rows, 200_000)], 30_000), {}, 128)
+    frozen = tokenizer.freeze(wordpiece.train(pa.chunked_array([texts[:200_000]]), 30_000), {}, 128)
     (folder / "tokenizer").mkdir()
     for name, content in frozen.files.items():
         (folder / "tokenizer" / name).write_bytes(content)

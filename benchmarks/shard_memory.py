@@ -1,22 +1,38 @@
-"""A sharding run over 10M rows with string keys and 1M labels: rows a second, and the memory of all processes together.
+"""A sharding run over rows with string keys: rows a second, memory of all processes, staging; killed, and gone on from.
 
 The input is written as a stream, the same for the same sizes. `extremis shard` runs as a process of its own with its
-defaults; the memory of its whole process tree is sampled (proportional set size: shared pages count once).
+defaults; the memory of its whole process tree is sampled (proportional set size: shared pages count once), and so are
+the bytes of DATA's staging, which has the tables, too, until they are put in place. With `--kill` all its processes are
+killed with SIGKILL once rows are tokenized and the first shard is written; the same command goes on from there.
+Then an epoch is streamed, and a sample of the input's points is looked for by their keys, with their labels.
 
-    python -m benchmarks.shard_memory [--quick] [--rows N --labels L] [--folder DIR]
+    python -m benchmarks.shard_memory [--quick] [--rows N --labels L] [--folder DIR] [--kill] [--shard-bytes BYTES]
 """
 
 import argparse
 import json
+import os
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.common.folder_bytes import FolderWatch, folder_bytes
+from benchmarks.common.keyed_check import count_found, positives, sample_points, training_counts
 from benchmarks.common.keyed_input import write_keyed
 from benchmarks.common.process_memory import Measured, measure
 from benchmarks.common.report import report
+from schemas.layout import DataLayout
+from trainer.stream import JoinedStream, open_sources
 
 LIMIT_GIB = 6.0
+STAGING = 1.2  # of the input's bytes
+SAMPLE = 10_000
+BATCH = 512
 # What the extrapolation is to, and on what.
 QUERIES, LABELS, CORES = 370e6, 120e6, 256
 EFFICIENCY = 0.7  # of a cluster's cores, shuffle and stragglers taken off
@@ -28,40 +44,111 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--labels", type=int, default=1_000_000)
     parser.add_argument("--folder", help="where input and output go; default: a temporary folder, removed at the end")
+    parser.add_argument("--kill", action="store_true", help="kill the run in its second half, and go on from there")
+    parser.add_argument("--shard-bytes", type=int, help="passed on: small shards make many references")
+    parser.add_argument("--gib", type=float, default=LIMIT_GIB, help="bar of the memory of all processes")
     arguments = parser.parse_args()
     rows, labels = (100_000, 10_000) if arguments.quick else (arguments.rows, arguments.labels)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        run(Path(folder), rows, labels)
+        more = ["--shard-bytes", str(arguments.shard_bytes)] if arguments.shard_bytes else []
+        run(Path(folder), rows, labels, arguments.kill, arguments.gib, more)
 
 
-def run(folder: Path, rows: int, labels: int) -> None:
-    """Write the input, shard it, report."""
+def run(folder: Path, rows: int, labels: int, kill: bool, gib: float, more: list[str]) -> None:
+    """Write the input, shard it, stream it, look for a sample of its keys, report."""
+    data = folder / "data"
+    began = time.perf_counter()
     written = write_keyed(folder / "raw", rows, labels)
     sys.stderr.write(f"{rows:,} rows and {labels:,} labels: {written / 2**20:,.0f} MiB\n")
-    command = [sys.executable, "-m", "extremis", "shard", str(folder / "raw"), str(folder / "data"), "--json"]
-    done = measure(command)
+    wrote = time.perf_counter() - began
+    points = sample_points(folder / "raw", SAMPLE)
+    command = [sys.executable, "-m", "extremis", "shard", str(folder / "raw"), str(data), "--json", *more]
+    with FolderWatch(data / ".staging") as staging:
+        killed = shard_and_kill(command, data) if kill else None
+        done = measure(command)
     if done.status:
         sys.exit(f"{' '.join(command)}: status {done.status}")
     summary = json.loads(done.output.splitlines()[-1])
     if (summary["rows"]["train"], summary["labels"]) != (rows, labels):
         sys.exit(f"expected {rows} rows and {labels} labels, got {summary['rows']} and {summary['labels']}")
-    bytes_made = sum(path.stat().st_size for path in (folder / "data").rglob("*") if path.is_file())
+    shutil.rmtree(folder / "raw")  # an epoch's pages take their place
+    both = (
+        done
+        if killed is None
+        else replace(
+            done,
+            seconds=killed.seconds + done.seconds,
+            peak_bytes=max(killed.peak_bytes, done.peak_bytes),
+            most_processes=max(killed.most_processes, done.most_processes),
+        )
+    )
+    bytes_made = folder_bytes(data)
+    epoch_rows, epoch_seconds = stream_epoch(str(data), labels)
+    found = count_found(str(data), points)
+    if training_counts(str(data)) != positives(str(data)):
+        sys.exit("the labels' training counts are not those of the points")
+    ratios = {
+        "peak GiB": both.peak_bytes / 2**30,
+        "peak staging / input": staging.peak / written,
+        "points found again": found / len(points),
+        "rows of the epoch / rows": epoch_rows / rows,
+    }
     report(
-        f"{rows:,} rows with string keys and {labels:,} labels shard within {LIMIT_GIB:g} GiB for all processes",
+        f"{rows:,} rows with string keys and {labels:,} labels shard within {gib:g} GiB for all processes",
         {
             "rows": rows,
             "labels": labels,
             "input bytes": written,
+            "seconds to write the input": round(wrote, 1),
             "output bytes": bytes_made,
-            "seconds": round(done.seconds, 1),
-            "rows/s": round(rows / done.seconds),
-            "peak GiB": round(done.peak_bytes / 2**30, 3),
-            "processes": done.most_processes,
-            "extrapolation": extrapolate(done, rows, labels, bytes_made),
+            "seconds": round(both.seconds, 1),
+            **({"seconds until it was killed": round(killed.seconds, 1)} if killed else {}),
+            **({"seconds to go on": round(done.seconds, 1)} if killed else {}),
+            "rows/s": round(rows / both.seconds),
+            "peak GiB": round(both.peak_bytes / 2**30, 3),
+            "peak GiB of the launching process": round(both.launcher_bytes / 2**30, 3),
+            "processes": both.most_processes,
+            "peak staging bytes": staging.peak,
+            "epoch": {
+                "rows": epoch_rows,
+                "seconds": round(epoch_seconds, 1),
+                "rows/s": round(epoch_rows / epoch_seconds),
+            },
+            "sample": {"points": len(points), "found with their labels": found},
+            "extrapolation": extrapolate(both, rows, labels, bytes_made),
         },
-        {"peak GiB": done.peak_bytes / 2**30},
-        {"peak GiB": f"<{LIMIT_GIB}"},
+        ratios,
+        {
+            "peak GiB": f"<{gib}",
+            "peak staging / input": f"<{STAGING}",
+            "points found again": 1.0,
+            "rows of the epoch / rows": 1.0,
+        },
     )
+
+
+def shard_and_kill(command: list[str], data: Path) -> Measured:
+    """Run the command until the first shard is written, and kill all its processes."""
+
+    def kill(process: "subprocess.Popen[str]") -> None:
+        while not list(data.glob(".staging/*/queries/train/part-*")):
+            if process.poll() is not None:
+                sys.exit(f"{' '.join(command)}: ended before it could be killed")
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+
+    killed = measure(command, started=kill, start_new_session=True)
+    sys.stderr.write(f"killed after {killed.seconds:.1f} s\n")
+    return killed
+
+
+def stream_epoch(data: str, labels: int) -> tuple[int, float]:
+    """Stream an epoch of the training points; its rows and seconds."""
+    stream = JoinedStream(open_sources(DataLayout(data), "train", False), labels, batch=BATCH, streams=8, threads=1)
+    stream.set_epoch(0)
+    began = time.perf_counter()
+    rows = sum(len(batch.rows) for batch in stream)
+    return rows, time.perf_counter() - began
 
 
 def extrapolate(done: Measured, rows: int, labels: int, bytes_made: int) -> dict[str, object]:
@@ -80,7 +167,7 @@ def extrapolate(done: Measured, rows: int, labels: int, bytes_made: int) -> dict
             f"cost grows with rows and labels together; {EFFICIENCY:g} of {CORES} cores are at work on average",
             "a worker holds one block, or one shard of queries (128 MiB) or labels, whatever their number",
             "texts and label counts are like these: 12 words, 5 labels",
-            "storage and the runner's shuffle keep up: about 3 x the input passes through each",
+            "storage keeps up: about twice the input is written and read there",
         ],
     }
 

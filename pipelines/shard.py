@@ -1,46 +1,63 @@
 """`extremis shard`: raw data to a data set.
 
-files ─▶ read and parse by block                                               (the first pipeline; then the plan)
-labels ─▶ order ─▶ ids ─▶ resolve the points' labels ─▶ tokenize ─▶ order ─▶ write ─▶ sum up ─▶ publish
+files ─▶ read and parse by block                                                             (then the plan)
+labels ─▶ order ─▶ ids ─▶ resolve the points' labels
+blocks ─▶ tokenize ─▶ to the shards
+shards ─▶ order ─▶ write ─▶ sum up                                                           (then publish)
+
+Each line is a pipeline, and a phase: what it leaves is kept until the next one is done, also for a later run.
 """
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.pvalue import PCollection
 
 from pipelines import formats
 from pipelines.common import exchange
 from pipelines.common.exchange import Exchange, Files
+from pipelines.common.phases import Phases
 from pipelines.common.progress import Progress, Watch, silent
-from pipelines.common.summary import SUMMARY, Summary, merge_and_write, read_summary
+from pipelines.common.summary import Summary, read_summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
+from pipelines.runners import engine
 from pipelines.runners.check import check_workers
+from pipelines.runners.processes import keeping_workers
 from pipelines.runners.runner import for_workers, local_workers, make_pipeline, run
-from pipelines.sharding import dataset, identity, make_plan, read, sampling, text_length, tokenizer, wordpiece
+from pipelines.sharding import (
+    assemble,
+    dataset,
+    flow,
+    identity,
+    make_plan,
+    read,
+    resume,
+    sampling,
+    text_length,
+    tokenizer,
+    wordpiece,
+)
 from pipelines.sharding import labels as label_steps
 from pipelines.sharding import queries as query_steps
-from pipelines.sharding.labels import OrderedLabels, order_labels, write_labels
+from pipelines.sharding.flow import Tables
 from pipelines.sharding.make_plan import Basis
 from pipelines.sharding.older import older_shards
 from pipelines.sharding.onto.base import Base
-from pipelines.sharding.onto.gone import leave_out
-from pipelines.sharding.onto.labels import order_labels_onto
-from pipelines.sharding.onto.patches import patch_labels
 from pipelines.sharding.onto.publish import publish_version, require_most_labels
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
-from pipelines.sharding.queries import AGAIN, FREQUENCIES, shard_queries
-from pipelines.sharding.resolve import resolve_labels
+from pipelines.sharding.resume import Left
 from pipelines.sharding.tokenizer import FrozenTokenizer
+from pipelines.sharding.write_rejects import write_rejects
 from schemas import storage
-from schemas.errors import InputError
+from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, parts_prefix
+from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
 from schemas.owners.build import building, clean_up
 from schemas.owners.claim import claimed
@@ -101,15 +118,33 @@ def shard(
         if finished is not None:
             return finished
         dataset.begin(data)
-        with building(data, "sharded") as build:
+        with building(data, "sharded", in_phases=True) as build:
             check_workers(beam_options, identity.files_of(inputs)[:1], DataLayout(build.url).staging, say)
             flags = local_workers(beam_options, [*identity.files_of(inputs), data, *([base.url] if base else ())])
             watch = Watch(DataLayout(build.url).staging, say)
-            attempt = Attempt(source, data, build.url, form, inputs, options, recorded, flags, say, watch, base)
-            manifest = dataset.place(build, _make(attempt, frozen))
+            work = resume.digest(inputs, recorded, base.described() if base else None)
+            phases = Phases(engine.absolute_path(phases_of(data)), work, build.claim)
+            attempt = Attempt(
+                source, data, build.url, form, inputs, options, recorded, flags, say, watch, phases, overwrite, base
+            )
+            with _kept_for_later(phases, data, say), keeping_workers():
+                manifest = dataset.place(build, _make(attempt, frozen))
             watch.summarize()
     say(f"{data}: published")
     return manifest
+
+
+@contextlib.contextmanager
+def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
+    """Remove the files of the phase that an error of the block cuts off, and tell what is kept of those before."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(ExtremisError):
+            phases.clear()
+            if phases.any_finished and not isinstance(error, InputError):
+                say(f"{data}: cut off; the same command goes on from what is finished, --overwrite begins anew")
+        raise
 
 
 def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, base: Base | None) -> str:
@@ -133,6 +168,8 @@ class Attempt:
     beam_options: Sequence[str]
     say: Progress
     watch: Watch
+    phases: Phases
+    anew: bool  # whatever an earlier run left
     base: Base | None = None  # of a version
 
     @property
@@ -150,7 +187,7 @@ class Attempt:
     ) -> Summary:
         """Run the pipeline that `wire(pipeline, exchange, summary_url)` makes; its summary. `steps`: their rows."""
         pipeline = make_pipeline(self.beam_options)
-        bulk = exchange.choose(pipeline.runner, join(self.staging, name), self.options.exchange)
+        bulk = exchange.choose(pipeline.runner, self.phases.folder(name), self.options.exchange)
         url = join(self.staging, f"{name}.json")
         wire(pipeline, bulk, url)
         self.watch.expect(steps)
@@ -161,31 +198,46 @@ class Attempt:
 def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard, publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.built, attempt.say
-    staging = join(attempt.staging, "rows")
-    meter = attempt.watch.meter
-    read_plan = ReadPlan(attempt.form, inputs, options.text, staging, options.seed, read.BLOCK_ROWS, meter)
-    steps = dict.fromkeys((read.READ, read.PARSE))
-    raw = attempt.run("read", steps, lambda pipeline, bulk, url: read.wire(pipeline, read_plan, bulk, url))
+    base, phases = attempt.base, attempt.phases
+    left = None if attempt.anew else resume.find_left(phases, inputs, attempt.data, say)
+    raw = _read(attempt) if left is None else left.raw
     say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
+    if left is None:
+        left = Left(resume.READ, raw, Summary())
+        resume.keep(phases, left)
     filter_pairs = make_plan.stage_filters(inputs, raw, data)
-    base = attempt.base
-    frozen = frozen if base else _choose_tokenizer(attempt, raw, frozen)
+    if left.phase != resume.READ:
+        frozen = left.frozen
+    elif base is None:
+        frozen = _choose_tokenizer(attempt, raw, frozen)
     source = {"source": attempt.recorded["tokenizer"]}
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
     before = (base.labels, len(base.views(LABELS))) if base else (0, 0)
-    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, meter=meter)
+    basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, meter=attempt.watch.meter)
     labels = make_plan.plan_labels(basis)
     queries = make_plan.plan_queries(basis, filter_pairs)
     if base is not None and base.replaces:
         queries = [replace(plan, older=older_shards(base.views(plan.name))) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
-    wire = functools.partial(_wire, raw=raw, queries=queries, labels=labels, attempt=attempt)
-    summary = raw.merge(attempt.run("shard", _steps(raw, queries, labels), wire))
+    tables = Tables(queries, labels, options.seed, base, data, Files(phases.folder(resume.REJECTS)))
+    steps = _steps(raw, queries, labels)
+    if left.phase == resume.READ:
+        places = flow.Left(phases.folder(resume.LABELS), phases.folder(resume.IDS))
+        joined = attempt.run("join", steps[0], functools.partial(flow.join, tables=tables, raw=raw, left=places))
+        left = Left(resume.JOINED, raw, joined, frozen)
+        resume.keep(phases, left)
+    if left.phase == resume.JOINED:
+        rows = phases.folder(resume.ROWS)
+        wire = functools.partial(flow.tokenize, tables=tables, raw=raw, joined=left.later, rows=rows)
+        left = Left(resume.TOKENIZED, raw, left.later.merge(attempt.run("tokenize", steps[1], wire)), frozen)
+        resume.keep(phases, left)
+    written = attempt.run("write", steps[2], functools.partial(flow.write, tables=tables, assembled=left.later))
+    summary = raw.merge(left.later).merge(written)
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)
-    rejects = dataset.write_rejects(data, summary.rejected)
+    rejects = write_rejects(data, summary.rejected, Files(phases.folder("sorted")))
     if rejects.rows:
         say(f"{rejects.rows:,} rejects: see {DataLayout(attempt.data).rejects}")
     parameters = _parameters(attempt, summary, queries, filter_pairs)
@@ -197,6 +249,22 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     return dataset.publish(data, summary, tokenizer_manifest, queries, labels, rejects, parameters)
 
 
+def _read(attempt: Attempt) -> Summary:
+    """Run the first pipeline: rows to blocks in staging."""
+    plan = ReadPlan(
+        attempt.form,
+        attempt.inputs,
+        attempt.options.text,
+        attempt.phases.folder(resume.BLOCKS),
+        attempt.phases.folder(resume.REJECTS),
+        attempt.options.seed,
+        read.BLOCK_ROWS,
+        attempt.watch.meter,
+    )
+    steps = dict.fromkeys((read.READ, read.PARSE))
+    return attempt.run("read", steps, lambda pipeline, bulk, url: read.wire(pipeline, plan, bulk, url))
+
+
 def _counted(inputs: Inputs, raw: Summary) -> str:
     """Describe what was read; queries that splits share are counted once, and belong to those whose pairs name them."""
     labels = f"{raw.count_input(LABELS, 'rows'):,} labels"
@@ -206,14 +274,14 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
     return ", ".join([*(f"{raw.count_input(split, 'rows'):,} {split} points" for split in inputs.splits), labels])
 
 
-def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> dict[str, int | None]:
-    """Name the steps of the second pipeline, with their rows: splits that are cut out of a table share its rows."""
+def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
+    """Name the steps of the later pipelines, with their rows: splits that are cut out of a table share its rows."""
     rows = sum(
         round(raw.count_input(plan.source, "rows") * (min(plan.share[1], 1.0) - plan.share[0])) for plan in queries
     )
-    steps: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
-    steps |= dict.fromkeys((query_steps.ENCODE, query_steps.ORDER, query_steps.WRITE), rows)
-    return {**steps, label_steps.WRITE: labels.rows}
+    joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
+    writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER, query_steps.WRITE), rows)
+    return joining, {assemble.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
@@ -230,7 +298,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
         blocks = [block for table in tables for block in raw.blocks_of(table)]
         rows = sum(raw.count_input(table, "rows") for table in tables)
         texts = sampling.sample_texts(blocks, rows, options.tokenizer_texts)
-        frozen = tokenizer.freeze(wordpiece.train(lambda: sampling.iterate(texts), size), {}, limit)
+        frozen = tokenizer.freeze(wordpiece.train(texts, size), {}, limit)
     elif frozen is None:
         frozen = tokenizer.load_hub(options.tokenizer, limit)
     if options.max_tokens:
@@ -244,59 +312,6 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     return frozen.cut_at(limit)
 
 
-def _wire(
-    pipeline: beam.Pipeline,
-    bulk: Exchange,
-    summary_url: str,
-    raw: Summary,
-    queries: Sequence[QueriesPlan],
-    labels: LabelsPlan,
-    attempt: Attempt,
-) -> None:
-    """Wire the whole flow: labels in order, every split with its labels' ids, training counts, one summary at the end.
-
-    raw: the first pipeline's blocks. Bulk data goes through `bulk`, rejects through staging.
-    """
-    base, built = attempt.base, attempt.built
-    staged = Files(join(attempt.staging, "rejects"))
-    version = None
-    if base is None:
-        ordered = pipeline | "Labels" >> order_labels(labels, raw.blocks_of(LABELS), bulk, staged)
-    else:
-        version = pipeline | "Labels" >> order_labels_onto(labels, base, raw.blocks_of(LABELS), bulk, staged)
-        ordered = version.ordered
-    tables = dict.fromkeys(table for plan in queries for table in (plan.source, PAIRS + plan.source))
-    named = {table: _name_labels(pipeline, table, raw, ordered, labels, bulk) for table in tables}
-    outputs, more = {}, []
-    for plan in queries:
-        pairs = named[PAIRS + plan.source] if plan.pairs else None
-        sharding = shard_queries(plan, named[plan.source], pairs, ordered.sizes, bulk, staged)
-        outputs[plan.split] = pipeline | f"Queries {plan.split}" >> sharding
-        if plan.older and base is not None:
-            leaving = leave_out(plan, base, built, ordered.sizes, bulk)
-            more.append(outputs[plan.split][AGAIN] | f"Again in {plan.split}" >> leaving)
-            if plan.split == "train":
-                counts = (outputs["train"][FREQUENCIES], more[-1][FREQUENCIES]) | "Less" >> beam.Flatten()
-                outputs["train"] = {**outputs["train"], FREQUENCIES: counts}
-    counts = outputs["train"][FREQUENCIES]
-    if version is not None and base is not None:
-        older, counts = (
-            counts | name >> beam.Filter(_is_new, new, labels.shards_before)
-            for name, new in (("Of labels before", False), ("Of new labels", True))
-        )
-        joined = {"counts": older, "states": version.states, "changed": version.changed}
-        patched = joined | "Join what changes" >> beam.CoGroupByKey()
-        more.append({SUMMARY: patched | "Patch labels" >> beam.Map(patch_labels, base, built)})
-    written = counts | "Write labels" >> write_labels(labels, ordered)
-    summaries = [ordered.summary, written, *(output[SUMMARY] for output in [*outputs.values(), *more])]
-    merge_and_write(summaries | "All summaries" >> beam.Flatten(), summary_url)
-
-
-def _is_new(element: tuple[int, Any], new: bool, before: int) -> bool:
-    """Tell whether counts are of a shard of labels that are new, or not new."""
-    return (element[0] >= before) == new
-
-
 def _changes(base: Base, summary: Summary) -> str:
     """Say what the version adds to `base`, and what it changes there."""
     counts = summary.counters.get(LABELS, Counter())
@@ -304,18 +319,6 @@ def _changes(base: Base, summary: Summary) -> str:
     parts = [f"{counts['new']:,} new labels", f"{counts['changed']:,} with another text"]
     parts += [f"{counts['retired']:,} retired", f"{counts['returned']:,} back", f"{replaced:,} points replaced"]
     return f"onto {base.url}: {', '.join(parts)}"
-
-
-def _name_labels(
-    pipeline: beam.Pipeline, table: str, raw: Summary, ordered: OrderedLabels, labels: LabelsPlan, bulk: Exchange
-) -> dict[str, PCollection]:
-    """Return the `blocks` of an input table with the `ids` of the labels that they name."""
-    blocks = raw.blocks_of(table)
-    numbered = pipeline | f"Blocks {table}" >> beam.Create(list(enumerate(blocks)))
-    if any(block.mentions for block in blocks):
-        resolving = resolve_labels(ordered, labels.shards, bulk, labels.shards_before)
-        return {"blocks": numbered, "ids": numbered | f"Resolve {table}" >> resolving}
-    return {"blocks": numbered, "ids": pipeline | f"No ids {table}" >> beam.Create([], reshuffle=False)}
 
 
 def _parameters(

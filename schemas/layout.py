@@ -25,6 +25,11 @@ def staging(url: str) -> str:
     return join(url, ".staging")
 
 
+def phases(url: str) -> str:
+    """Return the prefix, in staging, of what finished phases leave for a run that goes on after one was cut off."""
+    return join(staging(url), "phases")
+
+
 def parse_number(name: str) -> int | None:
     """Return the epoch or step of a folder name (`epoch-0008` is 8); None for any other name."""
     match = _NUMBERED.fullmatch(name)

@@ -259,6 +259,22 @@ def list_names(url: str) -> list[str]:
     return _attempt(list_paths, "list", url)
 
 
+def list_sizes(url: str) -> dict[str, int]:
+    """Return the bytes of each file directly under the prefix `url`, by name; empty where nothing is there."""
+    fs, path = filesystem(url)
+
+    def list_files() -> dict[str, int]:
+        fs.invalidate_cache()
+        try:
+            entries = _bounded(fs, "ls", path, detail=True)
+        except FileNotFoundError:
+            return {}
+        files = {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
+        return {name: files[name] for name in sorted(files) if name and not name.startswith(TEMPORARY)}
+
+    return _attempt(list_files, "list", url)
+
+
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
     """Publish `data` at `url` whole or not at all: temporary name, fsync and rename on a local disk, one PUT elsewhere.
 

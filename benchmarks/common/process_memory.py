@@ -3,7 +3,7 @@
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -13,7 +13,8 @@ import psutil
 class Measured:
     """Seconds of a command, and the most bytes that all its processes held together (shared pages once).
 
-    `samples`: (`time.monotonic()`, bytes, bytes of them that are no pages of files) over time.
+    `samples`: (`time.monotonic()`, bytes, bytes of them that are no pages of files) over time. `launcher_bytes`: the
+    most of the command's own process.
     """
 
     status: int
@@ -22,40 +23,48 @@ class Measured:
     most_processes: int
     output: str
     samples: tuple[tuple[float, int, int], ...]
+    launcher_bytes: int = 0
 
 
-def measure(command: Sequence[str], interval: float = 0.5, **popen: object) -> Measured:
-    """Run `command` to its end and sample its process tree every `interval` seconds."""
+def measure(
+    command: Sequence[str],
+    interval: float = 0.5,
+    started: "Callable[[subprocess.Popen[str]], None] | None" = None,
+    **popen: object,
+) -> Measured:
+    """Run `command` to its end, sample its process tree every `interval` seconds, and call `started` with it."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **popen)  # type: ignore[call-overload]
     samples: list[tuple[float, int, int]] = []
-    most = 0
+    most = launcher = 0
     done = threading.Event()
 
     def watch() -> None:
-        nonlocal most
+        nonlocal most, launcher
         while not done.wait(interval):
-            held, anonymous, count = _held(process.pid)
+            held, anonymous, own, count = _held(process.pid)
             samples.append((time.monotonic(), held, anonymous))
-            most = max(most, count)
+            most, launcher = max(most, count), max(launcher, own)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
+    if started is not None:
+        started(process)
     output, _ = process.communicate()
     done.set()
     watcher.join()
     peak = max((held for _, held, _ in samples), default=0)
-    return Measured(process.returncode, time.perf_counter() - start, peak, most, output, tuple(samples))
+    return Measured(process.returncode, time.perf_counter() - start, peak, most, output, tuple(samples), launcher)
 
 
-def _held(pid: int) -> tuple[int, int, int]:
-    """Return (bytes of the process tree by proportional set size, those that are no pages of files, processes)."""
+def _held(pid: int) -> tuple[int, int, int, int]:
+    """Return bytes of the process tree by proportional set size, of them no pages of files, the root's; processes."""
     try:
         root = psutil.Process(pid)
         tree = [root, *root.children(recursive=True)]
     except psutil.Error:
-        return 0, 0, 0
-    held = anonymous = 0
+        return 0, 0, 0, 0
+    held = anonymous = own = 0
     for process in tree:
         try:
             with open(f"/proc/{process.pid}/smaps_rollup") as file:
@@ -64,4 +73,5 @@ def _held(pid: int) -> tuple[int, int, int]:
             continue
         held += int(sizes["Pss:"]) * 1024
         anonymous += int(sizes["Pss_Anon:"]) * 1024
-    return held, anonymous, len(tree)
+        own = int(sizes["Pss:"]) * 1024 if process is root else own
+    return held, anonymous, own, len(tree)

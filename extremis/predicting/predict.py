@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from extremis.console import Bar
 from extremis.predicting.inputs import Texts
 from extremis.predicting.outputs import open_writer, prediction_table
-from pipelines.sharding.tokenizer import FILE, encode, open_tokenizer
+from pipelines.sharding.tokenizer import FILE, open_tokenizer
+from pipelines.sharding.words import encode_whole
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
@@ -98,7 +99,7 @@ def tokenizer_of(exported: Exported) -> Tokenizer:
 
 def token_column(tokenizer: Tokenizer, texts: Sequence[str]) -> pa.ListArray:
     """Return the column `input_ids` of `texts`."""
-    values, offsets, _ = encode(tokenizer, texts)
+    values, offsets, _ = encode_whole(tokenizer, texts)
     return parquet.list_array(values, offsets, pa.uint32())
 
 

@@ -3,13 +3,14 @@
 Beam's in-process runner keeps everything it groups in the launching process, and on Flink and Spark a group is one
 element in memory. There a worker writes what it has for all destinations as one file in staging, and sends where each
 destination's message lies. Dataflow, with a shuffle service of its own, gets the messages themselves. A message is an
-Arrow IPC stream of one record batch; its CRC-32 goes with its place, so that nothing else is ever decoded.
+Arrow IPC stream of one record batch; its CRC-32 goes with its place, so that nothing else is ever decoded. What one
+pipeline leaves for the next is in files whatever the runner, and where it lies is in a file as well.
 """
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import pyarrow as pa
 from apache_beam.runners.runner import PipelineRunner
@@ -20,7 +21,9 @@ from schemas.errors import StorageError
 from schemas.storage import join
 
 _SHUFFLING = ("DataflowRunner",)
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+_OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+_HELD_BYTES = 32 << 20
+_PLACES = pa.schema([("url", pa.string()), ("start", pa.int64()), ("size", pa.int64()), ("checksum", pa.uint32())])
 
 # A message, or its place: (URL, offset, bytes, CRC-32).
 Packet = bytes | tuple[str, int, int, int]
@@ -64,22 +67,72 @@ class Shuffle:
 Exchange = Files | Shuffle  # of record batches between workers
 
 
+class Held(Generic[K]):
+    """Rows for many destinations, held back until there are enough of them: few long messages, not many short ones."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._parts: dict[K, list[pa.RecordBatch]] = {}
+        self._bytes = 0
+
+    def add(self, parts: Iterable[tuple[K, pa.RecordBatch]]) -> Iterator[tuple[K, Packet]]:
+        """Hold (destination, batch); yield (destination, packet) of all once they are many. Raises StorageError."""
+        for destination, batch in parts:
+            self._parts.setdefault(destination, []).append(batch)
+            self._bytes += batch.nbytes
+        if self._bytes >= _HELD_BYTES:
+            yield from self.send()
+
+    def send(self) -> Iterator[tuple[K, Packet]]:
+        """Send what is held. Raises StorageError."""
+        parts, self._parts, self._bytes = self._parts, {}, 0
+        yield from self._exchange.send((destination, pa.concat_batches(some)) for destination, some in parts.items())
+
+
 def choose(runner: PipelineRunner | None, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:
     """Return the exchange called `name`, or else the one that suits `runner`."""
     shuffles = name == "shuffle" if name else type(runner).__name__ in _SHUFFLING
     return Shuffle() if shuffles else Files(prefix)
 
 
-def receive(packets: Iterable[Packet]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches behind `packets`, one each, in their order. Raises StorageError: gone, or damaged for good."""
+def receive(packets: Iterable[Packet], fields: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the batches behind `packets`, one each, in their order; or of each the columns with the numbers `fields`.
+
+    Raises StorageError: gone, or damaged for good.
+    """
+    options = pa.ipc.IpcReadOptions(included_fields=fields)
     for packet in packets:
-        with pa.ipc.open_stream(pa.py_buffer(packet if isinstance(packet, bytes) else _read(*packet))) as stream:
+        content = pa.py_buffer(packet if isinstance(packet, bytes) else _read(*packet))
+        with pa.ipc.open_stream(content, options=options) as stream:
             yield stream.read_next_batch()
 
 
-def gather(packets: Iterable[Packet], schema: pa.Schema) -> pa.Table:
-    """Return the rows of all packets in the order of their arrival; none where there are no packets."""
-    return pa.Table.from_batches(receive(packets), schema)
+def gather(packets: Iterable[Packet], schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of all packets in the order of their arrival; none where there are no packets.
+
+    columns: those of `schema` that are decoded; None: all.
+    """
+    if columns is None:
+        return pa.Table.from_batches(receive(packets), schema)
+    fields = [schema.get_field_index(name) for name in columns]
+    return pa.Table.from_batches(
+        receive(packets, fields), pa.schema([schema.field(number) for number in sorted(fields)])
+    )
+
+
+def places_of(packets: Iterable[Packet]) -> pa.RecordBatch:
+    """Return where packets in files lie, in an order of their own, as rows."""
+    places = sorted(packet for packet in packets if not isinstance(packet, bytes))
+    columns = zip(*places, strict=True) if places else ([],) * len(_PLACES)
+    return pa.record_batch(
+        [pa.array(column, kind) for column, kind in zip(columns, _PLACES.types, strict=True)], _PLACES
+    )
+
+
+def read_places(packet: Packet | None) -> list[Packet]:
+    """Return the packets whose `places_of` lie at `packet`; none without it. Raises StorageError."""
+    batches = receive([] if packet is None else [packet])
+    return [tuple(place.values()) for batch in batches for place in batch.to_pylist()]
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:

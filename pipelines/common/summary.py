@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -25,7 +26,7 @@ _MERGED_AT_ONCE = 64
 class Block:
     """Rows of one raw block in staging: `sampled` holds those that a sample is drawn from first, `rest` the others.
 
-    mentions: the label keys that the block's points name, each once, with their hashes (forms with keys only).
+    mentions: the label keys that the block's points name, each once (forms with keys only).
     """
 
     table: str
@@ -60,7 +61,8 @@ class Summary:
 
     blocks: parsed rows in staging. rejected: (input table, packet) of reject rows in staging. files: (bytes, SHA-256)
     of each input file by its URL. features: one more than the largest feature id of any row. patched: over what a
-    version has already.
+    version has already. kept: by collection and key, where a later pipeline finds the places of its packets.
+    label_sizes: labels of each shard.
     """
 
     shards: dict[str, tuple[Shard, ...]] = field(default_factory=dict)
@@ -71,6 +73,8 @@ class Summary:
     files: dict[str, tuple[int, str]] = field(default_factory=dict)
     features: int = 0
     patched: tuple[Patched, ...] = ()
+    kept: dict[str, dict[int, Packet]] = field(default_factory=dict)
+    label_sizes: dict[int, int] = field(default_factory=dict)
 
     def merge(self, other: "Summary") -> "Summary":
         """Return both as one."""
@@ -86,6 +90,8 @@ class Summary:
             {**self.files, **other.files},
             max(self.features, other.features),
             self.patched + other.patched,
+            {name: {**self.kept.get(name, {}), **other.kept.get(name, {})} for name in {*self.kept, *other.kept}},
+            {**self.label_sizes, **other.label_sizes},
         )
 
     def shards_of(self, table: str) -> tuple[Shard, ...]:
@@ -130,6 +136,16 @@ def merge_and_write(summaries: PCollection, url: str) -> None:
     """End a pipeline: one small file at `url` that the launching process reads, wherever the workers are."""
     merged = summaries | "Merge summaries" >> beam.CombineGlobally(MergeSummaries())
     _ = merged | "Write summary" >> beam.Map(write_summary, url)
+
+
+def as_json(summary: Summary) -> Any:
+    """Return `summary` as plain JSON values."""
+    return _AS_JSON.dump_python(summary, mode="json")
+
+
+def from_json(values: Any) -> Summary:
+    """Return the summary of what `as_json` gave."""
+    return _AS_JSON.validate_python(values)
 
 
 def write_summary(summary: Summary, url: str) -> None:

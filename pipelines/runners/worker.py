@@ -1,5 +1,6 @@
-"""Worker process of `processes.py`: Beam's own, but silent, and it ends with its launching process."""
+"""Worker process of `processes.py`: Beam's own, but silent, for several pipelines; it ends with its launcher."""
 
+import json
 import logging
 import os
 import sys
@@ -10,13 +11,20 @@ _LOOK_SECONDS = 0.5
 
 
 def main() -> None:
-    """Serve the runner that started this process until it is done, or gone."""
+    """Serve the runners whose addresses come on standard input, a line each, until it ends or the launcher is gone.
+
+    Each line is an object of environment variables, and is answered with a line on the file descriptor of argument 1.
+    """
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # Beam logs to the runner; without any other handler its first message would open one on standard error.
     logging.getLogger().addHandler(logging.NullHandler())
     from apache_beam.runners.worker import sdk_worker_main
 
-    sdk_worker_main.main(sys.argv)
+    with open(int(sys.argv[1]), "w", encoding="ascii") as done:
+        for line in sys.stdin:
+            os.environ.update(json.loads(line))
+            sdk_worker_main.main([])
+            print("done", file=done, flush=True)
 
 
 def _end_with(parent: int) -> None:

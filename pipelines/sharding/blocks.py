@@ -24,8 +24,8 @@ def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
     return batch.append_column("content", pa.array(content))
 
 
-def split_mentions(batch: pa.RecordBatch, seed: int) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Return points with `label_index` for `label_keys`: positions in the second batch, whose columns are key and hash.
+def split_mentions(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Return points with `label_index` for `label_keys`: positions in the second batch, whose column is key.
 
     Points that name no keys are returned as they are, with None.
     """
@@ -35,7 +35,7 @@ def split_mentions(batch: pa.RecordBatch, seed: int) -> tuple[pa.RecordBatch, pa
     named = column.flatten().dictionary_encode()
     offsets = column.offsets.to_numpy().astype(np.int64)
     index = parquet.list_array(named.indices.to_numpy(zero_copy_only=False), offsets - offsets[0], pa.int32())
-    mentions = pa.record_batch({"key": named.dictionary, "hash": pa.array(hash_strings(named.dictionary, seed))})
+    mentions = pa.record_batch({"key": named.dictionary})
     number = batch.schema.get_field_index("label_keys")
     return batch.set_column(number, "label_index", index), mentions
 

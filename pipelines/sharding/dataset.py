@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.common.exchange import Packet, gather
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, Inputs
 from pipelines.formats.rejects import Reason
@@ -12,18 +11,16 @@ from pipelines.sharding.make_plan import name_of, tokenizer_url
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas import manifest as manifests
-from schemas import storage, tables
+from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import MANIFEST, DataLayout
 from schemas.manifest import Manifest, columns_of
 from schemas.owners.build import Build
 from schemas.owners.claim import LostError
 from schemas.reuse import Request, find_reusable
-from schemas.shard_files import parquet
 from schemas.storage import join
 from schemas.versions.version import VERSION
 
-_REJECTS_GROUP = 8192
 _REMEDY = "Give another DATA, or --overwrite to replace it."
 
 
@@ -119,26 +116,6 @@ def check_rejects(inputs: Inputs, raw: Summary, summary: Summary, max_share: flo
     raise InputError(
         f"rejected {'; '.join(over)}. The first are:{first}\n"
         f"Fix these; or raise --max-reject-share, which is {max_share:g}{ids}."
-    )
-
-
-def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]]) -> Manifest:
-    """Write the rejects, a shard an input table, in the order of file and line; their manifest, unpublished."""
-    by_table: dict[str, list[Packet]] = {}
-    for table, packet in rejected:
-        by_table.setdefault(table, []).append(packet)
-    url, schema = DataLayout(data).rejects, tables.rejects()
-    shards = []
-    for number, table in enumerate(sorted(by_table)):
-        rows = gather(by_table[table], schema).sort_by([(name, "ascending") for name in schema.names])
-        shards.append(parquet.write_shard(url, number, len(by_table), rows, _REJECTS_GROUP))
-    return Manifest(
-        kind="rejects",
-        columns=columns_of(schema),
-        shards=tuple(shards),
-        rows=sum(shard.rows for shard in shards),
-        row_group_rows=_REJECTS_GROUP,
-        parameters={"tables": sorted(by_table)},
     )
 
 

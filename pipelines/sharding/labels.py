@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
+from apache_beam.pvalue import PCollection, TaggedOutput
 
 from pipelines.common import assign
 from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive
@@ -16,7 +16,18 @@ from pipelines.formats.base import LABELS
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import rows
 from pipelines.sharding.plan import LabelsPlan
-from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
+from pipelines.sharding.steps import (
+    ROWS,
+    SIZES,
+    encode,
+    every_shard,
+    first_ids,
+    keep,
+    open_tokens,
+    reopen,
+    reported,
+    send_to_shards,
+)
 from schemas.shard_files import parquet, shards
 
 KEYS = "keys"
@@ -38,24 +49,34 @@ class OrderedLabels(NamedTuple):
 
 @beam.ptransform_fn
 def order_labels(
-    pipeline: Any, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files
+    pipeline: Any, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files, rejects: Files
 ) -> OrderedLabels:
-    """Order labels by their ids: by (hash, key), or by row in a form without keys."""
+    """Order labels by their ids: by (hash, key), or by row in a form without keys. Rows go to `staged`."""
     encoded = pipeline | "Blocks" >> beam.Create(blocks) | "Encode" >> beam.ParDo(EncodeLabels(plan, exchange))
     ordered = (
         {"rows": encoded, "every": pipeline | "Shards" >> every_shard(plan.shards)}
         | "By shard" >> beam.CoGroupByKey()
         | "Order"
-        >> beam.FlatMap(order_shard, plan, exchange, staged).with_outputs(ROWS, KEYS, SIZES, SUMMARY, main="main")
+        >> beam.FlatMap(order_shard, plan, exchange, staged, rejects).with_outputs(
+            ROWS, KEYS, SIZES, SUMMARY, main="main"
+        )
     )
     return OrderedLabels(ordered[ROWS], ordered[KEYS], ordered[SIZES], ordered[SUMMARY])
 
 
 @beam.ptransform_fn
-def write_labels(counts: PCollection, plan: LabelsPlan, ordered: OrderedLabels) -> PCollection:
-    """Write ordered labels, joined with training counts (shard, packet); yields Summary."""
-    joined = {"rows": ordered.rows, "counts": counts} | "Join counts" >> beam.CoGroupByKey()
-    return joined | "Write" >> beam.Map(write_shard, plan, AsDict(ordered.sizes))
+def keep_labels(ordered: OrderedLabels, staged: Files) -> PCollection:
+    """Keep rows and sizes of ordered labels for the next pipeline; yields Summary."""
+    sizes = ordered.sizes | "Sizes" >> beam.MapTuple(lambda shard, rows: Summary(label_sizes={shard: rows}))
+    return (ordered.summary, sizes, ordered.rows | "Rows" >> keep(LABELS, staged)) | "Summaries" >> beam.Flatten()
+
+
+@beam.ptransform_fn
+def write_labels(counts: PCollection, plan: LabelsPlan, ordered: Summary) -> PCollection:
+    """Write labels, whose rows `ordered` tells, joined with training counts (shard, packet); yields Summary."""
+    rows = counts.pipeline | "Labels in order" >> reopen(ordered.kept.get(LABELS, {}))
+    joined = {"rows": rows, "counts": counts} | "Join counts" >> beam.CoGroupByKey()
+    return joined | "Write" >> beam.Map(write_shard, plan, ordered.label_sizes)
 
 
 class EncodeLabels(beam.DoFn):
@@ -81,7 +102,7 @@ class EncodeLabels(beam.DoFn):
 
 
 def order_shard(
-    element: tuple[int, dict[str, Any]], plan: LabelsPlan, exchange: Exchange, staged: Files
+    element: tuple[int, dict[str, Any]], plan: LabelsPlan, exchange: Exchange, staged: Files, rejected: Files
 ) -> Iterator[Any]:
     """Order the labels of (shard, parts): its rows, its keys, its size, and a summary."""
     shard, parts = element
@@ -97,10 +118,10 @@ def order_shard(
     else:
         table = table.sort_by("row")
     counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
-    yield TaggedOutput(SUMMARY, reported(LABELS, rejects, staged, counters={plan.name: counters}))
+    yield TaggedOutput(SUMMARY, reported(LABELS, rejects, rejected, counters={plan.name: counters}))
     yield TaggedOutput(SIZES, (shard, table.num_rows))
-    for tag, columns in ((ROWS, table), (KEYS, table.select(["key"]))):
-        for place in plan.meter.weigh(ORDER, exchange.send([(shard, one_batch(columns))])):
+    for tag, columns, way in ((ROWS, table, staged), (KEYS, table.select(["key"]), exchange)):
+        for place in plan.meter.weigh(ORDER, way.send([(shard, one_batch(columns))])):
             yield TaggedOutput(tag, place)
     plan.meter.count(ORDER, counters["rows_in"])
 

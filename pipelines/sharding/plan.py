@@ -13,12 +13,13 @@ from schemas.shard_files.shards import Sink
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """Plan of the first pipeline: input files to parsed blocks below `staging`."""
+    """Plan of the first pipeline: input files to parsed blocks below `staging`, and rejects below `rejects`."""
 
     form: Format
     inputs: Inputs
     text: Text
     staging: str
+    rejects: str
     seed: int
     block_rows: int
     meter: Meter = field(default=Meter(), compare=False)

@@ -1,129 +1,85 @@
-"""Queries of one split: attach label ids, tokenize, spread over the shards, order, number, write."""
+"""Queries of one split, shard by shard: order, number, write."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
 
-from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive
-from pipelines.common.summary import SUMMARY, Block, Summary
-from pipelines.formats.rejects import Reason, Reject
+from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, read_places, receive
+from pipelines.common.summary import SUMMARY, Summary
+from pipelines.formats.rejects import Reason
 from pipelines.sharding import points, rows
+from pipelines.sharding.assemble import PAIRS, pairs_of, rows_of
 from pipelines.sharding.labels import count_labels, count_tokens, duplicates
 from pipelines.sharding.older import route_keys
 from pipelines.sharding.plan import QueriesPlan
-from pipelines.sharding.resolve import known_ids
-from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
-from schemas import storage
+from pipelines.sharding.steps import ROWS, SIZES, first_ids, reported
 from schemas.shard_files import parquet, shards
 
 FREQUENCIES, AGAIN = "frequencies", "again"
-ENCODE, ORDER, WRITE = "tokenize", "order", "write"  # steps
-PAIRS = pa.schema(
-    [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
-)
+ORDER, WRITE = "order", "write"  # steps
+_POSITION = "position"
+_UNORDERED = ("input_ids", "text", "feature_ids", "feature_values")  # columns without a say in the order
+
+
+class Shard(NamedTuple):
+    """One shard of a split: where its rows are, and its pairs; None where it has none."""
+
+    number: int
+    rows: Packet | None
+    pairs: Packet | None
+
+    def gather(self, plan: QueriesPlan, columns: list[str]) -> pa.Table:
+        """Return `columns` of its rows, in the same order every time."""
+        return gather(read_places(self.rows), plan.row_schema, columns)
 
 
 @beam.ptransform_fn
-def shard_queries(
+def write_queries(
     pipeline: Any,
     plan: QueriesPlan,
-    named: dict[str, PCollection],
-    pairs: dict[str, PCollection] | None,
-    label_sizes: PCollection,
+    assembled: Summary,
     exchange: Exchange,
     staged: Files,
 ) -> dict[str, PCollection]:
-    """Shard one split; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
+    """Write one split; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
-    Besides `again` (older shard, packet): keys that older points may have, where the plan names any.
-
-    named: the split's `blocks` (number, Block), and `ids` (number, packet) of the labels that they name. pairs: those
-    of its pairs, or None. label_sizes: (label shard, number of labels).
+    Besides `again` (older shard, packet): keys that older points may have, where the plan names any. assembled: where
+    the rows are, and the number of labels of each of their shards.
     """
-    assembled = (
-        named
-        | "Join ids" >> beam.CoGroupByKey()
-        | "Assemble" >> beam.ParDo(AssemblePoints(plan, exchange, staged)).with_outputs(SUMMARY, main=ROWS)
-    )
-    summaries = [assembled[SUMMARY]]
-    parts = {"rows": assembled[ROWS], "every": pipeline | "Shards" >> every_shard(plan.shards)}
-    if pairs is not None:
-        joined = (
-            pairs
-            | "Join ids of pairs" >> beam.CoGroupByKey()
-            | "Pairs" >> beam.FlatMap(assemble_pairs, plan, exchange, staged).with_outputs(SUMMARY, main=ROWS)
-        )
-        summaries.append(joined[SUMMARY])
-        parts["pairs"] = joined[ROWS]
-    order = beam.FlatMap(order_shard, plan, exchange, staged, AsDict(label_sizes))
+    rows, pairs = (assembled.kept.get(name, {}) for name in (rows_of(plan), pairs_of(plan)))
+    every = [Shard(number, rows.get(number), pairs.get(number)) for number in range(plan.shards)]
+    order = beam.FlatMap(order_shard, plan, exchange, staged, assembled.label_sizes)
     ordered = (
-        parts
-        | "By shard" >> beam.CoGroupByKey()
+        pipeline
+        | "Shards" >> beam.Create(every)
         | "Order" >> order.with_outputs(ROWS, SIZES, SUMMARY, FREQUENCIES, AGAIN, main="main")
     )
     written = ordered[ROWS] | "Write" >> beam.Map(write_shard, plan, AsDict(ordered[SIZES]))
-    summary = (*summaries, ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
+    summary = (ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
     return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES], AGAIN: ordered[AGAIN]}
 
 
-class AssemblePoints(beam.DoFn):
-    """Assembler of points: (block number, block and ids) to (shard, packet) of tokenized rows."""
-
-    def __init__(self, plan: QueriesPlan, exchange: Exchange, staged: Files) -> None:
-        self._plan, self._exchange, self._staged = plan, exchange, staged
-
-    def setup(self) -> None:
-        plan = self._plan
-        self._tokens = open_tokens(plan)
-        self._filters = (
-            np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
-        )
-
-    def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
-        plan = self._plan
-        plan.meter.start(ENCODE)
-        for _, batch, rejects in _with_labels(element[1], plan):
-            batch = points.attach_filters(encode(batch, plan, self._tokens), self._filters, plan)
-            yield TaggedOutput(SUMMARY, reported(plan.source, rejects, self._staged))
-            rows_sent = send_to_shards(self._exchange, batch.select(plan.row_schema.names), plan.shards)
-            yield from plan.meter.weigh(ENCODE, rows_sent)
-            plan.meter.count(ENCODE, batch.num_rows)
-
-
-def assemble_pairs(
-    element: tuple[int, dict[str, Any]], plan: QueriesPlan, exchange: Exchange, staged: Files
-) -> Iterator[Any]:
-    """Send the pairs of a block with their labels' ids: (shard, packet) of columns PAIRS."""
-    for block, batch, rejects in _with_labels(element[1], plan):
-        yield TaggedOutput(SUMMARY, reported(block.table, rejects, staged))
-        batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
-        labels = batch["label_ids"].flatten().cast(pa.int64())
-        yield from send_to_shards(exchange, batch.append_column("label_id", labels).select(PAIRS.names), plan.shards)
-
-
 def order_shard(
-    element: tuple[int, dict[str, Any]],
-    plan: QueriesPlan,
-    exchange: Exchange,
-    staged: Files,
-    label_sizes: dict[int, int],
+    shard: Shard, plan: QueriesPlan, exchange: Exchange, staged: Files, label_sizes: dict[int, int]
 ) -> Iterator[Any]:
-    """Order the rows of (shard, parts), with the labels of its pairs: its rows, size, label counts, and summaries."""
-    shard, parts = element
+    """Order the rows of a shard, with the labels of its pairs: their places, size, label counts, and summaries.
+
+    Rows are not written again: what is sent on is each one's place among those that were gathered, and its labels where
+    these are others now.
+    """
     plan.meter.start(ORDER)
-    # Ordering copies: the gathered rows are handed over, so that they can go as soon as they have been copied.
-    ordered = rows.order(gather(parts["rows"], plan.row_schema))
+    table = shard.gather(plan, [name for name in plan.row_schema.names if name not in _UNORDERED])
+    table = table.append_column(_POSITION, pa.array(np.arange(table.num_rows)))
+    ordered = rows.order(table)
     rows_in, others = ordered.rows.num_rows + ordered.merged + ordered.rejected.num_rows, 0
     table, rejects = ordered.rows, duplicates(ordered, plan.sources)
     if plan.pairs:
-        pairs = gather(parts["pairs"], PAIRS)
+        pairs = gather(read_places(shard.pairs), PAIRS)
         table, unknown = rows.add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
         lost_pairs = points.reject_rows(
             pairs.filter(pa.array(unknown)),
@@ -140,52 +96,39 @@ def order_shard(
     counters = Counter(rows_in=rows_in - others, rows_merged=ordered.merged)
     counters.update(_count(table))
     yield TaggedOutput(SUMMARY, reported(plan.source, rejects, staged, counters={plan.name: counters}))
-    yield TaggedOutput(SIZES, (shard, table.num_rows))
+    yield TaggedOutput(SIZES, (shard.number, table.num_rows))
     counts = count_labels(parquet.list_column(table, "label_ids").values, first_ids(label_sizes))
     for place in exchange.send(counts):
         yield TaggedOutput(FREQUENCIES, place)
     for place in exchange.send(route_keys(one_batch(table), plan.older)):
         yield TaggedOutput(AGAIN, place)
-    for place in plan.meter.weigh(ORDER, exchange.send([(shard, one_batch(table))])):
-        yield TaggedOutput(ROWS, place)
+    changed = [name for name in rows.LISTS if name in table.column_names and (ordered.merged or plan.pairs)]
+    placed = exchange.send([(shard.number, one_batch(table.select([_POSITION, *changed])))])
+    for _, packet in plan.meter.weigh(ORDER, placed):
+        yield TaggedOutput(ROWS, (shard, packet))
     plan.meter.count(ORDER, rows_in)
 
 
-def write_shard(element: tuple[int, Packet], plan: QueriesPlan, sizes: dict[int, int]) -> Summary:
-    """Write the file of (shard, its rows in order); `sizes` (rows of each shard) tell its first id."""
-    shard, packet = element
+def write_shard(element: tuple[Shard, Packet], plan: QueriesPlan, sizes: dict[int, int]) -> Summary:
+    """Write the file of (shard, places of its rows in order); `sizes` (rows of each shard) tell its first id."""
+    shard, packet = Shard(*element[0]), element[1]
     plan.meter.start(WRITE)
-    table = gather([packet], plan.row_schema)
-    first = int(first_ids(sizes)[shard])
+    (order,) = receive([packet])
+    gathered = [name for name in plan.schema.names if name not in ("query_id", *order.schema.names)]
+    table = shard.gather(plan, gathered).take(order[_POSITION])
+    for name in order.schema.names[1:]:
+        table = table.append_column(name, order[name])
+    first = int(first_ids(sizes)[shard.number])
     ids = pa.array(np.arange(first, first + table.num_rows, dtype=np.int64))
     table = table.append_column("query_id", ids).select(plan.schema.names).cast(plan.schema)
-    entry = shards.write_shard(plan.table, shard, plan.shards, table, plan.row_group_rows, plan.sink)
+    entry = shards.write_shard(plan.table, shard.number, plan.shards, table, plan.row_group_rows, plan.sink)
     plan.meter.count(WRITE, table.num_rows, entry.bytes)
-    return Summary(shards={plan.name: (entry,)})
-
-
-def _with_labels(parts: dict[str, Any], plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
-    """Yield each block, its rows of the plan's share with their labels' ids, and its rejects."""
-    for block in parts["blocks"]:
-        ids, keys = _mentioned(block, parts["ids"])
-        batch = block.read()
-        if plan.share != (0.0, 1.0):
-            batch = batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), plan.share)))
-        yield block, *points.attach_labels(batch, plan, ids, keys)
-
-
-def _mentioned(block: Block, ids: Iterable[Packet]) -> tuple[np.ndarray, pa.Array | None]:
-    """Return (id of each label key that the block names, the keys)."""
-    if block.mentions is None:
-        return np.zeros(0, np.int64), None
-    (named,) = receive([block.mentions])
-    return known_ids(named.num_rows, receive(ids)), named["key"]
+    return Summary(shards={plan.name: (entry,)}, counters={plan.name: count_tokens(table)})
 
 
 def _count(table: pa.Table) -> Counter[str]:
-    """Return the manifest's counters of finished rows."""
-    counts = count_tokens(table)
-    counts.update(
+    """Return the manifest's counters of ordered rows, but for those of their texts."""
+    counts = Counter(
         rows_out=table.num_rows,
         truncated=int(np.count_nonzero(table["truncated"].to_numpy())),
         labels=len(parquet.list_column(table, "label_ids").values),

@@ -23,14 +23,13 @@ READ, PARSE = "read", "parse"  # steps
 
 def wire(pipeline: beam.Pipeline, plan: ReadPlan, exchange: Exchange, summary_url: str) -> None:
     """Wire the reading of all parts of `plan`; the summary goes to `summary_url`."""
-    staged = Files(plan.staging)
     parsed = (
         pipeline
         | "Parts" >> beam.Create(range(len(plan.inputs.parts)))
         | "Read" >> beam.FlatMap(read_part, plan, exchange)
         # One file has but one reader: grouping by block spreads the parsing over the workers.
         | "Spread" >> beam.GroupByKey()
-        | "Parse" >> beam.Map(parse_block, plan, staged)
+        | "Parse" >> beam.Map(parse_block, plan)
     )
     hashed = pipeline | "Files" >> beam.Create(files_of(plan.inputs)) | "Hash" >> beam.Map(hash_file)
     merge_and_write((parsed, hashed) | "Summaries" >> beam.Flatten(), summary_url)
@@ -44,7 +43,7 @@ def read_part(number: int, plan: ReadPlan, exchange: Exchange) -> Iterator[tuple
         plan.meter.count(READ, raw.num_rows)
 
 
-def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPlan, staged: Files) -> Summary:
+def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPlan) -> Summary:
     """Parse ((part, block), raw rows) to a Block in staging; a retried bundle leaves files that nobody reads."""
     (number, block), packets = element
     plan.meter.start(PARSE)
@@ -52,17 +51,16 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     part = plan.inputs.parts[number]
     parsed = plan.form.parse(raw, block * plan.block_rows, part, plan.text)
     hashed = _hashed_pairs if part.table.startswith(PAIRS) else with_hashes
-    rows, mentions = split_mentions(hashed(parsed.batch, plan.seed), plan.seed)
+    rows, mentions = split_mentions(hashed(parsed.batch, plan.seed))
     parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
-    if parsed.rejects:
-        parts.append(("rejects", to_batch(parsed.rejects)))
-    sent = dict(plan.meter.weigh(PARSE, staged.send(parts)))
+    sent = dict(plan.meter.weigh(PARSE, Files(plan.staging).send(parts)))
+    rejected = Files(plan.rejects).send([(part.table, to_batch(parsed.rejects))] if parsed.rejects else [])
     plan.meter.count(PARSE, raw.num_rows)
     return Summary(
         counters={INPUT + part.table: _count(raw.num_rows, rows)},
         rejects=Rejects.of(part.table, parsed.rejects),
         blocks=(Block(part.table, number, block, sent["sampled"], sent["rest"], sent.get("mentions")),),
-        rejected=((part.table, sent["rejects"]),) if "rejects" in sent else (),
+        rejected=tuple(rejected),
         features=_features(rows),
     )
 

@@ -1,10 +1,11 @@
 """Label keys to ids by a join: each block's keys meet the labels in the shard that their hash names.
 
 No process holds all labels: a shard of labels is looked up with the keys that were sent to it, and the ids go back to
-the block. A label's id is its rank in its shard after the labels of all shards before.
+the block. A label's id is its rank in its shard after the labels of all shards before. Blocks go in groups, so that
+there are not more references than _REFERENCES each way, however many blocks and shards there are.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -14,54 +15,76 @@ import pyarrow.compute as pc
 from apache_beam.pvalue import AsDict, PCollection
 
 from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Packet, receive
+from pipelines.common.exchange import Exchange, Files, Packet, receive
 from pipelines.common.summary import Block
+from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.labels import OrderedLabels
 from pipelines.sharding.steps import first_ids
 
+_REFERENCES = 1 << 17  # which some runners keep in the launching process
 _LOOKED_UP = 1 << 20  # keys at a time: Arrow builds its hash table of the shard's keys anew for each call
+
+
+Blocks = tuple[Block, ...]
+
+
+def ids_of_table(table: str) -> str:
+    """Name the collection of the label ids by group of the blocks of an input table."""
+    return f"ids of {table}"
+
+
+def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks]]:
+    """Put blocks that meet `shards` of labels into groups: (number, blocks)."""
+    size = max(1, -(-len(blocks) * shards // _REFERENCES))
+    return [(start // size, tuple(blocks[start : start + size])) for start in range(0, len(blocks), size)]
 
 
 @beam.ptransform_fn
 def resolve_labels(
-    blocks: PCollection, ordered: OrderedLabels, shards: int, exchange: Exchange, before: int = 0
+    blocks: PCollection, ordered: OrderedLabels, shards: int, seed: int, exchange: Exchange, ids: Files, before: int = 0
 ) -> PCollection:
-    """Join (block number, Block) with the labels: (block number, packet of `index` and `label_id`).
+    """Join (group number, blocks) with the labels: (group number, packet in `ids` of `index` and `label_id`).
 
-    before: shards of labels that a version has already.
+    seed: of the hash that chooses a label's shard. before: shards of labels that a version has already.
     """
-    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, shards, exchange)
+    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, shards, seed, exchange)
     return (
         {"mentions": mentions, "keys": ordered.keys}
         | "By label shard" >> beam.CoGroupByKey()
-        | "Look up" >> beam.FlatMap(resolve_shard, exchange, AsDict(ordered.sizes), before)
+        | "Look up" >> beam.FlatMap(resolve_shard, ids, AsDict(ordered.sizes), before)
     )
 
 
 def route_mentions(
-    element: tuple[int, Block], shards: int, exchange: Exchange
+    element: tuple[int, Blocks], shards: int, seed: int, exchange: Exchange
 ) -> Iterator[tuple[int, tuple[int, Packet]]]:
-    """Send the label keys that (block number, Block) names: (label shard, (block number, packet))."""
-    number, block = element
-    if block.mentions is None:
+    """Send the label keys that (group number, blocks) name: (label shard, (group number, packet))."""
+    number, blocks = element
+    mentions = [batch for batch in map(read_mentions, blocks) if batch is not None]
+    if not mentions:
         return
-    (named,) = receive([block.mentions])
-    batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows, dtype=np.int32)), "key": named["key"]})
-    shard = (named["hash"].to_numpy() % np.uint64(shards)).astype(np.int64)
+    named = pa.concat_batches(mentions)
+    batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows)), "key": named["key"]})
+    shard = (hash_strings(named["key"], seed) % np.uint64(shards)).astype(np.int64)
     for label_shard, packet in exchange.send(assign.split_by(batch, shard)):
         yield label_shard, (number, packet)
 
 
+def read_mentions(block: Block) -> pa.RecordBatch | None:
+    """Read the label keys that a block names; None where its points name none by keys."""
+    return None if block.mentions is None else next(receive([block.mentions]))
+
+
 def resolve_shard(
-    element: tuple[int, dict[str, Any]], exchange: Exchange, sizes: dict[int, int], before: int = 0
+    element: tuple[int, dict[str, Any]], files: Files, sizes: dict[int, int], before: int = 0
 ) -> Iterator[tuple[int, Packet]]:
-    """Look up what blocks name in (label shard, parts), and send the ids back: (block number, packet)."""
+    """Look up what blocks name in (label shard, parts), and send the ids back: (group number, packet)."""
     shard, parts = element
     (labels,) = receive(parts["keys"])
     first = int(first_ids(sizes)[before + shard])
     ids = ids_of(labels, first)
     for mentions in _chunks(parts["mentions"]):
-        yield from exchange.send(look_up(labels["key"], ids, mentions))
+        yield from files.send(look_up(labels["key"], ids, mentions))
 
 
 def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:
@@ -77,7 +100,7 @@ def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:
 def look_up(
     labels: pa.Array, ids: pa.Array, mentions: list[tuple[int, pa.RecordBatch]]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (block number, `index` and `label_id` of the labels that exist) for each (block number, `index`, `key`).
+    """Yield (group number, `index` and `label_id` of the labels that exist) for each (group number, `index`, `key`).
 
     labels, ids: the keys of a shard, and their ids.
     """
@@ -92,7 +115,7 @@ def look_up(
 
 
 def known_ids(mentions: int, batches: Iterable[pa.RecordBatch]) -> np.ndarray:
-    """Return the id of each of a block's mentions, -1 where there is no such label: int64 [mentions]."""
+    """Return the id of each of a group's mentions, -1 where there is no such label: int64 [mentions]."""
     ids = np.full(mentions, -1, np.int64)
     for batch in batches:
         ids[batch["index"].to_numpy()] = batch["label_id"].to_numpy()

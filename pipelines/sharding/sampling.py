@@ -1,6 +1,6 @@
 """Bounded sample of the texts for training a tokenizer: the same texts whatever the order of files and lines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -27,12 +27,6 @@ def sample_texts(blocks: Sequence[Block], rows: int, size: int) -> pa.ChunkedArr
     with ThreadPoolExecutor(_THREADS) as pool:
         chunks = [chunk for some in pool.map(texts_of, blocks) for chunk in some]
     return pa.chunked_array(chunks, pa.string())
-
-
-def iterate(texts: pa.ChunkedArray) -> Iterator[str]:
-    """Yield the texts one by one, a block at a time in Python."""
-    for chunk in texts.chunks:
-        yield from chunk.to_pylist()
 
 
 def _take(batch: pa.RecordBatch, share: float) -> pa.Array:

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines.sharding import sampling
-from pipelines.sharding.tokenizer import FILE, FrozenTokenizer, encode, open_tokenizer
+from pipelines.sharding.tokenizer import FILE, FrozenTokenizer, open_tokenizer
+from pipelines.sharding.words import Encoder
 
 LEAST, MOST = 128, 512  # tokens: what a text of any data may have, and what encoders with positions have
 SAMPLED = 4096  # texts of a table
@@ -23,9 +24,9 @@ def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray]) ->
     most = min(MOST, frozen.longest or MOST)
     tokenizer = open_tokenizer(frozen.files[FILE], FILE)
     tokenizer.no_truncation()
-    longest = 0.0
+    encoder, longest = Encoder(tokenizer), 0.0
     for table in tables:
-        texts = [text[: most * _CHARACTERS] for text in sampling.iterate(table)]
-        if texts:
-            longest = max(longest, np.quantile(np.diff(encode(tokenizer, texts)[1]), _COVERED))
+        texts = pc.utf8_slice_codeunits(table.combine_chunks(), 0, most * _CHARACTERS)
+        if len(texts):
+            longest = max(longest, np.quantile(np.diff(encoder.encode(texts).offsets), _COVERED))
     return min(most, max(LEAST, -(-int(np.ceil(longest)) // _STEP) * _STEP))

@@ -1,21 +1,17 @@
-"""Tokenizer of a data set: from a directory, the hub or the data's own texts, frozen to files, and at work."""
+"""Tokenizer of a data set: from a directory, the hub or the data's own texts, frozen to files."""
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.ragged import offsets_of
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
-_BATCH_TEXTS = 2048
 SPECIAL = {
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
@@ -50,6 +46,8 @@ class FrozenTokenizer:
 
     def cut_at(self, max_tokens: int) -> "FrozenTokenizer":
         """Return the same tokenizer that cuts texts at another length."""
+        if max_tokens == self.max_tokens:
+            return self
         return freeze(Tokenizer.from_str(self.files[FILE].decode()), self.kept, max_tokens)
 
 
@@ -120,20 +118,3 @@ def open_tokenizer(data: bytes, place: str) -> Tokenizer:
         return Tokenizer.from_str(data.decode())
     except Exception as error:  # the library has no error of its own
         raise TableError(f"{place}: no tokenizer that this version reads: {error}. Make it again.") from None
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Encode `texts` [B]: (token ids uint32 [T], offsets int64 [B + 1], whether a text was cut bool [B])."""
-    values: list[np.ndarray] = []
-    lengths: list[int] = []
-    truncated: list[bool] = []
-    # An encoding holds far more than its ids: few at a time, so that memory does not grow with the block.
-    for start in range(0, len(texts), _BATCH_TEXTS):
-        encodings = tokenizer.encode_batch_fast(texts[start : start + _BATCH_TEXTS])
-        ids = [encoding.ids for encoding in encodings]
-        counts = [len(row) for row in ids]
-        values.append(np.fromiter(chain.from_iterable(ids), np.uint32, sum(counts)))
-        lengths += counts
-        truncated += [bool(encoding.overflowing) for encoding in encodings]
-    offsets = offsets_of(np.asarray(lengths, np.int64))
-    return np.concatenate([np.zeros(0, np.uint32), *values]), offsets, np.asarray(truncated, bool)

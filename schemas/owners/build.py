@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas import storage
-from schemas.errors import StorageError, TableError
-from schemas.layout import MANIFEST, staging
+from schemas.errors import InputError, StorageError, TableError
+from schemas.layout import MANIFEST, phases, staging
 from schemas.manifest import Manifest, open_manifest, publish_new, unpublish
 from schemas.owners.claim import FILE, Claim, ClaimedError, LostError, Say, claimed
 from schemas.storage import join
@@ -49,21 +49,22 @@ class Build:
 
 
 @contextlib.contextmanager
-def building(out: str, doing: str, say: Say | None = None) -> Iterator[Build]:
+def building(out: str, doing: str, say: Say | None = None, in_phases: bool = False) -> Iterator[Build]:
     """Claim `out` for the block and build it aside; nothing that was not put in place stays behind.
 
+    `in_phases`: but for what finished phases left, unless they end in an InputError, which they would again.
     Raises ClaimedError while another process has it; StorageError.
     """
     with claimed(out, doing, say) as claim:
-        storage.remove(staging(out), recursive=True)  # of attempts that were cut off
+        _clear_staging(out, in_phases)  # of attempts that were cut off
         build = Build(out, join(staging(out), claim.attempt), claim)
         try:
             yield build
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(StorageError):  # of the two errors the first is the cause
-                _clear(build)
+                _clear(build, in_phases and not isinstance(error, InputError))
             raise
-        _clear(build)
+        _clear(build, False)
 
 
 def clean_up(out: str, doing: str) -> None:
@@ -73,10 +74,20 @@ def clean_up(out: str, doing: str) -> None:
             storage.remove(staging(out), recursive=True)
 
 
-def _clear(build: Build) -> None:
+def _clear(build: Build, keep_phases: bool) -> None:
     """Remove what is left of the attempt, and all of staging where the output is this process's still."""
     with contextlib.suppress(LostError):
         build.claim.require()
-        storage.remove(staging(build.out), recursive=True)
+        _clear_staging(build.out, keep_phases)
         return
     storage.remove(build.url, recursive=True)
+
+
+def _clear_staging(out: str, keep_phases: bool) -> None:
+    """Remove all of the output's staging, or all but what finished phases left."""
+    places = [join(staging(out), name) for name in storage.list_names(staging(out))]
+    if not (keep_phases and phases(out) in places):
+        places = [staging(out)]
+    for place in places:
+        if place != phases(out):
+            storage.remove(place, recursive=True)

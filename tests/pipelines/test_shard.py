@@ -2,13 +2,14 @@ import json
 import random
 import resource
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
+from pipelines.common import exchange
+from pipelines.common.exchange import Packet
 from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import queries, read
 from schemas import storage
@@ -94,15 +95,13 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     }
 
 
-_order_shard = queries.order_shard
+_read_places = queries.read_places
 
 
-def order_shuffled(element: tuple[int, Any], *arguments: Any) -> Iterator[Any]:
-    """The same stage, with packets that arrive in another order."""
-    shard, parts = element
-    packets = list(parts["rows"])
-    parts = {**parts, "rows": random.Random(1).sample(packets, len(packets))}
-    return _order_shard((shard, parts), *arguments)
+def read_shuffled(packet: Packet) -> list[Packet]:
+    """The same packets, as if they had arrived in another order."""
+    packets = _read_places(packet)
+    return random.Random(1).sample(packets, len(packets))
 
 
 @pytest.mark.slow
@@ -110,7 +109,8 @@ def test_bytes_are_the_same_on_every_run_whatever_arrives_first(tiny: Path, tmp_
     options = ShardOptions(tokenizer="train:300", shards=3, row_group_rows=4, keep_text=True)
     shard(str(tiny), str(tmp_path / "a"), options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queries, "order_shard", order_shuffled)
+        patch.setattr(queries, "read_places", read_shuffled)
+        patch.setattr(exchange, "_HELD_BYTES", 1)
         patch.setattr(read, "BLOCK_ROWS", 4)
         shard(str(tiny), str(tmp_path / "b"), options)
     workers = ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]

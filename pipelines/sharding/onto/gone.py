@@ -8,7 +8,7 @@ import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
+from apache_beam.pvalue import PCollection, TaggedOutput
 
 from pipelines.common.exchange import Exchange, receive
 from pipelines.common.summary import SUMMARY, Summary
@@ -25,10 +25,10 @@ from schemas.shard_files.viewed import POSITION, ViewedShard
 
 @beam.ptransform_fn
 def leave_out(
-    keys: PCollection, plan: QueriesPlan, base: Base, built: str, label_sizes: PCollection, exchange: Exchange
+    keys: PCollection, plan: QueriesPlan, base: Base, built: str, label_sizes: dict[int, int], exchange: Exchange
 ) -> Mapping[str, PCollection]:
     """Leave out the older rows of new `keys` (older shard, packet): yields `summary` and `frequencies` (less)."""
-    find = beam.FlatMap(find_gone, plan, base, built, AsDict(label_sizes), exchange)
+    find = beam.FlatMap(find_gone, plan, base, built, label_sizes, exchange)
     outputs = (
         keys | "By older shard" >> beam.GroupByKey() | "Find" >> find.with_outputs(SUMMARY, FREQUENCIES, main="main")
     )

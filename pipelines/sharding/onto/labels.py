@@ -40,7 +40,8 @@ STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
 class VersionLabels(NamedTuple):
     """New labels in order; and by the number of a shard of labels before: `changed` rows and `states` (packets).
 
-    changed: columns of the row with `label_id`. states: columns STATE of labels that retire or come back.
+    changed: columns of the row with `label_id`. states: columns STATE of labels that retire or come back. All of these
+    packets are in files.
     """
 
     ordered: OrderedLabels
@@ -50,7 +51,7 @@ class VersionLabels(NamedTuple):
 
 @beam.ptransform_fn
 def order_labels_onto(
-    pipeline: Any, plan: LabelsPlan, base: Base, blocks: list[Block], exchange: Exchange, staged: Files
+    pipeline: Any, plan: LabelsPlan, base: Base, blocks: list[Block], exchange: Exchange, staged: Files, rejects: Files
 ) -> VersionLabels:
     """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back."""
     before = base.views(LABELS)
@@ -64,7 +65,7 @@ def order_labels_onto(
     ordered = (
         {"rows": routed, "before": old, "every": pipeline | "Shards" >> every_shard(plan.shards)}
         | "By shard" >> beam.CoGroupByKey()
-        | "Order" >> beam.ParDo(OrderNewLabels(plan, base, exchange, staged)).with_outputs(*tags, main="main")
+        | "Order" >> beam.ParDo(OrderNewLabels(plan, base, exchange, staged, rejects)).with_outputs(*tags, main="main")
     )
     sizes_before = pipeline | "Sizes before" >> beam.Create([(n, entry.rows) for n, entry in enumerate(before)])
     sizes = (sizes_before, ordered[SIZES]) | "Sizes" >> beam.Flatten()
@@ -95,8 +96,8 @@ def read_before(number: int, plan: LabelsPlan, base: Base, exchange: Exchange) -
 class OrderNewLabels(beam.DoFn):
     """Orders the labels of (shard, parts): new rows, keys with ids, how many are new, and what changes before."""
 
-    def __init__(self, plan: LabelsPlan, base: Base, exchange: Exchange, staged: Files) -> None:
-        self._plan, self._base, self._exchange, self._staged = plan, base, exchange, staged
+    def __init__(self, plan: LabelsPlan, base: Base, exchange: Exchange, staged: Files, rejects: Files) -> None:
+        self._plan, self._base, self._exchange, self._staged, self._rejects = plan, base, exchange, staged, rejects
 
     def setup(self) -> None:
         self._tokens = open_tokens(self._plan)
@@ -133,10 +134,10 @@ class OrderNewLabels(beam.DoFn):
         truncated = int(np.count_nonzero(new["truncated"].to_numpy()))
         counters["truncated"] = truncated
         rejects = duplicates(ordered, plan.sources)
-        yield TaggedOutput(SUMMARY, reported(LABELS, rejects, self._staged, counters={plan.name: counters}))
+        yield TaggedOutput(SUMMARY, reported(LABELS, rejects, self._rejects, counters={plan.name: counters}))
         yield TaggedOutput(SIZES, (number, new.num_rows))
-        for tag, place_of, sent in ((ROWS, number, new), (KEYS, shard, keys)):
-            for packet in self._exchange.send([(place_of, one_batch(sent))]):
+        for tag, place_of, sent, way in ((ROWS, number, new, self._staged), (KEYS, shard, keys, self._exchange)):
+            for packet in way.send([(place_of, one_batch(sent))]):
                 yield TaggedOutput(tag, packet)
 
     def _encoded(self, table: pa.Table) -> pa.Table:
@@ -147,7 +148,7 @@ class OrderNewLabels(beam.DoFn):
     def _by_shard_before(self, tag: str, batch: pa.RecordBatch) -> Iterator[TaggedOutput]:
         """Send rows with `label_id` to the shards of labels before."""
         shard = np.searchsorted(self._first, batch["label_id"].to_numpy(), side="right") - 1
-        for packet in self._exchange.send(assign.split_by(batch, shard)):
+        for packet in self._staged.send(assign.split_by(batch, shard)):
             yield TaggedOutput(tag, packet)
 
 

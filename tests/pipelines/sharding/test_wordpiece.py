@@ -1,10 +1,14 @@
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.trainers import WordPieceTrainer
 
 from pipelines.sharding import wordpiece
 
@@ -14,13 +18,13 @@ TRAIN = """
 from tests.pipelines.sharding.test_wordpiece import texts
 from pipelines.sharding import wordpiece
 import hashlib
-print(hashlib.sha256(wordpiece.train(texts, 300).to_str().encode()).hexdigest())
+print(hashlib.sha256(wordpiece.train(texts(), 300).to_str().encode()).hexdigest())
 """
 
 
-def texts() -> Iterator[str]:
-    for start in range(0, len(WORDS), 8):
-        yield " ".join(WORDS[start : start + 8] * 3) + " Été, ##e!"
+def texts() -> pa.ChunkedArray:
+    rows = [" ".join(WORDS[start : start + 8] * 3) + " Été, ##e!" for start in range(0, len(WORDS), 8)]
+    return pa.chunked_array([rows[:5], [], rows[5:]], pa.string())
 
 
 def test_training_is_the_same_in_every_process() -> None:
@@ -32,7 +36,7 @@ def test_training_is_the_same_in_every_process() -> None:
 
 
 def test_it_is_a_bert_like_wordpiece_without_added_specials() -> None:
-    tokenizer = wordpiece.train(texts, 300)
+    tokenizer = wordpiece.train(texts(), 300)
     vocabulary = tokenizer.get_vocab()
     assert [tokenizer.id_to_token(i) for i in range(5)] == list(wordpiece.SPECIAL)
     assert len(vocabulary) <= 300
@@ -45,9 +49,35 @@ def test_it_is_a_bert_like_wordpiece_without_added_specials() -> None:
 
 def test_the_alphabet_keeps_the_most_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wordpiece, "ALPHABET", 3)
-    tokenizer = wordpiece.train(lambda: ["ab ab abc abd"] * 5 + ["ddd"], 100)
+    tokenizer = wordpiece.train(pa.chunked_array([["ab ab abc abd"] * 5 + ["ddd"]]), 100)
     alphabet = {token.removeprefix("##") for token in tokenizer.get_vocab() if token not in wordpiece.SPECIAL}
     assert {c for c in alphabet if len(c) == 1} == {"a", "b", "d"}
+
+
+SOME = st.text("aábcdé ,-☃海\n\t\u00a0\u0301", max_size=40)
+
+
+@given(st.lists(SOME, max_size=20))
+def test_words_that_are_normalised_once_count_as_in_whole_texts(rows: list[str]) -> None:
+    rows += texts().to_pylist()
+    made = wordpiece.train(pa.chunked_array([rows]), 200)
+    library = Tokenizer(WordPiece(unk_token="[UNK]"))
+    library.normalizer, library.pre_tokenizer = made.normalizer, made.pre_tokenizer
+    vocabulary = made.get_vocab()
+    given = [token for token in sorted(vocabulary, key=vocabulary.__getitem__) if len(token.removeprefix("##")) == 1]
+    alphabet = [token for token in given if len(token) == 1]
+    characters = Counter(c for row in rows for c in made.normalizer.normalize_str(row) if not c.isspace())
+    assert sorted(characters) == alphabet
+    trainer = WordPieceTrainer(
+        vocab_size=200,
+        min_frequency=wordpiece.MIN_FREQUENCY,
+        special_tokens=[*wordpiece.SPECIAL, *(token for token in given if len(token) > 1)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    library.train_from_iterator(rows, trainer)
+    assert library.get_vocab() == vocabulary
 
 
 LONG = st.integers(wordpiece.MAX_WORD + 1, 3000).flatmap(
@@ -60,12 +90,13 @@ LONG = st.integers(wordpiece.MAX_WORD + 1, 3000).flatmap(
 def test_nothing_is_learned_from_words_that_none_is_spelled_with(long: list[str], place: int) -> None:
     """The library's time is quadratic in a word's length, so longer ones do not reach it: the rest decides alone."""
     kept = [word for word in long if len(wordpiece.BertNormalizer().normalize_str(word)) > wordpiece.MAX_WORD]
-    some = list(texts())
+    some = texts().to_pylist()
     with_long = [*some[:place], " ".join([some[place], *kept]), *some[place + 1 :]]
-    assert wordpiece.train(lambda: with_long, 300).to_str() == wordpiece.train(lambda: some, 300).to_str()
+    made, expected = (wordpiece.train(pa.chunked_array([rows]), 300).to_str() for rows in (with_long, some))
+    assert made == expected
 
 
 def test_a_word_of_a_megabyte_among_others_takes_no_time() -> None:
     """A quadratic training would take hours."""
-    tokenizer = wordpiece.train(lambda: [*texts(), "a" * 1_000_000 + " abi"] * 2, 300)
+    tokenizer = wordpiece.train(pa.chunked_array([[*texts().to_pylist(), "a" * 1_000_000 + " abi"] * 2]), 300)
     assert tokenizer.encode("a" * 1_000_000).tokens == ["[UNK]"]

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoModel
@@ -24,7 +25,7 @@ TEXTS = ["ships in a storm", "a storm", "", "the sea and the ships " * 9, "oil o
 
 @pytest.fixture(scope="module")
 def frozen() -> FrozenTokenizer:
-    tokenizer = train_wordpiece(lambda: [*TEXTS, *TEXTS], 200)
+    tokenizer = train_wordpiece(pa.chunked_array([[*TEXTS, *TEXTS]]), 200)
     # Texts get [CLS] and [SEP], as those of every BERT do.
     from tokenizers.processors import TemplateProcessing
 

