@@ -217,3 +217,23 @@ def test_an_export_that_is_dropped_once_another_is_current_is_not_missed(days: P
     shutil.rmtree(second)
     with pytest.raises(TableError, match="1: no table here"):
         extremis.load(tmp_path)
+
+
+def test_exports_are_listed_and_dropped(days: Path, tmp_path: Path) -> None:
+    first = export(days, 0, tmp_path / "0", current=True)
+    second = export(days, 1, tmp_path / "1", onto=first)
+    listed = extremis.data("list", tmp_path, progress=False)
+    assert (listed.versions, listed.current) == ([], "0")
+    assert [(each["export"], each["needs"], each["fault"]) for each in listed.exports] == [
+        ("0", [], None),
+        ("1", ["0"], None),
+    ]
+    with pytest.raises(InputError, match="the current export of"):
+        extremis.data("drop", first, progress=False)
+    switch(str(second))
+    with pytest.raises(InputError, match=r"0: .*/1 need its files"):
+        extremis.data("drop", first, progress=False)
+    switch(str(first))
+    extremis.data("drop", second, progress=False)
+    assert [each["export"] for each in extremis.data("list", tmp_path, progress=False).exports] == ["0"]
+    assert not list(second.rglob("*.*"))

@@ -134,7 +134,7 @@ def test_data_lists_shows_and_drops_versions(days: Path, tmp_path: Path) -> None
     extremis.data("drop", root / "data1", progress=False)
     assert [each["data"] for each in extremis.data("list", root, progress=False).versions] == ["data0"]
     shutil.rmtree(root / "data0")
-    with pytest.raises(InputError, match="no data set here"):
+    with pytest.raises(InputError, match="no data set or export here"):
         extremis.data("drop", root / "data1", progress=False)
 
 

@@ -1,7 +1,10 @@
 """A day whose commands are killed at any moment and run again is the day that nobody disturbed."""
 
 import random
+import shlex
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +17,11 @@ from schemas.errors import TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest, verify
 from schemas.records.json_files import read_json
-from tests.command import refused
+from tests.command import ROOT, environment, refused
 from tests.days import TINY
 from tests.forks import Forks, forks, tree
 from tests.loop.test_kill import last_checkpoint, records
+from tests.pages import DOCS, blocks
 from tests.pipelines.test_versions import SEQUENCE, Day, rows_of, write
 from trainer.export.exported import Exported
 
@@ -178,3 +182,29 @@ def test_a_part_that_is_deleted_is_named_by_each_command(host: Forks, days: Days
     shutil.rmtree(root / "exports/0")
     with pytest.raises(TableError, match=r"part 0001 \(.*exports/0\) is gone"):
         Exported.open(f"{root}/exports")
+
+
+@pytest.mark.slow
+def test_the_script_of_the_page_makes_a_day_and_goes_on_after_a_failed_one(
+    host: Forks, before: Path, tmp_path: Path
+) -> None:
+    (script,) = blocks(DOCS / "versions.md", "sh")
+    sets = shlex.join(SETS)
+    script = script.replace("run astra", f"run random {sets}").replace("evaluate", "evaluate --split train")
+    script = script.replace("extremis ", f"{shlex.quote(sys.executable)} -m extremis ")
+    root = shutil.copytree(before, tmp_path / "root")
+    (tmp_path / "day.sh").write_text(script)
+    for number, day in ((1, SEQUENCE[1]), (2, Day(None, True, [("p4", "of", [])], False)), (3, THIRD)):
+        write(root / "raw" / str(number), day)
+
+    def live(day: str) -> int:
+        command = ["sh", str(tmp_path / "day.sh"), str(root), day]
+        return subprocess.run(command, env=environment(), cwd=ROOT, timeout=300, check=False).returncode
+
+    assert live("1") == 0
+    assert (live("2"), live("3")) == (2, 0)  # its only point has no label
+    assert (root / "exports/CURRENT").read_text() == "3\n"
+    after = tree(root)
+    assert live("3") == 0
+    assert tree(root) == after
+    assert open_manifest(f"{root}/data/3").parameters["version"]["needs"][1] == ["1", "../1"]
