@@ -114,9 +114,16 @@ class RunLayout:
     def checkpoint(self, step: int) -> str:
         return join(self.checkpoints, f"step-{step:08d}")
 
-    def evaluation(self, split: str, step: int) -> str:
-        """Metrics of the checkpoint of `step` over all queries of `split`, as `extremis evaluate` writes them."""
-        return join(self.evaluations, f"{folder(split)}-step-{step:08d}.json")
+    def evaluation(self, split: str, step: int, on: str | None = None) -> str:
+        """Metrics of the checkpoint of `step` over all queries of `split`, as `extremis evaluate` writes them.
+
+        `on`: digest of the data, where it is a later version than that of the run.
+        """
+        return join(self.evaluations_on(on), f"{folder(split)}-step-{step:08d}.json")
+
+    def evaluations_on(self, digest: str | None) -> str:
+        """Folder of evaluations on the run's own data (None), or on the later version of this digest."""
+        return self.evaluations if digest is None else join(self.evaluations, f"on-{digest[:16]}")
 
     def fusion(self, step: int) -> str:
         """Fusion of scores that `extremis fuse` fitted to the checkpoint of `step`."""

@@ -138,6 +138,13 @@ class Manifest(BaseModel):
         return self.shards[shard].groups or self.row_group_rows or 1
 
     @property
+    def files(self) -> list[str]:
+        """Paths of the files that lie below the table itself: shards but those of views, and its own patches."""
+        patches = [patch.place for entry in self.shards if entry.view for patch in entry.view.patches]
+        own = [place for place in patches if not place.startswith(("/", "..")) and "://" not in place]
+        return [entry.path for entry in self.shards if entry.view is None] + own
+
+    @property
     def cut(self) -> list[tuple[int, int | tuple[int, ...]]]:
         """Rows and row groups of each shard: tables of one cut are aligned."""
         return [(entry.rows, self.group_rows(shard)) for shard, entry in enumerate(self.shards)]

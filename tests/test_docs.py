@@ -117,7 +117,7 @@ def test_blocks_of_json_and_yaml_are_that() -> None:
             if language == "json":
                 assert [json.loads(line) for line in body.splitlines() if line.strip()]
             if language == "yaml":
-                assert all(job["kind"] == "Job" for job in yaml.safe_load_all(body))
+                assert all(job["kind"] in {"Job", "CronJob"} for job in yaml.safe_load_all(body))
 
 
 def test_jobs_of_kubernetes_run_commands_that_parse() -> None:

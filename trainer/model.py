@@ -141,13 +141,16 @@ class DataFacts:
         return cls(manifest, labels.rows, vocabulary, int(manifest.parameters.get("features") or 0))
 
 
-def find_checkpoint(data: DataLayout, run: RunLayout, step: int | None = None) -> tuple[Recipe, Checkpoint]:
+def find_checkpoint(
+    data: DataLayout, run: RunLayout, step: int | None = None, earlier: bool = False
+) -> tuple[Recipe, Checkpoint]:
     """Open the recipe and the newest checkpoint, or that of `step`, of a run that was made from DATA.
 
-    Raises InputError: no run, no checkpoint, other data; TableError: not finished, damaged.
+    With `earlier` it may have been made from a version before DATA. Raises InputError: no run, no checkpoint, other
+    data; TableError: not finished, damaged.
     """
     config = load_config(run.config)
-    require_same_data(config, open_manifest(data.root, "data"), data.root, run.root)
+    require_same_data(config, open_manifest(data.root, "data"), data.root, run.root, earlier)
     checkpoint = latest_checkpoint(run) if step is None else Checkpoint.open(run.checkpoint(step))
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
@@ -160,7 +163,7 @@ def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, 
     Raises InputError: no run, no checkpoint, other data; TableError.
     """
     config, manifest = load_config(run.config), open_manifest(data.root, "data")
-    trained = str(config.get("data", {}).get("digest"))
+    trained = str(trained_digest(config))
     parts = parts_since(manifest, trained)
     if parts is None:
         raise InputError(
@@ -174,18 +177,29 @@ def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, 
 
 
 def load_model(
-    data: DataLayout, run: RunLayout, step: int | None = None, group: Group = ALONE, device: torch.device = CPU
+    data: DataLayout,
+    run: RunLayout,
+    step: int | None = None,
+    group: Group = ALONE,
+    device: torch.device = CPU,
+    earlier: bool = False,
 ) -> tuple[Recipe, Model, Checkpoint]:
     """Load the recipe, the model and its checkpoint to `device`, on each rank with the vectors of its labels.
 
-    Raises as `find_checkpoint`.
+    With `earlier` the run may be on a version before DATA: vectors of labels from `trained_labels` on are as in a new
+    model. Raises as `find_checkpoint`.
     """
-    recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step))
+    recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step, earlier))
     facts = DataFacts.of(data)
     texts = open_texts(data, recipe)
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
     model.load(checkpoint)
     return recipe, model, checkpoint
+
+
+def trained_labels(model: Model, checkpoint: Checkpoint) -> int | None:
+    """Return the number of labels that have a trained vector; None where all can be scored, as by their texts."""
+    return checkpoint.labels if model.head.has_rows and checkpoint.labels < model.head.labels else None
 
 
 def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None, device: torch.device = CPU) -> Model:
@@ -210,10 +224,18 @@ def has_bias(recipe: Recipe) -> bool:
     return recipe.classifier.bias and not recipe.head.encodes_labels
 
 
-def require_same_data(config: dict, manifest: Manifest, data: str, run: str) -> None:
-    """Refuse a run that was trained on other data. Raises InputError that names both digests."""
-    trained = config.get("data", {}).get("digest")
-    if trained != manifest.digest:
+def trained_digest(config: dict) -> str | None:
+    """Return the digest of the data that a run was made from, as its configuration states it."""
+    return config.get("data", {}).get("digest")  # type: ignore[no-any-return]
+
+
+def require_same_data(config: dict, manifest: Manifest, data: str, run: str, earlier: bool = False) -> None:
+    """Refuse a run that was trained on other data, but for versions before it with `earlier`.
+
+    Raises InputError that names both digests.
+    """
+    trained = trained_digest(config)
+    if trained != manifest.digest and not (earlier and parts_since(manifest, str(trained)) is not None):
         raise InputError(
             f"{run}: this run was made from other data (digest {str(trained)[:12]}…) than {data} "
             f"(digest {manifest.digest[:12]}…). Pass the data it was made from, or choose another RUN."

@@ -45,7 +45,7 @@ def shard(input: Any, data: Url, **settings: Unpack[options.Shard]) -> Result:
 
 @_documented
 def data(action: Literal["list", "show", "drop"], place: Url, **settings: Unpack[options.Common]) -> Result:
-    """List the versions of data under `place`; show or drop the one at `place`. Raises ExtremisError."""
+    """List the versions of data, and exports, under `place`; show or drop the one at `place`. Raises ExtremisError."""
     return call("data", [action, place], settings)
 
 

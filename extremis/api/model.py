@@ -12,6 +12,7 @@ from extremis.api.options import Url
 from extremis.predicting.predict import open_exported, token_column, tokenizer_of
 from schemas.errors import InputError
 from schemas.tables import PAD
+from schemas.versions.current import follow
 from trainer.export.exported import Exported
 
 _BATCH = 256  # texts at a time
@@ -86,10 +87,10 @@ class Labels(Sequence[Label]):
 
 
 class Model:
-    """An export that is open: `predict`, `embed`, `labels`."""
+    """An export that is open: `predict`, `embed`, `labels`. It stays what it is, whatever becomes current later."""
 
-    def __init__(self, exported: Exported) -> None:
-        self._exported = exported
+    def __init__(self, exported: Exported, place: str) -> None:
+        self._exported, self._place = exported, place
         if "feature_ids" in exported.serving.model.columns:
             raise InputError(
                 f"{exported.url}: its encoder reads sparse features, not texts alone: use extremis.predict."
@@ -99,6 +100,16 @@ class Model:
     def __repr__(self) -> str:
         dimension, step = (self._exported.manifest.parameters[name] for name in ("dimension", "step"))
         return f"{self._exported.url}: {len(self.labels):,} labels, {dimension} dimensions, step {step:,}"
+
+    @property
+    def url(self) -> str:
+        """URL of the export: of a folder, the one that was current when it was opened."""
+        return self._exported.url
+
+    @property
+    def is_current(self) -> bool:
+        """False where the folder that was opened has another current export by now: `load` it again."""
+        return follow(self._place) == self.url
 
     @functools.cached_property
     def labels(self) -> Labels:
@@ -145,8 +156,9 @@ class Model:
 
 
 def load(export: Url, *, exact: bool = False, threads: int | None = None) -> Model:
-    """Open the export at `export`, a directory or an object-store prefix. `exact`: score every label, without an index.
+    """Open the export at `export`, a directory or an object-store prefix, or the current one of a folder.
 
-    `threads`: None is all cores. Raises TableError: no export there, or a damaged one; StorageError.
+    `exact`: score every label, without an index. `threads`: None is all cores.
+    Raises TableError: no export there, or a damaged one; StorageError.
     """
-    return Model(open_exported(str(export), exact, threads))
+    return Model(open_exported(str(export), exact, threads), str(export))

@@ -150,6 +150,8 @@ class Export(Common, total=False):
     precision: Sequence[float]
     threshold_split: str
     scores: Literal["classifier", "sum", "fused"]
+    onto: Url
+    current: bool
     overwrite: bool
 
 

@@ -13,16 +13,18 @@ from extremis.console import say, table
 @click.argument("place")
 @output_options
 def data(action: str, place: str) -> dict[str, Any]:
-    """List the versions of data in the folders of a prefix; show one, or drop one that no other needs.
+    """List the versions of data, and exports, in the folders of a prefix; show one, or drop one that no other needs.
 
-    list says for each what it adds, how many rows and labels it has with all that it needs, and what is gone. show
-    lists the parts of a version. drop removes a data set; one that another in the same folder needs is refused.
+    list says for each what it adds, how many rows and labels it has with all that it needs, and what is gone; of
+    exports, which is current. show lists the parts of a version of data. drop removes a data set or an export; one that
+    another in the same folder needs, or that is current, is refused.
 
     \b
     Examples:
       extremis data list data/
       extremis data show data/2026-11-20/
       extremis data drop data/2026-11-01/
+      extremis data list exports/
     """
     if action == "list":
         return _list(place)
@@ -34,6 +36,7 @@ def data(action: str, place: str) -> dict[str, Any]:
 
 
 def _list(root: str) -> dict[str, Any]:
+    from extremis.versioning.list_exports import list_exports, name_current
     from extremis.versioning.list_versions import list_versions
 
     facts = [each.facts(root) for each in list_versions(root)]
@@ -49,8 +52,27 @@ def _list(root: str) -> dict[str, Any]:
         ]
         for each in facts
     ]
-    table(f"versions under {root}", ["data", "version", "part", "train", "labels", "retired", "needs"], rows)
-    return {"versions": facts}
+    exports = [each.facts(root) for each in list_exports(root)]
+    if facts or not exports:
+        table(f"versions under {root}", ["data", "version", "part", "train", "labels", "retired", "needs"], rows)
+    current = name_current(root)
+    if exports:
+        _print_exports(root, exports, current)
+    return {"versions": facts, "exports": exports, "current": current}
+
+
+def _print_exports(root: str, exports: list[dict[str, Any]], current: str | None) -> None:
+    rows = [
+        [
+            f"{each['export']}{' (current)' if each['export'] == current else ''}",
+            each["part"],
+            f"{each['labels']:,}",
+            f"{each['bytes']:,}",
+            "what is gone: see fault in --json" if each["fault"] else ", ".join(each["needs"]) or "nothing",
+        ]
+        for each in exports
+    ]
+    table(f"exports under {root}", ["export", "part", "labels", "own bytes", "needs"], rows)
 
 
 def _show(url: str) -> dict[str, Any]:

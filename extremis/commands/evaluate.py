@@ -37,6 +37,8 @@ from extremis.console import metrics_table, say, table
 def evaluate(data: str, run: str, no_filter: bool, device: str, **options: Any) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
+    RUN may be on a version before DATA: it predicts the labels that it knows, and later ones count as missed.
+
     \b
     Examples:
       extremis evaluate data/ runs/1 --split test --json

@@ -35,23 +35,30 @@ from extremis.console import say
     default="classifier",
     help="sum: embeddings of the labels' texts added to the vectors; fused: as `extremis fuse` learned to.",
 )
+@click.option("--onto", metavar="EXPORT", help="Earlier export, whose files are named where they stay; or its folder.")
+@click.option("--current", is_flag=True, help="Make OUT the current one: `predict` and `load` open it by its folder.")
 @click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")
 @device_option
 @output_options
-def export(data: str, run: str, out: str, **options: Any) -> dict[str, Any]:
+def export(data: str, run: str, out: str, current: bool, **options: Any) -> dict[str, Any]:
     """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index where L is large.
 
-    A transformer becomes a directory that sentence-transformers and transformers open. See docs/export.md.
+    A transformer becomes a directory that sentence-transformers and transformers open. With --onto, OUT holds what has
+    changed since an earlier export, and names the rest. See docs/export.md.
 
     \b
-    Example:
+    Examples:
       extremis export data/ runs/1 exported/
+      extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
+    from schemas.versions.current import switch
     from trainer.export import export as exporting
 
     manifest = exporting.export(data, run, out, exporting.ExportOptions(**options), say)
     facts = manifest.parameters
     say(f"{out}: step {facts['step']:,}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
+    if current:
+        say(f"{switch(out)}: names {out} now")
     say(f'next: echo "some text" | extremis predict {out} - -')
     shown = {name: facts[name] for name in ("step", "dimension", "bias", "index", "thresholds")}
     return {"out": out, "digest": manifest.digest, "labels": manifest.rows, **shown}

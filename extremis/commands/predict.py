@@ -34,6 +34,8 @@ from schemas.errors import InputError
 def predict(exported: str, places: tuple[str, ...], data: str | None, **options: Any) -> dict[str, Any]:
     """Predict labels with an export, for the texts of INPUT, or for a split of --data, and write them to OUT.
 
+    Of a folder of exports, the current one is used (extremis export --current).
+
     INPUT is a file, a folder or a pattern of text lines (.txt), JSON lines (.jsonl: key, text), CSV or Parquet, at any
     URL; - is standard input (text lines, or --form). OUT ends in .jsonl, .csv, .parquet, .trec (a run for trec_eval) or
     .npz (scipy.sparse.load_npz); - is standard output (JSON lines, or --to). Rows without a key have their number.

@@ -18,7 +18,8 @@ def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bo
     """Write one HTML page about runs, to read and to search: it opens from a disk and needs no network.
 
     Data, training, negative tables, metrics (of `extremis evaluate`), and queries with their positives, predictions and
-    hard negatives as text. Several runs of the same DATA are compared. Without DATA, the queries are left out.
+    hard negatives as text. Several runs of the same DATA, or of versions before it, are compared. Without DATA, the
+    queries are left out.
 
     \b
     Examples:

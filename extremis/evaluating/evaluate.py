@@ -1,23 +1,28 @@
 """`extremis evaluate`: metrics of a run's checkpoint on a split of its data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from extremis.console import Bar
 from extremis.inspecting.data_summary import seen_queries
 from extremis.training.commands import keep_command
 from extremis.waiting import doing
+from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import open_manifest
 from schemas.records.json_files import write_json
+from schemas.versions.version import Version
 from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.config import load_config
 from trainer.config.data import Data
 from trainer.device import open_device
 from trainer.evaluation.baselines.measure import QUERIES, measure_baselines
 from trainer.evaluation.evaluate import Scorer, Scores, label_statistics
 from trainer.evaluation.fusion.files import fused_step, open_fused
 from trainer.evaluation.fusion.ranking import By, Ranking
+from trainer.evaluation.held_out import HOLDOUT
 from trainer.group import ALONE, Group
-from trainer.model import Model, load_model
+from trainer.model import Model, load_model, trained_digest, trained_labels
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
 
+    The run may be on a version before DATA: it is scored on all labels of DATA, and predicts those that it knows.
     `device`: where it is embedded and searched, as in `open_device`. Rank 0 keeps a standard report in the run, for
     `extremis report`.
     """
@@ -60,8 +66,12 @@ def evaluate(
     if step is None and options.scores == "fused":
         step = group.decide(lambda: fused_step(RunLayout(run)))
     doing("evaluate: reading the model")
-    recipe, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group, open_device(device))
+    later = group.decide(lambda: _later(data, run, options))
+    layouts = DataLayout(data), RunLayout(run)
+    recipe, model, checkpoint = load_model(*layouts, step, group, open_device(device), earlier=True)
     statistics = label_statistics(DataLayout(data))
+    if options.scores != "labels":  # texts of any label can be embedded
+        statistics = replace(statistics, trained=trained_labels(model, checkpoint))
     ranking = _ranking(data, run, checkpoint, model, group, options)
     scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics, recipe.data)
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
@@ -69,7 +79,9 @@ def evaluate(
             options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
         )
     doing("evaluate: computing intervals")
-    report = {"step": checkpoint.step, "scores": options.scores, **scores.report()}
+    version = Version.of(open_manifest(data, "data"))
+    stated = {"number": version.number, "part": version.part}
+    report = {"step": checkpoint.step, "scores": options.scores, "version": stated, **scores.report()}
     doing("evaluate: comparing texts with those of training")
     if options.limit is None:
         report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
@@ -77,9 +89,21 @@ def evaluate(
         doing("evaluate: measuring baselines")
         report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
     if group.first and options.standard:
-        write_json(RunLayout(run).evaluation(options.split, report["step"]), {"split": options.split, **report})
+        place = RunLayout(run).evaluation(options.split, report["step"], later)
+        write_json(place, {"split": options.split, **report})
         keep_command(RunLayout(run))
     return report
+
+
+def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
+    """Return the digest of DATA where it is a later version than that of the run. Raises InputError."""
+    digest = open_manifest(data, "data").digest
+    if trained_digest(load_config(RunLayout(run).config)) == digest:
+        return None
+    if options.split == HOLDOUT or options.scores == "fused":
+        what = "the split holdout is" if options.split == HOLDOUT else "fused scores are"
+        raise InputError(f"{run}: {what} of the data that it was made from, and {data} is another version. Name that.")
+    return digest
 
 
 def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: Scores) -> dict[str, Any]:

@@ -88,12 +88,13 @@ def _predict(
             predictions += int((ids != PAD).sum())
             bar.update(done)
     seconds = time.perf_counter() - began
-    return {"out": out, "queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
+    counts = {"queries": done, "predictions": predictions, "seconds": round(seconds, 3)}
+    return {"out": out, "export": exported.url, **counts}
 
 
 def tokenizer_of(exported: Exported) -> Tokenizer:
     """Open the tokenizer of an export whose encoder reads tokens."""
-    place = exported.folder / ENCODER / FILE
+    place = exported.files.folder / ENCODER / FILE
     return open_tokenizer(place.read_bytes(), str(place))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from extremis.inspecting.examples import splits_of
 from extremis.reporting.charts import data_charts, metric_charts, table_charts, training_charts
 from extremis.reporting.data_facts import describe
+from extremis.reporting.drift import drift_charts
 from extremis.reporting.headline import headlines, metric_tables
 from extremis.reporting.page import render
 from extremis.reporting.queries import Sample, sample
@@ -24,7 +25,7 @@ from trainer.model import require_same_data
 def build(
     urls: Sequence[str], out: str | None, say: Callable[[str], None], queries: int = 300, predict: bool = True
 ) -> dict[str, Any]:
-    """Write the page about `urls`: a DATA, if the first is one, and runs that were made from it.
+    """Write the page about `urls`: a DATA, if the first is one, and runs that were made from it or a version before it.
 
     `queries`: how many to show; `predict`: with the predictions of each run's newest checkpoint.
     Returns {"out", "bytes", "seconds", "runs"}. Raises InputError, TableError, StorageError.
@@ -55,7 +56,7 @@ def build(
         "data": data_charts(facts) if facts else [],
         "training": training_charts(runs),
         "tables": table_charts(runs),
-        "metrics": metric_charts(runs),
+        "metrics": [*metric_charts(runs), *drift_charts(runs)],
     }
     names = [run.name for run in runs]
     page = render(values, {"charts": charts, "runs": names, "queries": examples.queries, "labels": examples.labels})
@@ -72,8 +73,9 @@ def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
         raise InputError(f"{first}: a DATA alone has no report. Name the runs: extremis report DATA RUN [RUN…].")
     if len(set(places)) < len(places):
         raise InputError(f"the same run is named twice: {' '.join(places)}.")
-    runs = [open_run(url, name) for url, name in zip(places, names_of(places), strict=True)]
+    manifest = None if data is None else open_manifest(data.root, "data")
+    runs = [open_run(url, name, manifest) for url, name in zip(places, names_of(places), strict=True)]
     for run in runs:
-        if data is not None:
-            require_same_data(run.config, open_manifest(data.root, "data"), data.root, run.layout.root)
+        if data is not None and manifest is not None:
+            require_same_data(run.config, manifest, data.root, run.layout.root, earlier=True)
     return data, runs

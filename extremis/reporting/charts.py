@@ -46,7 +46,9 @@ def data_charts(facts: Facts) -> list[Chart]:
     """Draw the tail of the labels, and histograms of labels and tokens per point."""
     traces = [line("training points", 0, facts.tail.rank, facts.tail.points)]
     note = "both axes are logarithmic; labels without a training point are left out"
-    tail = _chart("tail", "Training points per label, by rank", traces, "rank of the label", "training points", note)
+    tail = draw_chart(
+        "tail", "Training points per label, by rank", traces, "rank of the label", "training points", note
+    )
     tail["figure"]["layout"]["xaxis"] |= _LOG
     tail["figure"]["layout"]["yaxis"] |= _LOG
     lengths = [_lengths(name, f"{name.capitalize()} per point", facts.splits) for name in ("labels", "tokens")]
@@ -60,7 +62,7 @@ def _lengths(name: str, title: str, splits: Sequence[Split]) -> Chart:
         values, rows = getattr(split, name) or ((), np.zeros(0))
         share = 100 * rows / max(1, rows.sum()) / np.diff(values).max(initial=1)
         traces.append(line(split.name, number, values, share))
-    return _chart(name, title, traces, title.lower(), "% of points, per value")
+    return draw_chart(name, title, traces, title.lower(), "% of points, per value")
 
 
 def training_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -90,7 +92,7 @@ def _curves(
             places, values = run.curve(kind, field, over)
             legend = f"{run.name} {label}".rstrip()
             traces.append(line(legend, number, places, values, dash, points=over == "epoch"))
-    return _chart(name, title, traces, over, unit)
+    return draw_chart(name, title, traces, over, unit)
 
 
 def _against_time(name: str, runs: Sequence[Run]) -> Chart:
@@ -104,7 +106,7 @@ def _against_time(name: str, runs: Sequence[Run]) -> Chart:
         traces.append(line(run.name, number, ends, [rows[epoch] for epoch in epochs], points=True))
     note = "seconds of epochs: mining beside the training is in them where it takes the same cores"
     identity = f"time-to-{name.replace('@', '-')}"
-    return _chart(identity, f"Validation {name} against time", traces, "seconds of training", "%", note)
+    return draw_chart(identity, f"Validation {name} against time", traces, "seconds of training", "%", note)
 
 
 def _step_times(number: int, run: Run, several: bool) -> Chart:
@@ -117,7 +119,7 @@ def _step_times(number: int, run: Run, several: bool) -> Chart:
         for color, part in enumerate(parts)
     ]
     title = f"Where the time goes: {run.name}" if several else "Where the time goes"
-    return _chart(f"time-{number}", title, traces, "epoch", "seconds", barmode="stack")
+    return draw_chart(f"time-{number}", title, traces, "epoch", "seconds", barmode="stack")
 
 
 def table_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -156,7 +158,7 @@ def _quality(name: str, title: str, runs: Sequence[Run], field: str) -> Chart:
             }
             legend = run.name if source == "queries" else f"{run.name} {source}"
             traces.append(line(legend, number, values.keys(), values.values(), dash, points=True))
-    return _chart(name, title, traces, "made for epoch", "%")
+    return draw_chart(name, title, traces, "made for epoch", "%")
 
 
 def _ages(runs: Sequence[Run]) -> Chart:
@@ -168,7 +170,7 @@ def _ages(runs: Sequence[Run]) -> Chart:
         texts = [f"table of epoch {row['table_epoch']}{', late' if row.get('late') else ''}" for row in rows]
         hover = {"text": texts, "hovertemplate": "%{y}<br>%{text}"}
         traces.append({**line(run.name, number, epochs, ages, points=True), **hover})
-    return _chart("age", "Age of the table trained on", traces, "epoch", "epochs")
+    return draw_chart("age", "Age of the table trained on", traces, "epoch", "epochs")
 
 
 def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
@@ -180,7 +182,7 @@ def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
         box = {part: [row[quantile] for row in rows.values()] for part, quantile in _BOX.items()}
         traces.append({**_trace("box", label, color, x=rows.keys(), **box), "whiskerwidth": 0.5})
     note = "box: 10 to 90 %, line: median, whiskers: 1 to 99 %"
-    return _chart(name, title, traces, "made for epoch", "score", note)
+    return draw_chart(name, title, traces, "made for epoch", "score", note)
 
 
 def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
@@ -191,7 +193,7 @@ def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
         counts = [table.manifest.counters.get(field, 0) / max(1, table.manifest.rows) for table in tables]
         if any(counts):
             traces.append(_trace("bar", label, color, x=epochs, y=counts))
-    return _chart(name, title, traces, "made for epoch", "candidates per row", barmode="stack")
+    return draw_chart(name, title, traces, "made for epoch", "candidates per row", barmode="stack")
 
 
 def metric_charts(runs: Sequence[Run]) -> list[Chart]:
@@ -221,10 +223,10 @@ def metric_charts(runs: Sequence[Run]) -> list[Chart]:
             names = [metric for metric in SHOWN_METRICS if metric in baseline.metrics]
             metrics.append(_trace("bar", name, number, x=names, y=[baseline.metrics[metric] for metric in names]))
         note = "lines at the ends of the bars: 95 % intervals by bootstrap"
-        charts.append(_chart(f"metrics-{split}", f"Metrics on {split}", metrics, "", "%", note))
+        charts.append(draw_chart(f"metrics-{split}", f"Metrics on {split}", metrics, "", "%", note))
         note = "bins of equal training mass, the most frequent labels first; the parts add up to P@5"
         title = f"Parts of P@5 on {split} from frequent and rare labels"
-        charts.append(_chart(f"deciles-{split}", title, deciles, "labels, by frequency", "part of P@5", note))
+        charts.append(draw_chart(f"deciles-{split}", title, deciles, "labels, by frequency", "part of P@5", note))
     return _drawn(charts)
 
 
@@ -241,9 +243,10 @@ def _trace(kind: str, name: str, color: int, **values: Iterable[Any]) -> Trace:
     return {"type": kind, "name": name, "meta": color, **{part: _plain(row) for part, row in values.items()}}
 
 
-def _chart(
+def draw_chart(
     identity: str, title: str, traces: list[Trace], x: str, y: str, note: str = "", barmode: str = "group"
 ) -> Chart:
+    """Make a chart of those `traces` that have something to draw; `x` and `y`: titles of the axes."""
     traces = [trace for trace in traces if trace["x"]]
     x_axis, y_axis = _axis(x), _axis(y)
     if "epoch" in x and traces:  # whole numbers, with a tick for each as long as there is room

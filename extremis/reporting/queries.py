@@ -90,16 +90,19 @@ def sample(data: DataLayout, runs: list[Run], splits: list[str], count: int, pre
 def _score(data: DataLayout, run: Run, examples: list[Example]) -> Scores:
     """Fill in predictions; return the scores of each positive and negative by the newest checkpoint."""
     from trainer.evaluation.score_rows import score_rows
-    from trainer.model import load_model
+    from trainer.model import load_model, trained_labels
 
-    _, model, _ = load_model(data, run.layout)
+    _, model, checkpoint = load_model(data, run.layout, earlier=True)
+    trained = trained_labels(model, checkpoint)
     scores: Scores = {}
     for split in dict.fromkeys(example.split for example in examples):
         part = [example for example in examples if example.split == split]
         manifest = open_manifest(data.queries(split), "queries")
         table = Rows(data.queries(split), manifest).read(np.asarray([example.row for example in part]), model.columns)
         named = [[*example.positives, *(label for label, _ in example.negatives)] for example in part]
-        best, top, named_scores = score_rows(model, table, named, PREDICTIONS)
+        if trained is not None:
+            named = [[label for label in labels if label < trained] for labels in named]
+        best, top, named_scores = score_rows(model, table, named, PREDICTIONS, trained)
         for example, row_best, row_top in zip(part, best.tolist(), top.tolist(), strict=True):
             example.predictions = [pair for pair in zip(row_top, row_best, strict=True) if pair[0] >= 0]
         for example, row_labels, row_scores in zip(part, named, named_scores, strict=True):
@@ -118,13 +121,13 @@ def _describe(examples: tuple[Example, ...], scores: list[Scores]) -> dict[str, 
 
 
 def _describe_view(example: Example, scores: dict[int, float]) -> dict[str, Any]:
-    weakest = min((scores[label] for label in example.positives), default=None) if scores else None
+    weakest = min((scores[label] for label in example.positives if label in scores), default=None)
     negatives = []
     for label, mined_score in example.negatives:
         suspect = weakest is not None and scores[label] > weakest
         negatives.append([label, _short(scores[label] if scores else mined_score), suspect])
     return {
-        "positives": [_short(scores[label]) if scores else None for label in example.positives],
+        "positives": [_short(scores[label]) if label in scores else None for label in example.positives],
         "predictions": [[label, _short(score)] for label, score in example.predictions],
         "negatives": negatives,
         "suspects": sum(suspect for _, _, suspect in negatives),

@@ -11,11 +11,13 @@ from extremis.inspecting.run_tables import RunTable, run_tables
 from extremis.training.commands import commands_of
 from schemas import storage
 from schemas.layout import RunLayout
+from schemas.manifest import Manifest
 from schemas.records.json_files import read_json
 from schemas.secrets import redact
 from schemas.storage import join
 from trainer.config import load_config
 from trainer.config.flatten import flatten
+from trainer.model import trained_digest
 from trainer.tracking import read_metrics
 
 POINTS = 1000  # most points of a curve; more are averaged
@@ -33,6 +35,7 @@ class Run:
     evaluations: dict[str, dict[str, Any]]  # the newest of each split
     finished: bool
     commands: list[str]  # that made it
+    later: str | None = None  # digest of the data of the page, where it is a later version than the run's
 
     def curve(self, kind: str, name: str, over: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (step or epoch [n], value [n]) of the records of `kind` with a number `name`, at most POINTS."""
@@ -76,21 +79,27 @@ def ordered_splits(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name == "train", name != "test", name))
 
 
-def open_run(url: str, name: str) -> Run:
-    """Read the run at `url`. Raises TableError where there is none, or its config cannot be read."""
+def open_run(url: str, name: str, data: Manifest | None = None) -> Run:
+    """Read the run at `url`, with its evaluations on `data`, by default those on its own.
+
+    Raises TableError where there is none, or its config cannot be read.
+    """
     layout = require_run(url)
+    config = load_config(layout.config)
+    later = data.digest if data is not None and trained_digest(config) != data.digest else None
     records: dict[str, list[dict[str, Any]]] = {}
     for record in read_metrics(layout):
         records.setdefault(str(record.get("kind")), []).append(record)
     return Run(
         name,
         layout,
-        load_config(layout.config),
+        config,
         records,
         sorted(run_tables(layout), key=lambda table: (table.source, table.epoch)),
-        _evaluations(layout),
+        _evaluations(layout.evaluations_on(later)),
         storage.exists(layout.finished),
         commands_of(layout),
+        later,
     )
 
 
@@ -120,11 +129,11 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
     return steps[edges[1:] - 1], np.add.reduceat(values, edges[:-1]) / np.diff(edges)
 
 
-def _evaluations(layout: RunLayout) -> dict[str, dict[str, Any]]:
+def _evaluations(folder: str) -> dict[str, dict[str, Any]]:
     newest: dict[str, dict[str, Any]] = {}
-    for name in storage.list_names(layout.evaluations):
+    for name in storage.list_names(folder):
         if name.endswith(".json"):
-            body = read_json(join(layout.evaluations, name))
+            body = read_json(join(folder, name))
             if body["step"] >= newest.get(body["split"], body)["step"]:
                 newest[body["split"]] = body
     return newest

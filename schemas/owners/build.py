@@ -29,16 +29,16 @@ class Build:
         storage.move_files(self.url, self.out, names)
 
     def publish(self, manifest: Manifest, names: Sequence[str] | None = None) -> Manifest:
-        """Put the shards in place, or the files of these `names`, and publish `manifest` in place of an earlier one.
+        """Put the manifest's files in place, or those of these `names`, and publish it in place of an earlier one.
 
         Raises LostError: another process has taken over, and what it makes stays; StorageError.
         """
         self.claim.require()
         old = set[str]()
         with contextlib.suppress(TableError):
-            old = {shard.path for shard in open_manifest(self.out).shards}
+            old = {*open_manifest(self.out).files}
         unpublish(self.out)
-        new = [shard.path for shard in manifest.shards] if names is None else names
+        new = manifest.files if names is None else names
         self.put(new)
         self.claim.require()
         if not publish_new(self.out, manifest):

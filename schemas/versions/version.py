@@ -110,14 +110,15 @@ def require_parts(data: str, manifest: Manifest) -> None:
         for part in parts_of(open_manifest(url))
     }
     with ThreadPoolExecutor(_THREADS) as pool:
-        faults = [fault for fault in pool.map(_fault, needed, needed.values()) if fault]
+        faults = [fault for fault in pool.map(fault_of, needed, needed.values()) if fault]
     if faults:
         raise TableError(
             f"{data}: needs what is not there: {'; '.join(faults)}. Put it back, or use a version without this part."
         )
 
 
-def _fault(needed: tuple[str, str], part: str) -> str | None:
+def fault_of(needed: tuple[str, str], part: str) -> str | None:
+    """Say that the table (URL, digest) of a part is gone, or another one; None: it is there."""
     url, digest = needed
     try:
         same = open_manifest(url).digest == digest

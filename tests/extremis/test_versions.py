@@ -13,6 +13,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.shards import iterate
+from tests.days import TINY
 from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
 from trainer.checkpoints.checkpoint import latest_checkpoint
@@ -22,28 +23,6 @@ from trainer.group import ALONE
 from trainer.initial.earlier_run import begin_with_run
 from trainer.model import DataFacts, find_checkpoint, load_encoder
 from trainer.model import Model as TrainedModel
-
-TINY = {
-    "train.epochs": 4,
-    "order.batch": 4,
-    "order.streams": 2,
-    "encoder.dimension": 8,
-    "encoder.hidden": 8,
-    "encoder.buckets": 64,
-    "negatives.random": 8,
-    "negatives.hard": 0,
-    "classifier.bias": True,
-}
-
-
-@pytest.fixture(scope="module")
-def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three versions, a run on the first, and one on the second that goes on from it."""
-    folder = tmp_path_factory.mktemp("days")
-    make(folder, SEQUENCE)
-    extremis.train("random", folder / "data0", folder / "run0", set=TINY, progress=False)
-    extremis.train("random", folder / "data1", folder / "run1", from_run=folder / "run0", set=TINY, progress=False)
-    return folder
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -105,9 +84,9 @@ def test_the_encoder_is_that_of_the_run(days: Path) -> None:
         assert torch.equal(tensors[name], tensor)
 
 
-def test_a_refresh_has_fewer_epochs_at_lower_rates(days: Path) -> None:
-    run = extremis.train("random", f"{days}/data2", days / "run2", from_run=days / "run1", progress=False)
-    whole = extremis.inspect(days / "run2", progress=False)
+def test_a_refresh_has_fewer_epochs_at_lower_rates(days: Path, tmp_path: Path) -> None:
+    run = extremis.train("random", f"{days}/data2", tmp_path / "run2", from_run=days / "run1", progress=False)
+    whole = extremis.inspect(tmp_path / "run2", progress=False)
     assert len(run.epochs) < load_epochs(f"{days}/data2")
     assert whole
 
@@ -130,10 +109,10 @@ def test_a_model_of_another_make_is_refused(days: Path, tmp_path: Path) -> None:
         extremis.train("random", days / "data1", tmp_path / "run", from_run=days / "run0", set=changes, progress=False)
 
 
-def test_retired_labels_are_never_predicted_by_an_export(days: Path) -> None:
-    extremis.export(days / "data1", days / "run1", days / "export", index="none", progress=False)
+def test_retired_labels_are_never_predicted_by_an_export(days: Path, tmp_path: Path) -> None:
+    extremis.export(days / "data1", days / "run1", tmp_path / "export", index="none", progress=False)
     retired = {row["key"] for row in rows_of(f"{days}/data1/labels") if row["retired"]}
-    for prediction in extremis.load(days / "export").predict(["text 1", "t3 u9"], k=9):
+    for prediction in extremis.load(tmp_path / "export").predict(["text 1", "t3 u9"], k=9):
         keys = {label.key for label in prediction.labels}
         assert retired
         assert not keys & retired
@@ -155,7 +134,7 @@ def test_data_lists_shows_and_drops_versions(days: Path, tmp_path: Path) -> None
     extremis.data("drop", root / "data1", progress=False)
     assert [each["data"] for each in extremis.data("list", root, progress=False).versions] == ["data0"]
     shutil.rmtree(root / "data0")
-    with pytest.raises(InputError, match="no data set here"):
+    with pytest.raises(InputError, match="no data set or export here"):
         extremis.data("drop", root / "data1", progress=False)
 
 

@@ -39,18 +39,23 @@ KS = (1, 3, 5, 10)
 class LabelStatistics:
     """`frequency` [L] training points of each label; `inverse_propensity` [L], None where A and B are not stated.
 
-    `retired` [L] bool: labels that are no candidates; None: there is none.
+    `retired` [L] bool: labels that are no candidates; None: there is none. `trained`: the model was trained without the
+    labels from it on, and they are none either.
     """
 
     frequency: np.ndarray
     inverse_propensity: np.ndarray | None
     retired: np.ndarray | None = None
+    trained: int | None = None
 
     def candidates(self, seen_only: bool = False) -> np.ndarray | None:
         """Return the labels [C] that may be predicted, ascending; None: all. `seen_only`: with training points."""
-        if self.retired is None:
+        if self.retired is None and self.trained is None:
             return np.flatnonzero(self.frequency) if seen_only else None
-        return np.flatnonzero(~self.retired & (self.frequency > 0) if seen_only else ~self.retired)
+        kept = np.ones(len(self.frequency), bool) if self.retired is None else ~self.retired
+        if seen_only:
+            kept = kept & (self.frequency > 0)
+        return np.flatnonzero(kept[: self.trained])
 
 
 def label_statistics(data: DataLayout) -> LabelStatistics:

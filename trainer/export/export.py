@@ -1,9 +1,7 @@
 """Writing of an export: a run's checkpoint as files for serving, published by a manifest written last."""
 
 import functools
-import itertools
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,17 +10,20 @@ from typing import Any
 
 import torch
 
-from schemas import storage
 from schemas.errors import InputError
-from schemas.layout import DataLayout, RunLayout, shard_name
-from schemas.manifest import Manifest, Shard, describe_file, open_manifest, read_files, write_file
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest, Shard, open_manifest, read_files, write_file
 from schemas.owners.build import building, clean_up
 from schemas.reuse import Request, find_reusable
-from schemas.shard_files.parquet import list_column, writing_shard
-from schemas.shard_files.shards import iterate, iterate_shard
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.shards import iterate
 from schemas.shard_files.viewed import RETIRED
 from schemas.sizes import require_room
 from schemas.storage import join
+from schemas.versions.exports import ExportVersion
+from schemas.versions.version import VERSION, Version
+from schemas.views.relative import relative
+from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.device import open_device
@@ -34,34 +35,23 @@ from trainer.evaluation.fusion.scored import Scorers
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.label_embeddings import embed_labels, embed_texts
 from trainer.evaluation.retired import retired_labels
-from trainer.export.exported import (
-    INDEX,
-    KIND,
-    LABELS,
-    TEXTS,
-    THRESHOLDS,
-    TREE,
-    VECTORS,
-    WEIGHTS,
-    Serving,
-    iterate_ranked,
-)
-from trainer.export.index import choose_index, write_indexes
+from trainer.export.earlier import Earlier
+from trainer.export.exported import INDEX, KIND, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving, iterate_ranked
+from trainer.export.index import EarlierIndex, choose_index, write_indexes
+from trainer.export.label_files import write_label_files
 from trainer.export.thresholds import ScoredPredictions
-from trainer.export.vectors import DTYPES, Vectors, map_vectors, write_vectors
+from trainer.export.vector_files import RowsOf, Target, write_vector_files
+from trainer.export.vectors import DTYPES
 from trainer.inputs import scored_columns
 from trainer.model import DataFacts, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
-ROWS_A_FILE = 1 << 22  # vectors of a file, and of an index
 DEPTH = 10  # predictions of a query that thresholds are made on
 _TUNING_QUERIES = 512
 _TOKENS = 128  # of a text, where neither the data nor the encoder says
-_LABEL_COLUMNS = ("label_id", "key", "text", "frequency")
 
 Say = Callable[[str], None]
 Embed = Callable[[Model, DataLayout, int, int], Iterator[tuple[int, torch.Tensor]]]
-RowsOf = Callable[[int, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -70,6 +60,7 @@ class ExportOptions:
 
     `scores`: "classifier"; "sum" with embeddings of the labels' texts, in one vector a label; or "fused" by the run's
     tree, which is exported with these embeddings. `device`: where they are made, of which the export knows nothing.
+    `onto`: an earlier export, or a folder with a current one, whose files are named where they stay.
     """
 
     step: int | None = None
@@ -81,21 +72,13 @@ class ExportOptions:
     scores: str = "classifier"
     overwrite: bool = False
     device: str = "auto"
+    onto: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype {self.dtype}: expected one of {', '.join(DTYPES)}.")
         if not 0 < self.target_recall <= 1:
             raise InputError(f"--target-recall {self.target_recall:g}: expected a share in (0, 1].")
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Place of vectors: OUT, their `dtype`, and a local folder for copies of them where OUT is remote."""
-
-    out: str
-    dtype: str
-    scratch: Path
 
 
 def export(data: str, run: str, out: str, options: ExportOptions | None = None, say: Say = print) -> Manifest:
@@ -117,8 +100,10 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
         parents["fusion"] = fusion.manifest.digest
-    plan = _Plan(layout, RunLayout(run), options, recipe, checkpoint, fusion, split)
-    request = Request(KIND, parents, {"options": described})
+    earlier = None if options.onto is None else Earlier.open(options.onto, out, layout)
+    plan = _Plan(layout, RunLayout(run), options, recipe, checkpoint, fusion, split, earlier)
+    onto = None if earlier is None else earlier.manifest.digest
+    request = Request(KIND, parents, {"options": {**described, **({"onto": onto} if onto else {})}})
 
     def find_finished() -> Manifest | None:
         return find_reusable(out, request, "Give --overwrite, or another OUT.", overwrite=options.overwrite)
@@ -148,6 +133,7 @@ class _Plan:
     checkpoint: Checkpoint
     fusion: RunFusion | None
     split: str | None
+    earlier: Earlier | None
 
 
 def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
@@ -160,12 +146,12 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
     for name, encoder in model.encoders.items():  # of queries, and of labels where they have one of their own
         files = _write_encoder(layout, encoder, tokens, join(url, name))
         shards += [_in_folder(name, shard) for shard in files]
-    shards += _write_labels(layout, url)
+    shards += write_label_files(layout, url, plan.earlier)
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
-        target = _Target(url, options.dtype, Path(scratch))
+        target = Target(url, options.dtype, Path(scratch), plan.earlier)
         rows_of = _rows_to_score(model, layout, checkpoint, recipe, options.scores)
         written, serving = _write_serving(model, layout, checkpoint.labels, rows_of, plan.fusion, target)
-        index_shards, index = _write_index(layout, serving, options, url)
+        index_shards, index = _write_index(plan, serving, url)
         thresholds = _measure_thresholds(layout, serving, plan.split, options.precisions, say)
     body = json.dumps(thresholds, indent=1, sort_keys=True).encode()
     shards += [*written, *index_shards, write_file(url, THRESHOLDS, body)]
@@ -177,6 +163,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
         parents=dict(request.parents or {}),
         parameters={
             **request.parameters,
+            VERSION: _version(plan, shards).stated(),
             "recipe": recipe.model_dump(mode="json"),
             "vocabulary": facts.vocabulary,
             "features": facts.features,
@@ -190,6 +177,15 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
             **({} if serving.retired is None else {RETIRED: int(serving.retired.sum())}),
         },
     )
+
+
+def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
+    """Return the place of the export among versions, with `shards` as its files."""
+    part, earlier = Version.of(open_manifest(plan.data.root, "data")).part, plan.earlier
+    if earlier is None:
+        return ExportVersion(part)
+    onto = relative(earlier.out, earlier.url)
+    return ExportVersion(part, onto, earlier.manifest.digest, earlier.needs(shards))
 
 
 def _describe(options: ExportOptions) -> dict[str, Any]:
@@ -237,43 +233,6 @@ def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, url: str) ->
                 yield write_file(url, path.relative_to(folder).as_posix(), path.read_bytes())
 
 
-def _write_labels(data: DataLayout, out: str) -> Iterator[Shard]:
-    """Write key, text and training frequency of every label, shard by shard."""
-    manifest = open_manifest(data.labels, "labels")
-    columns = (*_LABEL_COLUMNS, *(column.name for column in manifest.columns if column.name == RETIRED))
-    for number, shard in enumerate(manifest.shards):
-        groups = iterate_shard(data.labels, shard, columns)
-        first = next(groups, None)
-        if first is None:
-            continue
-        group_rows = manifest.group_rows(number)
-        with writing_shard(join(out, LABELS), number, len(manifest.shards), first.schema, group_rows) as table:
-            for group in itertools.chain([first], groups):
-                table.write(group)
-        yield _in_folder(LABELS, table.entry)
-
-
-def _write_vectors(folder: str, labels: int, rows_of: RowsOf, target: _Target) -> tuple[list[Shard], Vectors]:
-    """Write files of rows [labels, D] and map them: from OUT where it is a local disk, or from copies.
-
-    `rows_of(start, stop)` [stop - start, D]: a range of them, one held at a time.
-    """
-    shards, mapped = [], []
-    starts = range(0, max(labels, 1), ROWS_A_FILE)
-    for number, start in enumerate(starts):
-        name = f"{folder}/{shard_name(number, len(starts), 'safetensors')}"
-        url = join(target.out, name)
-        rows = rows_of(start, min(start + ROWS_A_FILE, labels))
-        local = Path(storage.filesystem(url)[1]) if storage.is_local(url) else target.scratch / f"{folder}-{number}"
-        with storage.writing(url) as path:
-            write_vectors(Path(path), rows, start, target.dtype)
-            shards.append(describe_file(path, name, len(rows)))
-            if not storage.is_local(url):
-                shutil.copyfile(path, local)
-        mapped.append(map_vectors(local))
-    return shards, Vectors(mapped)
-
-
 def _rows_to_score(model: Model, data: DataLayout, checkpoint: Checkpoint, recipe: Recipe, scores: str) -> RowsOf:
     """Return the reader of the vectors that x is scored against, by ranges of labels."""
     if recipe.head.encodes_labels:
@@ -300,16 +259,16 @@ def _write_serving(
     labels: int,
     rows_of: RowsOf,
     fusion: RunFusion | None,
-    target: _Target,
+    target: Target,
 ) -> tuple[list[Shard], Serving]:
     """Write the vectors, and with `fusion` what it reads beside them; open them for exact search."""
-    shards, vectors = _write_vectors(VECTORS, labels, rows_of, target)
+    shards, vectors = write_vector_files(VECTORS, labels, rows_of, target)
     if fusion is None:
         return shards, Serving(model, vectors, retired=retired_labels(data))
     texts, memory = None, fusion.memory()
     if fusion.fusion.reads_texts:
         embed = functools.partial(_concatenate, embed_texts, model, data)
-        text_shards, texts = _write_vectors(TEXTS, labels, embed, target)
+        text_shards, texts = write_vector_files(TEXTS, labels, embed, target)
         shards += text_shards
     if memory is not None:
         shards += memory.write(target.out)
@@ -319,17 +278,34 @@ def _write_serving(
     return shards, Serving(model, vectors, fused=fused, retired=retired_labels(data))
 
 
-def _write_index(
-    data: DataLayout, serving: Serving, options: ExportOptions, out: str
-) -> tuple[list[Shard], dict[str, Any] | None]:
-    """Write an index where `options` ask for one, and return its files and the facts to open them."""
-    spec = choose_index(options.index, serving.labels)
+def _write_index(plan: _Plan, serving: Serving, out: str) -> tuple[list[Shard], dict[str, Any] | None]:
+    """Write an index where the options ask for one, and return its files and the facts to open them."""
+    earlier = _earlier_index(plan.earlier)
+    spec = choose_index(plan.options.index, serving.labels)
+    if plan.options.index == AUTO and earlier is not None:
+        spec = earlier.facts["factory"]
     if spec is None:
         return [], None
-    queries = _embed_some_queries(data, serving)
+    queries = _embed_some_queries(plan.data, serving)
     width = DEPTH if serving.fused is None else serving.fused.shortlist
-    shards, facts = write_indexes(spec, serving.vectors, queries, width, options.target_recall, join(out, INDEX))
-    return [_in_folder(INDEX, shard) for shard in shards], facts
+    recall = plan.options.target_recall
+    shards, facts = write_indexes(spec, serving.vectors, queries, width, recall, join(out, INDEX), earlier)
+    return [shard if shard.view else _in_folder(INDEX, shard) for shard in shards], facts
+
+
+def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
+    """Return the indexes of the export that this one goes on from; None where it has none."""
+    facts = None if earlier is None else earlier.manifest.parameters["index"]
+    if earlier is None or facts is None:
+        return None
+    vectors, indexes = earlier.files.of(VECTORS), iter(earlier.files.of(INDEX))
+    shards = [None if effort is None else next(indexes) for effort in facts["efforts"]]
+    return EarlierIndex(
+        facts,
+        [None if shard is None else earlier.files.path(shard) for shard in shards],
+        [None if shard is None else earlier.named(shard) for shard in shards],
+        lambda number: earlier.files.vectors(vectors[number]),
+    )
 
 
 def _embed_some_queries(data: DataLayout, serving: Serving) -> torch.Tensor:

@@ -1,10 +1,8 @@
 """An open export: from rows of token ids or sparse features to the best labels with their scores."""
 
 import contextlib
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
-from schemas.manifest import Manifest, Shard, check_shard, find_shard, open_manifest
+from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
 from schemas.tables import PAD
+from schemas.versions.current import follow
+from schemas.versions.exports import require_needed
 from trainer.config import Recipe, restore_recipe
 from trainer.device import CPU
 from trainer.evaluation.fusion.fused import Fused
@@ -29,16 +28,15 @@ from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.fusion.weights import Weights
 from trainer.evaluation.memory.memory import Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
+from trainer.export.files import Files
 from trainer.export.index import Indexed, open_indexes, search_indexes
-from trainer.export.vectors import Vectors, map_vectors
+from trainer.export.vectors import Vectors
 from trainer.model import Model
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
 TEXTS, TREE, WEIGHTS = "label-texts", "fusion.json", "fusion-weights.json"  # where scores are fused
-_HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
 _MORE = 4  # times as many are fetched from an index, at most, where labels are retired
-_COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 
 
 @dataclass(frozen=True)
@@ -102,56 +100,59 @@ class Serving:
 
 @dataclass(frozen=True)
 class Exported:
-    """An open export, published at `url`. `folder`: its files on a local disk."""
+    """An open export, published at `url`, with its files on a local disk."""
 
     url: str
     manifest: Manifest
     recipe: Recipe
-    folder: Path
+    files: Files
     serving: Serving
-    _scratch: Any = field(default=None, repr=False)
 
     @classmethod
     def open(cls, url: str, exact: bool = False, device: torch.device = CPU) -> "Exported":
-        """Open the export at `url`; files beyond a local disk are copied to TMPDIR. `exact`: without an index.
+        """Open the export at `url`, or the current one of a folder; files beyond a local disk are copied to TMPDIR.
 
-        The encoder, and what is searched without an index, go to `device`.
+        What is open is one version, whatever becomes current later. `exact`: without an index. The encoder, and what is
+        searched without an index, go to `device`.
 
         Raises TableError: no export there, unfinished, or damaged; StorageError.
         """
+        while True:
+            version = follow(url)
+            try:
+                return cls._open(version, exact, device)
+            except TableError:
+                if follow(url) == version:  # else another one is current by now, and this one may be gone
+                    raise
+
+    @classmethod
+    def _open(cls, url: str, exact: bool, device: torch.device) -> "Exported":
         manifest = open_manifest(url, KIND)
         recipe = restore_recipe(manifest.parameters["recipe"], url)
-        scratch = None
-        if storage.is_local(url):
-            folder = Path(storage.filesystem(url)[1])
-            _check_files(url, manifest)
-        else:
-            scratch = tempfile.TemporaryDirectory(prefix="extremis-export-")
-            folder = Path(scratch.name)
-            _fetch(url, manifest, folder)
         with _naming_damage(url):
-            serving = cls._open_serving(manifest, recipe, folder, exact, device)
-        return cls(url, manifest, recipe, folder, serving, scratch)
+            require_needed(url, manifest)
+            files = Files(url, manifest)
+            files.check_all()
+            serving = cls._open_serving(files, recipe, exact, device)
+        return cls(url, manifest, recipe, files, serving)
 
     @staticmethod
-    def _open_serving(manifest: Manifest, recipe: Recipe, folder: Path, exact: bool, device: torch.device) -> Serving:
+    def _open_serving(files: Files, recipe: Recipe, exact: bool, device: torch.device) -> Serving:
+        manifest, folder = files.manifest, files.folder
         model = _open_model(recipe, manifest.parameters, folder / ENCODER)
         model.encoder.move(device)
-        vectors = Vectors([map_vectors(folder / shard.path) for shard in shards_of(manifest, VECTORS)])
+        vectors = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
         if vectors.shape != (manifest.rows, manifest.parameters["dimension"]):
             raise ValueError(f"vectors of shape {vectors.shape}")
-        if (
-            sum(pq.read_metadata(folder / shard.path).num_rows for shard in shards_of(manifest, LABELS))
-            != manifest.rows
-        ):
+        if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != manifest.rows:
             raise ValueError("another number of labels than of vectors")
         indexed: tuple[Indexed, ...] = ()
         if manifest.parameters["index"] and not exact:
-            paths = [str(folder / shard.path) for shard in shards_of(manifest, INDEX)]
+            paths = [str(files.path(shard)) for shard in files.of(INDEX)]
             indexed = open_indexes(paths, manifest.parameters["index"], vectors)
         fused = None
         if manifest.parameters.get("shortlist"):
-            texts = [map_vectors(folder / shard.path) for shard in shards_of(manifest, TEXTS)]
+            texts = [files.vectors(shard) for shard in files.of(TEXTS)]
             scorers = Scorers(Vectors(texts) if texts else None, Memory.read(str(folder), manifest))
             tree, weights = folder / TREE, folder / WEIGHTS
             fusion: Weights | Fusion
@@ -159,12 +160,12 @@ class Exported:
                 fusion = Weights.parse(weights.read_bytes(), str(weights))
             else:
                 fusion = Fusion.parse(tree.read_bytes(), str(tree))
-            frequency = _read_labels(folder, manifest, ("frequency",))["frequency"].to_numpy()
+            frequency = files.table(LABELS, ("frequency",))["frequency"].to_numpy()
             fused = Fused(fusion, scorers, frequency, manifest.parameters["shortlist"])
         rows = vectors.to(device) if device != CPU and not indexed else None
         retired = None
         if manifest.parameters.get(RETIRED):
-            retired = _read_labels(folder, manifest, (RETIRED,))[RETIRED].to_numpy()
+            retired = files.table(LABELS, (RETIRED,))[RETIRED].to_numpy()
         return Serving(model, vectors, indexed, fused, rows, retired)
 
     @property
@@ -175,7 +176,7 @@ class Exported:
     def label_table(self, columns: tuple[str, ...] = ("key",)) -> pa.Table:
         """Read columns of all labels, label 0 first. Raises TableError."""
         with _naming_damage(self.url):
-            return _read_labels(self.folder, self.manifest, columns)
+            return self.files.table(LABELS, columns)
 
     def threshold(self, precision: float) -> float:
         """Return the score from which on predictions had `precision` on the split of the thresholds.
@@ -217,47 +218,12 @@ def use_threads(threads: int | None, indexed: bool) -> None:
         set_up(threads)
 
 
-def shards_of(manifest: Manifest, part: str) -> tuple[Shard, ...]:
-    """Return the files of one part of an export, in order."""
-    return tuple(shard for shard in manifest.shards if shard.path.startswith(f"{part}/"))
-
-
-def _read_labels(folder: Path, manifest: Manifest, columns: Sequence[str]) -> pa.Table:
-    parts = [pq.read_table(folder / shard.path, columns=[*columns]) for shard in shards_of(manifest, LABELS)]
-    return pa.concat_tables(parts).combine_chunks()
-
-
 def _open_model(recipe: Recipe, facts: Mapping[str, Any], folder: Path) -> Model:
     encoder = recipe.encoder.at_folder(str(folder))
     # No rows: the vectors are those of the files.
     model = Model.build(recipe.model_copy(update={"encoder": encoder}), facts["vocabulary"], 0, facts["features"])
     model.encoder.load(folder)
     return model
-
-
-def _check_files(url: str, manifest: Manifest) -> None:
-    """Raise TableError for a missing or a changed file."""
-    for shard in manifest.shards:
-        if shard.bytes <= _HASHED:
-            check_shard(url, shard, "Export the run again.")
-        else:
-            find_shard(url, shard)
-
-
-def _fetch(url: str, manifest: Manifest, folder: Path) -> None:
-    for shard in manifest.shards:
-        source_url, target = find_shard(url, shard), folder / shard.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        digest = storage.read_matching(lambda: _copy(source_url, target), lambda digest: digest == shard.sha256)
-        if digest != shard.sha256:
-            raise TableError(f"{source_url}: damaged: its SHA-256 is not that of the manifest. Export the run again.")
-
-
-def _copy(url: str, target: Path) -> str:
-    """Copy a file to the local `target`, and return its SHA-256 there."""
-    with storage.open_read(url) as source, target.open("wb") as out:
-        shutil.copyfileobj(source, out, _COPY_BYTES)
-    return storage.file_sha256(str(target))
 
 
 def iterate_ranked(

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import safe_open
+from safetensors.torch import load
 
 from trainer.checkpoints.checkpoint import save_tensors
 
-NAME = "weight"
+NAME, POSITIONS = "weight", "rows"
+_COMPARED = 1 << 16  # rows at a time
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -22,6 +24,31 @@ def map_vectors(path: Path) -> np.ndarray:
     """Map the rows [n, D] of a file of `write_vectors` into memory; what is changed there stays there."""
     with safe_open(path, "pt") as file:
         return file.get_tensor(NAME).numpy()  # type: ignore[no-any-return]
+
+
+def write_patch(path: Path, positions: np.ndarray, rows: np.ndarray) -> None:
+    """Write `rows` [n, D], which lie over those at `positions` int64 [n] of a file of vectors."""
+    tensors = {POSITIONS: torch.from_numpy(positions), NAME: torch.from_numpy(rows)}
+    save_tensors(str(path), tensors)
+
+
+def patch_vectors(rows: np.ndarray, patch: bytes) -> None:
+    """Put the rows of a patch in place of those that were mapped. Raises ValueError where it does not fit."""
+    tensors = load(patch)
+    positions, changed = tensors[POSITIONS].numpy(), tensors[NAME].numpy()
+    if changed.shape != (len(positions), rows.shape[1]) or changed.dtype != rows.dtype or positions.min(initial=0) < 0:
+        raise ValueError(f"changed vectors of shape {changed.shape}, {changed.dtype}, over {rows.shape}, {rows.dtype}")
+    rows[positions] = changed
+
+
+def changed_rows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Return the positions of rows that differ in a bit between two arrays [n, D] of one type, ascending."""
+    bits = np.dtype(f"u{before.dtype.itemsize}")
+    changed = [np.zeros(0, np.int64)]
+    for start in range(0, len(before), _COMPARED):
+        pair = (np.ascontiguousarray(rows[start : start + _COMPARED]).view(bits) for rows in (before, after))
+        changed.append(start + np.flatnonzero(np.not_equal(*pair).any(axis=1)))
+    return np.concatenate(changed)
 
 
 class Vectors:

@@ -1,0 +1,45 @@
+"""The current one among the exports of a folder: a file names it, and is replaced whole."""
+
+from schemas import storage
+from schemas.errors import InputError, TableError
+from schemas.layout import folder
+from schemas.manifest import is_published
+from schemas.storage import join
+from schemas.views.relative import relative, resolve
+
+CURRENT = "CURRENT"
+_LONGEST = 1024  # bytes of the file
+
+
+def follow(url: str) -> str:
+    """Return the URL of the export that CURRENT names in the folder `url`; `url` itself where it is one, or has none.
+
+    Raises TableError where the file names nothing; StorageError.
+    """
+    place = join(url, CURRENT)
+    if is_published(url):
+        return url
+    try:
+        content = storage.read_bytes(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return url
+    try:
+        return join(url, folder(content[:_LONGEST].decode().strip()))
+    except (InputError, UnicodeDecodeError):
+        raise TableError(
+            f"{place}: names no folder beside it, but {content[:60]!r}. Write the name of an export into it, or "
+            "export again with --current."
+        ) from None
+
+
+def switch(url: str) -> str:
+    """Make the export at `url` the current one of the folder that it is in, and return the file that says so.
+
+    Whoever opens the folder has either this one or the one before. Raises InputError, StorageError.
+    """
+    if not is_published(url):
+        raise InputError(f"{url}: no finished table here, which could be current.")
+    parent = resolve(url, "..")
+    name = folder(relative(parent, resolve(url, ".")))
+    storage.write_bytes(join(parent, CURRENT), f"{name}\n".encode())
+    return join(parent, CURRENT)

@@ -1,0 +1,98 @@
+"""Yesterday's run on today's data: what it cannot know it never predicts, and the report puts both side by side."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import extremis
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import open_manifest
+from schemas.shard_files.shards import iterate
+from schemas.storage import list_names
+from tests.pipelines.test_versions import rows_of
+from trainer.model import load_model
+
+
+@pytest.fixture(scope="module")
+def scored(days: Path) -> dict[str, Any]:
+    """Evaluations of both runs on the second version, and of each on its own."""
+    pairs = {"old on new": ("data1", "run0"), "new on new": ("data1", "run1"), "old on old": ("data0", "run0")}
+    return {
+        name: extremis.evaluate(days / data, days / run, split="train", progress=False)
+        for name, (data, run) in pairs.items()
+    }
+
+
+def test_labels_that_came_later_are_positives_and_are_never_predicted(days: Path, scored: dict[str, Any]) -> None:
+    layout = DataLayout(f"{days}/data1")
+    _, model, checkpoint = load_model(layout, RunLayout(f"{days}/run0"), earlier=True)
+    retired = np.array([row["retired"] for row in rows_of(layout.labels)])
+    candidates = np.flatnonzero(~retired[: checkpoint.labels])
+    hits = {1: 0.0, 3: 0.0}
+    queries = 0
+    for rows in iterate(layout.queries("train"), open_manifest(layout.queries("train"))):
+        scores = model.embed_table(rows) @ model.head.vectors[candidates].float().T
+        ranked = candidates[np.argsort(-scores.numpy(), axis=1, kind="stable")]
+        for row, positives in zip(ranked, rows["label_ids"].to_pylist(), strict=True):
+            left = {label for label in positives if not retired[label]}
+            queries += bool(left)
+            for k in hits:
+                hits[k] += len(left & {*row[:k].tolist()}) / k if left else 0
+    for k, total in hits.items():
+        assert scored["old on new"].metrics[f"P@{k}"] == pytest.approx(100 * total / queries)
+    by_part = scored["old on new"].labels_by_part
+    assert (by_part["0001"]["positives"] > 0, by_part["0002"]["R@10"]) == (True, 0.0)
+    assert scored["new on new"].labels_by_part["0002"]["R@10"] > 0
+
+
+def test_each_is_kept_by_its_data(days: Path, scored: dict[str, Any]) -> None:
+    run = RunLayout(f"{days}/run0")
+    digest = open_manifest(f"{days}/data1").digest
+    step = scored["old on old"].step
+    for body, place in (
+        (scored["old on old"], run.evaluation("train", step)),
+        (scored["old on new"], run.evaluation("train", step, digest)),
+    ):
+        assert json.loads(Path(place).read_text())["metrics"] == body.metrics
+    assert scored["old on old"].version == {"number": 1, "part": "0001"}
+    assert scored["old on new"].version == {"number": 2, "part": "0002"}
+    assert len(list_names(run.evaluations)) == 2
+
+
+def test_what_is_of_the_data_alone_is_refused(days: Path) -> None:
+    for options in ({"split": "holdout"}, {"split": "train", "scores": "fused", "step": 1}):
+        with pytest.raises(InputError, match="of the data that it was made from"):
+            extremis.evaluate(days / "data1", days / "run0", progress=False, **options)
+    with pytest.raises(InputError, match="made from other data"):
+        extremis.evaluate(days / "data0", days / "run1", split="train", progress=False)
+
+
+def charts_of(page: Path) -> dict[str, Any]:
+    (body,) = re.findall(r'<script type="application/json" id="body">(.*?)</script>', page.read_text(), re.DOTALL)
+    return {chart["id"]: chart["figure"] for chart in json.loads(body)["charts"]["metrics"]}
+
+
+def test_the_report_compares_them_over_parts_and_versions(days: Path, scored: dict[str, Any], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    extremis.report(days / "data1", days / "run0", days / "run1", out=page, progress=False)
+    charts = charts_of(page)
+    for name, expected in (("metrics-train", 2), ("parts-train", 4), ("label-parts-train", 4)):
+        assert len(charts[name]["data"]) == expected
+    for trace in charts["parts-train"]["data"]:
+        assert trace["x"] == ["0001", "0002"]
+    assert charts["parts-train"]["layout"]["xaxis"]["type"] == "category"
+    run, metric = "run0", "P@1"
+    values = next(t["y"] for t in charts["parts-train"]["data"] if t["name"] == f"{run} {metric}")
+    assert values == pytest.approx([scored["old on new"].parts[part][metric] for part in ("0001", "0002")], rel=1e-3)
+    assert "versions-train" not in charts
+
+    extremis.report(days / "run0", days / "run1", out=page, progress=False)
+    versions = charts_of(page)["versions-train"]["data"][0]
+    assert versions["x"] == ["1: 0001", "2: 0002"]
+    expected = [scored[name].metrics["P@1"] for name in ("old on old", "new on new")]
+    assert versions["y"] == pytest.approx(expected, rel=1e-3)
