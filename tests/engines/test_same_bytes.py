@@ -27,8 +27,12 @@ def flags(cluster: Cluster, kind: str, worker: Path) -> Iterator[list[str]]:
         yield loopback(cluster) if kind == "LOOPBACK" else process(cluster, worker)
 
 
-@ENGINES
-@pytest.mark.parametrize("kind", ["LOOPBACK", "PROCESS", "EXTERNAL"])
+@pytest.mark.parametrize(
+    ("cluster", "kind"),
+    # Executors of Spark beside one pool would give their workers the same names, as TaskManagers do.
+    [(engine, kind) for engine in ("flink", "spark") for kind in ("LOOPBACK", "PROCESS")] + [("flink", "EXTERNAL")],
+    indirect=["cluster"],
+)
 def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> None:
     """From relative paths, too."""
     done = extremis("shard", os.path.relpath(raw, tmp_path), "data", *SMALL, "--", *flags, cwd=tmp_path)
