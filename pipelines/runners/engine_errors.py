@@ -117,8 +117,8 @@ KNOWN: tuple[tuple[str, Callable[[re.Match[str], str], str]], ...] = (
     (
         r"Only one SparkContext should be running in this JVM()",
         _plain(
-            "Spark's job server runs one job at a time, and has one, of a command that was killed, maybe. Wait until it "
-            "has ended, or start the job server again."
+            "Spark's job server runs one job at a time, and has one, of a command that was killed, maybe. Wait until "
+            "it has ended, or start the job server again."
         ),
     ),
     (
