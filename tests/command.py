@@ -56,7 +56,12 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def extremis(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, check: bool = True, cwd: Path = ROOT, **popen: Any
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
+    cwd: Path = ROOT,
+    timeout: float = 300,
+    **popen: Any,
 ) -> Done:
     """Run `extremis ARGUMENTS` to its end; with `check`, it has to succeed."""
     done = subprocess.run(
@@ -65,7 +70,7 @@ def extremis(
         text=True,
         env=environment(env),
         cwd=cwd,
-        timeout=300,
+        timeout=timeout,
         check=False,
         **popen,
     )

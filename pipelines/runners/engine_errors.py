@@ -115,6 +115,13 @@ KNOWN: tuple[tuple[str, Callable[[re.Match[str], str], str]], ...] = (
         ),
     ),
     (
+        r"Only one SparkContext should be running in this JVM()",
+        _plain(
+            "Spark's job server runs one job at a time, and has one, of a command that was killed, maybe. Wait until "
+            "it has ended, or start the job server again."
+        ),
+    ),
+    (
         r"ExecutorLostFailure \(executor (\S+) exited",
         _plain(
             "Spark lost executor {0} again and again; it was out of memory, most likely. Give it more, by "

@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"engines need Java 17 and Maven; not here: {', '.join(missing)}"))
 
 
-def _install(engine: pieces.Pieces) -> None:
+def install(engine: pieces.Pieces) -> None:
     """Skip, with the reason, where the pieces of an engine cannot be downloaded."""
     try:
         pieces.install(engine)
@@ -43,7 +43,7 @@ def _install(engine: pieces.Pieces) -> None:
 @pytest.fixture(scope="package")
 def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Start Flink with two TaskManagers of one slot."""
-    _install(pieces.FLINK)
+    install(pieces.FLINK)
     with clusters.flink(tmp_path_factory.mktemp("flink") / "cluster") as cluster:
         yield cluster
 
@@ -51,7 +51,7 @@ def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Start Spark with two workers of one core."""
-    _install(pieces.SPARK)
+    install(pieces.SPARK)
     with clusters.spark(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
         yield cluster
 

@@ -13,7 +13,7 @@ import pytest
 from tests.command import ROOT, command, environment, extremis, refused
 from tests.engines.clusters import Cluster, python_workers
 from tests.engines.conftest import SMALL
-from tests.engines.worker import loopback, process, write_worker
+from tests.engines.worker import SECONDS, loopback, process, write_worker
 
 pytestmark = pytest.mark.engine
 
@@ -27,7 +27,9 @@ def test_a_worker_of_another_version(flink: Cluster, raw: Path, tmp_path: Path) 
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extremis-xc\nVersion: 9.9\n")
     program = write_worker(tmp_path / "extremis-worker", other)
-    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False)
+    done = extremis(
+        "shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False, timeout=SECONDS
+    )
     refused(done, socket.gethostname(), "has Extremis 9.9", "the launching process has", "Install the same", status=1)
     assert not (tmp_path / "data" / "manifest.json").exists()
 
@@ -44,53 +46,57 @@ except ExtremisError as error:
     print("error:", error)
 """
     start = [sys.executable, "-c", program, "memory://data", *process(flink, worker)]
-    done = subprocess.run(start, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run(
+        start, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=True
+    )
     for word in (socket.gethostname(), "sees no file", "memory://data/check/launcher.json", "shared file system"):
         assert word in done.stdout
 
 
 def test_a_program_that_is_not_there(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     flags = process(flink, tmp_path / "nowhere")
-    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
     refused(done, "cannot start its workers (No such file", "PROCESS", "extremis-worker", status=1)
 
 
 def test_a_worker_that_ends_before_it_answers(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:
     program = write_worker(tmp_path / "broken", ROOT, "sys.exit(3)")
-    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False)
+    done = extremis(
+        "shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False, timeout=SECONDS
+    )
     refused(done, "ended with status 3", "extremis-worker", status=1)
 
 
 def test_a_worker_that_never_comes(flink: Cluster, raw: Path, tmp_path: Path) -> None:
-    program = write_worker(tmp_path / "asleep", ROOT, "time.sleep(60)")
-    flags = [*process(flink, program), "--start_timeout=15"]
-    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
-    refused(done, "no worker answered within 15 s", str(program), "--start-timeout", status=1)
+    program = write_worker(tmp_path / "asleep", ROOT, "time.sleep(120)")
+    flags = [*process(flink, program), "--start_timeout=30"]
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
+    refused(done, "no worker answered within 30 s", str(program), "--start-timeout", status=1)
 
 
 def test_no_job_server(raw: Path, tmp_path: Path) -> None:
     """It is said within seconds, by the address."""
     flags = ("--runner=PortableRunner", "--job_endpoint=localhost:9", "--environment_type=LOOPBACK")
-    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
     refused(done, "no job server at --job_endpoint=localhost:9", "Start Beam's job server", status=1)
 
 
 def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     flags = [*loopback(flink), "--parallelism=7"]  # the last word counts
-    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False)
+    done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
     refused(done, "no free slot", "--parallelism", status=1)
 
 
 def test_a_launcher_that_is_ended_cancels_its_job(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:
     start = command("shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, worker))
     launcher = subprocess.Popen(start, env=environment(), stderr=subprocess.PIPE, text=True)
-    limit = time.monotonic() + 90
+    limit = time.monotonic() + SECONDS
     while not python_workers(flink):
         assert launcher.poll() is None
         assert time.monotonic() < limit
         time.sleep(0.1)
     os.kill(launcher.pid, signal.SIGTERM)
-    launcher.wait(60)
+    launcher.wait(SECONDS)
     while python_workers(flink):
         assert time.monotonic() < limit, "workers of a cancelled job"
         time.sleep(0.2)

@@ -11,7 +11,7 @@ import pytest
 from tests.command import command, environment, extremis
 from tests.engines.clusters import Cluster, python_workers, started
 from tests.engines.conftest import SMALL, files
-from tests.engines.worker import process
+from tests.engines.worker import SECONDS, process
 
 pytestmark = pytest.mark.engine
 
@@ -22,7 +22,7 @@ def start_sharding(cluster: Cluster, raw: Path, data: Path, worker: Path) -> sub
     launcher = subprocess.Popen(start, env=environment(), stderr=subprocess.PIPE, text=True)
     assert launcher.stderr is not None
     assert any(line.startswith("sharding into") for line in launcher.stderr)
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + SECONDS
     while not python_workers(cluster):
         assert launcher.poll() is None
         assert time.monotonic() < limit
@@ -32,7 +32,7 @@ def start_sharding(cluster: Cluster, raw: Path, data: Path, worker: Path) -> sub
 
 def finish(launcher: subprocess.Popen) -> None:
     """Wait until the command has succeeded."""
-    _, rest = launcher.communicate(timeout=300)
+    _, rest = launcher.communicate(timeout=SECONDS)
     assert launcher.returncode == 0, rest
 
 
@@ -71,7 +71,7 @@ def test_a_launcher(flink: Cluster, raw: Path, sharded: Path, worker: Path, tmp_
     launcher.communicate()
     at_work = bool(python_workers(flink))
     extremis("shard", raw, data, *SMALL)
-    limit = time.monotonic() + 300
+    limit = time.monotonic() + SECONDS
     while python_workers(flink):
         assert time.monotonic() < limit, "the job of a killed launcher goes on"
         time.sleep(0.5)

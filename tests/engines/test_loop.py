@@ -10,7 +10,7 @@ import pytest
 from tests.command import ROOT, extremis, sets
 from tests.engines.clusters import Cluster
 from tests.engines.conftest import SMALL
-from tests.engines.worker import process, write_worker
+from tests.engines.worker import SECONDS, process, write_worker
 from tests.s3 import serve
 
 pytestmark = pytest.mark.engine
@@ -38,7 +38,9 @@ def test_the_miner_on_flink(flink: Cluster, env: dict[str, str], raw: Path, tmp_
     worker = write_worker(tmp_path / "extremis-worker", ROOT, env=env)
     data, run, here = (f"s3://loop/{name}" for name in ("data", "run", "here"))
     extremis("shard", raw, data, *SMALL, "--propensity", "0.55,1.5", env=env)
-    done = extremis("run", "astra", data, run, *CHOICES, "--json", "--", *process(flink, worker), env=env)
+    done = extremis(
+        "run", "astra", data, run, *CHOICES, "--json", "--", *process(flink, worker), env=env, timeout=SECONDS
+    )
     assert done.json["table_versions"] == {"0": None, "1": None, "2": 2, "3": 2}
     assert re.search(r"\d workers answered", done.err)
     mined = extremis("inspect", f"{run}/negatives/epoch-0002/queries", "--verify", "--json", env=env).json

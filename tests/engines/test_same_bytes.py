@@ -10,7 +10,7 @@ import pytest
 from tests.command import extremis
 from tests.engines.clusters import Cluster
 from tests.engines.conftest import SMALL, files
-from tests.engines.worker import external, loopback, pool, process
+from tests.engines.worker import SECONDS, external, loopback, pool, process
 
 pytestmark = pytest.mark.engine
 
@@ -27,11 +27,17 @@ def flags(cluster: Cluster, kind: str, worker: Path) -> Iterator[list[str]]:
         yield loopback(cluster) if kind == "LOOPBACK" else process(cluster, worker)
 
 
-@ENGINES
-@pytest.mark.parametrize("kind", ["LOOPBACK", "PROCESS", "EXTERNAL"])
+@pytest.mark.parametrize(
+    ("cluster", "kind"),
+    # Executors of Spark beside one pool would give their workers the same names, as TaskManagers do.
+    [(engine, kind) for engine in ("flink", "spark") for kind in ("LOOPBACK", "PROCESS")] + [("flink", "EXTERNAL")],
+    indirect=["cluster"],
+)
 def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> None:
     """From relative paths, too."""
-    done = extremis("shard", os.path.relpath(raw, tmp_path), "data", *SMALL, "--", *flags, cwd=tmp_path)
+    done = extremis(
+        "shard", os.path.relpath(raw, tmp_path), "data", *SMALL, "--", *flags, cwd=tmp_path, timeout=SECONDS
+    )
     assert "workers answered" in done.err
     assert files(tmp_path / "data") == files(sharded)
 
@@ -40,7 +46,7 @@ def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["LOOPBACK", "PROCESS"])
 def test_mine(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) -> None:
     extremis("mine", sharded, trained, "--out", tmp_path / "here")
-    extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags)
+    extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags, timeout=SECONDS)
     assert files(tmp_path / "there").keys() == files(tmp_path / "here").keys()
     for name, content in files(tmp_path / "here").items():
         if name.endswith(".parquet"):
@@ -56,7 +62,7 @@ def test_a_version(flink: Cluster, worker: Path, tmp_path: Path) -> None:
         write_lines(tmp_path / name / "labels.jsonl", [{"key": f"l{n}", "text": f"label {n}"} for n in range(labels)])
     extremis("shard", "first", "data", "--tokenizer", "train:200", "--row-group-rows", "16", cwd=tmp_path)
     extremis("shard", "second", "here", "--onto", "data", cwd=tmp_path)
-    extremis("shard", "second", "there", "--onto", "data", "--", *process(flink, worker), cwd=tmp_path)
+    extremis("shard", "second", "there", "--onto", "data", "--", *process(flink, worker), cwd=tmp_path, timeout=SECONDS)
     assert files(tmp_path / "there") == files(tmp_path / "here")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.engines.clusters import WORKERS, Cluster, free_ports, listens
 
+SECONDS = 900  # for a command: engines take their time where others work, too
 _COMMON = (f"--parallelism={WORKERS}", "--start_timeout=240")  # machines of tests are shared, and slow at times
 
 
