@@ -80,7 +80,7 @@ def shard(
 
     A finished data set of the same input and options is returned as it is; what was cut off is gone on from.
     `overwrite` removes a finished one first, whatever it was made from, and begins anew. `progress` gets a line a step.
-    Raises InputError (bad input, or `data` holds something else) and StorageError; a table is whole or not there at all.
+    Raises InputError (bad input, or `data` holds something else) and StorageError; a table is there whole or not.
     """
     say = progress or silent
     make_pipeline(beam_options)  # refuses wrong options before anything is read
