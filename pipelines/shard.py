@@ -78,9 +78,9 @@ def shard(
 ) -> Manifest:
     """Shard the input at `source` (any form of `formats`) to the prefix `data`; the data set's manifest.
 
-    A finished data set of the same input and options is returned as it is; an unfinished attempt is made again.
-    `overwrite` removes a finished one first, whatever it was made from. `progress` gets a line a step.
-    Raises InputError (bad input, or `data` holds something else) and StorageError; nothing half-written stays.
+    A finished data set of the same input and options is returned as it is; what was cut off is gone on from.
+    `overwrite` removes a finished one first, whatever it was made from, and begins anew. `progress` gets a line a step.
+    Raises InputError (bad input, or `data` holds something else) and StorageError; a table is there whole or not.
     """
     say = progress or silent
     make_pipeline(beam_options)  # refuses wrong options before anything is read
@@ -223,8 +223,8 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     tables = Tables(queries, labels, options.seed, base, data, Files(phases.folder(resume.REJECTS)))
     steps = _steps(raw, queries, labels)
     if left.phase == resume.READ:
-        places = flow.Left(phases.folder(resume.LABELS), phases.folder(resume.IDS))
-        joined = attempt.run("join", steps[0], functools.partial(flow.join, tables=tables, raw=raw, left=places))
+        places = flow.Places(phases.folder(resume.LABELS), phases.folder(resume.IDS))
+        joined = attempt.run("join", steps[0], functools.partial(flow.join, tables=tables, raw=raw, places=places))
         left = Left(resume.JOINED, raw, joined, frozen)
         resume.keep(phases, left)
     if left.phase == resume.JOINED:

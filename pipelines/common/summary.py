@@ -134,7 +134,7 @@ class MergeSummaries(beam.CombineFn):
 
 def merge_and_write(summaries: PCollection, url: str) -> None:
     """End a pipeline: one small file at `url` that the launching process reads, wherever the workers are."""
-    merged = summaries | "Merge summaries" >> beam.CombineGlobally(MergeSummaries())
+    merged = summaries | "Merge summaries" >> beam.CombineGlobally(MergeSummaries()).without_defaults()
     _ = merged | "Write summary" >> beam.Map(write_summary, url)
 
 
@@ -154,5 +154,8 @@ def write_summary(summary: Summary, url: str) -> None:
 
 
 def read_summary(url: str) -> Summary:
-    """Read the summary at `url`. Raises StorageError."""
-    return _AS_JSON.validate_json(storage.read_sealed(url))
+    """Read the summary at `url`; none was written where a pipeline had nothing to do. Raises StorageError."""
+    try:
+        return _AS_JSON.validate_json(storage.read_sealed(url))
+    except FileNotFoundError:
+        return Summary()

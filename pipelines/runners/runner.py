@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import logging
 import os
 import re
@@ -38,7 +39,7 @@ def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
     """
     flags = list(beam_options)
     runner = _runner(flags)
-    _refuse_unknown(flags)
+    _refuse_unknown(tuple(flags))
     pipeline_options = options.PipelineOptions(flags)
     # Nothing of ours is defined in a main module, so no worker needs a copy of one.
     pipeline_options.view_as(options.SetupOptions).save_main_session = False
@@ -131,8 +132,13 @@ def unwrap(error: BaseException) -> ExtremisError | None:
     return classes[name](message.strip())
 
 
+@functools.cache
+def _runner_name(flags: tuple[str, ...]) -> str:
+    return options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or ""
+
+
 def _runner(flags: Sequence[str]) -> PipelineRunner:
-    name = options.PipelineOptions(list(flags)).view_as(options.StandardOptions).runner or ""
+    name = _runner_name(tuple(flags))
     if name in _IN_PROCESS:
         return FnApiRunner()
     if name == "DaskRunner":
@@ -149,7 +155,8 @@ def _runner(flags: Sequence[str]) -> PipelineRunner:
         ) from None
 
 
-def _refuse_unknown(flags: Sequence[str]) -> None:
+@functools.cache
+def _refuse_unknown(flags: tuple[str, ...]) -> None:
     """Refuse options that Beam does not know; it drops them with a warning."""
     parser = options._BeamArgumentParser(allow_abbrev=False, exit_on_error=False)
     for kind in _subclasses(options.PipelineOptions):

@@ -37,19 +37,21 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Left:
+class Places:
     """Prefixes of what `join` leaves for later: labels in order, and ids."""
 
     labels: str
     ids: str
 
 
-def join(pipeline: beam.Pipeline, bulk: Exchange, summary_url: str, tables: Tables, raw: Summary, left: Left) -> None:
+def join(
+    pipeline: beam.Pipeline, bulk: Exchange, summary_url: str, tables: Tables, raw: Summary, places: Places
+) -> None:
     """Wire the labels, which are put in order, and the ids of those that points name; both are kept for later.
 
     raw: the first pipeline's blocks. Bulk data goes through `bulk`.
     """
-    base, labels, rows = tables.base, tables.labels, Files(left.labels)
+    base, labels, rows = tables.base, tables.labels, Files(places.labels)
     blocks, summaries = raw.blocks_of(LABELS), []
     if base is None:
         ordered = pipeline | "Labels" >> order_labels(labels, blocks, bulk, rows, tables.rejects)
@@ -59,7 +61,7 @@ def join(pipeline: beam.Pipeline, bulk: Exchange, summary_url: str, tables: Tabl
         for name, changes in ((STATES, version.states), (CHANGED, version.changed)):
             summaries.append(changes | f"Keep {name}" >> keep(name, rows))
     summaries.append(ordered | "Keep labels" >> keep_labels(rows))
-    ids = Files(left.ids)
+    ids = Files(places.ids)
     for table, groups in _groups(tables, raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
             resolving = resolve_labels(ordered, labels.shards, tables.seed, bulk, ids, labels.shards_before)
