@@ -141,8 +141,8 @@ def _wait_for(process: int, reading: int) -> tuple[int, str, str, int]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below `folder` by its path, but what nobody reads of processes that were killed."""
-    left = (".claim-beat-", ".tmp-")
+    """Every file below `folder` by its path, but commands, and what nobody reads of processes that were killed."""
+    left = (".claim-beat-", ".tmp-", "commands.json")
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(left))
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 

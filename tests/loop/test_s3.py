@@ -64,6 +64,9 @@ class Bucket:
     def put(self, key: str, body: bytes) -> None:
         self._client.put_object(Bucket=BUCKET, Key=key, Body=body)
 
+    def remove(self, key: str) -> None:
+        self._client.delete_object(Bucket=BUCKET, Key=key)
+
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
