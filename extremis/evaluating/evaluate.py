@@ -61,7 +61,7 @@ def evaluate(
         step = group.decide(lambda: fused_step(RunLayout(run)))
     doing("evaluate: reading the model")
     recipe, model, checkpoint = load_model(DataLayout(data), RunLayout(run), step, group, open_device(device))
-    statistics = label_statistics(DataLayout(data))
+    statistics = label_statistics(DataLayout(data), recipe.data)
     ranking = _ranking(data, run, checkpoint, model, group, options)
     scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics, recipe.data)
     with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
