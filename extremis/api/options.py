@@ -132,6 +132,7 @@ class Evaluate(Common, total=False):
 
 
 class Fuse(Common, total=False):
+    device: str
     by: Literal["weights", "tree"]
     split: str
     step: int

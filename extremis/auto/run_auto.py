@@ -20,7 +20,9 @@ from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step
 from trainer.config import Recipe, load_config, restore_recipe
+from trainer.device import open_device
 from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
+from trainer.evaluation.fusion.validation_rows import FitOptions
 from trainer.settings.resolve import Resolved, resolve
 from trainer.stream import ranks_of_environment
 
@@ -74,7 +76,8 @@ def _run_auto(
         _write(run, report, recipe)
     outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, process=process)
     _tidy(RunLayout(run))
-    fusion = fit_weights(data, run, step=best_step(RunLayout(run))).parameters
+    to_fit = FitOptions(step=best_step(RunLayout(run)), device=recipe.train.device)
+    fusion = fit_weights(data, run, to_fit).parameters
     say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
     return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
 
@@ -97,7 +100,9 @@ def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tu
     """Try the contenders, then variations of the best, and return a report and the recipe of the winner."""
     rows = survey.facts.queries
     fitting = _fitting(data, contenders(survey), rows, overrides)
-    trial_data = TrialData.prepare(data, survey, join(run, FOLDER))
+    device = next(iter(fitting.values())).train.device
+    open_device(device)  # raises InputError before anything is made
+    trial_data = TrialData.prepare(data, survey, join(run, FOLDER), device)
     trials = [trial_data.try_out(contender) for contender in fitting]
     best = best_of(trials)
     weight = _resolve(data, best.contender, rows, overrides).recipe.encoder.model_dump().get("ngram_weight", 1.0)
@@ -109,13 +114,12 @@ def _choose(data: str, run: str, survey: Survey, overrides: Sequence[str]) -> tu
     return report, _resolve(data, best.contender, rows, overrides)
 
 
-def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> list[Contender]:
-    """Return the contenders that the overrides fit, before any is tried. Raises InputError where they fit none."""
-    fitting, faults = list[Contender](), list[InputError]()
+def _fitting(data: str, kinds: Sequence[Contender], rows: int, overrides: Sequence[str]) -> dict[Contender, Recipe]:
+    """Return the contenders that the overrides fit, each with its recipe. Raises InputError where they fit none."""
+    fitting, faults = dict[Contender, Recipe](), list[InputError]()
     for contender in kinds:
         try:
-            _resolve(data, contender, rows, overrides)
-            fitting.append(contender)
+            fitting[contender] = _resolve(data, contender, rows, overrides).recipe
         except InputError as error:
             faults.append(error)
     if not fitting:

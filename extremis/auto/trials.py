@@ -51,7 +51,7 @@ class Trial:
 class TrialData:
     """Rows that all trials of a data set are trained and scored on: a `share` of the `rows` at `data`.
 
-    Each passes over them `epochs` times, and is kept in `folder`.
+    Each passes over them `epochs` times on `device`, and is kept in `folder`.
     """
 
     data: str
@@ -59,21 +59,22 @@ class TrialData:
     share: float
     epochs: int
     folder: str
+    device: str
 
     @classmethod
-    def prepare(cls, data: str, survey: Survey, folder: str) -> "TrialData":
+    def prepare(cls, data: str, survey: Survey, folder: str, device: str) -> "TrialData":
         """Write the excerpt of DATA that is small enough into `folder`, if DATA itself is not. Raises ExtremisError."""
         facts = survey.facts
         rows, share = round(_ROWS / (1 + facts.tokens / _LONG)), 1.0
         epochs = min(max(round(2 * rows / max(1, facts.queries)), _EPOCHS[0]), _EPOCHS[1])
         if facts.queries <= rows:
-            return cls(data, facts.queries, share, epochs, folder)
+            return cls(data, facts.queries, share, epochs, folder, device)
         if survey.is_symmetric:
-            return cls(data, facts.queries, float(f"{rows / facts.queries:.3g}"), epochs, folder)
+            return cls(data, facts.queries, float(f"{rows / facts.queries:.3g}"), epochs, folder, device)
         excerpt = join(folder, "data")
         write_excerpt(DataLayout(data), excerpt, rows)
         drawn = measure(DataLayout(excerpt), "train", WHOLE, label_texts=False).queries
-        return cls(excerpt, drawn, share, epochs, folder)
+        return cls(excerpt, drawn, share, epochs, folder, device)
 
     def try_out(self, contender: Contender) -> Trial:
         """Train a contender without tables, and score it.
@@ -83,7 +84,7 @@ class TrialData:
         began = time.perf_counter()
         run = join(self.folder, contender.name)
         train(self.data, run, self.recipe(contender), resume=True)
-        report = evaluate(self.data, run, EvaluateOptions(split=HOLDOUT, limit=QUERIES))
+        report = evaluate(self.data, run, EvaluateOptions(split=HOLDOUT, limit=QUERIES), device=self.device)
         return Trial(contender, report["metrics"], time.perf_counter() - began)
 
     def recipe(self, contender: Contender) -> Recipe:
@@ -95,6 +96,7 @@ class TrialData:
             f"train.epochs={self.epochs}",
             f"encoder.dimension={_WIDTH}",
             f"encoder.hidden={2 * _WIDTH}",
+            f"train.device={self.device}",
             "checkpoint.every_epochs=0",
             "validation.every_epochs=1000",
             "logging.tensorboard=false",

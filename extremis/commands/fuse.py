@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from extremis.commands.options import POSITIVE, output_options, step_option
+from extremis.commands.options import POSITIVE, device_option, output_options, step_option
 from extremis.console import say
 from schemas.sizes import parse_bytes
 
@@ -18,6 +18,7 @@ from schemas.sizes import parse_bytes
 @click.option("--shortlist", type=POSITIVE, default=100, help="Best labels per query that are ranked again.")
 @click.option("--queries", type=POSITIVE, default=10_000, help="Queries to learn from, the first of the split.")
 @click.option("--memory", default="4GiB", metavar="SIZE", help="Limit of the memory of training points.")
+@device_option
 @output_options
 def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str, Any]:
     """Learn to add other scores to those of RUN's vectors, on queries that RUN was not trained on.
@@ -33,17 +34,20 @@ def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str,
       extremis evaluate data/ runs/1 --scores fused
       extremis export data/ runs/1 exported/ --scores fused
     """
+    from trainer.evaluation.fusion.validation_rows import FitOptions
+
+    fit_options = FitOptions(**options)
     if by == "tree":
         from trainer.evaluation.fusion.fit import fit_fusion
 
-        manifest = fit_fusion(data, run, **options)
+        manifest = fit_fusion(data, run, fit_options)
         facts = manifest.parameters
         pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
         say(f"fitted on {facts['queries']:,} queries of {facts['split']}: {pairs}")
     else:
         from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
 
-        manifest = fit_weights(data, run, budget=parse_bytes(memory), **options)
+        manifest = fit_weights(data, run, fit_options, parse_bytes(memory))
         say(describe_weights(manifest.parameters))
     say(f"kept in {run}; next: extremis evaluate {data} {run} --scores fused")
     return {"data": data, "run": run, "digest": manifest.digest, **manifest.parameters}

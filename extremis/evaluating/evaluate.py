@@ -78,7 +78,7 @@ def evaluate(
         report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
     if group.first and options.standard:
         write_json(RunLayout(run).evaluation(options.split, report["step"]), {"split": options.split, **report})
-        keep_command(run)
+        keep_command(RunLayout(run))
     return report
 
 

@@ -90,7 +90,7 @@ def open_run(url: str, name: str) -> Run:
         sorted(run_tables(layout), key=lambda table: (table.source, table.epoch)),
         _evaluations(layout),
         storage.exists(layout.finished),
-        commands_of(layout.root),
+        commands_of(layout),
     )
 
 

@@ -40,7 +40,7 @@ def train(
         is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
         trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group, claim)
         if group.first:
-            keep_command(run)
+            keep_command(RunLayout(run))
         interrupts = Interrupts(asked)
         trainer.interrupt_by(interrupts)
         state = MetricsState(recipe.order.batch)

@@ -24,7 +24,7 @@ def drop(url: str) -> dict[str, Any]:
             raise InputError(f"{url}: no data set here. extremis data list names those of a prefix.")
         _require_unneeded(url, listed)
         unpublish(url)
-        for name in DataLayout.FOLDERS:
+        for name in DataLayout.MADE:
             storage.remove(join(url, name), recursive=True)
         storage.remove(DataLayout(url).staging, recursive=True)
     say(f"{url}: removed")

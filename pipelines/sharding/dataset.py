@@ -59,7 +59,7 @@ def begin(data: str) -> None:
 def clear(data: str) -> None:
     """Remove the data set at `data`, finished or not: invisible first."""
     manifests.unpublish(data)
-    for name in DataLayout.FOLDERS:
+    for name in DataLayout.MADE:
         storage.remove(join(data, name), recursive=True)
 
 

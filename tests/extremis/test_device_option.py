@@ -49,6 +49,9 @@ def test_a_gpu_that_is_not_there_is_refused(name: str, small: SmallData, run: Pa
     refused(call("evaluate", data, run, "--device", name), name, "'auto'")
     refused(call("embed", data, run, tmp_path / "out", "--device", name), name, "'auto'")
     refused(call("export", data, run, tmp_path / "exported", "--device", name), name, "'auto'")
+    refused(call("fuse", data, run, "--split", "test", "--device", name), name, "'auto'")
+    refused(call("run", "auto", data, new, "--device", name), name, "'auto'")
+    assert not (new / "trials").exists()
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "exported").exists()
 

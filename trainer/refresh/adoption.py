@@ -160,7 +160,8 @@ def _decide(
         return Adoption(epoch, None, {}, late, stale)
     kind = "queries" if recipe.clusters else "negatives"
     tables = {source.name: open_manifest(_url(run, recipe, newest, source), kind) for source in sources}
-    digests = {name: table.digest for name, table in tables.items()}
+    # In the order in which a resumed run reads them, so that its record of the decision is the same to the byte.
+    digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")
     return Adoption(epoch, newest, digests, late, stale, step, _overlap(list(tables.values())))
 

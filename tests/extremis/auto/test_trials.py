@@ -49,11 +49,11 @@ def test_variations_are_far_from_what_was_tried(weight: float, tried: set[float]
 
 
 def test_symmetric_data_is_tried_on_rows_of_all_labels(tmp_path: Path) -> None:
-    trial_data = TrialData.prepare("data", survey(queries=400_000, symmetric=0.9), str(tmp_path))
+    trial_data = TrialData.prepare("data", survey(queries=400_000, symmetric=0.9), str(tmp_path), "cpu")
     rows = Data(holdout=0.005, share=trial_data.share).trained.rows(400_000)
     assert (trial_data.data, trial_data.rows, trial_data.epochs) == ("data", 400_000, 2)
     assert rows == pytest.approx(100_000 / (1 + 12 / 200), rel=0.01)
-    small = TrialData.prepare("data", survey(queries=5_000), str(tmp_path))
+    small = TrialData.prepare("data", survey(queries=5_000), str(tmp_path), "cpu")
     assert (small.data, small.share, small.epochs) == ("data", 1.0, 4)
 
 
@@ -61,8 +61,8 @@ def test_larger_data_is_tried_on_an_excerpt(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(trials, "_ROWS", 60)
     data = build_data(str(tmp_path / "data"), rows={"train": 400}, labels=90, most_positives=2)
     seen = Survey.of(data.layout)
-    trial_data = TrialData.prepare(data.layout.root, seen, str(tmp_path / "trials"))
+    trial_data = TrialData.prepare(data.layout.root, seen, str(tmp_path / "trials"), "cpu")
     assert trial_data.data == str(tmp_path / "trials" / "data")
     assert 50 < trial_data.rows < 80
     assert open_manifest(trial_data.data, "data").parameters["rows"] == {"train": trial_data.rows}
-    assert TrialData.prepare(data.layout.root, seen, str(tmp_path / "trials")) == trial_data
+    assert TrialData.prepare(data.layout.root, seen, str(tmp_path / "trials"), "cpu") == trial_data

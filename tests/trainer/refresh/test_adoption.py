@@ -1,8 +1,9 @@
 """Dumps that a crash does not change, and one decision an epoch about which table to use."""
 
+import json
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -266,6 +267,16 @@ def test_a_decision_stands_whatever_appears_later(data: SmallData, sources: list
     assert run.adopt(5) == late
     assert run.adopt(3) == first
     assert run.adopt(6).table_epoch == 5
+
+
+def test_a_decision_is_written_alike_by_the_run_and_by_one_that_resumes_it(
+    data: SmallData, sources: list[Source]
+) -> None:
+    run = Run("alike", data, sources)
+    run.mine(3)
+    made, read = run.adopt(3), run.adopt(3)
+    assert len(made.digests) > 1
+    assert json.dumps(asdict(made)) == json.dumps(asdict(read))
 
 
 def test_a_table_that_changed_or_went_since_is_refused(data: SmallData, sources: list[Source]) -> None:

@@ -14,27 +14,20 @@ from trainer.evaluation.fusion.files import TREE, publish_fusion
 from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
 from trainer.evaluation.fusion.scored import score_pairs
 from trainer.evaluation.fusion.tree import DEPTH, Fusion
-from trainer.evaluation.fusion.validation_rows import QUERIES, SHORTLIST, open_validation
+from trainer.evaluation.fusion.validation_rows import DEFAULT, FitOptions, open_validation
 from trainer.model import Model
 
 
-def fit_fusion(
-    data: str,
-    run: str,
-    split: str | None = None,
-    step: int | None = None,
-    shortlist: int = SHORTLIST,
-    queries: int = QUERIES,
-) -> Manifest:
-    """Fit the tree for a checkpoint on the first `queries` of `split`: on their `shortlist` best labels and their own.
+def fit_fusion(data: str, run: str, options: FitOptions = DEFAULT) -> Manifest:
+    """Fit the tree for a checkpoint: on the `shortlist` best labels of each query, and on its own.
 
     A fusion that is there already is replaced.
-    Raises InputError: no such split, no texts, no classifier; TableError, StorageError.
+    Raises InputError: no such split or device, no texts, no classifier; TableError, StorageError.
     """
     layout = DataLayout(data)
-    _, model, checkpoint, split, groups = open_validation(data, run, split, step, queries)
+    _, model, checkpoint, split, groups = open_validation(data, run, options)
     texts, frequency = embed_label_texts(model, layout), label_statistics(layout).frequency
-    parts = [_score_shortlist(model, texts, rows, shortlist) for rows in groups]
+    parts = [_score_shortlist(model, texts, rows, options.shortlist) for rows in groups]
     label_scores, scores, ids, relevant = map(np.concatenate, zip(*parts, strict=True))
     tree = Fusion.fit(label_scores, scores, frequency[ids], relevant)
     facts = {
@@ -42,7 +35,7 @@ def fit_fusion(
         "queries": sum(rows.num_rows for rows in groups),
         "pairs": len(relevant),
         "positive_pairs": int(relevant.sum()),
-        "shortlist": shortlist,
+        "shortlist": options.shortlist,
         "depth": DEPTH,
     }
     return publish_fusion(data, run, checkpoint, (TREE, tree.to_json()), facts)

@@ -16,7 +16,7 @@ from schemas.tables import PAD
 from trainer.evaluation.fusion.files import TRAINED, WEIGHTS, publish_fusion
 from trainer.evaluation.fusion.ranking import embed_label_texts
 from trainer.evaluation.fusion.scored import Scored, Scorers
-from trainer.evaluation.fusion.validation_rows import QUERIES, SHORTLIST, open_validation
+from trainer.evaluation.fusion.validation_rows import DEFAULT, FitOptions, open_validation
 from trainer.evaluation.fusion.weights import Weights
 from trainer.evaluation.memory.memory import BUDGET, Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
@@ -25,33 +25,26 @@ from trainer.model import Model
 _TIMED = 256  # queries
 
 
-def fit_weights(
-    data: str,
-    run: str,
-    split: str | None = None,
-    step: int | None = None,
-    shortlist: int = SHORTLIST,
-    queries: int = QUERIES,
-    budget: int = BUDGET,
-) -> Manifest:
-    """Fit weights for a checkpoint on the first `queries` of `split`: of labels' texts, and of a memory.
+def fit_weights(data: str, run: str, options: FitOptions = DEFAULT, budget: int = BUDGET) -> Manifest:
+    """Fit weights for a checkpoint: of labels' texts, and of a memory.
 
     The memory of the training points is kept beside the weights, in `budget` bytes at most, if it has a weight; points
     that the run held out come to it then, which the weights were fitted without. A fusion that is there already is
-    replaced. Raises InputError: no such split; TableError, StorageError.
+    replaced. Raises InputError: no such split or device; TableError, StorageError.
     """
     layout = DataLayout(data)
-    recipe, model, checkpoint, split, groups = open_validation(data, run, split, step, queries)
+    recipe, model, checkpoint, split, groups = open_validation(data, run, options)
     built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
     readable = set(model.columns) <= {column.name for column in open_manifest(layout.labels, "labels").columns}
-    scorers = Scorers(embed_label_texts(model, layout) if model.head.has_rows and readable else None, built)
-    scored, relevant = score_shortlists(model, scorers, groups, shortlist)
+    texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
+    scorers = Scorers(texts, built and built.to(model.device))
+    scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
     weights = Weights.fit(scored, relevant, logistic=recipe.loss.kind == "bce")
     memory = built.with_held_out(model, layout, recipe.data, budget) if built and weights.votes else None
     facts = {
         "split": split,
         "queries": relevant.rows,
-        "shortlist": shortlist,
+        "shortlist": options.shortlist,
         "texts": weights.texts,
         "votes": weights.votes,
         "unit": weights.unit,

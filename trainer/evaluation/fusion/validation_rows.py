@@ -1,5 +1,6 @@
 """Queries that a fusion is fitted on, the first of a split that the run was not trained on, and the run's model."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -16,8 +17,22 @@ from trainer.model import Model, load_model
 from trainer.stream import Table
 from trainer.stream.part import Part, iterate_part
 
-SHORTLIST = 100  # labels of a query that are ranked again
-QUERIES = 10_000  # of a split, at most
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Options of fitting a fusion: the checkpoint of `step` (None: the newest), and the first `queries` of `split`.
+
+    `split`: None for what the run held out, or else `val`. `shortlist`: labels of a query that are ranked again.
+    """
+
+    split: str | None = None
+    step: int | None = None
+    shortlist: int = 100
+    queries: int = 10_000
+    device: str = "auto"
+
+
+DEFAULT = FitOptions()
 
 
 class Validation(NamedTuple):
@@ -30,17 +45,17 @@ class Validation(NamedTuple):
     rows: list[pa.Table]
 
 
-def open_validation(data: str, run: str, split: str | None, step: int | None, queries: int) -> Validation:
-    """Read the first `queries` of `split`, or of what the run held out, or else of `val`.
+def open_validation(data: str, run: str, options: FitOptions) -> Validation:
+    """Read the queries to fit on, and the model to the device.
 
-    Raises InputError: no such split; as `load_model`; TableError, StorageError.
+    Raises InputError: no such split or device; as `load_model`; TableError, StorageError.
     """
     layout = DataLayout(data)
-    recipe, model, checkpoint = load_model(layout, RunLayout(run), step, device=open_device("auto"))
-    split = split or (HOLDOUT if recipe.data.holdout else "val")
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), options.step, device=open_device(options.device))
+    split = options.split or (HOLDOUT if recipe.data.holdout else "val")
     table, part = _open_part(layout, split, recipe.data)
     columns = scored_columns(table.manifest, model.columns)
-    rows = list(iterate_part(table.url, table.manifest, part, columns, queries))
+    rows = list(iterate_part(table.url, table.manifest, part, columns, options.queries))
     return Validation(recipe, model, checkpoint, split, rows)
 
 

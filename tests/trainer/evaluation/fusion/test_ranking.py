@@ -23,6 +23,7 @@ from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
 from trainer.evaluation.fusion.scored import Scorers
 from trainer.evaluation.fusion.tree import Fusion
+from trainer.evaluation.fusion.validation_rows import FitOptions
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.model import Model, load_model
@@ -116,7 +117,7 @@ class TestFit:
             return real(*arguments)
 
         monkeypatch.setattr(fit.Fusion, "fit", fitted)
-        manifest = fit.fit_fusion(data.layout.root, run, shortlist=4)
+        manifest = fit.fit_fusion(data.layout.root, run, FitOptions(shortlist=4))
         _, model, checkpoint = load_model(data.layout, RunLayout(run))
         x = queries(data, model, "val")
         text_scores, vector_scores = brute_force(data, model, x)
@@ -151,7 +152,7 @@ class TestFit:
 
     def test_what_cannot_be(self, data: SmallData, run: str) -> None:
         with pytest.raises(InputError, match=r"no split 'other'.*--validation"):
-            fit.fit_fusion(data.layout.root, run, "other")
+            fit.fit_fusion(data.layout.root, run, FitOptions("other"))
         head = {**SECTIONS, "head": {"kind": "label-encoder"}, "negatives": {"pool": "all"}, "classifier": {}}
         encoded = Model.build(Recipe.model_validate(head), data.vocabulary, data.labels)
         with pytest.raises(InputError, match="texts alone"):

@@ -28,6 +28,7 @@ from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
 from trainer.evaluation.fusion.fused import Fused
 from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
 from trainer.evaluation.fusion.scored import Scored, Scorers
+from trainer.evaluation.fusion.validation_rows import FitOptions
 from trainer.evaluation.fusion.weights import K, Weights
 from trainer.evaluation.memory.memory import Memory
 from trainer.group import ALONE, Group
@@ -231,5 +232,5 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert scores["fused"].queries == 12
     values = {name: score.metrics.result()["nDCG@5"] for name, score in scores.items()}
     assert values["fused"] >= values["alone"]
-    assert fit_weights(root, run, split="val", queries=10).parameters["queries"] == 10  # in place of the first
+    assert fit_weights(root, run, FitOptions("val", queries=10)).parameters["queries"] == 10  # in place of the first
     assert open_manifest(RunLayout(run).fusion(checkpoint.step), "fusion").parameters["split"] == "val"
