@@ -139,22 +139,9 @@ def test_a_refresh_shows_new_rows_half_as_often_and_old_ones_less(days: Path) ->
     dealt = recipe.train.epochs * (rows[-1] + recipe.data.replay * sum(rows[:-1]))
     share = rows[-1] / sum(rows)
     assert dealt / (whole.train.epochs * sum(rows)) == pytest.approx(LEAST + share, rel=0.05)
-    assert recipe.train.start_optimizer
-    assert recipe.train.warmup == 0
+    assert not recipe.train.start_optimizer
     run = extremis.train("random", data, days / "run2", from_run=days / "run1", progress=False)
     assert len(run.epochs) == recipe.train.epochs
-
-
-def test_rates_are_halved_where_optimizers_begin_anew(days: Path) -> None:
-    data, changes = f"{days}/data2", [f"train.start_from={str(days / 'run1')!r}"]
-    whole = resolve("random", (), data).recipe
-    kept, anew, other = (
-        resolve("random", [*changes, *more], data).recipe
-        for more in ([], ["train.start_optimizer=false"], ["classifier.optimizer=adam"])
-    )
-    assert [r.train.start_optimizer for r in (kept, anew, other)] == [True, False, False]
-    assert [r.classifier.lr / kept.classifier.lr for r in (kept, anew, other)] == pytest.approx([1, 0.5, 0.5])
-    assert [r.train.warmup for r in (kept, anew, other)] == [0, whole.train.warmup, whole.train.warmup]
 
 
 def test_a_refresh_has_hard_negatives_from_the_first_step(days: Path) -> None:

@@ -13,11 +13,10 @@ from trainer.model import find_earlier
 from trainer.settings.rules import Setting
 
 _MODEL = ("encoder", "head")  # sections that shape the model
-_STATES = (("encoder", "optimizer"), ("classifier", "optimizer"), ("classifier", "momentum"))  # decide an optimizer's
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
 LEAST, SHARE = 0.1, 1.0  # of the time from nothing: at least, and per share of rows that are new
 PASSES = 0.5  # over new rows, of those from nothing
-RATE = 0.5  # of those rates that are not Adagrad's
+RATE = 0.5  # of the rates from nothing
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, override
     """Return the settings for what is new, of those options that `overrides` do not state, by dotted key."""
     stated = {override.partition("=")[0].strip() for override in overrides}
     share = earlier.share_of_new(data, recipe.data.split)
-    settings = {**_negatives(recipe, stated), **_optimizers(recipe, earlier, stated)}
-    settings |= _epochs(recipe, earlier.url, share, stated)
+    settings = {**_negatives(recipe, stated), **_rates(recipe), **_epochs(recipe, earlier.url, share, stated)}
     return {key: setting for key, setting in settings.items() if key not in stated}
 
 
@@ -77,19 +75,14 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: Container[str]) -> d
     return {"train.epochs": Setting(max(1, math.ceil(time * epochs)), f"{reason}; from nothing {epochs}")}
 
 
-def _optimizers(recipe: Recipe, earlier: EarlierRun, stated: Container[str]) -> dict[str, Setting]:
-    """Go on with the optimizers' state, at the rates of Adagrad, whose steps have fallen, and half of others'."""
+def _rates(recipe: Recipe) -> dict[str, Setting]:
+    """Lower the rates: those from nothing undo what is learned, with the optimizers' state or without."""
     body: dict[str, Any] = recipe.model_dump()
-    same = all(body[section].get(option) == earlier.options[section].get(option) for section, option in _STATES)
-    kept = same and ("train.start_optimizer" not in stated or recipe.train.start_optimizer)
-    settings: dict[str, Setting] = {}
-    if kept:
-        settings["train.start_optimizer"] = Setting(True, f"steps are those that {earlier.url} ended with")
-        settings["train.warmup"] = Setting(0.0, "optimizers go on")
+    settings = {}
     for key in RATES:
         section, _, option = key.partition(".")
-        rate, adagrad = body[section].get(option), body[section].get("optimizer") == "adagrad" and option == "lr"
-        if isinstance(rate, int | float) and rate and not (kept and adagrad):
+        rate = body[section].get(option)
+        if isinstance(rate, int | float) and rate:
             settings[key] = Setting(round(rate * RATE, 6), f"{RATE:g} of the rate from nothing, {rate:g}")
     return settings
 
