@@ -9,9 +9,10 @@ import torch
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, open_manifest
 from schemas.owners.claim import Claim
 from schemas.sizes import require_room
+from schemas.versions.version import Version
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.device import describe_device, open_device
@@ -24,7 +25,7 @@ from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, Wh
 from trainer.initial.earlier_run import begin_with_run
 from trainer.initial.encoder_and_texts import begin_at_texts, begin_with_encoder
 from trainer.losses import binary_cross_entropy
-from trainer.model import DataFacts, Model, open_texts
+from trainer.model import DataFacts, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
 from trainer.negatives.copied_index import IndexOptions
 from trainer.negatives.curriculum import mixtures
@@ -34,7 +35,7 @@ from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
 from trainer.step import Clock, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
-from trainer.stream.window_of_parts import in_window
+from trainer.stream.window_of_parts import Replay, in_window
 from trainer.tracking import NoTracker, Tracker
 
 Say = Callable[[str], None]
@@ -81,12 +82,8 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     facts = DataFacts.of(data)
     rows = recipe.data
     tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
-    if (rows.parts or rows.half_life) and recipe.table_epochs():
-        raise InputError(
-            "data.parts and data.half_life: tables of negatives and clusters are of all parts. Take negatives from the "
-            "trainer's own index (refresh.source = 'in-trainer'), or at random (negatives.hard = 0)."
-        )
-    tables = in_window(tables, rows.parts, rows.half_life)
+    tables = in_window(tables, rows.parts, rows.half_life, open_replay(data, recipe))
+    require_whole_epochs(recipe)
     require_streamable(recipe, tables, data.root, group)
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
@@ -124,6 +121,32 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     )
 
 
+def require_whole_epochs(recipe: Recipe) -> None:
+    """Refuse tables of rows that an epoch leaves out, and clusters of a window. Raises InputError."""
+    if not recipe.data.by_parts or not recipe.table_epochs():
+        return
+    if recipe.clusters:
+        raise InputError("order.cluster deals the clusters of a whole split: leave out what names or weighs parts.")
+    if recipe.data.half_life or recipe.data.replay < 1:
+        raise InputError(
+            "data.half_life and data.replay leave rows out of an epoch, so that no table of negatives can be mined of "
+            "its embeddings. Take negatives from the trainer's own index (refresh.source = 'in-trainer'), or at random "
+            "(negatives.hard = 0)."
+        )
+
+
+def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
+    """Return what is dealt less often, as the run `train.start_from` had it. Raises InputError, TableError."""
+    times, url = recipe.data.replay, recipe.train.start_from
+    if times == 1:
+        return None
+    if not url:
+        raise InputError("data.replay is of a run that goes on from another one: name it with --from.")
+    _, _, new = find_earlier(data, RunLayout(url))
+    parts = Version.of(open_manifest(data.root, "data")).parts
+    return Replay(frozenset(parts) - frozenset(new), times)
+
+
 def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Tracker:
     """Open the records of a run. Raises InputError where a service that the recipe names cannot be used."""
     return Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say)
@@ -132,10 +155,10 @@ def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Trac
 def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, say: Say) -> Planner:
     """Build the planner of a rank. Raises TableError."""
     negatives, seed = recipe.negatives, recipe.train.seed
-    weights = positive_weights(data, recipe.train, say)
+    weights = positive_weights(data, recipe.train, say, recipe.data)
     part = label_range(labels, group.rank, group.ranks) if group.ranks > 1 else None
     course = mixtures(negatives, recipe.train.epochs, recipe.refresh.start) if negatives.curriculum else ()
-    frequency = label_statistics(data).frequency if negatives.frequency_share else None
+    frequency = label_statistics(data, recipe.data).frequency if negatives.frequency_share else None
     if recipe.loss != binary_cross_entropy.options:  # what it makes of a score depends on all of them
         negatives = negatives.model_copy(update={"chunk": max(1, labels)})
     return Planner(

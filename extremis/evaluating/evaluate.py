@@ -69,7 +69,7 @@ def evaluate(
     later = group.decide(lambda: _later(data, run, options))
     layouts = DataLayout(data), RunLayout(run)
     recipe, model, checkpoint = load_model(*layouts, step, group, open_device(device), earlier=True)
-    statistics = label_statistics(DataLayout(data))
+    statistics = label_statistics(DataLayout(data), recipe.data)
     if options.scores != "labels":  # texts of any label can be embedded
         statistics = replace(statistics, trained=trained_labels(model, checkpoint))
     ranking = _ranking(data, run, checkpoint, model, group, options)

@@ -89,9 +89,14 @@ class Source:
             yield point.append_column("vector", embedding.column("vector"))
 
 
-def open_source(name: str, queries_url: str, kind: str, url: str, embeddings: Manifest) -> Source:
-    """Open `embeddings` at `url` beside their table. Raises TableError: of other data, or not aligned."""
-    queries = open_manifest(queries_url, kind)
+def open_source(
+    name: str, queries_url: str, kind: str, url: str, embeddings: Manifest, rows: Manifest | None = None
+) -> Source:
+    """Open `embeddings` at `url` beside their table, or those `rows` of it.
+
+    Raises TableError: of other data, or not aligned.
+    """
+    queries = rows or open_manifest(queries_url, kind)
     require_parent(url, embeddings, "queries", queries.digest, queries_url)
     if embeddings.cut != queries.cut:
         shape, expected = ([shard.rows for shard in table.shards] for table in (embeddings, queries))

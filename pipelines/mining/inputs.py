@@ -11,6 +11,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, numbered, staging
 from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
 from schemas.storage import join
+from schemas.versions.parts import part_of_source, rows_of_parts
 
 _UNLISTED = 8  # epochs after the last dump that is listed
 
@@ -151,13 +152,28 @@ def _sources(
     assert epoch is not None
     assert dump is not None
     sources = []
-    # As the trainer calls them: `queries`, `labels`, or a split where splits are mixed.
     for name in _source_names(dump):
-        tables, kind = DataLayout(data), "labels" if name == "labels" else "queries"
-        place = tables.labels if name == "labels" else tables.queries("train" if name == "queries" else name)
+        place, kind, rows = _rows_of(DataLayout(data), name)
         url = layout.embeddings(epoch, name)
-        sources.append(open_source(name, place, kind, url, open_manifest(url, "embeddings")))
+        sources.append(open_source(name, place, kind, url, open_manifest(url, "embeddings"), rows))
     return tuple(sources)
+
+
+def _rows_of(data: DataLayout, name: str) -> tuple[str, str, Manifest | None]:
+    """Return (table, its kind, its rows; None: all) of a source, as the trainer calls it.
+
+    `queries`, one part of them where there is a window of parts, `labels`, or a split where splits are mixed.
+    """
+    if name == "labels":
+        return data.labels, "labels", None
+    train = data.queries("train")
+    if name == "queries":
+        return train, "queries", None
+    table = open_manifest(train, "queries")
+    part = part_of_source(name, "queries", table)
+    if part is None:
+        return data.queries(name), "queries", None
+    return train, "queries", rows_of_parts(table, [part])
 
 
 def _vectors(

@@ -1,5 +1,6 @@
 """A day: a version is sharded, a run goes on from yesterday's, and is evaluated, exported and asked."""
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.shards import iterate
+from schemas.versions.parts import rows_of_parts
+from schemas.versions.version import parts_of
 from tests.days import TINY
 from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
@@ -23,6 +26,8 @@ from trainer.group import ALONE
 from trainer.initial.earlier_run import begin_with_run
 from trainer.model import DataFacts, find_checkpoint, load_encoder
 from trainer.model import Model as TrainedModel
+from trainer.settings.refreshing import LEAST
+from trainer.settings.resolve import resolve
 
 
 def weights(run: Path) -> torch.Tensor:
@@ -51,50 +56,80 @@ def test_labels_that_stay_keep_their_vectors_and_retired_ones_leave(days: Path) 
     assert any(row["retired"] for row in labels)
 
 
-def test_new_labels_begin_at_the_mean_of_their_points(days: Path) -> None:
-    known, model = len(weights(days / "run0")), begun(days, "data1")
-    layout = DataLayout(f"{days}/data1")
+def estimated(model: TrainedModel, layout: DataLayout, known: int, texts: bool) -> tuple[dict[int, torch.Tensor], Any]:
+    """What vectors are estimated by, label by label, and the mean of it; of the points that were added, or texts."""
     table = open_manifest(layout.queries("train"))
-    for label in range(known, len(model.head.vectors)):
-        points = [
-            model.embed_table(group.take([row]))[0, :8]
-            for group in iterate(layout.queries("train"), table)
-            for row, ids in enumerate(group["label_ids"].to_pylist())
-            if label in ids
-        ]
-        row = model.head.vectors[label, :8].float()
-        expected = torch.stack(points).mean(0) if points else next(embed_texts(model, layout, label, label + 1))[1][0]
-        assert torch.nn.functional.cosine_similarity(row, expected, dim=0) > 0.999
-    lengths = model.head.vectors[known:, :8].float().norm(dim=1)
-    assert torch.allclose(lengths, weights(days / "run0")[:, :8].norm(dim=1).median(), rtol=1e-4)
+    new = parts_of(table)[-1]
+    groups = iterate(layout.queries("train"), rows_of_parts(table, [new]))
+    points = [(model.embed_table(group)[:, :8], group["label_ids"].to_pylist()) for group in groups]
+    x, ids = torch.cat([z for z, _ in points]), [row for _, rows in points for row in rows]
+    if texts:
+        z = torch.cat([z for _, z in embed_texts(model, layout, 0, len(model.head.vectors))])
+        return dict(enumerate(z)), (z.mean(0), x.mean(0))
+    named = {
+        label: torch.stack([x[i] for i, row in enumerate(ids) if label in row]) for label in {*itertools.chain(*ids)}
+    }
+    return {label: rows.mean(0) for label, rows in named.items()}, (x.mean(0), x.mean(0))
 
 
-def test_new_labels_may_begin_at_their_texts(days: Path) -> None:
-    known, model = len(weights(days / "run0")), begun(days, "data1", new_labels="texts")
-    layout = DataLayout(f"{days}/data1")
-    ((_, z),) = [each for each in embed_texts(model, layout, known, len(model.head.vectors)) if len(each[1])][:1]
-    rows = torch.nn.functional.normalize(model.head.vectors[known : known + len(z), :8].float(), dim=1)
-    assert torch.allclose(rows, z, atol=1e-5)
+@pytest.mark.parametrize("texts", [False, True])
+def test_new_labels_begin_where_trained_ones_are_to_their_points_or_texts(days: Path, texts: bool) -> None:
+    before = weights(days / "run0")
+    known, layout = len(before), DataLayout(f"{days}/data1")
+    model = begun(days, "data1", new_labels="texts" if texts else "points")
+    v, (mean, query) = estimated(model, layout, known, texts)
+    fitted = sorted(label for label in v if label < known)
+    across = torch.cat([v[label] - mean for label in fitted])
+    slope = torch.linalg.lstsq(across[:, None], torch.cat([before[label, :8] for label in fitted])[:, None]).solution
+    level = torch.stack([before[label, :8] @ query + before[label, 8] for label in fitted]).median()
+    new = [label for label in v if label >= known]
+    assert new
+    for label in new:
+        expected = slope.clamp(min=0).squeeze() * (v[label] - mean)
+        row = model.head.vectors[label].float()
+        torch.testing.assert_close(row[:8], expected, atol=1e-4, rtol=1e-3)
+        assert float(row[:8] @ query + row[8]) == pytest.approx(float(level), abs=1e-3)
 
 
-def test_the_encoder_is_that_of_the_run(days: Path) -> None:
+def test_new_labels_may_begin_as_in_any_run(days: Path) -> None:
+    known, model = len(weights(days / "run0")), begun(days, "data1", new_labels="initial")
+    assert (model.head.vectors[known:, :8] == 0).all()
+
+
+def test_the_encoder_is_that_of_the_run_but_for_features_that_no_row_of_it_had(days: Path) -> None:
     _, checkpoint = find_checkpoint(DataLayout(f"{days}/data0"), RunLayout(f"{days}/run0"))
-    tensors = begun(days, "data1").encoder.tensors()
-    for name, tensor in checkpoint.tensors("encoder").items():
-        assert torch.equal(tensors[name], tensor)
+    tensors, before = begun(days, "data1").encoder.tensors(), checkpoint.tensors("encoder")
+    had = before["feature_weights"] > 0
+    assert torch.equal(tensors["feature_weights"][had], before["feature_weights"][had])
+    admitted = ~had & (tensors["feature_weights"] > 0)
+    assert admitted.any()
+    assert (tensors["embedding"][admitted] == 0).all()
+    assert torch.equal(tensors["embedding"][~admitted], before["embedding"][~admitted])
+    for name in before.keys() - {"feature_weights", "embedding"}:
+        assert torch.equal(tensors[name], before[name])
 
 
-def test_a_refresh_has_fewer_epochs_at_lower_rates(days: Path, tmp_path: Path) -> None:
-    run = extremis.train("random", f"{days}/data2", tmp_path / "run2", from_run=days / "run1", progress=False)
-    whole = extremis.inspect(tmp_path / "run2", progress=False)
-    assert len(run.epochs) < load_epochs(f"{days}/data2")
-    assert whole
+def test_a_refresh_shows_new_rows_half_as_often_and_old_ones_less(days: Path) -> None:
+    data, changes = f"{days}/data2", [f"train.start_from={str(days / 'run1')!r}"]
+    whole = resolve("random", (), data).recipe
+    recipe = resolve("random", changes, data).recipe
+    assert recipe.train.epochs == -(-whole.train.epochs // 2)
+    rows = [part.rows for part in parts_of(open_manifest(DataLayout(data).queries("train")))]
+    dealt = recipe.train.epochs * (rows[-1] + recipe.data.replay * sum(rows[:-1]))
+    share = rows[-1] / sum(rows)
+    assert dealt / (whole.train.epochs * sum(rows)) == pytest.approx(LEAST + share, rel=0.05)
+    assert not recipe.train.start_optimizer
+    run = extremis.train("random", data, days / "run2", from_run=days / "run1", progress=False)
+    assert len(run.epochs) == recipe.train.epochs
 
 
-def load_epochs(data: str) -> int:
-    from trainer.settings.resolve import resolve
-
-    return resolve("random", (), data).recipe.train.epochs
+def test_a_refresh_has_hard_negatives_from_the_first_step(days: Path) -> None:
+    data, changes = f"{days}/data2", [f"train.start_from={str(days / 'run1')!r}", "negatives.hard=3"]
+    recipe = resolve("random", changes, data).recipe
+    assert (recipe.refresh.source, recipe.refresh.start) == ("in-trainer", 0)
+    stated = resolve("random", [*changes, "refresh.source=table", "refresh.start=2", "train.epochs=5"], data).recipe
+    assert (stated.refresh.source, stated.refresh.start, stated.train.epochs) == ("table", 2, 5)
+    assert stated.data.replay == 1
 
 
 def test_a_run_of_other_data_is_refused(days: Path, tmp_path: Path) -> None:

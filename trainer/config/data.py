@@ -30,6 +30,12 @@ class Data(Options):
     half_life: float = Field(
         0.0, ge=0, description="of a version, parts after which a row is dealt half as often, the newest once; 0: none"
     )
+    replay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="with train.start_from, how often an epoch deals a row that the earlier run had; new ones once",
+    )
     label_texts: bool = Field(False, description="label texts are training points too, each with its own label")
     mix: dict[str, Annotated[float, Field(gt=0, le=MOST_WEIGHT)]] = Field(
         default_factory=dict,
@@ -51,12 +57,17 @@ class Data(Options):
 
         return Part(1 - self.holdout, 1.0)
 
+    @property
+    def by_parts(self) -> bool:
+        """True: rows are dealt by the part of a version that they are in."""
+        return bool(self.parts or self.half_life or self.replay < 1)
+
     @model_validator(mode="after")
     def _check(self) -> Data:
-        if (self.parts or self.half_life) and (self.mix or self.holdout or self.share < 1):
+        if self.by_parts and (self.mix or self.holdout or self.share < 1):
             raise ValueError(
-                "data.parts and data.half_life choose rows of one split by their parts: leave out data.mix, "
-                "data.holdout and data.share"
+                "data.parts, data.half_life and data.replay choose rows of one split by their parts: leave out "
+                "data.mix, data.holdout and data.share"
             )
         if not self.mix:
             return self

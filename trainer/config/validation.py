@@ -17,7 +17,14 @@ METRICS = {
 class Validation(Options):
     """Scoring of a split while training."""
 
-    split: str = Field("", description="a split to score while training; empty: none")
+    split: str = Field(
+        "",
+        description="a split to score while training; where nothing is stated, the newest part of `val` of a version "
+        "that has such a split; empty: none",
+    )
+    parts: str | list[str] = Field(
+        "", description="of a version of data, the parts of the split to score, as data.parts names them; empty: all"
+    )
     every_epochs: int = Field(1, ge=1, description="epochs between two scorings")
     queries: int = Field(5000, ge=1, description="its first rows only (shards are pre-shuffled)")
     metric: str = Field(

@@ -83,9 +83,7 @@ class BagEncoder(Encoder):
         spread = config.initial_scale / math.sqrt(config.dimension)
         weight.normal_(0, spread, generator=torch_generator(seed, Purpose.INITIAL_WEIGHTS, InitialWeights.EMBEDDING))
         self._table = RowMatrix(weight, RowOptimizer(config.optimizer, weight_decay=config.weight_decay))
-        self._weights = torch.ones(self._features)
-        self._weights[self._vocabulary : self._sparse_from] = config.ngram_weight
-        self._weights[self._sparse_from :] = config.feature_weight
+        self._weights = self._given_weights()
         self._gradients = BagGradients(self._table)
 
     @classmethod
@@ -120,15 +118,40 @@ class BagEncoder(Encoder):
             if documents >= self._config.idf_rows:
                 break
         group.sum(torch.from_numpy(frequency))
-        weights = inverse_document_frequency(frequency, documents)
-        if not config.idf:
-            weights[: self._sparse_from] = 1
-        if not config.feature_idf:
-            weights[self._sparse_from :] = 1
+        weights = self._weights_by(frequency, documents)
         if documents < self._config.idf_rows:
             # A feature that no training row has keeps its random vector: at test it would be noise of the highest IDF.
             weights[frequency == 0] = 0
         self._weights *= torch.from_numpy(weights)
+
+    def admit(self, rows: Iterable[Inputs], documents: int) -> None:
+        """Weigh features that had no training row, and begin their vectors at zero: texts are what they were."""
+        unseen = (self._weights == 0).numpy()
+        if not unseen.any():
+            return
+        frequency = np.zeros(self._features, np.int64)
+        for inputs in rows:
+            frequency += np.bincount(self._features_of(inputs).ids, minlength=self._features)
+        admitted = torch.from_numpy(np.flatnonzero(unseen & (frequency > 0)))
+        weights = torch.from_numpy(self._weights_by(frequency, documents))
+        self._weights[admitted] = (self._given_weights() * weights)[admitted]
+        self._table.weight[admitted.to(self._table.device)] = 0
+
+    def _weights_by(self, frequency: np.ndarray, documents: int) -> np.ndarray:
+        """Return the weight of each feature by how many `documents` have it; 1 of kinds that are not weighed so."""
+        weights = inverse_document_frequency(frequency, documents)
+        if not self._config.idf:
+            weights[: self._sparse_from] = 1
+        if not self._config.feature_idf:
+            weights[self._sparse_from :] = 1
+        return weights
+
+    def _given_weights(self) -> torch.Tensor:
+        """Return the weights of features before documents are counted."""
+        weights = torch.ones(self._features)
+        weights[self._vocabulary : self._sparse_from] = self._config.ngram_weight
+        weights[self._sparse_from :] = self._config.feature_weight
+        return weights
 
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before

@@ -78,6 +78,12 @@ class Encoder(ABC):
         Each rank brings its parts of the batches.
         """
 
+    def admit(self, rows: Iterable[Inputs], documents: int) -> None:  # noqa: B027
+        """Take in what `rows`, new among so many training rows, have and no row before them; by default nothing.
+
+        Of an encoder that another run trained, before the first step; the same `rows` on every rank.
+        """
+
     @abstractmethod
     def prepare(
         self, inputs: Inputs, dropout_key: tuple[int, ...] | None = None, before: Before = nothing_before

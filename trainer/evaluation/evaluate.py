@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from trainer.config import Train
 from trainer.config.data import Data
 from trainer.evaluation.by_part import Bounds, ByPart
 from trainer.evaluation.deciles import Deciles
+from trainer.evaluation.frequencies import count_points
 from trainer.evaluation.fusion.ranking import Ranking
 from trainer.evaluation.held_out import open_split
 from trainer.evaluation.intervals import with_intervals
@@ -58,17 +60,27 @@ class LabelStatistics:
         return np.flatnonzero(kept[: self.trained])
 
 
-def label_statistics(data: DataLayout) -> LabelStatistics:
-    """Read frequencies from the labels table, A and B from the data's manifest: never guessed. Raises TableError."""
+def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStatistics:
+    """Read frequencies from the labels table, A and B from the data's manifest: never guessed.
+
+    Of a run that is `trained` on a window of parts, frequencies and propensities are those of the window. Raises
+    InputError: no such part; TableError.
+    """
     labels = Table.open(data.labels, "labels")
-    groups = [group.column("frequency").to_numpy() for group in iterate(labels.url, labels.manifest, ["frequency"])]
-    frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
+    points: Any
+    if trained is not None and trained.parts:
+        window = count_points(data, trained, labels.manifest.rows)
+        frequency, points = window
+    else:
+        groups = [group.column("frequency").to_numpy() for group in iterate(labels.url, labels.manifest, ["frequency"])]
+        frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
+        points = labels.manifest.parameters.get("training_points")
     retired = retired_labels(data)
     propensity = open_manifest(data.root, "data").parameters.get("propensity")
     if propensity is None:
         return LabelStatistics(frequency, None, retired)
     try:
-        points = int(labels.manifest.parameters["training_points"])
+        points = int(points)
         a, b = float(propensity["a"]), float(propensity["b"])
     except (KeyError, TypeError, ValueError) as error:
         raise TableError(
@@ -77,14 +89,16 @@ def label_statistics(data: DataLayout) -> LabelStatistics:
     return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b), retired)
 
 
-def positive_weights(data: DataLayout, options: Train, say: Callable[[str], None]) -> np.ndarray | None:
-    """Return positive_ratio x q_l ** positive_weight, [L] float32; None: all 1.
+def positive_weights(
+    data: DataLayout, options: Train, say: Callable[[str], None], trained: Data | None = None
+) -> np.ndarray | None:
+    """Return positive_ratio x q_l ** positive_weight, [L] float32, by the rows `trained` on; None: all 1.
 
     q's part has mean 1 over training pairs. Without A and B in the data it is left out, and `say` is told: they are
     never guessed.
     """
     if options.positive_weight:
-        statistics = label_statistics(data)
+        statistics = label_statistics(data, trained)
         if statistics.inverse_propensity is not None:
             weight = statistics.inverse_propensity**options.positive_weight
             mean = np.average(weight, weights=statistics.frequency)
@@ -162,7 +176,7 @@ class Scorer:
         queries, part = open_split(data, split, trained or Data())
         require_inputs(queries.url, queries.manifest, model.inputs)
         labels = open_manifest(data.labels, "labels")
-        return cls(model, queries, statistics or label_statistics(data), group, ranking, part, labels)
+        return cls(model, queries, statistics or label_statistics(data, trained), group, ranking, part, labels)
 
     @property
     def rows(self) -> int:

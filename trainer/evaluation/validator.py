@@ -1,7 +1,7 @@
 """Validation while a run trains: a part of a split is scored after some epochs, and the best step remembered."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -32,7 +32,7 @@ class Validator:
         """
         if not self._split:
             return
-        table, _ = open_split(self.data, self._split, self.trained)
+        table, _ = open_split(self.data, self._split, self.trained, self.options.parts)
         require_inputs(table.url, table.manifest, inputs)
         name = self.options.metric
         if name.startswith("PS") and open_manifest(self.data.root, "data").parameters.get("propensity") is None:
@@ -49,6 +49,8 @@ class Validator:
         """Return metrics of the split's first rows, the same on every rank. Raises InputError: no such split."""
         options = self.options
         scorer = Scorer.open(self.data, model, self._split, self.group, trained=self.trained)
+        table, _ = open_split(self.data, self._split, self.trained, options.parts)
+        scorer = replace(scorer, queries=table)
         scores = scorer.score(options.queries, ks=[self._k])
         return self.group.broadcast(scores.metrics.result())
 
@@ -66,8 +68,9 @@ class Validator:
     @functools.cached_property
     def _popular(self) -> dict[str, float]:
         """Metrics of popular labels on the rows that are scored: rank 0 measures them, once."""
-        ask = functools.partial(measure_popularity, self.data, self._split, self.trained, self.options.queries)
-        return self.group.decide(lambda: ask([self._k]))
+        options = self.options
+        ask = functools.partial(measure_popularity, self.data, self._split, self.trained, options.queries)
+        return self.group.decide(lambda: ask([self._k], options.parts))
 
     @property
     def _k(self) -> int:

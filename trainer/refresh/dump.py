@@ -130,8 +130,9 @@ class EmbeddingCollector:
         source = self._sources[number]
         queries = source.table.manifest
         base = sum(other.rows for other in self._sources[:number])
+        first = queries.id_range[0] - base if queries.id_range else -base  # a part's rows keep their ids
         blocks = (
-            (place.index, place.start - base, self._vectors[place.start - self._first : place.stop - self._first])
+            (place.index, place.start + first, self._vectors[place.start - self._first : place.stop - self._first])
             for place in self._places
             if place.source == number
         )
@@ -139,6 +140,7 @@ class EmbeddingCollector:
             kind="embeddings",
             rows=queries.rows,
             row_group_rows=queries.row_group_rows or 1,
+            id_range=queries.id_range,
             parents={"queries": queries.digest},
             parameters=parameters,
         )
@@ -196,7 +198,8 @@ class EmbeddingCollector:
         gathered = itertools.chain.from_iterable(group.gather_objects(shards))
         if group.first:
             self._claim.require()
-            facts = {"columns": columns_of(schema), "shards": tuple(gathered), "id_range": (0, manifest.rows)}
+            ids = manifest.id_range or (0, manifest.rows)
+            facts = {"columns": columns_of(schema), "shards": tuple(gathered), "id_range": ids}
             publish(url, manifest.model_copy(update=facts))
 
 

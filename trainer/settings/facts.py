@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
+from schemas.versions.parts import choose_parts, rows_of_parts
+from trainer.config.data import Data
 from trainer.encoders.features import count_ngrams
 from trainer.evaluation.evaluate import label_statistics
 from trainer.stream import Table, open_queries
@@ -50,19 +53,29 @@ class Facts:
         return (self.pairs + self.label_texts) / max(1, self.points * self.labels)
 
 
-def measure(data: DataLayout, split: str, part: Part, label_texts: bool) -> Facts:
-    """Measure `part` of `split`; with `label_texts` labels are points too. Raises InputError, TableError."""
-    return _measure(data, open_manifest(data.root, "data").digest, split, part, label_texts)
+def measure(data: DataLayout, split: str, part: Part, label_texts: bool, window: str | Sequence[str] = "") -> Facts:
+    """Measure `part` of `split`, or the parts of a version in `window`; with `label_texts` labels are points too.
+
+    Raises InputError, TableError.
+    """
+    named = window if isinstance(window, str) else tuple(window)
+    return _measure(data, open_manifest(data.root, "data").digest, split, part, label_texts, named)
 
 
 @functools.lru_cache(maxsize=8)
-def _measure(data: DataLayout, digest: str, split: str, part: Part, label_texts: bool) -> Facts:
+def _measure(
+    data: DataLayout, digest: str, split: str, part: Part, label_texts: bool, window: str | tuple[str, ...]
+) -> Facts:
     """Measure the data of `digest`, once: what is at its place may be made again."""
     queries, labels = open_queries(data, split), open_manifest(data.labels, "labels")
+    if window:
+        parts = choose_parts(queries.url, queries.manifest, window)
+        queries = Table(queries.url, rows_of_parts(queries.manifest, parts))
     rows = part.rows(queries.manifest.rows)
     if not rows:
         raise InputError(f"{queries.url}: no rows to train on.")
-    frequency = label_statistics(data).frequency
+    trained = Data(split=split, parts=window if isinstance(window, str) else list(window))
+    frequency = label_statistics(data, trained).frequency
     sample = _Sample.of(queries, part)
     return Facts(
         queries=rows,

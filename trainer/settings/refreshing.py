@@ -1,7 +1,7 @@
-"""Settings of a run that goes on from one on an earlier version: its model's, and fewer epochs at lower rates."""
+"""Settings of a run that goes on from one on an earlier version: its model's, and those of a refresh."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from trainer.model import find_earlier
 from trainer.settings.rules import Setting
 
 _MODEL = ("encoder", "head")  # sections that shape the model
-_RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
-LEAST, SHARE, RATE = 0.1, 1.0, 0.5  # of the epochs: at least, and per share of rows that are new; of the rates
+RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
+LEAST, SHARE = 0.1, 1.0  # of the time from nothing: at least, and per share of rows that are new
+PASSES = 0.5  # over new rows, of those from nothing
+RATE = 0.5  # of the rates from nothing
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class EarlierRun:
         settings = {}
         for key in keys:
             section, _, option = key.partition(".")
-            if section in _MODEL and key not in _RATES:
+            if section in _MODEL and key not in RATES:
                 settings[key] = Setting(self.options[section].get(option), f"that of {self.url}")
         return settings
 
@@ -48,18 +50,54 @@ class EarlierRun:
 
 
 def settings_of_refresh(recipe: Recipe, data: str, earlier: EarlierRun, overrides: Iterable[str]) -> dict[str, Setting]:
-    """Return epochs and rates for what is new, of those options that `overrides` do not state, by dotted key."""
-    run = earlier.url
+    """Return the settings for what is new, of those options that `overrides` do not state, by dotted key."""
     stated = {override.partition("=")[0].strip() for override in overrides}
     share = earlier.share_of_new(data, recipe.data.split)
-    body: dict[str, Any] = recipe.model_dump()
-    settings: dict[str, Setting] = {}
-    epochs = max(1, math.ceil(recipe.train.epochs * min(1.0, LEAST + SHARE * share)))
+    settings = {**_negatives(recipe, stated), **_rates(recipe), **_epochs(recipe, earlier.url, share, stated)}
+    return {key: setting for key, setting in settings.items() if key not in stated}
+
+
+def _epochs(recipe: Recipe, run: str, share: float, stated: Container[str]) -> dict[str, Setting]:
+    """Show new rows half as often as from nothing does, and old ones as often as the rest of the time allows.
+
+    The time is that for LEAST + SHARE * `share` of the epochs.
+    """
+    epochs, time = recipe.train.epochs, min(1.0, LEAST + SHARE * share)
     reason = f"{share:.1%} of the rows are new since {run}"
-    settings["train.epochs"] = Setting(epochs, f"{reason}; from nothing {recipe.train.epochs}")
-    for key in _RATES:
+    times = (time / PASSES - share) / (1 - share) if share < 1 else 1.0
+    possible = not (recipe.data.by_parts or recipe.data.mix or recipe.data.holdout or recipe.data.share < 1)
+    possible = possible and not _takes_tables(recipe, stated)
+    if possible and times < 1 and not any(key in stated for key in ("train.epochs", "data.replay")):
+        return {
+            "train.epochs": Setting(math.ceil(PASSES * epochs), f"{reason}; from nothing {epochs}"),
+            "data.replay": Setting(round(times, 3), f"so that it takes {time:.0%} of the time from nothing"),
+        }
+    return {"train.epochs": Setting(max(1, math.ceil(time * epochs)), f"{reason}; from nothing {epochs}")}
+
+
+def _rates(recipe: Recipe) -> dict[str, Setting]:
+    """Lower the rates: those from nothing undo what is learned, with the optimizers' state or without."""
+    body: dict[str, Any] = recipe.model_dump()
+    settings = {}
+    for key in RATES:
         section, _, option = key.partition(".")
         rate = body[section].get(option)
         if isinstance(rate, int | float) and rate:
             settings[key] = Setting(round(rate * RATE, 6), f"{RATE:g} of the rate from nothing, {rate:g}")
-    return {key: setting for key, setting in settings.items() if key not in stated}
+    return settings
+
+
+def _negatives(recipe: Recipe, stated: Container[str]) -> dict[str, Setting]:
+    """Take hard negatives by the vectors as they are from the first step on, where there is an index for it."""
+    if not recipe.negatives.hard or _takes_tables(recipe, stated):
+        return {}
+    reason = "vectors are trained: hard negatives from the first step on"
+    return {"refresh.source": Setting("in-trainer", reason), "refresh.start": Setting(0, reason)}
+
+
+def _takes_tables(recipe: Recipe, stated: Container[str]) -> bool:
+    """Tell whether a run takes from tables what can come from nothing else, or is told to."""
+    hard, source = recipe.negatives.hard, recipe.refresh
+    bound = recipe.head.encodes_labels or recipe.negatives.pool == "batch" or source.by == "labels"
+    told = "refresh.source" in stated and source.source == "table"
+    return bool(recipe.clusters or (hard and (bound or told)))

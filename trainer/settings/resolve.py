@@ -12,6 +12,7 @@ from trainer.settings.facts import Facts, measure
 from trainer.settings.oddities import odd_settings
 from trainer.settings.refreshing import EarlierRun, settings_of_refresh
 from trainer.settings.rules import RULES, Setting
+from trainer.settings.validating import settings_of_validation
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,11 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
         resolved = derive(body, facts_of(validate(without_auto(body), source), data), source)
     else:
         resolved = Resolved(validate(body, source))
-    if earlier is None:
+    settings = settings_of_validation(resolved.recipe, data, body)
+    if earlier is not None:
+        settings |= settings_of_refresh(resolved.recipe, data, earlier, overrides)
+    if not settings:
         return resolved
-    settings = settings_of_refresh(resolved.recipe, data, earlier, overrides)
     recipe = validate(_filled(resolved.recipe.model_dump(), settings), source)
     return Resolved(recipe, {**taken, **resolved.settings, **settings})
 
@@ -67,7 +70,7 @@ def _filled(body: dict[str, Any], settings: dict[str, Setting]) -> dict[str, Any
 def facts_of(recipe: Recipe, data: str) -> Facts:
     """Measure the rows that a recipe trains on. Raises InputError, TableError."""
     rows = recipe.data
-    return measure(DataLayout(data), rows.split, rows.trained, rows.label_texts)
+    return measure(DataLayout(data), rows.split, rows.trained, rows.label_texts, rows.parts)
 
 
 def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:

@@ -1,37 +1,56 @@
-"""Windows of a version: which parts they name, and how often their rows are dealt."""
+"""Windows of a version: which parts they name, and how often their rows are dealt, on any ranks and after a resume."""
 
-from collections import Counter
+import fnmatch
+import itertools
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.versions.version import parts_of
-from tests.pipelines.test_versions import SEQUENCE, make
-from trainer.stream import JoinedStream, Source, open_sources
-from trainer.stream.window_of_parts import choose_parts, in_window
+from schemas.versions.parts import choose_parts, part_of_source, rows_of_parts
+from schemas.versions.version import PARTS, PartTable, parts_of
+from tests.builders import SmallData, build_data
+from tests.laws import assert_dealt_by_age, assert_exact_resume, assert_same_global_batches
+from tests.pipelines.test_versions import SEQUENCE, make, rows_of
+from trainer.config.data import Data
+from trainer.evaluation.evaluate import label_statistics
+from trainer.settings.facts import measure
+from trainer.stream import JoinedStream, Source, Table, open_sources
+from trainer.stream.part import WHOLE
+from trainer.stream.window_of_parts import Replay, in_window
+
+SHARDS = 12
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
-    data = make(tmp_path_factory.mktemp("window"), SEQUENCE)[-1]
-    return open_sources(DataLayout(data), "train", label_texts=False)
+def version(tmp_path_factory: pytest.TempPathFactory) -> DataLayout:
+    return DataLayout(make(tmp_path_factory.mktemp("window"), SEQUENCE)[-1])
 
 
-@pytest.mark.parametrize(
-    ("window", "names"),
-    [
-        ("", ["0001", "0002", "0003"]),
-        ("last 1", ["0003"]),
-        ("last 2", ["0002", "0003"]),
-        ("last 9", ["0001", "0002", "0003"]),
-        ("000[13]", ["0001", "0003"]),
-        (["0002"], ["0002"]),
-    ],
-)
+@pytest.fixture(scope="module")
+def sources(version: DataLayout) -> list[Source]:
+    return open_sources(version, "train", label_texts=False)
+
+
+WINDOWS = [
+    ("", ["0001", "0002", "0003"]),
+    ("last 1", ["0003"]),
+    ("last 2", ["0002", "0003"]),
+    ("last 9", ["0001", "0002", "0003"]),
+    ("000[13]", ["0001", "0003"]),
+    (["0002"], ["0002"]),
+]
+
+
+@pytest.mark.parametrize(("window", "names"), WINDOWS)
 def test_a_window_names_parts(sources: list[Source], window: str | list[str], names: list[str]) -> None:
-    assert [part.name for part in choose_parts(sources[0].table, window)] == names
+    table = sources[0].table
+    assert [part.name for part in choose_parts(table.url, table.manifest, window)] == names
 
 
 @pytest.mark.parametrize(
@@ -42,35 +61,112 @@ def test_a_window_without_a_part_is_refused(sources: list[Source], window: str |
         in_window(sources, window, 0.0)
 
 
-def dealt(sources: list[Source], epochs: int, ranks: int = 1) -> list[list[int]]:
-    """Row ids of each epoch, those of all ranks laid end to end by step."""
-    rows = []
-    for epoch in range(epochs):
-        streams = [JoinedStream(sources, 9, batch=4, streams=2, rank=rank, ranks=ranks) for rank in range(ranks)]
-        for stream in streams:
-            stream.set_epoch(epoch)
-        steps = zip(*streams, strict=True)
-        rows.append([row for step in steps for batch in step for row in batch.rows.tolist()])
-    return rows
+@pytest.mark.parametrize(("window", "names"), WINDOWS)
+def test_rows_of_parts_are_a_table(version: DataLayout, window: str | list[str], names: list[str]) -> None:
+    table = open_sources(version, "train", label_texts=False)[0].table
+    every = rows_of(version.queries("train"))
+    edges = np.cumsum([0, *(part.rows for part in parts_of(table.manifest))])
+    ids = [row for name in names for row in range(edges[int(name) - 1], edges[int(name)])]
+    rows = rows_of_parts(table.manifest, choose_parts(table.url, table.manifest, window))
+    assert rows.rows == len(ids)
+    if rows.id_range is not None:
+        assert list(range(*rows.id_range)) == ids
+    assert [(part.name, part.rows) for part in parts_of(rows)] == [
+        (part.name, part.rows) for part in parts_of(table.manifest) if part.name in names
+    ]
+    frequency = np.bincount([label for row in ids for label in every[row]["label_ids"]], minlength=9)
+    statistics = label_statistics(version, Data(parts=window))
+    assert statistics.frequency.tolist() == frequency.tolist()
+    facts = measure(version, "train", WHOLE, False, window)
+    assert (facts.queries, facts.pairs) == (len(ids), frequency.sum())
+    assert facts.median_frequency == np.median(frequency[frequency > 0])
 
 
-def test_a_window_deals_the_rows_of_its_parts_once(sources: list[Source]) -> None:
-    window = in_window(sources, "last 2", 0.0)
-    total = sum(part.rows for part in parts_of(sources[0].table.manifest)[1:])
-    assert [sorted(rows) for rows in dealt(window, 2)] == [list(range(total))] * 2
+def test_sources_of_a_window_are_parts_by_name(sources: list[Source]) -> None:
+    table = sources[0].table.manifest
+    for source in in_window(sources, "last 2", 0.0):
+        part = part_of_source(source.name, "queries", table)
+        assert part is not None
+        assert rows_of_parts(table, [part]).digest == source.table.manifest.digest
+    assert part_of_source("queries", "queries", table) is None
 
 
-def test_older_parts_are_dealt_less_often(sources: list[Source]) -> None:
-    window = in_window(sources, "", 1.0)
-    edges = np.cumsum([0, *(source.rows for source in window)])
-    epochs = 8
-    counts = Counter(row for rows in dealt(window, epochs) for row in rows)
-    for age, part in enumerate(reversed(range(len(window)))):
-        rows = window[part].rows
-        times = sum(counts[row] for row in range(edges[part], edges[part + 1]))
-        assert times == epochs * round(rows * 0.5**age)
+# Random windows over a table whose shards are dealt to parts
 
 
-def test_batches_of_a_window_are_the_same_on_any_number_of_ranks(sources: list[Source]) -> None:
-    window = in_window(sources, "", 2.0)
-    assert dealt(window, 2) == dealt(window, 2, ranks=2)
+@pytest.fixture(scope="module")
+def data() -> SmallData:
+    return build_data("memory://windows", rows={"train": 90}, shards=SHARDS)
+
+
+class Case(NamedTuple):
+    """A window over parts that begin at shards `starts`; what is dealt of it."""
+
+    starts: list[int]
+    window: str | list[str]
+    half_life: float
+    trained: list[str] | None
+    times: float
+    batch: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    starts = sorted({0, *draw(st.sets(st.integers(1, SHARDS - 1), max_size=6))})
+    names = [f"d{number}" for number in range(len(starts))]
+    some = st.lists(st.sampled_from(names), min_size=1, unique=True)
+    windows = st.one_of(st.just(""), st.integers(1, 9).map("last {}".format), some, st.just("d[02468]"))
+    half_life = draw(st.one_of(st.just(0.0), st.floats(0.3, 20)))
+    trained = draw(st.one_of(st.none(), some))
+    return Case(starts, draw(windows), half_life, trained, draw(st.floats(0.05, 1)), 8 * draw(st.integers(1, 3)))
+
+
+def dealt_by(data: SmallData, case: Case) -> tuple[list[Source], list[PartTable]]:
+    """Sources of the case, and the parts that its window names."""
+    (queries,) = open_sources(data.layout, "train", label_texts=False)
+    table = queries.table.manifest
+    edges = itertools.pairwise([*case.starts, SHARDS])
+    parts = [
+        PartTable(f"d{number}", ".", "", sum(shard.rows for shard in table.shards[first:stop]), first, stop)
+        for number, (first, stop) in enumerate(edges)
+    ]
+    parted = table.model_copy(update={"parameters": {PARTS: [vars(part) for part in parts]}})
+    replay = None if case.trained is None else Replay(frozenset(case.trained), case.times)
+    source = replace(queries, table=Table(queries.table.url, parted))
+    if isinstance(case.window, list):
+        named = [part for part in parts if part.name in case.window]
+    elif case.window.startswith("last"):
+        named = parts[-int(case.window.split()[1]) :]
+    else:
+        named = [part for part in parts if fnmatch.fnmatch(part.name, case.window or "*")]
+    return in_window([source], case.window, case.half_life, replay), named
+
+
+def stream(data: SmallData, sources: list[Source], epoch: int, batch: int, **options: int) -> JoinedStream:
+    options = {"batch": batch, "streams": 8, "window_groups": 2, "threads": 0, **options}
+    joined = JoinedStream(sources, data.labels, **options)
+    joined.set_epoch(epoch)
+    return joined
+
+
+@given(cases())
+def test_rows_of_a_window_are_dealt_by_age(data: SmallData, case: Case) -> None:
+    sources, parts = dealt_by(data, case)
+    epochs = [[batch.rows for batch in stream(data, sources, epoch, case.batch)] for epoch in range(4)]
+    trained = case.trained or ()
+    times = [case.times if part.name in trained else 1.0 for part in parts]
+    assert_dealt_by_age(epochs, [part.rows for part in parts], case.half_life, times)
+
+
+@settings(max_examples=15)
+@given(cases(), st.integers(0, 5))
+def test_batches_of_a_window_are_the_same_on_any_ranks_and_after_a_resume(
+    data: SmallData, case: Case, epoch: int
+) -> None:
+    sources, _ = dealt_by(data, case)
+    assert_exact_resume(lambda: stream(data, sources, epoch, case.batch))
+    assert_same_global_batches(
+        lambda rank, ranks, threads: list(
+            stream(data, sources, epoch, case.batch, rank=rank, ranks=ranks, threads=threads)
+        )
+    )

@@ -32,11 +32,19 @@ class Baseline(Protocol):
 
 
 def measure_popularity(
-    data: DataLayout, split: str, trained: Data, queries: int, ks: Sequence[int] = KS
+    data: DataLayout,
+    split: str,
+    trained: Data,
+    queries: int,
+    ks: Sequence[int] = KS,
+    window: str | Sequence[str] = "",
 ) -> dict[str, float]:
-    """Return the metrics of popular labels on the first `queries` of `split`. Raises as `measure_baselines`."""
-    statistics = label_statistics(data)
-    table, part = open_split(data, split, trained)
+    """Return the metrics of popular labels on the first `queries` of `split`, or of its parts in `window`.
+
+    Raises as `measure_baselines`.
+    """
+    statistics = label_statistics(data, trained)
+    table, part = open_split(data, split, trained, window)
     groups = _first(table, part, scored_columns(table.manifest, []), queries)
     return _score(Popularity(statistics.frequency), groups, Metrics(ks, statistics.inverse_propensity))
 
@@ -52,7 +60,7 @@ def measure_baselines(
     from trainer.evaluation.baselines.tfidf import NearestTexts  # SciPy, which a trainer does not load
 
     trained = trained or Data()
-    statistics = label_statistics(data)
+    statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained)
     names = {column.name for column in table.manifest.columns}
     groups = _first(table, part, scored_columns(table.manifest, [_TOKENS] if _TOKENS in names else []), queries)
