@@ -91,10 +91,12 @@ class Meter:
                 storage.write_bytes(join(self.url, name), body, durable=False)
 
     def weigh(self, step: str, sent: Iterable[tuple[K, Packet]]) -> Iterator[tuple[K, Packet]]:
-        """Pass on what `step` sends, and count its bytes."""
+        """Pass on what `step` sends, and count its bytes, all at once: there may be thousands of packets."""
+        size = 0
         for key, packet in sent:
-            self.count(step, 0, len(packet) if isinstance(packet, bytes) else packet[2])
+            size += len(packet) if isinstance(packet, bytes) else packet[2]
             yield key, packet
+        self.count(step, 0, size)
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:

@@ -97,7 +97,7 @@ def check_workers(beam_options: Sequence[str], reads: Sequence[str], folder: str
     machines = {str(each["host"]): f"{each['cores']} cores, {say_bytes(each['memory'])}" for each in workers}
     last = max(each["seconds"] for each in workers)
     hosts = "; ".join(f"{host}: {facts}" for host, facts in sorted(machines.items()))
-    say(f"{len(workers)} workers answered, the last after {last:.1f} s ({hosts})")
+    say(f"{len(workers)} worker{'s' * (len(workers) > 1)} answered, the last after {last:.1f} s ({hosts})")
 
 
 def answer(number: int, question: Question) -> None:

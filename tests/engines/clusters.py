@@ -61,6 +61,7 @@ class Cluster:
     folder: Path
     processes: dict[str, subprocess.Popen] = field(default_factory=dict)
     commands: dict[str, Sequence[str]] = field(default_factory=dict)
+    page: int = 0  # Flink's port for questions
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process of the cluster, or start it again; it writes to a log of its name."""
@@ -103,7 +104,7 @@ def flink(folder: Path, memory: int = 1536, network: int = 256) -> Iterator[Clus
     sizes = _task_manager_sizes(conf, classpath)
     entry, manager = "runtime.entrypoint.StandaloneSessionClusterEntrypoint", "runtime.taskexecutor.TaskManagerRunner"
     with ExitStack() as stack:
-        cluster = Cluster("flink", _endpoints(jobs, artifacts), folder)
+        cluster = Cluster("flink", _endpoints(jobs, artifacts), folder, page=rest)
         stack.callback(cluster.stop)
         start = cluster.start
         job_manager = [*base, "-Xmx400m", f"org.apache.flink.{entry}", "--configDir", str(conf)]
@@ -112,7 +113,7 @@ def flink(folder: Path, memory: int = 1536, network: int = 256) -> Iterator[Clus
             own = [*base, *sizes[0], f"org.apache.flink.{manager}", "--configDir", str(conf), *sizes[1]]
             start(f"taskmanager-{number}", own)
         start("job-server", _job_server(FLINK, jobs, artifacts, folder, ["--flink-master", f"localhost:{rest}"]))
-        _wait(cluster, lambda: _task_managers(rest) == WORKERS and listens(jobs))
+        _wait(cluster, lambda: _overview(rest).get("taskmanagers") == WORKERS and listens(jobs))
         yield cluster
 
 
@@ -245,12 +246,18 @@ def _wait(cluster: Cluster, ready: Callable[[], bool]) -> None:
         time.sleep(0.3)
 
 
-def _task_managers(rest: int) -> int:
+def running_jobs(cluster: Cluster) -> int:
+    """Return how many jobs run on a Flink cluster."""
+    return _overview(cluster.page)["jobs-running"]
+
+
+def _overview(rest: int) -> dict[str, int]:
+    """Return Flink's own counts; none while it does not answer."""
     try:
-        with urllib.request.urlopen(f"http://localhost:{rest}/overview", timeout=2) as answer:
-            return int(json.load(answer)["taskmanagers"])
-    except (OSError, ValueError, KeyError):
-        return 0
+        with urllib.request.urlopen(f"http://localhost:{rest}/overview", timeout=20) as answer:
+            return json.load(answer)
+    except (OSError, ValueError):
+        return {}
 
 
 def listens(port: int) -> bool:
