@@ -6,7 +6,10 @@ the bytes of DATA's staging, which has the tables, too, until they are put in pl
 killed with SIGKILL once rows are tokenized and the first shard is written; the same command goes on from there.
 Then an epoch is streamed, and a sample of the input's points is looked for by their keys, with their labels.
 
-    python -m benchmarks.shard_memory [--quick] [--rows N --labels L] [--folder DIR] [--kill] [--shard-bytes BYTES]
+With `--listed SHARE` only so many of the labels are listed: each mention of another one is a reject.
+
+    python -m benchmarks.shard_memory [--quick] [--rows N --labels L] [--folder DIR] [--kill]
+    python -m benchmarks.shard_memory --rows N --labels L --shard-bytes 500000 --listed 0.5    # references and rejects
 """
 
 import argparse
@@ -23,10 +26,11 @@ from pathlib import Path
 
 from benchmarks.common.folder_bytes import FolderWatch, folder_bytes
 from benchmarks.common.keyed_check import count_found, positives, sample_points, training_counts
-from benchmarks.common.keyed_input import write_keyed
+from benchmarks.common.keyed_input import label_number, write_keyed
 from benchmarks.common.process_memory import Measured, measure
 from benchmarks.common.report import report
 from schemas.layout import DataLayout
+from schemas.manifest import open_manifest
 from trainer.stream import JoinedStream, open_sources
 
 LIMIT_GIB = 6.0
@@ -46,19 +50,23 @@ def main() -> None:
     parser.add_argument("--folder", help="where input and output go; default: a temporary folder, removed at the end")
     parser.add_argument("--kill", action="store_true", help="kill the run in its second half, and go on from there")
     parser.add_argument("--shard-bytes", type=int, help="passed on: small shards make many references")
+    parser.add_argument("--listed", type=float, default=1.0, help="share of the labels that are listed")
     parser.add_argument("--gib", type=float, default=LIMIT_GIB, help="bar of the memory of all processes")
     arguments = parser.parse_args()
     rows, labels = (100_000, 10_000) if arguments.quick else (arguments.rows, arguments.labels)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         more = ["--shard-bytes", str(arguments.shard_bytes)] if arguments.shard_bytes else []
-        run(Path(folder), rows, labels, arguments.kill, arguments.gib, more)
+        if arguments.listed < 1:
+            more += ["--max-reject-share", "1"]
+        run(Path(folder), rows, labels, arguments.listed, arguments.kill, arguments.gib, more)
 
 
-def run(folder: Path, rows: int, labels: int, kill: bool, gib: float, more: list[str]) -> None:
+def run(folder: Path, rows: int, labels: int, listed: float, kill: bool, gib: float, more: list[str]) -> None:
     """Write the input, shard it, stream it, look for a sample of its keys, report."""
     data = folder / "data"
     began = time.perf_counter()
-    written = write_keyed(folder / "raw", rows, labels)
+    named, labels = labels, int(labels * listed)
+    written = write_keyed(folder / "raw", rows, named, listed=labels)
     sys.stderr.write(f"{rows:,} rows and {labels:,} labels: {written / 2**20:,.0f} MiB\n")
     wrote = time.perf_counter() - began
     points = sample_points(folder / "raw", SAMPLE)
@@ -69,8 +77,10 @@ def run(folder: Path, rows: int, labels: int, kill: bool, gib: float, more: list
     if done.status:
         sys.exit(f"{' '.join(command)}: status {done.status}")
     summary = json.loads(done.output.splitlines()[-1])
-    if (summary["rows"]["train"], summary["labels"]) != (rows, labels):
+    if listed == 1 and (summary["rows"]["train"], summary["labels"]) != (rows, labels):
         sys.exit(f"expected {rows} rows and {labels} labels, got {summary['rows']} and {summary['labels']}")
+    points = {key: [label for label in some if label_number(label) < labels] for key, some in points.items()}
+    points = {key: some for key, some in points.items() if some}  # others are rejects
     shutil.rmtree(folder / "raw")  # an epoch's pages take their place
     both = (
         done
@@ -91,7 +101,7 @@ def run(folder: Path, rows: int, labels: int, kill: bool, gib: float, more: list
         "peak GiB": both.peak_bytes / 2**30,
         "peak staging / input": staging.peak / written,
         "points found again": found / len(points),
-        "rows of the epoch / rows": epoch_rows / rows,
+        "rows of the epoch / rows": epoch_rows / summary["rows"]["train"],
     }
     report(
         f"{rows:,} rows with string keys and {labels:,} labels shard within {gib:g} GiB for all processes",
@@ -109,6 +119,8 @@ def run(folder: Path, rows: int, labels: int, kill: bool, gib: float, more: list
             "peak GiB of the launching process": round(both.launcher_bytes / 2**30, 3),
             "processes": both.most_processes,
             "peak staging bytes": staging.peak,
+            "rejects": open_manifest(DataLayout(str(data)).rejects).rows,
+            "shards": len(open_manifest(DataLayout(str(data)).queries("train")).shards),
             "epoch": {
                 "rows": epoch_rows,
                 "seconds": round(epoch_seconds, 1),

@@ -12,14 +12,16 @@ _VOCABULARY = 20_000
 _LETTERS = np.frombuffer(b"etaoinshrdlucmfwypvbgkqjxz", np.uint8)
 
 
-def write_keyed(folder: Path, points: int, labels: int, files: int = 4, seed: int = 0) -> int:
+def write_keyed(
+    folder: Path, points: int, labels: int, files: int = 4, seed: int = 0, listed: int | None = None
+) -> int:
     """Write JSONL with string keys: `labels.jsonl`, and `train` in `files` files; return the bytes written.
 
-    A point has 6 to 18 words and 1 to 9 labels, Zipfian both.
+    A point has 6 to 18 words and 1 to 9 labels, Zipfian both. listed: only so many of the labels are in `labels.jsonl`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = _words(seed)
-    written = _write(folder / "labels.jsonl", _labels(labels, words, seed))
+    written = _write(folder / "labels.jsonl", _labels(labels if listed is None else listed, words, seed))
     bounds = np.linspace(0, points, files + 1).astype(int)
     for number in range(files):
         rows = _points(int(bounds[number]), int(bounds[number + 1]), labels, words, seed)
@@ -30,6 +32,11 @@ def write_keyed(folder: Path, points: int, labels: int, files: int = 4, seed: in
 def label_key(number: int) -> str:
     """Return a key like those of catalogues: ten characters that look random."""
     return f"B{zlib.crc32(str(number).encode()):08x}{number % 10}-{number}"
+
+
+def label_number(key: str) -> int:
+    """Return the number that `label_key` was given."""
+    return int(key.rpartition("-")[2])
 
 
 def _labels(labels: int, words: np.ndarray, seed: int) -> Iterator[str]:

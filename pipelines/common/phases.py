@@ -51,9 +51,9 @@ class Phases:
 
         Raises LostError, StorageError.
         """
-        folders = [name for name in storage.list_names(self.root) if name.rpartition("-")[0] in kinds]
-        folders = [name for name in folders if name in self._needed or name.endswith(f"-{self.claim.attempt}")]
-        sizes = {name: storage.list_sizes(join(self.root, name)) for name in folders}
+        own = [f"{kind}-{self.claim.attempt}" for kind in kinds]
+        folders = {*own, *(name for name in self._needed if name.rpartition("-")[0] in kinds)}
+        sizes = {name: storage.list_sizes(join(self.root, name)) for name in sorted(folders)}
         record = {"digest": self.digest, "folders": sizes, "left": left}
         self.claim.require()
         storage.write_sealed(join(self.root, _file(phase)), json.dumps(record).encode(), durable=True)

@@ -128,8 +128,8 @@ def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.Re
     mentions = [read_mentions(block) for block in group.blocks]
     ends = np.cumsum([0 if named is None else named.num_rows for named in mentions])
     ids = np.split(known_ids(int(ends[-1]), receive(read_places(group.ids))), ends[:-1])
-    for block, named, known in zip(group.blocks, mentions, ids, strict=True):
+    for block, named, label_ids in zip(group.blocks, mentions, ids, strict=True):
         batch = block.read()
         if plan.share != (0.0, 1.0):
             batch = batch.filter(pa.array(assign.in_share(batch["hash"].to_numpy(), plan.share)))
-        yield block, *points.attach_labels(batch, plan, known, None if named is None else named["key"])
+        yield block, *points.attach_labels(batch, plan, label_ids, None if named is None else named["key"])

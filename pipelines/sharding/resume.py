@@ -27,7 +27,7 @@ _NEEDED = {READ: (BLOCKS, REJECTS), JOINED: (BLOCKS, REJECTS, LABELS, IDS), TOKE
 
 @dataclass(frozen=True)
 class Left:
-    """What phases up to `phase` left. raw: of the first pipeline; later: of those after it.
+    """Summaries that phases up to `phase` left. raw: of the first pipeline; later: of those after it.
 
     frozen: the tokenizer, once it is chosen.
     """
@@ -47,10 +47,10 @@ def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, An
 
 def find_left(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Left | None:
     """Return what an earlier run at `data` left of the same work; remove all else. Raises LostError, StorageError."""
-    found = phases.find(*_DONE)
-    if found is None:
+    record = phases.find(*_DONE)
+    if record is None:
         return None
-    phase, values = found
+    phase, values = record
     raw = from_json(values["raw"])
     say(f"{data}: an earlier run was cut off here; looking whether INPUT is the same")
     if raw.files != identity.read_files(inputs):

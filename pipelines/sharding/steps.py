@@ -80,8 +80,8 @@ class _Keep(beam.DoFn):
 @beam.ptransform_fn
 def reopen(pipeline: Any, places: Mapping[int, Packet]) -> PCollection:
     """Return the collection (key, packet) that `keep` kept at `places`."""
-    found = pipeline | "Places" >> beam.Create(list(places.items()))
-    return found | "Packets" >> beam.FlatMapTuple(lambda key, place: [(key, packet) for packet in read_places(place)])
+    created = pipeline | "Places" >> beam.Create(list(places.items()))
+    return created | "Packets" >> beam.FlatMapTuple(lambda key, place: [(key, packet) for packet in read_places(place)])
 
 
 def first_ids(sizes: Mapping[int, int]) -> np.ndarray:

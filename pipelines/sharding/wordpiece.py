@@ -76,8 +76,8 @@ def _normalise(texts: pa.ChunkedArray, normalizer: BertNormalizer, words: BertPr
     places: dict[str, int] = {}
     cut = []
     for some in (some for chunk in texts.chunks for some in cut_words(chunk)):
-        known = [places.setdefault(word, len(places)) for word in some.different.to_pylist()]
-        cut.append((np.array(known, np.int32)[some.places], some.offsets))
+        numbers = [places.setdefault(word, len(places)) for word in some.different.to_pylist()]
+        cut.append((np.array(numbers, np.int32)[some.places], some.offsets))
     counts = np.zeros(len(places), np.int64)
     for index, _ in cut:
         counts += np.bincount(index, minlength=len(places))
