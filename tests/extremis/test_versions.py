@@ -22,7 +22,7 @@ from tests.training import silent
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import load_recipe
 from trainer.evaluation.label_embeddings import embed_texts
-from trainer.group import ALONE
+from trainer.group import ALONE, Group
 from trainer.initial.earlier_run import begin_with_run
 from trainer.model import DataFacts, find_checkpoint, load_encoder
 from trainer.model import Model as TrainedModel
@@ -36,13 +36,22 @@ def weights(run: Path) -> torch.Tensor:
     return checkpoint.vectors("weight").float()
 
 
-def begun(days: Path, data: str, **train: Any) -> TrainedModel:
+class Half(Group):
+    """One of two ranks, which asks nothing of the other."""
+
+    ranks = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def begun(days: Path, data: str, group: Group = ALONE, **train: Any) -> TrainedModel:
     """A model of the recipe on `data`, as it begins with run0."""
     changes = [*(f"{key}={str(value).lower()}" for key, value in TINY.items())]
     changes += [f"train.{key}={value!r}" for key, value in {"start_from": f"{days}/run0", **train}.items()]
     recipe, layout = load_recipe("random", changes), DataLayout(f"{days}/{data}")
     facts = DataFacts.of(layout)
-    model = TrainedModel.build(recipe, facts.vocabulary, facts.labels, facts.features, ALONE)
+    model = TrainedModel.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
     assert begin_with_run(model, layout, recipe, silent)
     return model
 
@@ -89,6 +98,13 @@ def test_new_labels_begin_where_trained_ones_are_to_their_points_or_texts(days: 
         row = model.head.vectors[label].float()
         torch.testing.assert_close(row[:8], expected, atol=1e-4, rtol=1e-3)
         assert float(row[:8] @ query + row[8]) == pytest.approx(float(level), abs=1e-3)
+
+
+@pytest.mark.parametrize("new", ["points", "texts"])
+def test_vectors_begin_alike_on_any_number_of_ranks(days: Path, new: str) -> None:
+    whole = begun(days, "data1", new_labels=new).head.vectors
+    halves = [begun(days, "data1", Half(rank), new_labels=new).head.vectors for rank in range(2)]
+    torch.testing.assert_close(torch.cat(halves), whole)
 
 
 def test_new_labels_may_begin_as_in_any_run(days: Path) -> None:

@@ -45,13 +45,13 @@ class Train(Options):
     start_from: str = Field(
         "",
         description="a run on an earlier version of the data, whose encoder and vectors, by label id, this one begins "
-        "with; epochs and rates that are not stated are then those of a refresh",
+        "with; epochs, rates and negatives that are not stated are then those of a refresh",
     )
     start_optimizer: bool = Field(False, description="with start_from: take the state of its optimizers too")
     new_labels: Literal["points", "texts", "initial"] = Field(
         "points",
-        description="with start_from, where the vectors of new labels begin: at the mean of their points' embeddings "
-        "(of labels without points at their text's); at their texts' embeddings; or as in any run",
+        description="with start_from, where the vectors of new labels begin: as trained ones are to the mean of their "
+        "points' embeddings (labels without points: to their text's); all of them so to their texts'; or as in any run",
     )
     encoder_from: str = Field(
         "", description="a run on the same data whose encoder, as its newest checkpoint has it, this one begins with"
