@@ -35,12 +35,14 @@ rest.address: localhost
 rest.bind-address: localhost
 rest.port: {rest}
 slot.request.timeout: 5000
+heartbeat.interval: 1000
 heartbeat.timeout: 60000
+heartbeat.rpc-failure-threshold: 1
 pekko.ask.timeout: 60 s
 pekko.startup-timeout: 60 s
 restart-strategy.type: fixed-delay
-restart-strategy.fixed-delay.attempts: 8
-restart-strategy.fixed-delay.delay: 1 s
+restart-strategy.fixed-delay.attempts: {attempts}
+restart-strategy.fixed-delay.delay: 2 s
 """
 _LOG = """\
 rootLogger.level = INFO
@@ -92,16 +94,20 @@ class Cluster:
 
 
 @contextmanager
-def flink(folder: Path, memory: int = 1536, network: int = 256) -> Iterator[Cluster]:
-    """Start a JobManager, TaskManagers of one slot and `memory` MiB (`network` of them buffers), and the job server."""
+def flink(folder: Path, memory: int = 1536, network: int = 256, attempts: int = 20) -> Iterator[Cluster]:
+    """Start a JobManager, TaskManagers of one slot and `memory` MiB (`network` of them buffers), and the job server.
+
+    Lost work is done again, `attempts` times.
+    """
     rpc, rest, jobs, artifacts = free_ports(4)
     conf = folder / "conf"
     conf.mkdir(parents=True)
-    (conf / "config.yaml").write_text(_FLINK_CONFIG.format(rpc=rpc, rest=rest, memory=memory, network=network))
+    sizes = {"memory": memory, "network": network, "attempts": attempts}
+    (conf / "config.yaml").write_text(_FLINK_CONFIG.format(rpc=rpc, rest=rest, **sizes))
     (conf / "log4j.properties").write_text(_LOG)
     classpath = f"{FLINK.folder / 'lib'}/*"
     base = [*_JAVA, f"-Dlog4j.configurationFile=file:{conf}/log4j.properties", *_open(_FLINK_OPENS), "-cp", classpath]
-    sizes = _task_manager_sizes(conf, classpath)
+    java, manager_options = _task_manager_sizes(conf, classpath)
     entry, manager = "runtime.entrypoint.StandaloneSessionClusterEntrypoint", "runtime.taskexecutor.TaskManagerRunner"
     with ExitStack() as stack:
         cluster = Cluster("flink", _endpoints(jobs, artifacts), folder, page=rest)
@@ -110,7 +116,7 @@ def flink(folder: Path, memory: int = 1536, network: int = 256) -> Iterator[Clus
         job_manager = [*base, "-Xmx400m", f"org.apache.flink.{entry}", "--configDir", str(conf)]
         start("jobmanager", [*job_manager, "--executionMode", "cluster"])
         for number in range(WORKERS):
-            own = [*base, *sizes[0], f"org.apache.flink.{manager}", "--configDir", str(conf), *sizes[1]]
+            own = [*base, *java, f"org.apache.flink.{manager}", "--configDir", str(conf), *manager_options]
             start(f"taskmanager-{number}", own)
         start("job-server", _job_server(FLINK, jobs, artifacts, folder, ["--flink-master", f"localhost:{rest}"]))
         _wait(cluster, lambda: _overview(rest).get("taskmanagers") == WORKERS and listens(jobs))

@@ -6,16 +6,26 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.command import ROOT, command, environment, extremis, refused
+from tests.engines import clusters, pieces
 from tests.engines.clusters import Cluster, python_workers
-from tests.engines.conftest import SMALL
+from tests.engines.conftest import SMALL, install
 from tests.engines.worker import SECONDS, loopback, process, write_worker
 
 pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def flink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Start Flink; it tries nothing again."""
+    install(pieces.FLINK)
+    with clusters.flink(tmp_path_factory.mktemp("failures") / "cluster", attempts=0) as cluster:
+        yield cluster
 
 
 def test_a_worker_of_another_version(flink: Cluster, raw: Path, tmp_path: Path) -> None:

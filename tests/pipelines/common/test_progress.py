@@ -58,11 +58,11 @@ def test_every_row_and_byte_is_counted_once_whoever_works(flags: Sequence[str], 
     watch, numbers = Watch(str(tmp_path), progress := Shown()), [1, 2, 3, 4]
     watch.expect({"work": sum(numbers), "never begun": 7})
     pipeline = make_pipeline(flags)
-    _ = pipeline | beam.Create(numbers, reshuffle=not flags) | beam.Map(work, watch.meter, 0.4)
+    _ = pipeline | beam.Create(numbers, reshuffle=not flags) | beam.Map(work, watch.meter, 0.7)
     run(pipeline, watch=watch)
     (step,) = watch.steps()
     assert (step.name, step.rows, step.total, step.bytes, step.over) == ("work", 10, 10, 20, True)
-    assert 0.4 <= step.seconds < 60
+    assert 0.7 <= step.seconds < 600
     watch.summarize()
     (line,) = progress.lines  # others are shown
     assert line.startswith("steps: work 10 rows in ")
@@ -79,7 +79,7 @@ def test_a_receiver_of_lines_alone_gets_one_soon(tmp_path: Path) -> None:
     pipeline = make_pipeline()
     _ = pipeline | beam.Create([3]) | beam.Map(work, watch.meter, 1.2)
     run(pipeline, watch=watch)
-    assert lines == ["work: 0 rows, 1 worker"]
+    assert lines[0].startswith(("work: 0 rows, 1 worker", "the workers are starting, "))
 
 
 def test_work_that_is_done_again_does_not_exceed_the_total(tmp_path: Path) -> None:
