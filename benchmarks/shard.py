@@ -29,7 +29,7 @@ from pipelines.sharding import tokenizer, wordpiece
 TATE = Path(__file__).parents[1] / "examples" / "tate"
 BATCH = 4096
 FILES = 4
-BAR = 0.8
+BAR = 0.85
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def measure(folder: Path, rows: int, small: int, rounds: int) -> None:
     fastest = min(seconds["encode_batch"], seconds["encode_batch_fast"])
     pipeline = seconds["shard large"] - seconds["shard small"]
     report(
-        f"tokenize-and-shard reaches {BAR} of bare batch encoding on the same cores",
+        f"tokenize-and-shard reaches {BAR} of bare batch encoding, by processor time",
         {
             "rows": rows,
             "labels": labels,
@@ -77,14 +77,15 @@ def measure(folder: Path, rows: int, small: int, rounds: int) -> None:
             "start-up seconds, taken out": round(seconds["shard small"], 1),
             "seconds": {name: round(value, 2) for name, value in seconds.items()},
             "CPU seconds": {name: round(value, 2) for name, value in cpu.items()},
-            # On a machine that does other work, too, this says more than the clock.
-            "shard / bare by CPU seconds": round(
-                min(cpu["encode_batch"], cpu["encode_batch_fast"]) / (cpu["shard large"] - cpu["shard small"]), 3
-            ),
             "rounds": rounds,
         },
-        {"shard / bare": (more / pipeline) / (more / fastest)},
-        {"shard / bare": BAR},
+        {
+            "shard / bare": fastest / pipeline,
+            # On a machine that does other work, too, this says more than the clock.
+            "shard / bare by processor time": min(cpu["encode_batch"], cpu["encode_batch_fast"])
+            / (cpu["shard large"] - cpu["shard small"]),
+        },
+        {"shard / bare by processor time": BAR},
     )
 
 

@@ -90,6 +90,7 @@ def run(folder: Path, rows: int, labels: int, listed: float, kill: bool, gib: fl
             seconds=killed.seconds + done.seconds,
             peak_bytes=max(killed.peak_bytes, done.peak_bytes),
             most_processes=max(killed.most_processes, done.most_processes),
+            launcher_bytes=max(killed.launcher_bytes, done.launcher_bytes),
         )
     )
     bytes_made = folder_bytes(data)

@@ -64,7 +64,7 @@ def join(
     ids = Files(places.ids)
     for table, groups in _groups(tables, raw).items():
         if any(block.mentions for _, blocks in groups for block in blocks):
-            resolving = resolve_labels(ordered, labels.shards, tables.seed, bulk, ids, labels.shards_before)
+            resolving = resolve_labels(ordered, labels, tables.seed, bulk, ids)
             named = pipeline | f"Blocks of {table}" >> beam.Create(groups) | f"Resolve {table}" >> resolving
             summaries.append(named | f"Keep ids of {table}" >> keep(ids_of_table(table), ids))
     merge_and_write(summaries | "All summaries" >> beam.Flatten(), summary_url)

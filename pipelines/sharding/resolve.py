@@ -2,7 +2,8 @@
 
 No process holds all labels: a shard of labels is looked up with the keys that were sent to it, and the ids go back to
 the block. A label's id is its rank in its shard after the labels of all shards before. Blocks go in groups, so that
-there are not more references than _REFERENCES each way, however many blocks and shards there are.
+there are not more references than _REFERENCES each way, however many blocks and shards there are. A shard is
+looked up in several places, each for other groups, where there are few shards.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,11 +20,13 @@ from pipelines.common.exchange import Exchange, Files, Packet, receive
 from pipelines.common.summary import Block
 from pipelines.sharding.hashing import hash_strings
 from pipelines.sharding.labels import OrderedLabels
+from pipelines.sharding.plan import LabelsPlan
 from pipelines.sharding.steps import first_ids
 
 _REFERENCES = 1 << 17  # which some runners keep in the launching process
 _LOOKED_UP = 1 << 20  # keys at a time: Arrow builds its hash table of the shard's keys anew for each call
-
+_PLACES = 16  # where keys are looked up, or more
+FIND = "find labels"  # step; its rows are keys
 
 Blocks = tuple[Block, ...]
 
@@ -39,26 +42,39 @@ def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks
     return [(start // size, tuple(blocks[start : start + size])) for start in range(0, len(blocks), size)]
 
 
+def places_of_shard(shards: int) -> int:
+    """Return the number of places where a shard of labels is looked up: place p is of shard p // places."""
+    return -(-_PLACES // shards)
+
+
 @beam.ptransform_fn
 def resolve_labels(
-    blocks: PCollection, ordered: OrderedLabels, shards: int, seed: int, exchange: Exchange, ids: Files, before: int = 0
+    blocks: PCollection, ordered: OrderedLabels, plan: LabelsPlan, seed: int, exchange: Exchange, ids: Files
 ) -> PCollection:
     """Join (group number, blocks) with the labels: (group number, packet in `ids` of `index` and `label_id`).
 
-    seed: of the hash that chooses a label's shard. before: shards of labels that a version has already.
+    seed: of the hash that chooses a label's shard.
     """
-    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, shards, seed, exchange)
+    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, plan.shards, seed, exchange)
+    keys = ordered.keys | "To places" >> beam.FlatMap(copy_keys, plan.shards)
     return (
-        {"mentions": mentions, "keys": ordered.keys}
-        | "By label shard" >> beam.CoGroupByKey()
-        | "Look up" >> beam.FlatMap(resolve_shard, ids, AsDict(ordered.sizes), before)
+        {"mentions": mentions, "keys": keys}
+        | "By place" >> beam.CoGroupByKey()
+        | "Look up" >> beam.FlatMap(resolve_shard, plan, ids, AsDict(ordered.sizes))
     )
+
+
+def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, Packet]]:
+    """Send (label shard, packet of its keys) to all its places."""
+    shard, packet = element
+    places = places_of_shard(shards)
+    yield from ((shard * places + place, packet) for place in range(places))
 
 
 def route_mentions(
     element: tuple[int, Blocks], shards: int, seed: int, exchange: Exchange
 ) -> Iterator[tuple[int, tuple[int, Packet]]]:
-    """Send the label keys that (group number, blocks) name: (label shard, (group number, packet))."""
+    """Send the label keys that (group number, blocks) name: (place, (group number, packet))."""
     number, blocks = element
     mentions = [batch for batch in map(read_mentions, blocks) if batch is not None]
     if not mentions:
@@ -66,8 +82,9 @@ def route_mentions(
     named = pa.concat_batches(mentions)
     batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows)), "key": named["key"]})
     shard = (hash_strings(named["key"], seed) % np.uint64(shards)).astype(np.int64)
+    places = places_of_shard(shards)
     for label_shard, packet in exchange.send(assign.split_by(batch, shard)):
-        yield label_shard, (number, packet)
+        yield label_shard * places + number % places, (number, packet)
 
 
 def read_mentions(block: Block) -> pa.RecordBatch | None:
@@ -76,15 +93,17 @@ def read_mentions(block: Block) -> pa.RecordBatch | None:
 
 
 def resolve_shard(
-    element: tuple[int, dict[str, Any]], files: Files, sizes: dict[int, int], before: int = 0
+    element: tuple[int, dict[str, Any]], plan: LabelsPlan, files: Files, sizes: dict[int, int]
 ) -> Iterator[tuple[int, Packet]]:
-    """Look up what blocks name in (label shard, parts), and send the ids back: (group number, packet)."""
-    shard, parts = element
+    """Look up what blocks name in (place, parts), and send the ids back: (group number, packet)."""
+    place, parts = element
+    plan.meter.start(FIND)
     (labels,) = receive(parts["keys"])
-    first = int(first_ids(sizes)[before + shard])
+    first = int(first_ids(sizes)[plan.shards_before + place // places_of_shard(plan.shards)])
     ids = ids_of(labels, first)
     for mentions in _chunks(parts["mentions"]):
-        yield from files.send(look_up(labels["key"], ids, mentions))
+        yield from plan.meter.weigh(FIND, files.send(look_up(labels["key"], ids, mentions)))
+        plan.meter.count(FIND, sum(batch.num_rows for _, batch in mentions))
 
 
 def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:

@@ -13,6 +13,7 @@ from transformers import AutoModel
 from pipelines.sharding import tokenizer as tokens
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.wordpiece import train as train_wordpiece
+from pipelines.sharding.words import encode_whole
 from schemas.ragged import Ragged
 from tests.bert import write_bert
 from trainer.config import EncoderSection
@@ -42,7 +43,7 @@ def bert(frozen: FrozenTokenizer, tmp_path_factory: pytest.TempPathFactory) -> s
 def texts_as_inputs(frozen: FrozenTokenizer) -> Inputs:
     from tokenizers import Tokenizer
 
-    values, offsets, _ = tokens.encode(Tokenizer.from_str(frozen.files[tokens.FILE].decode()), TEXTS)
+    values, offsets, _ = encode_whole(Tokenizer.from_str(frozen.files[tokens.FILE].decode()), TEXTS)
     return Inputs(Ragged(values, offsets))
 
 
