@@ -13,18 +13,27 @@ _LETTERS = np.frombuffer(b"etaoinshrdlucmfwypvbgkqjxz", np.uint8)
 
 
 def write_keyed(
-    folder: Path, points: int, labels: int, files: int = 4, seed: int = 0, listed: int | None = None
+    folder: Path,
+    points: int,
+    labels: int,
+    files: int = 4,
+    seed: int = 0,
+    listed: int | None = None,
+    before: tuple[int, int] = (0, 0),
 ) -> int:
     """Write JSONL with string keys: `labels.jsonl`, and `train` in `files` files; return the bytes written.
 
     A point has 6 to 18 words and 1 to 9 labels, Zipfian both. listed: only so many of the labels are in `labels.jsonl`.
+    before: points and labels that there are already; these are others, and their points have labels of both.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = _words(seed)
-    written = _write(folder / "labels.jsonl", _labels(labels if listed is None else listed, words, seed))
-    bounds = np.linspace(0, points, files + 1).astype(int)
+    total = before[1] + labels
+    stop = total if listed is None else before[1] + listed
+    written = _write(folder / "labels.jsonl", _labels(before[1], stop, words, seed))
+    bounds = before[0] + np.linspace(0, points, files + 1).astype(int)
     for number in range(files):
-        rows = _points(int(bounds[number]), int(bounds[number + 1]), labels, words, seed)
+        rows = _points(int(bounds[number]), int(bounds[number + 1]), total, words, seed)
         written += _write(folder / f"train-{number:02d}.jsonl", rows)
     return written
 
@@ -39,10 +48,10 @@ def label_number(key: str) -> int:
     return int(key.rpartition("-")[2])
 
 
-def _labels(labels: int, words: np.ndarray, seed: int) -> Iterator[str]:
-    for start in range(0, labels, _BATCH):
+def _labels(first: int, stop: int, words: np.ndarray, seed: int) -> Iterator[str]:
+    for start in range(first, stop, _BATCH):
         draw = np.random.default_rng([seed, 1, start])
-        count = min(_BATCH, labels - start)
+        count = min(_BATCH, stop - start)
         for number, text in zip(range(start, start + count), _texts(draw, count, words, 3, 9), strict=True):
             yield f'{{"key": "{label_key(number)}", "text": "{text}"}}\n'
 

@@ -101,7 +101,8 @@ def days(host: Forks, before: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return states, changes
 
 
-@pytest.mark.parametrize("moments", [2, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("moments", [2, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_that_is_killed_and_run_again_makes_the_same(
     host: Forks, days: Days, tmp_path: Path, name: str, moments: int
