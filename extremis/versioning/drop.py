@@ -11,7 +11,7 @@ from schemas.layout import DataLayout, staging
 from schemas.manifest import unpublish
 from schemas.owners.claim import claimed
 from schemas.storage import join
-from schemas.versions.current import follow
+from schemas.versions.current import find_current
 from schemas.views.relative import resolve
 
 
@@ -40,7 +40,8 @@ def _drop_export(export: ListedExport) -> dict[str, Any]:
     """Remove an export, unless it is current or one beside it names its files. Raises InputError."""
     url = resolve(export.url, ".")
     folder = resolve(url, "..")
-    if resolve(follow(folder), ".") == url:
+    current = find_current(folder)
+    if current is not None and resolve(current, ".") == url:
         raise InputError(f"{url}: the current export of {folder}. Make another one current first.")
     others = [other.url for other in list_exports(folder) if url in other.needs]
     if others:

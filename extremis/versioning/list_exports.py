@@ -7,7 +7,7 @@ from schemas import storage
 from schemas.errors import TableError
 from schemas.manifest import Manifest, is_published, open_manifest
 from schemas.storage import join
-from schemas.versions.current import follow
+from schemas.versions.current import find_current
 from schemas.versions.exports import ExportVersion, require_needed
 from schemas.views.relative import relative, resolve
 
@@ -64,5 +64,5 @@ def open_listed_export(url: str) -> ListedExport | None:
 
 def name_current(root: str) -> str | None:
     """Return the name of the current export of the folder `root`; None where it has none."""
-    url = follow(root)
-    return None if url == root else relative(root, url)
+    url = find_current(root)
+    return None if url is None else relative(root, url)

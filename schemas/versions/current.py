@@ -12,17 +12,31 @@ _LONGEST = 1024  # bytes of the file
 
 
 def follow(url: str) -> str:
-    """Return the URL of the export that CURRENT names in the folder `url`; `url` itself where it is one, or has none.
+    """Return `url` itself where it is an export, or no folder of exports; of such a folder, the current one.
 
-    Raises TableError where the file names nothing; StorageError.
+    Raises InputError: none of them is current; TableError: CURRENT names nothing; StorageError.
     """
-    place = join(url, CURRENT)
     if is_published(url):
         return url
+    current = find_current(url)
+    if current is None and any(is_published(join(url, name)) for name in storage.list_names(url)):
+        raise InputError(
+            f"{url}: a folder of which none is current. Name an export in it, or make one current with extremis export "
+            "--current."
+        )
+    return current or url
+
+
+def find_current(url: str) -> str | None:
+    """Return the URL of the export that CURRENT names in the folder `url`; None where there is no such file.
+
+    Raises TableError where it names nothing; StorageError.
+    """
+    place = join(url, CURRENT)
     try:
         content = storage.read_bytes(place)
     except (FileNotFoundError, NotADirectoryError):
-        return url
+        return None
     try:
         return join(url, folder(content[:_LONGEST].decode().strip()))
     except (InputError, UnicodeDecodeError):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, open_manifest, publish, verify
 from schemas.storage import join
-from schemas.versions.current import CURRENT, follow, switch
+from schemas.versions.current import CURRENT, find_current, follow, switch
 from schemas.versions.exports import ExportVersion, require_needed
 from schemas.versions.version import VERSION
 from schemas.views.relative import relative
@@ -191,7 +191,10 @@ def test_current_names_one_of_a_folder(store: str) -> None:
     with folder_of(store) as root:
         for name in ("a", "b"):
             publish_at(join(root, name), [], None)
-        assert follow(root) == root
+        assert find_current(root) is None
+        with pytest.raises(InputError, match="a folder of which none is current"):
+            follow(root)
+        assert follow(join(root, "a", "nothing")) == join(root, "a", "nothing")
         with pytest.raises(InputError, match="no finished table here"):
             switch(join(root, "c"))
         for name in ("a", "b", "a"):
