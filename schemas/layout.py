@@ -71,17 +71,15 @@ class _Below:
 
 @dataclass(frozen=True)
 class DataLayout:
-    """Paths below DATA, the prefix that `extremis shard` publishes: FOLDERS, and with single files all MADE."""
+    """Paths below DATA, the prefix that `extremis shard` publishes, whose folders are FOLDERS."""
 
     FOLDERS: ClassVar = ("queries", "labels", "tokenizer", "rejects", "parts")
-    MADE: ClassVar = (*FOLDERS, "commands.json")
 
     root: str
 
     labels = _Below("labels")
     tokenizer = _Below("tokenizer")
     rejects = _Below("rejects")
-    commands = _Below("commands.json")  # that made the data set
 
     @property
     def staging(self) -> str:

@@ -108,18 +108,12 @@ def shard(source: str, data: str, beam_options: tuple[str, ...], **options: Any)
       extremis shard s3://bucket/raw s3://bucket/data -- --runner=FlinkRunner --flink_master=host:8081
     """
     from extremis.inspecting.data_summary import summarize, summary_lines
-    from extremis.training.commands import commands_of, keep_command
     from pipelines import shard as sharding
-    from schemas.errors import ExtremisError
-    from schemas.layout import DataLayout
     from schemas.options import check
 
     (a, b), overwrite = options.pop("propensity") or (None, None), options.pop("overwrite")
     shard_options = check(sharding.ShardOptions, {**options, "propensity_a": a, "propensity_b": b})
     manifest = sharding.shard(source, data, shard_options, beam_options, say, overwrite=overwrite)
-    with contextlib.suppress(ExtremisError):  # a note; the data set is published
-        if not commands_of(DataLayout(data)):  # one that found it finished did not make it
-            keep_command(DataLayout(data))
     summary = summarize(data)
     for line in summary_lines(summary):
         say(line)

@@ -8,7 +8,6 @@ import numpy as np
 from extremis.inspecting.data_summary import summarize
 from extremis.inspecting.examples import splits_of
 from extremis.inspecting.rows import Rows
-from extremis.training.commands import commands_of
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.shard_files.parquet import list_column
@@ -55,7 +54,6 @@ class Facts:
     tail: Tail
     rejected: int
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # of each split, as `summarize` has them
-    commands: list[str] = field(default_factory=list)  # that made it
 
 
 def describe(data: DataLayout) -> Facts:
@@ -64,7 +62,7 @@ def describe(data: DataLayout) -> Facts:
     splits = [_split(data, name) for name in splits_of(data)]
     rejected = open_manifest(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
     counts = summarize(data.root)["splits"]
-    return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected, counts, commands_of(data))
+    return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected, counts)
 
 
 def _split(data: DataLayout, name: str) -> Split:

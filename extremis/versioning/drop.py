@@ -29,7 +29,7 @@ def drop(url: str) -> dict[str, Any]:
             raise InputError(f"{url}: no data set or export here. extremis data list names those of a prefix.")
         _require_unneeded(url, listed)
         unpublish(url)
-        for name in DataLayout.MADE:
+        for name in DataLayout.FOLDERS:
             storage.remove(join(url, name), recursive=True)
         storage.remove(DataLayout(url).staging, recursive=True)
     say(f"{url}: removed")

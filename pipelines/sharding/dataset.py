@@ -56,7 +56,7 @@ def begin(data: str) -> None:
 def clear(data: str) -> None:
     """Remove the data set at `data`, finished or not: invisible first."""
     manifests.unpublish(data)
-    for name in DataLayout.MADE:
+    for name in DataLayout.FOLDERS:
         storage.remove(join(data, name), recursive=True)
 
 

@@ -18,7 +18,7 @@ SMALL = ("--tokenizer", "train:1000", "--row-group-rows", "64", "--shards", "2")
 
 def files(folder: Path) -> dict[str, bytes]:
     """Return the content of each file in a folder, but the note of the command line that made it."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "commands.json"]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 

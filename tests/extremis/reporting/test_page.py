@@ -178,11 +178,10 @@ def test_tables_are_downloaded_as_csv(page: Any) -> None:
     assert console_messages(page) == []
 
 
-def test_it_names_the_commands_that_made_the_data_and_the_runs(page: Any, folder: Path) -> None:
+def test_it_names_the_commands_that_made_the_run(page: Any, folder: Path) -> None:
     lines = page.execute_script("return [...document.querySelectorAll('pre')].map(p => p.textContent)")
-    assert len(lines) == 3
-    assert shlex.split(lines[0])[:4] == ["extremis", "shard", str(folder / "raw"), str(folder / "data")]
-    first = lines[1].splitlines()
+    assert len(lines) == 2
+    first = lines[0].splitlines()
     assert shlex.split(first[0])[:4] == ["extremis", "run", "astra", str(folder / "data")]
     assert shlex.split(first[1]) == ["extremis", "evaluate", str(folder / "data"), f"{folder}/<b>run", "--baseline"]
 
