@@ -102,7 +102,7 @@ def days(host: Forks, before: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("moments", [2, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("moments", [1, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_that_is_killed_and_run_again_makes_the_same(
     host: Forks, days: Days, tmp_path: Path, name: str, moments: int

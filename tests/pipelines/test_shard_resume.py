@@ -66,7 +66,9 @@ def cut_off(
         shard(str(raw), str(out), options, progress=None if lines is None else lines.append)
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=[pytest.mark.slow] * (step in ("join", "write labels"))) for step in STEPS]
+)
 def test_a_run_that_is_killed_is_gone_on_from(raw: Path, tmp_path: Path, step: str) -> None:
     out, whole = tmp_path / "data", tmp_path / "whole"
     shard(str(raw), str(whole), lenient())
@@ -106,6 +108,7 @@ def test_an_error_that_may_pass_keeps_what_is_finished_and_says_so(raw: Path, tm
     assert not (out / ".staging").exists()
 
 
+@pytest.mark.slow
 def test_other_options_other_input_and_overwrite_begin_anew(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "data"
     for change in ("options", "input", "overwrite"):
