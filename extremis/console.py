@@ -23,6 +23,7 @@ from rich.table import Table
 
 from extremis.waiting import alive, spoke, suspended
 from schemas.secrets import redact
+from schemas.sizes import say_count
 
 
 class _RedactingConsole(Console):
@@ -147,11 +148,6 @@ def print_json(body: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def say_count(done: int, total: int | None) -> str:
-    """Format what is done of a total, None: not known."""
-    return f"{done:,}" + ("" if total is None else f" of {total:,}")
-
-
 class Bar:
     """A progress bar on a terminal; elsewhere a plain line every `seconds`. `total` None: not known yet.
 
@@ -238,7 +234,7 @@ class StepBars:
             if not self._tasks:
                 self._start()
             for step in steps:
-                note = f"{say_count(step.rows, step.total)} rows, {step.pace}"
+                note = step.state
                 if step.name not in self._tasks:
                     self._tasks[step.name] = self._progress.add_task(step.name, total=step.total, note=note)
                 self._progress.update(self._tasks[step.name], completed=step.rows, total=step.total, note=note)

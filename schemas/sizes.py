@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write and read them, and whether so many fit on a disk."""
+"""Sizes in bytes and counts, as people write and read them, and whether so many bytes fit on a disk."""
 
 import re
 from collections.abc import Mapping
@@ -16,6 +16,11 @@ def parse_bytes(text: str) -> int:
     if match is None or unit is None:
         raise InputError(f"{text!r} is no size: expected a number with a unit, for example 8GiB or 500MB.")
     return int(float(match[1]) * unit)
+
+
+def say_count(done: int, total: int | None) -> str:
+    """Format what is done of a total, None: not known."""
+    return f"{done:,}" + ("" if total is None else f" of {total:,}")
 
 
 def say_bytes(count: float) -> str:

@@ -2,7 +2,7 @@
 
 A worker leaves what it has counted in a file in staging, now and then: the job servers of Flink and Spark tell nothing
 of Beam's metrics before a job has ended. These metrics, in which work that was done again counts once, are the last
-word: `Meter.settle`.
+word: `settle`.
 """
 
 import contextlib

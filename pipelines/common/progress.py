@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.common.meter import Count, Meter, settle
 from schemas import storage
 from schemas.errors import ExtremisError
-from schemas.sizes import say_bytes
+from schemas.sizes import say_bytes, say_count
 from schemas.storage import join
 
 # A receiver of lines. One that has `display()` besides, a context manager, shows steps by itself: see `Watch`.
@@ -61,9 +61,13 @@ class Step:
         parts += [f"{say_seconds(self.left)} left"] if self.left is not None else []
         return ", ".join([*parts, f"{self.workers} worker{'s' * (self.workers != 1)}"])
 
+    @property
+    def state(self) -> str:
+        """Rows done, and the pace, for people."""
+        return f"{say_count(self.rows, self.total)} rows, {self.pace}"
+
     def __str__(self) -> str:
-        of = "" if self.total is None else f" of {self.total:,}"
-        return f"{self.name}: {self.rows:,}{of} rows, {self.pace}"
+        return f"{self.name}: {self.state}"
 
 
 def say_seconds(seconds: float) -> str:

@@ -122,12 +122,17 @@ def test_a_step_that_is_killed_and_run_again_makes_the_same(
         shutil.rmtree(root)
 
 
+def begin_two_days(before: Path, tmp_path: Path, other_data: str) -> tuple[Path, list[str], list[str]]:
+    """Copy the state `before` a day, and return its place, and the commands of that day and of another."""
+    root = shutil.copytree(before, tmp_path / "root")
+    write(root / "raw2", THIRD)
+    other = ["shard", f"{root}/raw2", f"{root}/{other_data}", "--onto", f"{root}/data/0", *SHARD[:-2]]
+    return root, words(STEPS["shard"], root), other
+
+
 def test_two_days_at_once_from_one_base(host: Forks, days: Days, tmp_path: Path) -> None:
     states, _ = days
-    root = shutil.copytree(states["shard"], tmp_path / "root")
-    write(root / "raw2", THIRD)
-    first = words(STEPS["shard"], root)
-    other = ["shard", f"{root}/raw2", f"{root}/data/2", "--onto", f"{root}/data/0", *SHARD[:-2]]
+    root, first, other = begin_two_days(states["shard"], tmp_path, "data/2")
     for ended in host.run(first, other):
         assert ended.done.status == 0, ended.done.err
     assert of_tree(root / "data/1") == of_tree(states["all"] / "data/1")
@@ -137,10 +142,7 @@ def test_two_days_at_once_from_one_base(host: Forks, days: Days, tmp_path: Path)
 
 def test_two_days_at_once_to_one_output(host: Forks, days: Days, tmp_path: Path) -> None:
     states, _ = days
-    root = shutil.copytree(states["shard"], tmp_path / "root")
-    write(root / "raw2", THIRD)
-    first = words(STEPS["shard"], root)
-    other = ["shard", f"{root}/raw2", f"{root}/data/1", "--onto", f"{root}/data/0", *SHARD[:-2]]
+    root, first, other = begin_two_days(states["shard"], tmp_path, "data/1")
     ended = host.run(first, other, apart=0.1)
     winners = [number for number, each in enumerate(ended) if each.done.status == 0]
     assert len(winners) == 1
