@@ -102,7 +102,10 @@ def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
         return None
     if options.split == HOLDOUT or options.scores == "fused":
         what = "the split holdout is" if options.split == HOLDOUT else "fused scores are"
-        raise InputError(f"{run}: {what} of the data that it was made from, and {data} is another version. Name that.")
+        raise InputError(
+            f"{run}: {what} of the data that it was made from, and {data} is another version. Evaluate on "
+            "the data of the run."
+        )
     return digest
 
 
