@@ -282,7 +282,7 @@ def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> 
     )
     joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
     writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER, query_steps.WRITE), rows)
-    joining[resolve.FIND] = None  # keys, each once a block
+    joining |= dict.fromkeys((resolve.SEND, resolve.FIND))  # of keys, each once a block
     return joining, {assemble.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
 
 

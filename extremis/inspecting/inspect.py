@@ -5,6 +5,7 @@ from typing import Any
 from extremis.console import results, say, table
 from extremis.inspecting.examples import require_run
 from extremis.inspecting.list_tables import ListedTable, find_mismatches, list_tables
+from extremis.inspecting.made_by import sharding_command
 from extremis.inspecting.queries import inspect_queries
 from extremis.inspecting.table import inspect_table, print_facts, print_section, verify_tables
 from schemas import storage
@@ -52,6 +53,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
     if data is not None:
         print_facts({"code version": data.code_version})
         print_section(data, "parameters")
+        results.print(f"made by, INPUT being where its files were:\n  {sharding_command(url, data)}", markup=False)
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
         open_manifest(url)  # raises: a DATA that was cut off; its parts are above
     if check:
@@ -64,7 +66,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         "checks": mismatches,
     }
     if data is not None:
-        body |= {"digest": data.digest, "parameters": data.parameters}
+        body |= {"digest": data.digest, "parameters": data.parameters, "command": sharding_command(url, data)}
         body |= inspect_queries(DataLayout(url), rows, split)
     if mismatches and check:
         count = sum(map(len, mismatches.values()))

@@ -9,6 +9,7 @@ from schemas.errors import TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest, verify
 from schemas.shard_files.shards import iterate
+from trainer.config.flatten import flatten
 
 _SHOWN_VALUES = 8  # of a list
 
@@ -45,8 +46,9 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 
 def print_section(manifest: Manifest, section: str) -> None:
-    """Print a section of a manifest, one entry per line."""
-    print_facts({f"{section}: {name}": value for name, value in getattr(manifest, section).items()})
+    """Print a section of a manifest, one entry per line; what nobody stated is left out."""
+    entries = flatten(getattr(manifest, section))
+    print_facts({f"{section}: {name}": value for name, value in entries.items() if value is not None})
 
 
 def verify_tables(tables: dict[str, Manifest]) -> None:

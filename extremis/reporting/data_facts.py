@@ -7,6 +7,7 @@ import numpy as np
 
 from extremis.inspecting.data_summary import summarize
 from extremis.inspecting.examples import splits_of
+from extremis.inspecting.made_by import sharding_command
 from extremis.inspecting.rows import Rows
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
@@ -14,6 +15,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
 
 SAMPLED_GROUPS = 32  # row groups that histograms are made from, spread evenly over a split
+_FILES = 10  # whose names are shown
 RANKS = 200  # points of the tail curve
 
 
@@ -53,7 +55,14 @@ class Facts:
     splits: list[Split]
     tail: Tail
     rejected: int
+    command: str  # that makes it
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # of each split, as `summarize` has them
+
+    @property
+    def files(self) -> str:
+        """Names of the first files that it was made from."""
+        names = sorted(str(entry["file"]) for entry in self.manifest.parameters["input"].values())
+        return ", ".join([*names[:_FILES], *(["…"] if len(names) > _FILES else [])])
 
 
 def describe(data: DataLayout) -> Facts:
@@ -62,7 +71,8 @@ def describe(data: DataLayout) -> Facts:
     splits = [_split(data, name) for name in splits_of(data)]
     rejected = open_manifest(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
     counts = summarize(data.root)["splits"]
-    return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected, counts)
+    command = sharding_command(data.root, manifest)
+    return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected, command, counts)
 
 
 def _split(data: DataLayout, name: str) -> Split:

@@ -26,7 +26,7 @@ from pipelines.sharding.steps import first_ids
 _REFERENCES = 1 << 17  # which some runners keep in the launching process
 _LOOKED_UP = 1 << 20  # keys at a time: Arrow builds its hash table of the shard's keys anew for each call
 _PLACES = 16  # where keys are looked up, or more
-FIND = "find labels"  # step; its rows are keys
+SEND, FIND = "send keys of labels", "find labels"  # steps; their rows are keys
 
 Blocks = tuple[Block, ...]
 
@@ -55,7 +55,7 @@ def resolve_labels(
 
     seed: of the hash that chooses a label's shard.
     """
-    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, plan.shards, seed, exchange)
+    mentions = blocks | "Route" >> beam.FlatMap(route_mentions, plan, seed, exchange)
     keys = ordered.keys | "To places" >> beam.FlatMap(copy_keys, plan.shards)
     return (
         {"mentions": mentions, "keys": keys}
@@ -72,19 +72,21 @@ def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, P
 
 
 def route_mentions(
-    element: tuple[int, Blocks], shards: int, seed: int, exchange: Exchange
+    element: tuple[int, Blocks], plan: LabelsPlan, seed: int, exchange: Exchange
 ) -> Iterator[tuple[int, tuple[int, Packet]]]:
     """Send the label keys that (group number, blocks) name: (place, (group number, packet))."""
     number, blocks = element
+    plan.meter.start(SEND)
     mentions = [batch for batch in map(read_mentions, blocks) if batch is not None]
     if not mentions:
         return
     named = pa.concat_batches(mentions)
     batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows)), "key": named["key"]})
-    shard = (hash_strings(named["key"], seed) % np.uint64(shards)).astype(np.int64)
-    places = places_of_shard(shards)
-    for label_shard, packet in exchange.send(assign.split_by(batch, shard)):
+    shard = (hash_strings(named["key"], seed) % np.uint64(plan.shards)).astype(np.int64)
+    places = places_of_shard(plan.shards)
+    for label_shard, packet in plan.meter.weigh(SEND, exchange.send(assign.split_by(batch, shard))):
         yield label_shard * places + number % places, (number, packet)
+    plan.meter.count(SEND, named.num_rows)
 
 
 def read_mentions(block: Block) -> pa.RecordBatch | None:

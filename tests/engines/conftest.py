@@ -17,7 +17,7 @@ SMALL = ("--tokenizer", "train:1000", "--row-group-rows", "64", "--shards", "2")
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return the content of each file in a folder, but the note of the command line that made it."""
+    """Return the content of each file in a folder by its name."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 

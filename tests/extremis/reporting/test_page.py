@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from extremis.inspecting.made_by import sharding_command
+from schemas.manifest import open_manifest
 from tests.browser import WAIT_SECONDS, browser, console_messages, requests
 from tests.command import Done, call, extremis, refused, sets
 from tests.pipelines.raw import point, write_lines, write_tiny
@@ -178,10 +180,11 @@ def test_tables_are_downloaded_as_csv(page: Any) -> None:
     assert console_messages(page) == []
 
 
-def test_it_names_the_commands_that_made_the_run(page: Any, folder: Path) -> None:
+def test_it_names_the_commands_that_made_the_data_and_the_run(page: Any, folder: Path) -> None:
     lines = page.execute_script("return [...document.querySelectorAll('pre')].map(p => p.textContent)")
-    assert len(lines) == 2
-    first = lines[0].splitlines()
+    assert len(lines) == 3
+    assert lines[0] == sharding_command(str(folder / "data"), open_manifest(str(folder / "data")))
+    first = lines[1].splitlines()
     assert shlex.split(first[0])[:4] == ["extremis", "run", "astra", str(folder / "data")]
     assert shlex.split(first[1]) == ["extremis", "evaluate", str(folder / "data"), f"{folder}/<b>run", "--baseline"]
 
