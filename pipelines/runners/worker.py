@@ -1,4 +1,7 @@
-"""Worker process of `processes.py`: Beam's own, but silent, for several pipelines; it ends with its launcher."""
+"""Worker process: Beam's own, but silent; it ends with the process that started it.
+
+Of `boot.py` it serves the one runner that its environment names; of `processes.py` one after the other.
+"""
 
 import json
 import logging
@@ -11,15 +14,18 @@ _LOOK_SECONDS = 0.5
 
 
 def main() -> None:
-    """Serve the runners whose addresses come on standard input, a line each, until it ends or the launcher is gone.
+    """Serve the runner that the environment names; with an argument those that come on standard input, until it ends.
 
-    Each line is an object of environment variables, and is answered with a line on the file descriptor of argument 1.
+    Each line there is an object of environment variables, answered by a line on the file descriptor of the argument.
     """
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # Beam logs to the runner; without any other handler its first message would open one on standard error.
     logging.getLogger().addHandler(logging.NullHandler())
     from apache_beam.runners.worker import sdk_worker_main
 
+    if len(sys.argv) == 1:
+        sdk_worker_main.main([])
+        return
     with open(int(sys.argv[1]), "w", encoding="ascii") as done:
         for line in sys.stdin:
             os.environ.update(json.loads(line))
