@@ -18,6 +18,7 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner, create_ru
 
 from pipelines.common.progress import Watch
 from pipelines.runners import engine, engine_errors, processes
+from pipelines.runners.parsed_options import ParsedOptions
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, MissingExtra
 
@@ -40,7 +41,7 @@ def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
     flags = list(beam_options)
     runner = _runner(flags)
     _refuse_unknown(tuple(flags))
-    pipeline_options = options.PipelineOptions(flags)
+    pipeline_options = ParsedOptions(flags)
     # Nothing of ours is defined in a main module, so no worker needs a copy of one.
     pipeline_options.view_as(options.SetupOptions).save_main_session = False
     direct = pipeline_options.view_as(options.DirectOptions)

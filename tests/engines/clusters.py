@@ -147,7 +147,7 @@ def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
             "executor.extraClassPath": str(SPARK.job_server),
             "executor.memory": f"{memory}m",
             "default.parallelism": str(WORKERS),
-            "executor.extraJavaOptions": " ".join(opens),
+            "executor.extraJavaOptions": " ".join([*_JAVA[1:], *opens]),
             "ui.enabled": "false",
         }
         java = [*opens, "-Xmx1g", *(f"-Dspark.{name}={value}" for name, value in settings.items())]

@@ -82,3 +82,11 @@ def trained(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "run"
     extremis("train", "astra", sharded, run, *sets("train.epochs=3", "refresh.source=table"))
     return run
+
+
+@pytest.fixture(scope="package")
+def mined(sharded: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the table of RUN that was mined in process."""
+    out = tmp_path_factory.mktemp("mined") / "here"
+    extremis("mine", sharded, trained, "--out", out)
+    return out

@@ -78,7 +78,7 @@ def test_a_worker_that_ends_before_it_answers(flink: Cluster, raw: Path, tmp_pat
 
 
 def test_a_worker_that_never_comes(flink: Cluster, raw: Path, tmp_path: Path) -> None:
-    program = write_worker(tmp_path / "asleep", ROOT, "time.sleep(120)")
+    program = write_worker(tmp_path / "asleep", ROOT, "time.sleep(45)")  # so long the slot is taken
     flags = [*process(flink, program), "--start_timeout=30"]
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
     refused(done, "no worker answered within 30 s", str(program), "--start-timeout", status=1)
@@ -103,7 +103,7 @@ def test_a_launcher_that_is_ended_cancels_its_job(flink: Cluster, raw: Path, tmp
     launcher = subprocess.Popen(start, env=environment(), stderr=subprocess.PIPE, text=True)
     limit = time.monotonic() + SECONDS
     while idle.issuperset(python_workers(flink)):
-        assert launcher.poll() is None
+        assert launcher.poll() is None, launcher.stderr and launcher.stderr.read()
         assert time.monotonic() < limit
         time.sleep(0.1)
     os.kill(launcher.pid, signal.SIGTERM)

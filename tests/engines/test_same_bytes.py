@@ -29,8 +29,8 @@ def flags(cluster: Cluster, kind: str, worker: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(
     ("cluster", "kind"),
-    # Executors of Spark beside one pool would give their workers the same names, as TaskManagers do.
-    [(engine, kind) for engine in ("flink", "spark") for kind in ("LOOPBACK", "PROCESS")] + [("flink", "EXTERNAL")],
+    # PROCESS: test_killed.py. Executors of Spark beside one pool would give their workers the same names.
+    [("flink", "LOOPBACK"), ("spark", "LOOPBACK"), ("flink", "EXTERNAL")],
     indirect=["cluster"],
 )
 def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> None:
@@ -44,11 +44,10 @@ def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> No
 
 @ENGINES
 @pytest.mark.parametrize("kind", ["LOOPBACK", "PROCESS"])
-def test_mine(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) -> None:
-    extremis("mine", sharded, trained, "--out", tmp_path / "here")
+def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_path: Path) -> None:
     extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags, timeout=SECONDS)
-    assert files(tmp_path / "there").keys() == files(tmp_path / "here").keys()
-    for name, content in files(tmp_path / "here").items():
+    assert files(tmp_path / "there").keys() == files(mined).keys()
+    for name, content in files(mined).items():
         if name.endswith(".parquet"):
             assert files(tmp_path / "there")[name] == content, name
 

@@ -7,7 +7,7 @@ import pytest
 
 from extremis.inspecting.made_by import sharding_command
 from schemas.manifest import open_manifest
-from tests.command import call, extremis
+from tests.command import call
 from tests.pipelines.raw import write_tiny
 from tests.pipelines.test_versions import SEQUENCE, make
 
@@ -23,37 +23,36 @@ def made_again(data: Path, places: dict[str, Path]) -> str:
     again = data.parent / "again"
     words = shlex.split(sharding_command("AGAIN", open_manifest(str(data))))[1:]
     named = {"AGAIN": again, **places}
-    extremis(*[named.get(word, word) for word in words])
+    assert call(*[named.get(word, word) for word in words]).status == 0
     return open_manifest(str(again)).digest
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_data_set(options: tuple[str, ...], tmp_path: Path) -> None:
     raw = write_tiny(tmp_path / "raw", rows=60, labels=20)
-    extremis("shard", raw, tmp_path / "data", *options)
+    assert call("shard", raw, tmp_path / "data", *options).status == 0
     digest = open_manifest(str(tmp_path / "data")).digest
     assert made_again(tmp_path / "data", {"INPUT": raw}) == digest
 
 
 def test_a_tokenizer_of_ones_own(tmp_path: Path) -> None:
     raw = write_tiny(tmp_path / "raw", rows=60, labels=20)
-    extremis("shard", raw, tmp_path / "first", "--tokenizer", "train:300")
+    assert call("shard", raw, tmp_path / "first", "--tokenizer", "train:300").status == 0
     tokenizer = tmp_path / "first" / "tokenizer"
-    extremis("shard", raw, tmp_path / "data", "--tokenizer", tokenizer)
+    assert call("shard", raw, tmp_path / "data", "--tokenizer", tokenizer).status == 0
     digest = open_manifest(str(tmp_path / "data")).digest
     assert made_again(tmp_path / "data", {"INPUT": raw, "TOKENIZER": tokenizer}) == digest
 
 
 def test_a_version(tmp_path: Path) -> None:
     make(tmp_path, SEQUENCE)
-    (before, data), places = (tmp_path / "data0", tmp_path / "data1"), {}
-    places = {"INPUT": tmp_path / "raw1", "DATA1": before}
+    data, places = tmp_path / "data1", {"INPUT": tmp_path / "raw1", "DATA1": tmp_path / "data0"}
     assert made_again(data, places) == open_manifest(str(data)).digest
 
 
 def test_inspect_says_it(tmp_path: Path) -> None:
     raw = write_tiny(tmp_path / "raw", rows=60, labels=20)
-    extremis("shard", raw, tmp_path / "data", "--tokenizer", "train:300", "--propensity", "0.55,1.5")
+    assert call("shard", raw, tmp_path / "data", "--tokenizer", "train:300", "--propensity", "0.55,1.5").status == 0
     done = call("inspect", tmp_path / "data")
     assert f"extremis shard INPUT {tmp_path / 'data'} --propensity 0.55,1.5 --tokenizer train:300" in done.out
     assert "options.tokenizer: train:300" in done.out

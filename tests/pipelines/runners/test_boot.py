@@ -13,10 +13,9 @@ from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_a
 from apache_beam.runners.job.utils import dict_to_struct
 
 from pipelines.runners import boot
-from schemas.manifest import open_manifest
-from tests.command import ROOT, environment, extremis
+from pipelines.runners.check import check_workers
+from tests.command import ROOT, environment
 from tests.engines.worker import pool, write_worker
-from tests.pipelines.raw import write_tiny
 
 
 class Provision(beam_provision_api_pb2_grpc.ProvisionServiceServicer):
@@ -58,24 +57,13 @@ def test_a_worker_is_told_what_the_runner_says(service: tuple[Provision, str]) -
     assert "STATUS_API_SERVICE_DESCRIPTOR" not in own
 
 
-def test_a_pool_of_workers_does_the_work(tmp_path: Path) -> None:
-    """It is Beam's job server of one process that asks for them."""
-    raw = write_tiny(tmp_path / "raw", rows=60, labels=20)
-    extremis("shard", raw, tmp_path / "here", "--tokenizer", "train:300")
-    program = write_worker(tmp_path / "extremis-worker", ROOT)
-    with pool(program) as port:
-        flags = ("--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL")
-        extremis(
-            "shard",
-            raw,
-            tmp_path / "there",
-            "--tokenizer",
-            "train:300",
-            "--",
-            *flags,
-            f"--environment_config=localhost:{port}",
-        )
-    assert open_manifest(str(tmp_path / "there")).digest == open_manifest(str(tmp_path / "here")).digest
+def test_a_worker_of_a_pool_answers(tmp_path: Path) -> None:
+    """Beam's job server of one process asks the pool for it."""
+    said: list[str] = []
+    with pool(write_worker(tmp_path / "extremis-worker", ROOT)) as port:
+        flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL"]
+        check_workers([*flags, f"--environment_config=localhost:{port}"], [], str(tmp_path / "data"), said.append)
+    assert said[-1].startswith("1 worker answered")
 
 
 def test_by_hand_it_says_what_it_is_for() -> None:

@@ -1,0 +1,109 @@
+"""Sharding by Flink and by Spark on this machine beside its own worker processes: the same bytes, seconds in turns.
+
+Each cluster has two workers of one slot, Flink's with the memory that TaskManagers have by default; both start before
+the first round and stay. Their Python workers are processes that they start themselves (PROCESS environments).
+
+    python -m benchmarks.engines [--quick] [--rows N --labels L] [--rounds 3] [--engines flink,spark]
+
+Needs Java 17 and Maven; what it downloads is kept in build/engines.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+
+from benchmarks.common.folder_bytes import FolderWatch, folder_bytes
+from benchmarks.common.keyed_input import write_keyed
+from benchmarks.common.report import interleave, medians, report
+from schemas.manifest import open_manifest
+from tests.command import ROOT
+from tests.engines import clusters, pieces
+from tests.engines.clusters import WORKERS, Cluster
+from tests.engines.worker import process, write_worker
+
+BARS = {"flink": "<1.25", "spark": "<2"}
+HERE = "in process"
+_DEFAULT_MIB, _NETWORK_MIB = 1728, 128  # of a TaskManager, and of it for buffers, where nobody says
+START: dict[str, Callable[[Path], AbstractContextManager[Cluster]]] = {
+    "flink": partial(clusters.flink, memory=_DEFAULT_MIB, network=_NETWORK_MIB),
+    "spark": clusters.spark,
+}
+PIECES = {"flink": pieces.FLINK, "spark": pieces.SPARK}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="50,000 rows, one round")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--labels", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engines", default="flink,spark")
+    arguments = parser.parse_args()
+    rows, labels = (50_000, 5_000) if arguments.quick else (arguments.rows, arguments.labels)
+    rounds = 1 if arguments.quick else arguments.rounds
+    names = arguments.engines.split(",")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        written = write_keyed(folder / "raw", rows, labels)
+        program = write_worker(folder / "extremis-worker", ROOT)
+        local = [f"--direct_num_workers={WORKERS}", "--direct_running_mode=multi_processing"]
+        sharded: dict[str, tuple[str, int]] = {}  # digest, and peak of staging
+        with started(names, folder) as running:
+            sides: dict[str, Callable[[], float]] = {HERE: partial(shard, folder, HERE, local, sharded)}
+            for name, cluster in running.items():
+                sides[name] = partial(shard, folder, name, process(cluster, program), sharded)
+            values = interleave(sides, rounds)
+        size = folder_bytes(folder / "data")
+    seconds = medians(values)
+    report(
+        "shard on two workers of Flink takes at most 1.25 times the seconds in process, of Spark 2 times",
+        {
+            "rows": rows,
+            "labels": labels,
+            "input bytes": written,
+            "bytes": size,
+            "seconds": {name: [round(value, 1) for value in some] for name, some in values.items()},
+            "peak staging / input": {name: round(peak / written, 2) for name, (_, peak) in sharded.items()},
+        },
+        {
+            **{name: seconds[name] / seconds[HERE] for name in names},
+            "same digest": float(len({digest for digest, _ in sharded.values()}) == 1),
+        },
+        {**{name: BARS[name] for name in names}, "same digest": 1.0},
+    )
+
+
+@contextmanager
+def started(names: list[str], folder: Path) -> Iterator[dict[str, Cluster]]:
+    """Run the clusters of these names until the block ends."""
+    if not names:
+        yield {}
+        return
+    name, *others = names
+    pieces.install(PIECES[name])
+    with START[name](folder / name) as cluster, started(others, folder) as running:
+        yield {name: cluster, **running}
+
+
+def shard(folder: Path, name: str, flags: list[str], sharded: dict[str, tuple[str, int]]) -> float:
+    """Seconds of the command as a user runs it; notes the digest and the peak of staging."""
+    data = folder / "data"
+    shutil.rmtree(data, ignore_errors=True)
+    command = [sys.executable, "-m", "extremis", "shard", folder / "raw", data, "--", *flags]
+    start = time.perf_counter()
+    with FolderWatch(data / ".staging") as staging:
+        subprocess.run([*map(str, command)], check=True, stderr=subprocess.DEVNULL)
+    seconds = time.perf_counter() - start
+    sharded[name] = open_manifest(str(data)).digest, staging.peak
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
