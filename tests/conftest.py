@@ -1,5 +1,6 @@
 """Fixtures of several tests: small data, made once by the real `extremis shard`."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,11 @@ from tests.pipelines.raw import write_tate
 settings.register_profile("extremis", deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=200)  # of `make test-all`
 settings.load_profile("extremis")
+
+
+def pytest_configure() -> None:
+    """Compute on one thread, before PyTorch is loaded: threads of several test processes wait busily for each other."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -203,6 +203,7 @@ class Plan(Common, total=False):
     epochs: int
     ranks: int
     workers: int
+    engine: Literal["flink", "spark", "dataflow"]
     memory: Memory
     calibrate: bool
 

@@ -26,10 +26,15 @@ from extremis.console import say
 @click.option("--epochs", type=POSITIVE, help="Default: the recipe's.")
 @click.option("--ranks", type=POSITIVE, default=1, help="Trainer processes.")
 @click.option("--workers", type=POSITIVE, default=1, help="Pipeline workers.")
+@click.option(
+    "--engine", type=click.Choice(["flink", "spark", "dataflow"]), help="Cluster of the pipelines. Default: none."
+)
 @click.option("--memory", default="8GiB", help="Memory of each process.")
 @click.option("--calibrate/--no-calibrate", default=True, help="Measure this machine to estimate the times.")
 @output_options
-def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, **options: Any) -> dict[str, Any]:
+def plan(
+    recipe: str, overrides: tuple[str, ...], calibrate: bool, engine: str | None, **options: Any
+) -> dict[str, Any]:
     """Say what a run will take before it is started: bytes of every table, memory and time of every step.
 
     What a recipe leaves to the data is set as the numbers here would decide.
@@ -38,6 +43,7 @@ def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, **options: An
     Examples:
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
       extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
+      extremis plan --queries 370e6 --labels 120e6 --tokens 10 --engine flink --workers 64
     """
     from extremis.planning import plan as planning
     from extremis.planning.settings import resolve_for
@@ -51,7 +57,7 @@ def plan(recipe: str, overrides: tuple[str, ...], calibrate: bool, **options: An
     resolved = resolve_for(workload, recipe, overrides, data)
     for line in resolved.reasons:
         say(line)
-    report = planning.plan(replace(workload, recipe=resolved.recipe), data, calibrate)
+    report = planning.plan(replace(workload, recipe=resolved.recipe), data, calibrate, engine)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)
     say(f"next: extremis run {recipe} {data or 'DATA'} RUN")

@@ -5,6 +5,7 @@ from typing import Any
 
 from extremis.console import results, table
 from extremis.planning import sample
+from extremis.planning.engine import plan_engine
 from extremis.planning.sizes import measure
 from extremis.planning.workload import Workload
 from extremis.waiting import doing
@@ -28,23 +29,30 @@ def workload(
     return Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
 
 
-def plan(workload: Workload, data: str | None, calibrate: bool) -> dict[str, Any]:
+def plan(workload: Workload, data: str | None, calibrate: bool, engine: str | None = None) -> dict[str, Any]:
     """Estimate sizes, and times with `calibrate`, as one JSON object. `data`: a sample that stands for all rows.
+
+    `engine`: where the pipelines run, if not on this machine.
 
     Raises InputError: wrong numbers, too little memory for mining; TableError: no DATA there.
     """
     workload, rows = sample.made_up(workload) if data is None else sample.from_data(data, workload)
     doing("plan: writing samples of the tables")
     sizes = measure(workload, rows)
-    seconds = None
+    seconds, steps = None, None
     if calibrate:
         from extremis.planning.calibrate import calibrate as measure_rates
 
         doing("plan: sharding, mining and training a little, to measure this machine")
         rates = measure_rates(workload, sizes)
-        seconds = {"rates": asdict(rates), "steps": rates.seconds(workload)}
+        steps = rates.seconds(workload)
+        seconds = {"rates": asdict(rates), "steps": steps}
     over = {step: need for step, need in sizes.memory.items() if need > workload.memory}
     recipe, blocks = workload.recipe, sizes.blocks
+    on_engine = None
+    if engine is not None:
+        stored = sum(sizes.tables[name].bytes for name in ("queries", "labels"))
+        on_engine = plan_engine(engine, workload, sizes.memory, stored, steps)
     facts = {"recipe": recipe.method, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
     return {
         "workload": {**asdict(workload), **facts},
@@ -61,6 +69,7 @@ def plan(workload: Workload, data: str | None, calibrate: bool) -> dict[str, Any
         },
         "steps": workload.steps,
         "seconds": seconds,
+        "on_engine": on_engine,
         "over": over,
         "go": not over,
     }
@@ -87,9 +96,28 @@ def show(plan: dict[str, Any]) -> None:
             f"index {mining['index']}, {mining['query_batch']:,} queries at a time, {mining['refreshes']} refresh(es)",
             markup=False,
         )
+    if plan["on_engine"]:
+        _show_engine(plan["on_engine"])
     over = ", ".join(f"{step} needs {say_bytes(need)}" for step, need in plan["over"].items())
     verdict = f"no go: {over}" if over else "go: every step fits"
     results.print(f"{say_bytes(plan['bytes'])} on storage, {plan['steps']:,} steps; {verdict}", markup=False)
+
+
+def _show_engine(plan: dict[str, Any]) -> None:
+    """Print what the pipelines take on an engine."""
+    name, hours = plan["engine"], plan["hours"]
+    times = ", ".join(f"{step} {say_time(3600 * some)}" for step, some in (hours or {}).items())
+    times = times or ("not measured, by --no-calibrate" if plan["is_measured"] else f"never measured on {name}")
+    lines = [
+        f"memory: {say_bytes(plan['worker_bytes'])} a worker, {say_bytes(plan['slot_bytes'])} a slot with it",
+        f"storage: {say_bytes(plan['staging_bytes'])} of staging at most; {say_bytes(plan['network_bytes'])} read and "
+        f"written by shard, for about {say_bytes(plan['input_bytes'])} of input",
+        f"time: {times}",
+        f"behind --: {plan['options']}",
+    ]
+    results.print(f"the pipelines on {name}, {plan['workers']:,} worker(s)", markup=False)
+    for line in lines:
+        results.print(f"  {line}", markup=False)
 
 
 def say_time(seconds: float | None) -> str:

@@ -1,11 +1,17 @@
 """`extremis plan`, against a small real run, and against itself."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common.folder_bytes import FolderWatch
+from benchmarks.common.keyed_input import write_keyed
+from extremis.planning.engine import plan_engine
 from extremis.planning.plan import plan, workload
+from pipelines.runners.runner import _refuse_unknown
+from schemas.errors import InputError
 from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import write_tate
 from trainer.config import Recipe
@@ -173,3 +179,45 @@ def test_a_recipe_with_clusters_plans_their_tables_and_no_mining() -> None:
     assert "vectors" not in planned["tables"]
     assert planned["mining"] is None
     assert planned["memory"]["cluster"] > planned["memory"]["shard"]
+
+
+def test_input_and_staging_are_those_of_a_real_run(tmp_path: Path) -> None:
+    """Within 20 %, from averages: of JSON with string keys, whose staging is watched."""
+    written = write_keyed(tmp_path / "raw", 30_000, 3_000)
+    with FolderWatch(tmp_path / "data" / ".staging", interval=0.02) as staging:
+        assert call("shard", tmp_path / "raw", tmp_path / "data", "--tokenizer", "train:30000").status == 0
+    data = str(tmp_path / "data")
+    planned = plan(workload(data, None, None, Recipe(), "8GiB", dict(AVERAGES)), data, False, "flink")["on_engine"]
+    assert planned["input_bytes"] == pytest.approx(written, rel=0.2)
+    assert planned["staging_bytes"] == pytest.approx(staging.peak, rel=0.2)
+
+
+@pytest.mark.parametrize("engine", ["flink", "spark", "dataflow"])
+def test_options_of_an_engine_are_those_that_beam_knows(engine: str) -> None:
+    arguments = ("--queries", "1e8", "--labels", "1e7", "--no-calibrate", "--workers", "7", "--engine", engine)
+    done = call("plan", *arguments, "--json")
+    assert done.status == 0, done.err
+    planned = done.json["on_engine"]
+    assert shlex.split(planned["options"]).count("--parallelism=7") == (engine != "dataflow")
+    _refuse_unknown(tuple(shlex.split(planned["options"])))
+    assert (
+        planned["slot_bytes"] >= planned["worker_bytes"] == max(done.json["memory"][step] for step in ("shard", "mine"))
+    )
+    shown = call("plan", *arguments)
+    assert planned["options"] in shown.out
+    assert f"the pipelines on {engine}, 7 worker(s)" in shown.out
+
+
+def test_hours_on_an_engine_are_divided_over_its_workers() -> None:
+    seconds = {"shard": 7200.0, "mine": 3600.0, "train": 9.0}
+    recipe, memory = Recipe(), {"shard": 1 << 30, "mine": 2 << 30, "train": 1 << 40}
+    some, more = (
+        plan_engine("flink", workload(None, 1000, 10, recipe, "8GiB", {"workers": 4}), memory, 1, of)["hours"]
+        for of in (seconds, {step: 2 * value for step, value in seconds.items()})
+    )
+    assert some.keys() == {"shard", "mine"}
+    assert all(some[step] > seconds[step] / 3600 for step in some)
+    assert all(more[step] - some[step] == pytest.approx(1.25 * seconds[step] / 3600) for step in some)
+    assert plan_engine("dataflow", workload(None, 1000, 10, recipe, "8GiB", {}), memory, 1, seconds)["hours"] is None
+    with pytest.raises(InputError, match="Lower --memory"):
+        plan_engine("dataflow", workload(None, 1000, 10, recipe, "8GiB", {}), {"mine": 1 << 40}, 1, None)

@@ -36,7 +36,7 @@ def test_splits_of_one_distribution_have_one_curve_whatever_their_bins() -> None
         for name, counts in (("test", low), ("train", np.append(low.repeat(10), 120)))  # bins of 1 and of 2
     ]
     tail = tail_of((np.array([1]), np.array([5])))
-    charts = data_charts(Facts("data", Manifest(kind="data"), splits, tail, 0))
+    charts = data_charts(Facts("data", Manifest(kind="data"), splits, tail, 0, "extremis shard INPUT data"))
     test, train = charts[1]["figure"]["data"]
     assert len(test["x"]) == 40
     assert len(train["x"]) == 60
