@@ -56,7 +56,7 @@ def dask() -> Iterator[tuple[str, ...]]:
         yield "--runner=DaskRunner", f"--dask_client_address={cluster.scheduler_address}"
 
 
-@pytest.fixture(params=["in process", "two processes", "dask"])
+@pytest.fixture(params=["in process", "two processes", pytest.param("dask", marks=pytest.mark.slow)])
 def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """Return the Beam options of each runner that runs here."""
     if request.param == "dask":

@@ -84,7 +84,12 @@ def require_same(world: World, name: str, out: str, done: Done, faults: Faults) 
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "flipped") for name in COMMANDS), ("mine", "shortened"), ("predict", "shortened")]
+    ("name", "kind"),
+    [
+        *((name, "flipped") for name in COMMANDS),
+        pytest.param("mine", "shortened", marks=pytest.mark.slow),
+        ("predict", "shortened"),
+    ],
 )
 def test_two_lies_on_the_way_change_nothing(
     name: str, kind: str, world: World, monkeypatch: pytest.MonkeyPatch

@@ -112,6 +112,9 @@ def test_so_does_a_batch_in_parts(data: DataLayout) -> None:
     step_on_meta(data, combination("classifier", "bce", "own", train={"accumulate": 3}))
 
 
+_QUICK = ("astra", "dexml", "ngame", "lns", "mips-s")  # of each paper one
+
+
 def read_back(step: HeadStep, loss: torch.Tensor) -> None:
     loss.item()
 
@@ -127,7 +130,9 @@ def embedded(step: HeadStep, loss: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"), [(read_back, "meta"), (left_behind, "cpu and meta"), (embedded, "cpu and meta")]
 )
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in recipe_names()]
+)
 def test_a_fault_is_caught_in_every_recipe(
     name: str, fault: Callable[[HeadStep, torch.Tensor], None], message: str, data: DataLayout
 ) -> None:

@@ -13,8 +13,10 @@ from tests.pipelines.test_versions import SEQUENCE, make
 
 OPTIONS = (
     ("--tokenizer", "train:300", "--row-group-rows", "8", "--shards", "3"),
-    ("--tokenizer", "train:301", "--propensity", "0.6,2.6", "--keep-text", "--validation", "0.2", "--seed", "7"),
-    ("--tokenizer", "train:302", "--text", "title", "--max-tokens", "9", "--sink", "webdataset", "--format", "xc"),
+    (
+        *("--propensity", "0.6,2.6", "--keep-text", "--validation", "0.2", "--seed", "7", "--text", "title"),
+        *("--max-tokens", "9", "--sink", "webdataset", "--format", "xc", "--tokenizer", "train:302"),
+    ),
 )
 
 
