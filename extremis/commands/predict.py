@@ -47,10 +47,6 @@ def predict(exported: str, places: tuple[str, ...], data: str | None, **options:
       extremis predict exported/ "s3://bucket/new/*.parquet" predictions.parquet --precision 0.9
       extremis predict exported/ --data data/ --split test predictions.npz --k 100
     """
-    from extremis.predicting.inputs import Texts
-    from extremis.predicting.predict import PredictOptions, open_exported, predict_split, predict_texts
-    from pipelines.formats.fields import parse_fields
-
     if len(places) != (1 if data else 2):
         expected = "OUT alone, with --data" if data else "INPUT and OUT"
         raise InputError(f"expected {expected} after EXPORT, got {' '.join(places)}.")
@@ -60,6 +56,10 @@ def predict(exported: str, places: tuple[str, ...], data: str | None, **options:
     threshold, precision = options["threshold"], options["precision"]
     if threshold is not None and precision is not None:
         raise InputError("--threshold and --precision both set the lowest score. Give one of them.")
+    from extremis.predicting.inputs import Texts
+    from extremis.predicting.predict import PredictOptions, open_exported, predict_split, predict_texts
+    from pipelines.formats.fields import parse_fields
+
     opened = open_exported(exported, options["exact"], options["threads"], options["device"])
     if precision is not None:
         threshold = opened.threshold(precision)
