@@ -5,8 +5,8 @@ from typing import Any
 from extremis.console import results, say, table
 from extremis.inspecting.examples import require_run
 from extremis.inspecting.list_tables import ListedTable, find_mismatches, list_tables
-from extremis.inspecting.made_by import sharding_command
 from extremis.inspecting.queries import inspect_queries
+from extremis.inspecting.sharding_command import sharding_command
 from extremis.inspecting.table import inspect_table, print_facts, print_section, verify_tables
 from schemas import storage
 from schemas.errors import TableError

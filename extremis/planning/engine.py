@@ -67,10 +67,9 @@ def plan_engine(
     worker = max(memory[step] for step in PIPELINES if step in memory)
     source = input_bytes(workload)
     machine = next((machine for machine, size in _MACHINES.items() if size >= worker), None)
-    if machine is None:
-        raise InputError(
-            f"--engine {name}: a worker needs {worker:,} bytes, more than any machine has. Lower --memory."
-        )
+    if machine is None and name == "dataflow":
+        most = ", ".join(_MACHINES)
+        raise InputError(f"--engine dataflow: a worker needs {worker:,} bytes, more than {most} have. Lower --memory.")
     hours = None
     if seconds is not None and engine.times is not None:
         hours = {

@@ -107,7 +107,7 @@ def _show_engine(plan: dict[str, Any]) -> None:
     """Print what the pipelines take on an engine."""
     name, hours = plan["engine"], plan["hours"]
     times = ", ".join(f"{step} {say_time(3600 * some)}" for step, some in (hours or {}).items())
-    times = times or ("not measured, by --no-calibrate" if plan["is_measured"] else f"never measured on {name}")
+    times = times or ("not estimated (--no-calibrate)" if plan["is_measured"] else f"never measured on {name}")
     lines = [
         f"memory: {say_bytes(plan['worker_bytes'])} a worker, {say_bytes(plan['slot_bytes'])} a slot with it",
         f"storage: {say_bytes(plan['staging_bytes'])} of staging at most; {say_bytes(plan['network_bytes'])} read and "

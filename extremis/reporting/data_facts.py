@@ -7,15 +7,15 @@ import numpy as np
 
 from extremis.inspecting.data_summary import summarize
 from extremis.inspecting.examples import splits_of
-from extremis.inspecting.made_by import sharding_command
 from extremis.inspecting.rows import Rows
+from extremis.inspecting.sharding_command import sharding_command
+from pipelines.formats.names import listed
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
 
 SAMPLED_GROUPS = 32  # row groups that histograms are made from, spread evenly over a split
-_FILES = 10  # whose names are shown
 RANKS = 200  # points of the tail curve
 
 
@@ -61,8 +61,7 @@ class Facts:
     @property
     def files(self) -> str:
         """Names of the first files that it was made from."""
-        names = sorted(str(entry["file"]) for entry in self.manifest.parameters["input"].values())
-        return ", ".join([*names[:_FILES], *(["…"] if len(names) > _FILES else [])])
+        return listed(sorted(str(entry["file"]) for entry in self.manifest.parameters["input"].values()))
 
 
 def describe(data: DataLayout) -> Facts:

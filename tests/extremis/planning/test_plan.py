@@ -219,5 +219,7 @@ def test_hours_on_an_engine_are_divided_over_its_workers() -> None:
     assert all(some[step] > seconds[step] / 3600 for step in some)
     assert all(more[step] - some[step] == pytest.approx(1.25 * seconds[step] / 3600) for step in some)
     assert plan_engine("dataflow", workload(None, 1000, 10, recipe, "8GiB", {}), memory, 1, seconds)["hours"] is None
+    large = {"mine": 1 << 40}  # more than any machine of Dataflow has; nobody knows those of another cluster
+    assert plan_engine("spark", workload(None, 1000, 10, recipe, "8GiB", {}), large, 1, None)["slot_bytes"] > 1 << 40
     with pytest.raises(InputError, match="Lower --memory"):
-        plan_engine("dataflow", workload(None, 1000, 10, recipe, "8GiB", {}), {"mine": 1 << 40}, 1, None)
+        plan_engine("dataflow", workload(None, 1000, 10, recipe, "8GiB", {}), large, 1, None)

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from extremis.inspecting.made_by import sharding_command
-from schemas.manifest import open_manifest
+from extremis.commands.shard import shard
+from extremis.inspecting.sharding_command import sharding_command
+from pipelines.sharding.options import ShardOptions
+from schemas.manifest import Manifest, open_manifest
 from tests.command import call
 from tests.pipelines.raw import write_tiny
 from tests.pipelines.test_versions import SEQUENCE, make
@@ -50,6 +52,13 @@ def test_a_version(tmp_path: Path) -> None:
     make(tmp_path, SEQUENCE)
     data, places = tmp_path / "data1", {"INPUT": tmp_path / "raw1", "DATA1": tmp_path / "data0"}
     assert made_again(data, places) == open_manifest(str(data)).digest
+
+
+def test_every_option_has_a_flag_of_the_command() -> None:
+    manifest = Manifest(kind="data", parameters={"options": dict.fromkeys(ShardOptions.model_fields, "value")})
+    flags = {word for word in shlex.split(sharding_command("data/", manifest)) if word.startswith("--")}
+    assert flags <= {flag for option in shard.params for flag in option.opts}
+    assert len(flags) == len(ShardOptions.model_fields) - 1  # one for both propensities
 
 
 def test_inspect_says_it(tmp_path: Path) -> None:
