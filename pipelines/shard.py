@@ -52,7 +52,7 @@ from pipelines.sharding.onto.base import Base
 from pipelines.sharding.onto.publish import publish_version, require_most_labels
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
-from pipelines.sharding.resume import Left
+from pipelines.sharding.resume import Finished
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from pipelines.sharding.write_rejects import write_rejects
 from schemas import storage
@@ -200,16 +200,16 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     """Read, plan, shard, publish. Raises InputError, StorageError."""
     inputs, options, data, say = attempt.inputs, attempt.options, attempt.built, attempt.say
     base, phases = attempt.base, attempt.phases
-    left = None if attempt.anew else resume.find_left(phases, inputs, attempt.data, say)
-    raw = _read(attempt) if left is None else left.raw
+    finished = None if attempt.anew else resume.find_finished(phases, inputs, attempt.data, say)
+    raw = _read(attempt) if finished is None else finished.raw
     say(f"{attempt.source} ({inputs.format}): {_counted(inputs, raw)}")
     dataset.check_rejects(inputs, raw, raw, options.max_reject_share)
-    if left is None:
-        left = Left(resume.READ, raw, Summary())
-        resume.keep(phases, left)
+    if finished is None:
+        finished = Finished(resume.READ, raw, Summary())
+        resume.keep(phases, finished)
     filter_pairs = make_plan.stage_filters(inputs, raw, data)
-    if left.phase != resume.READ:
-        frozen = left.frozen
+    if finished.phase != resume.READ:
+        frozen = finished.frozen
     elif base is None:
         frozen = _choose_tokenizer(attempt, raw, frozen)
     source = {"source": attempt.recorded["tokenizer"]}
@@ -223,18 +223,20 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
     tables = Tables(queries, labels, options.seed, base, data, Files(phases.folder(resume.REJECTS)))
     steps = _steps(raw, queries, labels)
-    if left.phase == resume.READ:
+    if finished.phase == resume.READ:
         places = flow.Places(phases.folder(resume.LABELS), phases.folder(resume.IDS))
         joined = attempt.run("join", steps[0], functools.partial(flow.join, tables=tables, raw=raw, places=places))
-        left = Left(resume.JOINED, raw, joined, frozen)
-        resume.keep(phases, left)
-    if left.phase == resume.JOINED:
+        finished = Finished(resume.JOINED, raw, joined, frozen)
+        resume.keep(phases, finished)
+    if finished.phase == resume.JOINED:
         rows = phases.folder(resume.ROWS)
-        wire = functools.partial(flow.tokenize, tables=tables, raw=raw, joined=left.later, rows=rows)
-        left = Left(resume.TOKENIZED, raw, left.later.merge(attempt.run("tokenize", steps[1], wire)), frozen)
-        resume.keep(phases, left)
-    written = attempt.run("write", steps[2], functools.partial(flow.write, tables=tables, assembled=left.later))
-    summary = raw.merge(left.later).merge(written)
+        wire = functools.partial(flow.tokenize, tables=tables, raw=raw, joined=finished.later, rows=rows)
+        finished = Finished(
+            resume.TOKENIZED, raw, finished.later.merge(attempt.run("tokenize", steps[1], wire)), frozen
+        )
+        resume.keep(phases, finished)
+    written = attempt.run("write", steps[2], functools.partial(flow.write, tables=tables, assembled=finished.later))
+    summary = raw.merge(finished.later).merge(written)
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)

@@ -38,7 +38,7 @@ def deal_shard(shard: int, settled: Settled, exchange: Exchange) -> Iterator[tup
     meter = settled.plan.meter
     meter.start(DEAL)
     for rows, part in _parted(settled.plan, shard, columns):
-        yield from meter.weigh(DEAL, exchange.send(split_by(one_batch(rows.drop_columns(["query_id"])), part)))
+        yield from meter.count_bytes(DEAL, exchange.send(split_by(one_batch(rows.drop_columns(["query_id"])), part)))
         meter.count(DEAL, rows.num_rows)
 
 
@@ -56,7 +56,7 @@ def cluster_part(
     rows = rows.drop_columns([ROW, VECTOR]).take(pa.array(order))
     shard, place = settled.layout.places(part)
     sent = exchange.send(split_by(one_batch(rows.append_column(ROW, pa.array(place))), shard))
-    yield from plan.meter.weigh(CLUSTER, sent)
+    yield from plan.meter.count_bytes(CLUSTER, sent)
     plan.meter.count(CLUSTER, rows.num_rows)
 
 

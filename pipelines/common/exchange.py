@@ -67,7 +67,7 @@ class Shuffle:
 Exchange = Files | Shuffle  # of record batches between workers
 
 
-class Held(Generic[K]):
+class SendBuffer(Generic[K]):
     """Rows for many destinations, held back until there are enough of them: few long messages, not many short ones."""
 
     def __init__(self, exchange: Exchange) -> None:

@@ -2,7 +2,7 @@
 
 A worker leaves what it has counted in a file in staging, now and then: the job servers of Flink and Spark tell nothing
 of Beam's metrics before a job has ended. These metrics, in which work that was done again counts once, are the last
-word: `settle`.
+word: `counts_of_result`.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class Meter:
                 name = f"{socket.gethostname()}-{os.getpid()}.json"
                 storage.write_bytes(join(self.url, name), body, durable=False)
 
-    def weigh(self, step: str, sent: Iterable[tuple[K, Packet]]) -> Iterator[tuple[K, Packet]]:
+    def count_bytes(self, step: str, sent: Iterable[tuple[K, Packet]]) -> Iterator[tuple[K, Packet]]:
         """Pass on what `step` sends, and count its bytes, all at once: there may be thousands of packets."""
         size = 0
         for key, packet in sent:
@@ -123,7 +123,7 @@ class Meter:
         return counts
 
 
-def settle(result: Any) -> dict[str, Count]:
+def counts_of_result(result: Any) -> dict[str, Count]:
     """Return the counts of a finished pipeline from its PipelineResult; none where the runner keeps none."""
     from apache_beam.metrics import MetricsFilter
 

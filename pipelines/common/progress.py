@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.common.meter import Count, Meter, settle
+from pipelines.common.meter import Count, Meter, counts_of_result
 from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.sizes import say_bytes, say_count
@@ -151,7 +151,7 @@ class Watch:
         """Keep the counts of a finished pipeline: those of Beam, or what the workers told where there are none."""
         with contextlib.suppress(ExtremisError, OSError):
             self._over |= self._merged()
-        self._over |= settle(result)
+        self._over |= counts_of_result(result)
 
     def _look(self, ended: threading.Event, show: Callable[[Sequence[Step]], bool] | None) -> None:
         began = time.monotonic()

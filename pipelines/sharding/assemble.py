@@ -11,7 +11,7 @@ from apache_beam.pvalue import PCollection, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common import assign
-from pipelines.common.exchange import Files, Held, Packet, read_places, receive
+from pipelines.common.exchange import Files, Packet, SendBuffer, read_places, receive
 from pipelines.common.summary import SUMMARY, Block
 from pipelines.formats.base import PAIRS as PAIRS_OF
 from pipelines.formats.rejects import Reject
@@ -72,7 +72,7 @@ class _Assembler(beam.DoFn):
         self._plan, self._staged, self._rejects = plan, staged, rejects
 
     def start_bundle(self) -> None:
-        self._held: Held[int] = Held(self._staged)
+        self._buffer: SendBuffer[int] = SendBuffer(self._staged)
 
     def process(self, element: Group) -> Iterator[Any]:
         plan = self._plan
@@ -80,11 +80,11 @@ class _Assembler(beam.DoFn):
         for block, batch, rejects in _with_labels(Group(*element), plan):
             yield TaggedOutput(SUMMARY, reported(block.table, rejects, self._rejects))
             rows = self.finish(batch)
-            yield from plan.meter.weigh(ENCODE, self._held.add(by_shard(rows, plan.shards)))
+            yield from plan.meter.count_bytes(ENCODE, self._buffer.add(by_shard(rows, plan.shards)))
             self.count(rows.num_rows)
 
     def finish_bundle(self) -> Iterator[Any]:
-        for sent in self._plan.meter.weigh(ENCODE, self._held.send()):
+        for sent in self._plan.meter.count_bytes(ENCODE, self._buffer.send()):
             yield GlobalWindows.windowed_value(sent)
 
     def finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -97,7 +97,7 @@ class EncodeLabels(beam.DoFn):
         else:
             shard = batch["row"].to_numpy() // plan.shard_rows
             sent = self._exchange.send(assign.split_by(batch, shard))
-        yield from plan.meter.weigh(ENCODE, sent)
+        yield from plan.meter.count_bytes(ENCODE, sent)
         plan.meter.count(ENCODE, batch.num_rows)
 
 
@@ -120,8 +120,8 @@ def order_shard(
     counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
     yield TaggedOutput(SUMMARY, reported(LABELS, rejects, rejected, counters={plan.name: counters}))
     yield TaggedOutput(SIZES, (shard, table.num_rows))
-    for tag, columns, way in ((ROWS, table, staged), (KEYS, table.select(["key"]), exchange)):
-        for place in plan.meter.weigh(ORDER, way.send([(shard, one_batch(columns))])):
+    for tag, columns, channel in ((ROWS, table, staged), (KEYS, table.select(["key"]), exchange)):
+        for place in plan.meter.count_bytes(ORDER, channel.send([(shard, one_batch(columns))])):
             yield TaggedOutput(tag, place)
     plan.meter.count(ORDER, counters["rows_in"])
 

@@ -104,7 +104,7 @@ def order_shard(
         yield TaggedOutput(AGAIN, place)
     changed = [name for name in rows.LISTS if name in table.column_names and (ordered.merged or plan.pairs)]
     placed = exchange.send([(shard.number, one_batch(table.select([_POSITION, *changed])))])
-    for _, packet in plan.meter.weigh(ORDER, placed):
+    for _, packet in plan.meter.count_bytes(ORDER, placed):
         yield TaggedOutput(ROWS, (shard, packet))
     plan.meter.count(ORDER, rows_in)
 

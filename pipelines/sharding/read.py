@@ -39,7 +39,7 @@ def read_part(number: int, plan: ReadPlan, exchange: Exchange) -> Iterator[tuple
     """Send the raw rows of part `number`: ((part, block), packet)."""
     plan.meter.start(READ)
     for block, raw in enumerate(plan.form.read(plan.inputs.parts[number], plan.block_rows)):
-        yield from plan.meter.weigh(READ, exchange.send([((number, block), raw)]))
+        yield from plan.meter.count_bytes(READ, exchange.send([((number, block), raw)]))
         plan.meter.count(READ, raw.num_rows)
 
 
@@ -53,7 +53,7 @@ def parse_block(element: tuple[tuple[int, int], Iterable[Packet]], plan: ReadPla
     hashed = _hashed_pairs if part.table.startswith(PAIRS) else with_hashes
     rows, mentions = split_mentions(hashed(parsed.batch, plan.seed))
     parts = [*split_sample(rows), *([("mentions", mentions)] if mentions else [])]
-    sent = dict(plan.meter.weigh(PARSE, Files(plan.staging).send(parts)))
+    sent = dict(plan.meter.count_bytes(PARSE, Files(plan.staging).send(parts)))
     rejected = Files(plan.rejects).send([(part.table, to_batch(parsed.rejects))] if parsed.rejects else [])
     plan.meter.count(PARSE, raw.num_rows)
     return Summary(

@@ -84,7 +84,7 @@ def route_mentions(
     batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows)), "key": named["key"]})
     shard = (hash_strings(named["key"], seed) % np.uint64(plan.shards)).astype(np.int64)
     places = places_of_shard(plan.shards)
-    for label_shard, packet in plan.meter.weigh(SEND, exchange.send(assign.split_by(batch, shard))):
+    for label_shard, packet in plan.meter.count_bytes(SEND, exchange.send(assign.split_by(batch, shard))):
         yield label_shard * places + number % places, (number, packet)
     plan.meter.count(SEND, named.num_rows)
 
@@ -104,7 +104,7 @@ def resolve_shard(
     first = int(first_ids(sizes)[plan.shards_before + place // places_of_shard(plan.shards)])
     ids = ids_of(labels, first)
     for mentions in _chunks(parts["mentions"]):
-        yield from plan.meter.weigh(FIND, files.send(look_up(labels["key"], ids, mentions)))
+        yield from plan.meter.count_bytes(FIND, files.send(look_up(labels["key"], ids, mentions)))
         plan.meter.count(FIND, sum(batch.num_rows for _, batch in mentions))
 
 

@@ -26,7 +26,7 @@ _NEEDED = {READ: (BLOCKS, REJECTS), JOINED: (BLOCKS, REJECTS, LABELS, IDS), TOKE
 
 
 @dataclass(frozen=True)
-class Left:
+class Finished:
     """Summaries that phases up to `phase` left. raw: of the first pipeline; later: of those after it.
 
     frozen: the tokenizer, once it is chosen.
@@ -45,7 +45,7 @@ def digest(inputs: Inputs, recorded: Mapping[str, Any], version: Mapping[str, An
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
 
 
-def find_left(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Left | None:
+def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Finished | None:
     """Return what an earlier run at `data` left of the same work; remove all else. Raises LostError, StorageError."""
     record = phases.find(*_DONE)
     if record is None:
@@ -58,20 +58,20 @@ def find_left(phases: Phases, inputs: Inputs, data: str, say: Progress) -> Left 
         phases.find()
         return None
     say(f"{data}: going on from there: {_DONE[phase]}")
-    return Left(phase, raw, from_json(values["later"]), _thaw(values["tokenizer"]))
+    return Finished(phase, raw, from_json(values["later"]), _tokenizer_of(values["tokenizer"]))
 
 
-def keep(phases: Phases, left: Left) -> None:
+def keep(phases: Phases, finished: Finished) -> None:
     """Record that a phase is finished, and what it left; what it was made from is removed, unless it is needed again.
 
     Raises LostError, StorageError.
     """
-    raw = replace(left.raw, blocks=()) if left.phase == TOKENIZED else left.raw
-    summaries = {"raw": as_json(raw), "later": as_json(left.later)}
-    phases.finish(left.phase, {**summaries, "tokenizer": _frozen(left.frozen)}, _NEEDED[left.phase])
+    raw = replace(finished.raw, blocks=()) if finished.phase == TOKENIZED else finished.raw
+    summaries = {"raw": as_json(raw), "later": as_json(finished.later)}
+    phases.finish(finished.phase, {**summaries, "tokenizer": _tokenizer_json(finished.frozen)}, _NEEDED[finished.phase])
 
 
-def _frozen(tokenizer: FrozenTokenizer | None) -> dict[str, Any] | None:
+def _tokenizer_json(tokenizer: FrozenTokenizer | None) -> dict[str, Any] | None:
     if tokenizer is None:
         return None
     files = {name: base64.b64encode(content).decode() for name, content in tokenizer.files.items()}
@@ -79,7 +79,7 @@ def _frozen(tokenizer: FrozenTokenizer | None) -> dict[str, Any] | None:
     return {"files": files, **facts}
 
 
-def _thaw(values: Mapping[str, Any] | None) -> FrozenTokenizer | None:
+def _tokenizer_of(values: Mapping[str, Any] | None) -> FrozenTokenizer | None:
     if values is None:
         return None
     files = {name: base64.b64decode(content) for name, content in values["files"].items()}

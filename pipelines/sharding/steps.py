@@ -10,7 +10,7 @@ from apache_beam.pvalue import PCollection
 from apache_beam.transforms.window import GlobalWindows
 
 from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Files, Held, Packet, places_of, read_places
+from pipelines.common.exchange import Exchange, Files, Packet, SendBuffer, places_of, read_places
 from pipelines.common.summary import Summary
 from pipelines.formats.rejects import Reject, Rejects, to_batch
 from pipelines.sharding import tokenizer
@@ -65,13 +65,13 @@ class _Keep(beam.DoFn):
         self._name, self._files = name, files
 
     def start_bundle(self) -> None:
-        self._held: Held[int] = Held(self._files)
+        self._buffer: SendBuffer[int] = SendBuffer(self._files)
 
     def process(self, element: tuple[int, Iterable[Packet]]) -> Iterator[Summary]:
-        yield from map(self._kept, self._held.add([(element[0], places_of(element[1]))]))
+        yield from map(self._kept, self._buffer.add([(element[0], places_of(element[1]))]))
 
     def finish_bundle(self) -> Iterator[Any]:
-        yield from map(GlobalWindows.windowed_value, map(self._kept, self._held.send()))
+        yield from map(GlobalWindows.windowed_value, map(self._kept, self._buffer.send()))
 
     def _kept(self, sent: tuple[int, Packet]) -> Summary:
         return Summary(kept={self._name: dict([sent])})

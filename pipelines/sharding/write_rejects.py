@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.common import assign
-from pipelines.common.exchange import Files, Held, Packet, gather, receive
+from pipelines.common.exchange import Files, Packet, SendBuffer, gather, receive
 from schemas import tables
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, columns_of
@@ -44,12 +44,12 @@ def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Fil
 
 def _by_range(packets: Sequence[Packet], staged: Files) -> dict[Range, list[Packet]]:
     """Send rejects to their ranges of lines."""
-    held: Held[Range] = Held(staged)
+    buffer: SendBuffer[Range] = SendBuffer(staged)
     ranges: dict[Range, list[Packet]] = {}
     for batch in receive(packets):
-        for place, packet in held.add(_ranges(batch)):
+        for place, packet in buffer.add(_ranges(batch)):
             ranges.setdefault(place, []).append(packet)
-    for place, packet in held.send():
+    for place, packet in buffer.send():
         ranges.setdefault(place, []).append(packet)
     return ranges
 

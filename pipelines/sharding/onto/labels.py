@@ -136,8 +136,8 @@ class OrderNewLabels(beam.DoFn):
         rejects = duplicates(ordered, plan.sources)
         yield TaggedOutput(SUMMARY, reported(LABELS, rejects, self._rejects, counters={plan.name: counters}))
         yield TaggedOutput(SIZES, (number, new.num_rows))
-        for tag, place_of, sent, way in ((ROWS, number, new, self._staged), (KEYS, shard, keys, self._exchange)):
-            for packet in way.send([(place_of, one_batch(sent))]):
+        for tag, place_of, sent, channel in ((ROWS, number, new, self._staged), (KEYS, shard, keys, self._exchange)):
+            for packet in channel.send([(place_of, one_batch(sent))]):
                 yield TaggedOutput(tag, packet)
 
     def _encoded(self, table: pa.Table) -> pa.Table:
