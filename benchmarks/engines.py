@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,18 +24,13 @@ from benchmarks.common.keyed_input import write_keyed
 from benchmarks.common.report import interleave, medians, report
 from schemas.manifest import open_manifest
 from tests.command import ROOT
-from tests.engines import clusters, pieces
-from tests.engines.clusters import WORKERS, Cluster
+from tests.engines.clusters import CLUSTERS, WORKERS, Cluster
+from tests.engines.pieces import PIECES, install
 from tests.engines.worker import process, write_worker
 
 BARS = {"flink": "<1.25", "spark": "<2"}
 HERE = "in process"
-_DEFAULT_MIB, _NETWORK_MIB = 1728, 128  # of a TaskManager, and of it for buffers, where nobody says
-START: dict[str, Callable[[Path], AbstractContextManager[Cluster]]] = {
-    "flink": partial(clusters.flink, memory=_DEFAULT_MIB, network=_NETWORK_MIB),
-    "spark": clusters.spark,
-}
-PIECES = {"flink": pieces.FLINK, "spark": pieces.SPARK}
+DEFAULTS = {"flink": {"memory": 1728, "network": 128}}  # MiB of a TaskManager, and of it for buffers
 
 
 def main() -> None:
@@ -87,8 +82,8 @@ def started(names: list[str], folder: Path) -> Iterator[dict[str, Cluster]]:
         yield {}
         return
     name, *others = names
-    pieces.install(PIECES[name])
-    with START[name](folder / name) as cluster, started(others, folder) as running:
+    install(PIECES[name])
+    with CLUSTERS[name](folder / name, **DEFAULTS.get(name, {})) as cluster, started(others, folder) as running:
         yield {name: cluster, **running}
 
 

@@ -6,7 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.engines import clusters, pieces
+from tests.engines.clusters import CLUSTERS
+from tests.engines.pieces import PIECES, install
 from tests.engines.worker import loopback
 
 
@@ -14,9 +15,8 @@ def main(name: str) -> None:
     """Start the cluster `name`, say how it is used, and wait for Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print("getting its pieces: a few minutes, the first time", file=sys.stderr)
-    pieces.install({"flink": pieces.FLINK, "spark": pieces.SPARK}[name])
-    start = {"flink": clusters.flink, "spark": clusters.spark}[name]
-    with tempfile.TemporaryDirectory() as folder, start(Path(folder) / name) as cluster:
+    install(PIECES[name])
+    with tempfile.TemporaryDirectory() as folder, CLUSTERS[name](Path(folder) / name) as cluster:
         print(f"{name} runs; its logs are in {cluster.folder}. In another terminal:\n", file=sys.stderr)
         print(shlex.join(["extremis", "shard", "examples/tate/", "data/", "--", *loopback(cluster)]), flush=True)
         try:
@@ -26,6 +26,6 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in ("flink", "spark"):
-        sys.exit("python -m tests.engines flink|spark")
+    if len(sys.argv) != 2 or sys.argv[1] not in CLUSTERS:
+        sys.exit(f"python -m tests.engines {'|'.join(CLUSTERS)}")
     main(sys.argv[1])

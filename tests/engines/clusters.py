@@ -157,6 +157,9 @@ def spark(folder: Path, memory: int = 1200) -> Iterator[Cluster]:
         yield cluster
 
 
+CLUSTERS = {"flink": flink, "spark": spark}
+
+
 def children(pid: int) -> list[int]:
     """Return the processes below `pid`, nearest first."""
     parents = {}

@@ -64,6 +64,7 @@ SPARK = Pieces(
     "org.apache.beam.runners.spark.SparkJobServerDriver",
     ("spark-", "scala-", "hadoop-", "slf4j-"),
 )
+PIECES = {pieces.name: pieces for pieces in (FLINK, SPARK)}
 
 
 def missing_tools() -> list[str]:
