@@ -65,9 +65,9 @@ def _epochs(recipe: Recipe, run: str, share: float, stated: Container[str]) -> d
     epochs, time = recipe.train.epochs, min(1.0, LEAST + SHARE * share)
     reason = f"{share:.1%} of the rows are new since {run}"
     times = (time / PASSES - share) / (1 - share) if share < 1 else 1.0
-    possible = not (recipe.data.by_parts or recipe.data.mix or recipe.data.holdout or recipe.data.share < 1)
-    possible = possible and not _takes_tables(recipe, stated)
-    if possible and times < 1 and not any(key in stated for key in ("train.epochs", "data.replay")):
+    rows = recipe.data
+    is_bound = rows.by_parts or rows.mix or rows.holdout or rows.share < 1 or _takes_tables(recipe, stated)
+    if times < 1 and not is_bound and not any(key in stated for key in ("train.epochs", "data.replay")):
         return {
             "train.epochs": Setting(math.ceil(PASSES * epochs), f"{reason}; from nothing {epochs}"),
             "data.replay": Setting(round(times, 3), f"so that it takes {time:.0%} of the time from nothing"),
