@@ -1,7 +1,8 @@
 """Sharding by Flink and by Spark on this machine beside its own worker processes: the same bytes, seconds in turns.
 
 Each cluster has two workers of one slot, Flink's with the memory that TaskManagers have by default; both start before
-the first round and stay. Their Python workers are processes that they start themselves (PROCESS environments).
+the first round and stay. Their Python workers are processes that they start themselves (PROCESS environments). A small
+input tells what the start of the pipelines takes: the rate is that of the rows by which the large input is larger.
 
     python -m benchmarks.engines [--quick] [--rows N --labels L] [--rounds 3] [--engines flink,spark]
 
@@ -24,39 +25,43 @@ from benchmarks.common.keyed_input import write_keyed
 from benchmarks.common.report import interleave, medians, report
 from schemas.manifest import open_manifest
 from tests.command import ROOT
-from tests.engines.clusters import CLUSTERS, WORKERS, Cluster
+from tests.engines.clusters import CLUSTERS, WORKERS, Cluster, vertices
 from tests.engines.pieces import PIECES, install
 from tests.engines.worker import process, write_worker
 
 BARS = {"flink": "<1.25", "spark": "<2"}
 HERE = "in process"
+SMALL = 20_000  # rows
+JOBS = 5  # of the command: the check of workers, and four pipelines
 DEFAULTS = {"flink": {"memory": 1728, "network": 128}}  # MiB of a TaskManager, and of it for buffers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="50,000 rows, one round")
+    parser.add_argument("--quick", action="store_true", help="100,000 rows, one round")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--labels", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", default="flink,spark")
     arguments = parser.parse_args()
-    rows, labels = (50_000, 5_000) if arguments.quick else (arguments.rows, arguments.labels)
+    rows, labels = (100_000, 10_000) if arguments.quick else (arguments.rows, arguments.labels)
     rounds = 1 if arguments.quick else arguments.rounds
     names = arguments.engines.split(",")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        written = write_keyed(folder / "raw", rows, labels)
+        written = write_keyed(folder / "large", rows, labels)
+        write_keyed(folder / "small", SMALL, SMALL // 10)
         program = write_worker(folder / "extremis-worker", ROOT)
         local = [f"--direct_num_workers={WORKERS}", "--direct_running_mode=multi_processing"]
         sharded: dict[str, tuple[str, int]] = {}  # digest, and peak of staging
         with started(names, folder) as running:
-            sides: dict[str, Callable[[], float]] = {HERE: partial(shard, folder, HERE, local, sharded)}
-            for name, cluster in running.items():
-                sides[name] = partial(shard, folder, name, process(cluster, program), sharded)
-            values = interleave(sides, rounds)
+            flags = {HERE: local, **{name: process(cluster, program) for name, cluster in running.items()}}
+            small = medians(interleave(make_sides(folder, "small", flags, {}), 1))
+            values = interleave(make_sides(folder, "large", flags, sharded), rounds)
+            jobs = vertices(running["flink"])[-JOBS:] if "flink" in running else []
         size = folder_bytes(folder / "data")
     seconds = medians(values)
+    beyond = {name: seconds[name] - small[name] for name in seconds}
     report(
         "shard on two workers of Flink takes at most 1.25 times the seconds in process, of Spark 2 times",
         {
@@ -65,6 +70,11 @@ def main() -> None:
             "input bytes": written,
             "bytes": size,
             "seconds": {name: [round(value, 1) for value in some] for name, some in values.items()},
+            f"seconds for {SMALL:,} rows": {name: round(value, 1) for name, value in small.items()},
+            "seconds beyond these, over those in process": {
+                name: round(beyond[name] / beyond[HERE], 2) for name in names
+            },
+            "vertices of Flink's jobs": jobs,
             "peak staging / input": {name: round(peak / written, 2) for name, (_, peak) in sharded.items()},
         },
         {
@@ -87,11 +97,18 @@ def started(names: list[str], folder: Path) -> Iterator[dict[str, Cluster]]:
         yield {name: cluster, **running}
 
 
-def shard(folder: Path, name: str, flags: list[str], sharded: dict[str, tuple[str, int]]) -> float:
+def make_sides(
+    folder: Path, source: str, flags: dict[str, list[str]], sharded: dict[str, tuple[str, int]]
+) -> dict[str, Callable[[], float]]:
+    """Return what shards `source` by each name, with its Beam options."""
+    return {name: partial(shard, folder, source, name, some, sharded) for name, some in flags.items()}
+
+
+def shard(folder: Path, source: str, name: str, flags: list[str], sharded: dict[str, tuple[str, int]]) -> float:
     """Seconds of the command as a user runs it; notes the digest and the peak of staging."""
     data = folder / "data"
     shutil.rmtree(data, ignore_errors=True)
-    command = [sys.executable, "-m", "extremis", "shard", folder / "raw", data, "--", *flags]
+    command = [sys.executable, "-m", "extremis", "shard", folder / source, data, "--", *flags]
     start = time.perf_counter()
     with FolderWatch(data / ".staging") as staging:
         subprocess.run([*map(str, command)], check=True, stderr=subprocess.DEVNULL)

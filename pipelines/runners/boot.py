@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from pipelines.runners import worker
+
 _PROVISION_SECONDS = 60.0  # for the runner to say what this worker is for
 POOL_PORT = 50000  # as in Beam's image
 
@@ -71,16 +73,16 @@ def worker_environments(options: argparse.Namespace) -> list[dict[str, str]]:
     }
     if info.status_endpoint.url:
         shared["STATUS_API_SERVICE_DESCRIPTOR"] = describe("", info.status_endpoint)
-    return [{**shared, "WORKER_ID": worker} for worker in (options.id, *info.sibling_worker_ids)]
+    return [{**shared, "WORKER_ID": name} for name in (options.id, *info.sibling_worker_ids)]
 
 
 def _become_worker(options: argparse.Namespace) -> None:
     """Become the worker; those that the runner wants beside it are processes that end with it."""
-    command = [sys.executable, "-m", "pipelines.runners.worker"]
     own, *siblings = worker_environments(options)
     for sibling in siblings:
-        subprocess.Popen(command, env={**os.environ, **sibling})
-    os.execve(command[0], command, {**os.environ, **own})
+        subprocess.Popen([sys.executable, "-m", "pipelines.runners.worker"], env={**os.environ, **sibling})
+    os.environ.update(own)
+    worker.serve()  # in this process, which has imported Beam already: seconds a pipeline
 
 
 def _serve_pool(port: int) -> None:

@@ -14,23 +14,40 @@ _LOOK_SECONDS = 0.5
 
 
 def main() -> None:
-    """Serve the runner that the environment names; with an argument those that come on standard input, until it ends.
+    """Serve the runner that the environment names, or with an argument one after the other."""
+    if len(sys.argv) == 1:
+        serve()
+    else:
+        serve_many(int(sys.argv[1]))
 
-    Each line there is an object of environment variables, answered by a line on the file descriptor of the argument.
-    """
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    # Beam logs to the runner; without any other handler its first message would open one on standard error.
-    logging.getLogger().addHandler(logging.NullHandler())
+
+def serve() -> None:
+    """Serve the runner that the environment names, to its end."""
+    _begin()
     from apache_beam.runners.worker import sdk_worker_main
 
-    if len(sys.argv) == 1:
-        sdk_worker_main.main([])
-        return
-    with open(int(sys.argv[1]), "w", encoding="ascii") as done:
+    sdk_worker_main.main([])
+
+
+def serve_many(answers: int) -> None:
+    """Serve the runners that come on standard input, until it ends.
+
+    Each line is an object of environment variables, answered by a line on the file descriptor `answers`.
+    """
+    _begin()
+    from apache_beam.runners.worker import sdk_worker_main
+
+    with open(answers, "w", encoding="ascii") as done:
         for line in sys.stdin:
             os.environ.update(json.loads(line))
             sdk_worker_main.main([])
             print("done", file=done, flush=True)
+
+
+def _begin() -> None:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # Beam logs to the runner; without any other handler its first message would open one on standard error.
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 def _end_with(parent: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.engines.pieces import FLINK, SPARK, Pieces
 
@@ -191,7 +192,7 @@ def started(cluster: Cluster, word: str) -> list[int]:
 
 def python_workers(cluster: Cluster) -> list[int]:
     """Return the Python workers of the cluster."""
-    return started(cluster, "pipelines.runners.worker")
+    return started(cluster, "--provision_endpoint")
 
 
 _FLINK_OPENS = {
@@ -260,13 +261,23 @@ def running_jobs(cluster: Cluster) -> int:
     return _overview(cluster.page)["jobs-running"]
 
 
+def vertices(cluster: Cluster) -> list[int]:
+    """Return the vertices of each job that a Flink cluster remembers, in the order of their starts."""
+    jobs = sorted(_ask(cluster.page, "jobs/overview")["jobs"], key=lambda job: job["start-time"])
+    return [len(_ask(cluster.page, f"jobs/{job['jid']}")["vertices"]) for job in jobs]
+
+
 def _overview(rest: int) -> dict[str, int]:
     """Return Flink's own counts; none while it does not answer."""
     try:
-        with urllib.request.urlopen(f"http://localhost:{rest}/overview", timeout=20) as answer:
-            return json.load(answer)
+        return _ask(rest, "overview")
     except (OSError, ValueError):
         return {}
+
+
+def _ask(rest: int, path: str) -> Any:
+    with urllib.request.urlopen(f"http://localhost:{rest}/{path}", timeout=20) as answer:
+        return json.load(answer)
 
 
 def listens(port: int) -> bool:

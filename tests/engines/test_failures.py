@@ -1,6 +1,7 @@
 """Failures of a cluster, each made for real: one message that names what is wrong and what helps, no traceback."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from tests.engines.conftest import SMALL, install
 from tests.engines.worker import SECONDS, loopback, process, write_worker
 
 pytestmark = pytest.mark.engine
+
+STARVED = 1  # MiB of network buffers
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,18 @@ def test_no_slot(flink: Cluster, raw: Path, tmp_path: Path) -> None:
     flags = [*loopback(flink), "--parallelism=7"]  # the last word counts
     done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
     refused(done, "no free slot", "--parallelism", status=1)
+
+
+def test_too_few_network_buffers(raw: Path, tmp_path: Path, worker: Path) -> None:
+    """What to set is more than there is."""
+    install(pieces.FLINK)
+    with clusters.flink(tmp_path / "cluster", network=STARVED, attempts=0) as starved:
+        flags = process(starved, worker)
+        done = extremis("shard", raw, tmp_path / "data", *SMALL, "--", *flags, check=False, timeout=SECONDS)
+    refused(done, "too few network buffers", "taskmanager.memory.network.min", status=1)
+    said = re.search(r"to (\d+)mb or more", done.err)
+    assert said
+    assert int(said[1]) > STARVED
 
 
 def test_a_launcher_that_is_ended_cancels_its_job(flink: Cluster, raw: Path, tmp_path: Path, worker: Path) -> None:

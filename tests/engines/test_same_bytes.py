@@ -52,6 +52,22 @@ def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_p
             assert files(tmp_path / "there")[name] == content, name
 
 
+@pytest.mark.parametrize(("cluster", "kind"), [("flink", "PROCESS"), ("spark", "LOOPBACK")], indirect=["cluster"])
+def test_embed_and_cluster(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) -> None:
+    for place, more in (("here", []), ("there", ["--", *flags])):
+        embedded = tmp_path / place / "embedded"
+        extremis("embed", sharded, trained, embedded, "--split", "train", *more, timeout=SECONDS)
+        clusters = ("--queries", embedded, "--size", "16", "--for-epoch", "0", "--out", tmp_path / place / "clusters")
+        extremis("cluster", sharded, trained, *clusters, *more, timeout=SECONDS)
+    for name in ("embedded", "clusters"):
+        tables = [
+            {file: content for file, content in files(tmp_path / place / name).items() if file.endswith(".parquet")}
+            for place in ("here", "there")
+        ]
+        assert tables[0]
+        assert tables[0] == tables[1]
+
+
 def test_a_version(flink: Cluster, worker: Path, tmp_path: Path) -> None:
     """What comes later goes onto what is there: new labels, new points, and points that replace older ones."""
     for name, points, labels in (("first", range(300), 20), ("second", range(250, 320), 25)):
