@@ -11,7 +11,7 @@ from trainer.config import Recipe
 from trainer.encoders.base import Size, tensor_bytes
 from trainer.model import DataFacts
 from trainer.rows.matrix import RowMatrix, RowOptimizer
-from trainer.rows.memory import IN_MEMORY
+from trainer.rows.memory import IN_MEMORY, ON_HOST
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CGROUP = Path("/sys/fs/cgroup")
@@ -40,11 +40,11 @@ def require_memory(recipe: Recipe, facts: DataFacts, ranks: int) -> None:
 
     Raises InputError that says what is needed and what there is.
     """
-    free = free_memory()
-    if free is None or torch.cuda.is_available():
+    free, storage = free_memory(), recipe.classifier.storage
+    if free is None or (torch.cuda.is_available() and storage != ON_HOST):
         return
     encoder, vectors = encoder_bytes(recipe, facts), -(-vector_bytes(recipe, facts.labels) // ranks)
-    if recipe.classifier.storage != IN_MEMORY:
+    if storage not in (IN_MEMORY, ON_HOST):
         vectors = 0
     draws = 8 * recipe.negatives.random * (recipe.order.batch if recipe.negatives.pool == "own" else 1)
     if encoder + vectors + draws <= free:

@@ -11,6 +11,7 @@ from trainer.heads.classifier import Classifier
 from trainer.negatives.candidates import label_range
 
 SIZES = {"131K": 131_072, "1.3M": 1_305_265, "19M": 19_049_952, "100M": 100_000_000}
+ON_HOST = ("131K", "19M")  # of these once more, with vectors in main memory
 QUICK = {"2K": 2048, "20K": 20_000}
 SHAPES = ((512, 64), (4096, 64), (512, 768))  # B, D
 CHUNK = 1 << 16
@@ -26,18 +27,24 @@ def measure(device: torch.device, quick: bool) -> dict[str, Any]:
         for name, labels in (QUICK if quick else SIZES).items():
             gib = labels * (2 * dimension + 4) / 2**30
             if fits(device, gib + 1 if not quick else gib):
-                figures[f"B={size} D={dimension} L={name}"] = _measure(device, size, dimension, labels, speed, quick)
+                figures[f"B={size} D={dimension} L={name}"] = _measure(device, size, dimension, labels, speed)
+    size, dimension = (16, 8) if quick else SHAPES[0]
+    for name in QUICK if quick else ON_HOST:
+        labels = {**SIZES, **QUICK}[name]
+        figures[f"B={size} D={dimension} L={name}, on the host"] = _measure(
+            device, size, dimension, labels, speed, storage="host"
+        )
     return figures
 
 
 def _measure(
-    device: torch.device, size: int, dimension: int, labels: int, speed: float, quick: bool
+    device: torch.device, size: int, dimension: int, labels: int, speed: float, storage: str = "memory"
 ) -> dict[str, float]:
     reset_peak(device)
-    classifier = Classifier(Config(dtype="bfloat16", lr=0.01), labels, dimension, 0, device=device)
+    classifier = Classifier(Config(dtype="bfloat16", lr=0.01, storage=storage), labels, dimension, 0, device=device)
     x = torch.randn(size, dimension, device=device)
     batches = [random_batch(size, labels, step) for step in range(BATCHES)]
-    rounds, figures = (2 if quick else 10), {}
+    rounds, figures = (2 if labels in QUICK.values() else 10), {}
     for pool in ("own", "shared"):
         planned = [plan(batch, labels, pool) for batch in batches]
         number = 0

@@ -43,8 +43,13 @@ class HostSources(NegativeSources):
         return super().find(batch, torch.randn(x.shape, generator=torch.Generator().manual_seed(batch.step)))
 
 
-def step_on_meta(data: Any, recipe: Recipe, change: Callable[[StepContext], None] = lambda context: None) -> None:
-    """Take STEPS steps of `recipe` on DATA, planned on the host as ever; `change` spoils their parts first."""
+def step_on_meta(
+    data: Any, recipe: Recipe, change: Callable[[StepContext], None] = lambda context: None, rows: torch.device = META
+) -> None:
+    """Take STEPS steps of `recipe` on DATA, planned on the host as ever; `change` spoils their parts first.
+
+    rows: where the head's rows are to be found in the end.
+    """
     facts, group = DataFacts.of(data), ALONE
     planner = open_planner(recipe, data, facts.labels, group, lambda line: None)
     tables = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs)
@@ -73,4 +78,5 @@ def step_on_meta(data: Any, recipe: Recipe, change: Callable[[StepContext], None
             result = take_step(context, batch, number, 0.5)
             assert result.loss.device == result.x.device == META
     encoder = {name: tensor for name, tensor in model.encoder.tensors().items() if name != "feature_weights"}
-    assert {tensor.device for tensor in (*model.head.rows().values(), *encoder.values())} <= {META}
+    assert {tensor.device for tensor in encoder.values()} <= {META}
+    assert {tensor.device for tensor in model.head.rows().values()} <= {rows}

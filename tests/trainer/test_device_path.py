@@ -42,6 +42,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "in the batch": {"negatives": {"pool": "own", "in_batch": {"hard": 3}}},
     "hash tables": {"negatives": {"pool": "own", "lsh": {"hard": 3}}},
     **{loss: {"loss": {"kind": loss}} for loss in ("softmax", "infonce", "decoupled", "softtopk", "triplet")},
+    "vectors on the host": {"negatives": {"pool": "own"}, "classifier": {"storage": "host"}},
+    "on the host, in chunks": {
+        "negatives": {"pool": "all", "random": 0, "chunk": 7},
+        "classifier": {"storage": "host", "dtype": "bfloat16", "optimizer": "adam", "lr": 0.01},
+    },
+    "on the host, softmax": {"loss": {"kind": "softmax"}, "classifier": {"storage": "host"}},
     "encoded labels": {**LABELS, "loss": {"kind": "decoupled"}, "negatives": {"pool": "all", "random": 0}},
     "encoded in the batch": {**LABELS, "loss": {"kind": "triplet"}, "negatives": {"pool": "batch", "random": 0}},
 }
@@ -79,7 +85,8 @@ def test_a_run_on_a_device_is_that_of_a_cpu(
     request.getfixturevalue("elsewhere")
     losses, others = run(data, tmp_path / "device", KINDS[kind])
     assert losses == pytest.approx(expected, rel=1e-3)
-    close = {"rtol": 0.02, "atol": 0.02} if kind == "bfloat16" else {"rtol": 1e-2, "atol": 1e-3}
+    narrow = KINDS[kind].get("classifier", {}).get("dtype") == "bfloat16"
+    close = {"rtol": 0.02, "atol": 0.02} if narrow else {"rtol": 1e-2, "atol": 1e-3}
     for name, value in rows.items():
         torch.testing.assert_close(others[name], value, **close, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -96,8 +103,12 @@ def test_so_is_a_transformers(data: SmallData, tmp_path: Path, request: pytest.F
     assert losses == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_run_goes_on_on_another_device(data: SmallData, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    recipe = with_sections(BASE, {"negatives": {"pool": "own"}, "refresh": {"start": 9}})
+@pytest.mark.parametrize("storage", ["memory", "host"])
+def test_a_run_goes_on_on_another_device(
+    storage: str, data: SmallData, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    sections = {"negatives": {"pool": "own"}, "refresh": {"start": 9}, "classifier": {"storage": storage}}
+    recipe = with_sections(BASE, sections)
     whole = train(Trainer.start(data.layout.root, str(tmp_path / "whole"), recipe, silent))
     place = str(tmp_path / "run")
     with pytest.raises(Killed):

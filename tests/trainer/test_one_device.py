@@ -1,8 +1,10 @@
 """A step of every recipe on one device: no tensor is left on the host, and nothing waits for a value."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +14,10 @@ from tests.builders import build_data
 from tests.trainer.one_device import OneDevice, step_on_meta
 from trainer.config import Recipe, load_recipe, validate
 from trainer.config.load import recipe_names
+from trainer.device import CPU
 from trainer.encoders import build_encoder
 from trainer.heads.base import HeadStep
+from trainer.rows import host_matrix
 from trainer.step import StepContext
 
 SMALL = {
@@ -86,6 +90,28 @@ def test_so_does_every_loss_with_every_head_and_pool(head: str, pool: str, loss:
 def test_so_does_every_optimizer_and_dtype(optimizer: str, dtype: str, data: DataLayout) -> None:
     rows = {"optimizer": optimizer, "dtype": dtype, "weight_decay": 0.1}
     step_on_meta(data, combination("classifier", "bce", "own", classifier=rows, encoder={"optimizer": optimizer}))
+
+
+class ComesBack:
+    """Gradient on its way to the host, from a device without values."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        assert gradient.device.type == "meta"
+        self._shape = gradient.shape
+
+    def take(self) -> np.ndarray:
+        return np.ones(self._shape, np.float32)
+
+
+@pytest.mark.parametrize("storage", ["host", "a directory"])
+@pytest.mark.parametrize("pool", ["shared", "own", "all"])
+@pytest.mark.parametrize("loss", ["bce", "decoupled"])
+def test_of_vectors_on_the_host_only_rows_and_gradients_travel(
+    loss: str, pool: str, storage: str, data: DataLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(host_matrix, "LateCopy", ComesBack)
+    vectors = {"storage": "host" if storage == "host" else str(tmp_path), "dtype": "bfloat16"}
+    step_on_meta(data, combination("classifier", loss, pool, classifier=vectors), rows=CPU)
 
 
 @pytest.mark.parametrize("loss", ["bce", "decoupled"])

@@ -19,8 +19,9 @@ class Classifier(Options):
     )
     storage: str = Field(
         "memory",
-        description="where vectors and optimizer rows are while training: memory, or a directory on a local disk with "
-        "room for them, for a file that is mapped and leaves nothing behind",
+        description="where vectors and optimizer rows are while training: memory, that of the device; host, main "
+        "memory beside a GPU, which gets a step's rows; or a directory on a local disk with room for them, for a file "
+        "that is mapped and leaves nothing behind",
     )
     bias: bool = Field(False, description="a last column that x meets with a constant 1")
     initial: Literal["random", "labels"] = Field(

@@ -24,7 +24,7 @@ def score_rows(
     among = None if trained is None else np.arange(trained)
     scores, ids = filtered_top_k(x, LabelRows(vectors), k, Ragged.empty(len(x)), among)
     named_scores = [
-        (vectors[torch.as_tensor(labels, dtype=torch.int64, device=vectors.device)].to(x.dtype) @ query).tolist()
+        (vectors[torch.as_tensor(labels, dtype=torch.int64, device=vectors.device)].to(x) @ query).tolist()
         for query, labels in zip(x, named, strict=True)
     ]
     return scores, ids, named_scores

@@ -1,6 +1,6 @@
 """Classifier: one vector a label, gathered and updated by the rows that a step touches."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -14,8 +14,9 @@ from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.losses import Loss, binary_cross_entropy, build_loss
 from trainer.losses.binary import binary_step
+from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
-from trainer.rows.memory import zeros
+from trainer.rows.memory import IN_MEMORY, zeros
 from trainer.stream.batch import Candidates
 
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
@@ -54,14 +55,13 @@ class Classifier(Head):
         self._lr, self._loss, self._group = config.lr, loss, group
         self._normalize = config.normalize
         shape = self.stop - self.start, dimension + int(config.bias)
-        weight = zeros(shape, DTYPES[config.dtype], config.storage, device)
+        on_host = device != CPU and config.storage != IN_MEMORY
+        weight = zeros(shape, DTYPES[config.dtype], config.storage, CPU if on_host else device)
         _initialise(weight, config, labels, self.start, seed)
-        self.matrix = RowMatrix(
-            weight,
-            RowOptimizer(config.optimizer, config.momentum, config.weight_decay),
-            first=self.start,
-            seed=seed,
-            storage=config.storage,
+        optimizer = RowOptimizer(config.optimizer, config.momentum, config.weight_decay)
+        facts: dict[str, Any] = {"first": self.start, "seed": seed, "storage": config.storage}
+        self.matrix = (
+            HostMatrix(weight, optimizer, device, **facts) if on_host else RowMatrix(weight, optimizer, **facts)
         )
 
     @classmethod
@@ -99,7 +99,7 @@ class Classifier(Head):
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
         if self._loss.options == binary_cross_entropy.options:
             return binary_step(x, self.matrix, candidates, lr, number, scale)
-        ids = candidates.ids if self.matrix.device == CPU else self.matrix.places(candidates.ids)
+        ids = self.matrix.prepare(candidates.ids)
         leaf, w = x.detach().requires_grad_(), self.matrix.gather(ids)
         value = self._loss(leaf, w, candidates, self._group) * scale
         value.backward()

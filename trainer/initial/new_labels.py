@@ -91,7 +91,7 @@ def begin_new_labels(
     if recipe.classifier.normalize:
         vectors = torch.nn.functional.normalize(vectors, dim=1)
     rows = head.vectors[new.start - head.start :]
-    rows[begun] = vectors[begun, : rows.shape[1]].to(rows.dtype)
+    rows[begun.to(rows.device)] = vectors[begun, : rows.shape[1]].to(rows)
 
 
 def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str], labels: np.ndarray) -> Estimate:

@@ -11,6 +11,7 @@ from trainer.device import CPU
 from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores, masked_scores
 from trainer.rows import kernels
+from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import RowMatrix
 from trainer.rows.reference import DevicePairs
 from trainer.rows.threads import PARTS, in_parts
@@ -43,14 +44,14 @@ binary_cross_entropy = OneVsAll(LossSection())
 
 @torch.no_grad()
 def binary_step(
-    x: torch.Tensor, rows: RowMatrix, candidates: Candidates, lr: float, step: int, scale: float
+    x: torch.Tensor, rows: RowMatrix | HostMatrix, candidates: Candidates, lr: float, step: int, scale: float
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
     """Update the rows `candidates.ids`; return `scale` times the loss of x [B, D], and its gradient on x.
 
     The same as gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is read
     once and written once, and no [C, D] is made but of a shared pool. The loss is a float, on a GPU a tensor [].
     """
-    if rows.device != CPU:
+    if isinstance(rows, HostMatrix) or rows.device != CPU:
         return _step_on_device(x, rows, candidates, lr, step, scale)
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
@@ -80,22 +81,23 @@ def binary_step(
 
 
 def _step_on_device(
-    x: torch.Tensor, rows: RowMatrix, candidates: Candidates, lr: float, step: int, scale: float
+    x: torch.Tensor, rows: RowMatrix | HostMatrix, candidates: Candidates, lr: float, step: int, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do the same on a device, which nothing waits for: scores of pairs by query, then gradients and updates by row."""
-    matrix, rule, operations, x = rows.device_matrix(), rows.rule(lr, step), rows.on_device, x.contiguous()
+    made, operations, x = rows.begin(candidates.ids, lr, step), rows.on_device, x.contiguous()
     # One copy for all: ids, the pool, and pairs in both orders.
-    arrays = candidates.ids, _pool_arrays(candidates), order_pairs(candidates, len(x))
+    arrays = made.places, _pool_arrays(candidates), order_pairs(candidates, len(x))
     sent = send(_Sent(*arrays), rows.device)
     ids, pairs, (weight, query, column) = sent.ids, sent.pairs, sent.pool
-    losses, slopes, on_x = operations.score_pairs(x, matrix, ids, pairs, scale)
+    losses, slopes, on_x = operations.score_pairs(x, made.scored, ids, pairs, scale)
     loss, on_pool = losses.sum(dtype=torch.float64), x.new_empty(0, x.shape[1])
     if len(weight):
-        w = matrix.vectors.index_select(0, ids[: len(weight)]).float()
+        w = made.scored.vectors.index_select(0, ids[: len(weight)]).float()
         pool_loss, pool_slopes = _differentiate_pool(x, w, weight, query, column)
         loss = loss + pool_loss
         on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
-    operations.update_rows(matrix, rule, ids, on_pool, pairs, slopes, x)
+    operations.update_rows(made.updated, made.rule, ids, on_pool, pairs, slopes, x)
+    rows.end(candidates.ids, made, lr, step)
     return loss * scale, on_x
 
 

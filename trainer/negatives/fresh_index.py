@@ -63,14 +63,14 @@ class Products:
         chunks = -(-rows // _CHUNK)
         groups = -(-rows // (_GROUP * chunks))  # of a chunk
         size = _GROUP * groups
-        dtype = product_dtype(vectors.device)
-        x = x.to(vectors.device, dtype)
+        dtype = product_dtype(x.device)
+        x = x.to(dtype)
         scores = self._room(x, chunks * queries * size).view(chunks, queries, size)
         for number, block in enumerate(vectors.split(size)):
             if len(block) == size:
-                torch.mm(x, block.to(dtype).T, out=scores[number])
+                torch.mm(x, block.to(x).T, out=scores[number])
             else:
-                scores[number].fill_(-torch.inf)[:, : len(block)] = x @ block.to(dtype).T
+                scores[number].fill_(-torch.inf)[:, : len(block)] = x @ block.to(x).T
         query, row = (part.to(x.device) for part in masked)
         scores[row // size, query, row % size] = -torch.inf
         # Column j of a chunk is in group j modulo `groups`: maxima are then taken over contiguous columns.

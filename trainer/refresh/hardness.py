@@ -45,7 +45,8 @@ def measure(model: Model, group: Group, sources: list[Source], batch: Batch) -> 
     scores = group.gather(torch.from_numpy(_widened(scores, width, 0.0)), sizes).numpy()
     row, column = np.nonzero((labels >= model.head.start) & (labels < model.head.stop))
     query, place = send((row, labels[row, column] - model.head.start), x.device)
-    score = float((x[query] * model.head.vectors[place].to(x.dtype)).sum())
+    vectors = model.head.vectors
+    score = float((x[query] * vectors[place.to(vectors.device)].to(x)).sum())
     sums = torch.tensor([float(scores[row, column].sum()), score, float(len(row))], dtype=torch.float64)
     then, score, pairs = group.sum(sums).tolist()
     if not pairs:

@@ -31,8 +31,8 @@ def measure(
     """
     rows = min(ROWS, len(batch))
     x, hard = x[:rows].double(), hard[:rows]
-    ids = torch.from_numpy(np.where(hard == PAD, 0, hard)).to(x.device)
-    mine = torch.einsum("bd,bkd->bk", x, vectors[ids].double())
+    ids = torch.from_numpy(np.where(hard == PAD, 0, hard)).to(vectors.device)
+    mine = torch.einsum("bd,bkd->bk", x, vectors[ids].to(x))
     mine = mine.masked_fill(torch.from_numpy(hard == PAD).to(x.device), -torch.inf)
     widths = group.sizes(hard.shape[1])
     if not sum(widths):
@@ -52,7 +52,7 @@ def _above(
     query = np.repeat(np.arange(rows), np.diff(offsets))
     label = batch.positives[: offsets[-1]].astype(np.int64) - start
     for first in range(0, len(vectors), LABELS):
-        chunk = x @ vectors[first : first + LABELS].double().T
+        chunk = x @ vectors[first : first + LABELS].to(x).T
         inside = (label >= first) & (label < first + chunk.shape[1])
         chunk[query[inside], label[inside] - first] = -torch.inf
         place = torch.searchsorted(scores, chunk - _TIE * (1 + chunk.abs()))  # scores below it

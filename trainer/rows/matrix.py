@@ -2,7 +2,7 @@
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,15 @@ class RowOptimizer:
             raise ValueError(f"unknown row optimizer {self.name!r}; expected one of {OPTIMIZERS}")
         methods = {"sgd": kernels.MOMENTUM if self.momentum else kernels.SGD, "adagrad": kernels.ADAGRAD}
         return methods.get(self.name, kernels.ADAM)
+
+
+class DeviceStep(NamedTuple):
+    """Step of kernels on a device: rows `places` [C] of `scored` are read, of `updated` changed as `rule` says."""
+
+    places: np.ndarray
+    scored: DeviceMatrix
+    updated: DeviceMatrix
+    rule: kernels.Rule
 
 
 class RowMatrix:
@@ -116,14 +125,22 @@ class RowMatrix:
         places: torch.Tensor = send(ids, self.device) if isinstance(ids, np.ndarray) else ids
         return places
 
+    def prepare(self, ids: np.ndarray) -> np.ndarray | torch.Tensor:
+        """Return `ids` [C] as both `gather` and `update` take them, so that they are sent once."""
+        return ids if self.device == CPU else self.places(ids)
+
     @property
     def on_device(self) -> Any:
-        """The module with `score_pairs` and `update_rows` of this device: kernels of a GPU, or plain PyTorch."""
-        if self.device.type == "cuda" and importlib.util.find_spec("triton"):
-            from trainer.rows import triton_kernels
+        """The module with `score_pairs` and `update_rows` of this device."""
+        return operations_of(self.device)
 
-            return triton_kernels
-        return reference
+    def begin(self, ids: np.ndarray, lr: float, step: int) -> DeviceStep:
+        """Return what `on_device` needs for a step on rows `ids` [C], all distinct; `end` follows it."""
+        matrix = self.device_matrix()
+        return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
+
+    def end(self, ids: np.ndarray, made: DeviceStep, lr: float, step: int) -> None:
+        """End the step that `begin` began."""
 
     def device_matrix(self) -> DeviceMatrix:
         """Return what `on_device` needs of the matrix."""
@@ -164,6 +181,15 @@ class RowMatrix:
             state.get("square", state.get("count", _NO_NUMBERS)),
             self._first,
         )
+
+
+def operations_of(device: torch.device) -> Any:
+    """Return the module with `score_pairs` and `update_rows` of a device: kernels of a GPU, or plain PyTorch."""
+    if device.type == "cuda" and importlib.util.find_spec("triton"):
+        from trainer.rows import triton_kernels
+
+        return triton_kernels
+    return reference
 
 
 def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from schemas.errors import InputError
 from schemas.sizes import say_bytes
 from trainer.device import CPU
 
-IN_MEMORY = "memory"
+IN_MEMORY, ON_HOST = "memory", "host"
 
 
 def zeros(
@@ -27,29 +27,24 @@ def zeros(
     it is written to. Raises InputError: no such directory, or no room there, or on a GPU, for all of the matrix.
     """
     if device != CPU:
-        return _on_device(shape, dtype, storage, device)
+        return _on_device(shape, dtype, device)
     count = math.prod(shape)
     size = count * dtype.itemsize
     if not size:
         return torch.zeros(shape, dtype=dtype)
-    memory = _anonymous(size) if storage == IN_MEMORY else _file(size, storage)
+    memory = _anonymous(size) if storage in (IN_MEMORY, ON_HOST) else _file(size, storage)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
-def _on_device(shape: tuple[int, ...], dtype: torch.dtype, storage: str, device: torch.device) -> torch.Tensor:
-    if storage != IN_MEMORY:
-        raise InputError(
-            f"classifier.storage = {storage!r}: vectors in a file are of a CPU. Set classifier.storage = 'memory', or "
-            "train.device = 'cpu'."
-        )
+def _on_device(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     try:
         return torch.zeros(shape, dtype=dtype, device=device)
     except torch.OutOfMemoryError as error:
         free, _ = torch.cuda.mem_get_info(device)
         raise InputError(
             f"{device}: {say_bytes(math.prod(shape) * dtype.itemsize)} are needed for {shape[0]:,} rows, "
-            f"{say_bytes(free)} are free. Take a smaller classifier.dtype or encoder.dimension, more GPUs (torchrun), "
-            "or train.device = 'cpu'."
+            f"{say_bytes(free)} are free. Keep the classifier's in main memory (classifier.storage = 'host'), or take "
+            "a smaller classifier.dtype or encoder.dimension, or more GPUs (torchrun)."
         ) from error
 
 

@@ -24,7 +24,7 @@ def send(value: Any, device: torch.device) -> Any:
     if packed is None:
         return value
     skeleton, buffer = packed
-    moved = _copy(buffer, device)
+    moved = send_tensor(buffer, device)
     return map_arrays(skeleton, lambda place: _view(moved, place), (Place,))
 
 
@@ -48,7 +48,8 @@ class LateCopy:
         return self._copy.numpy()
 
 
-def _copy(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
+def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `buffer`, for a GPU in pinned memory, on `device`: its copy runs beside other work, and nothing waits."""
     if device.type != "cuda":
         return buffer.to(device)
     if device not in _streams:

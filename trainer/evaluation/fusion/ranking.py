@@ -35,7 +35,7 @@ class Ranking:
         """Rank by the labels' texts; `add` adds the classifier's scores. Raises as `embed_label_texts`."""
         texts = embed_label_texts(model, data)
         rows = torch.nn.functional.pad(texts, (0, model.width - texts.shape[1]))
-        rows = rows + model.head.vectors.float() if add else rows
+        rows = rows + model.head.vectors.to(rows) if add else rows
         return cls(LabelRows(rows, model.head.start, group))
 
     def top_k(
