@@ -42,6 +42,7 @@ def serve_many(answers: int) -> None:
             os.environ.update(json.loads(line))
             sdk_worker_main.main([])
             print("done", file=done, flush=True)
+    os._exit(0)  # all is written; taking Beam and gRPC down would keep the launching process for half a second
 
 
 def _begin() -> None:
