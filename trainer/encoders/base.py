@@ -1,7 +1,8 @@
 """Interface of an encoder: what training, export and sizing ask of it."""
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -13,6 +14,7 @@ from torch import nn
 from schemas.randomness import Purpose
 from trainer.config.encoder import EncoderSection
 from trainer.device import CPU, torch_generator
+from trainer.encoders.gradient_exchange import GradientExchange
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.stream.transfer import send
@@ -48,6 +50,8 @@ class Encoder(ABC):
         """Train the parameters of `modules` at `lr`. A subclass is built by (section, vocabulary, seed, features)."""
         self.dimension = config.dimension
         self._config, self._modules, self._seed, self._lr = config, modules, seed, lr
+        self._exchange: GradientExchange | None = None
+        self._is_sent = False
 
     def move(self, device: torch.device) -> None:
         """Move the parameters, before the first step; what is prepared goes to the same device."""
@@ -101,24 +105,34 @@ class Encoder(ABC):
         Equal keys draw equal dropout. In training under `torch.no_grad` there is dropout, and no graph.
         """
 
+    @contextlib.contextmanager
+    def exchanging(self, group: Group) -> Iterator[None]:
+        """Sum gradients over ranks while the block makes the only backward pass of a step; `reduce` ends it.
+
+        Every rank makes it, with rows or without. Raises RankLostError.
+        """
+        with self._exchange_with(group).sending() if group.ranks > 1 else contextlib.nullcontext():
+            yield
+        self._is_sent = True
+
     def reduce(self, group: Group) -> None:
         """Sum the gradients over ranks, before `update`; the same bits on every rank.
 
-        They go in one message; a parameter that no rank has a gradient for keeps none.
+        A parameter that no rank has a gradient for keeps none. Raises RankLostError.
         """
-        parameters = list(self._modules.parameters())
-        if group.ranks == 1 or not parameters:
+        sent, self._is_sent = self._is_sent, False
+        if group.ranks == 1:
             return
-        flags = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.uint8)
-        has_gradient = group.max(flags).bool().tolist()
-        trained = [parameter for parameter, flag in zip(parameters, has_gradient, strict=True) if flag]
-        for parameter in trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        if trained:
-            flat = group.sum(torch.cat([parameter.grad.view(-1) for parameter in trained]))  # type: ignore[union-attr]
-            for parameter, part in zip(trained, flat.split([parameter.numel() for parameter in trained]), strict=True):
-                parameter.grad = part.view_as(parameter)
+        exchange = self._exchange_with(group)
+        if not sent:
+            with exchange.sending():
+                pass
+        exchange.finish()
+
+    def _exchange_with(self, group: Group) -> GradientExchange:
+        if self._exchange is None or self._exchange.group is not group:
+            self._exchange = GradientExchange(self._modules.parameters(), group)
+        return self._exchange
 
     @cached_property
     def _optimizer(self) -> torch.optim.Optimizer:

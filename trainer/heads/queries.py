@@ -36,7 +36,7 @@ class QueryEmbeddings(ABC):
 
 
 class WholeBatch(QueryEmbeddings):
-    """Queries at once, with their graph in memory; `lap` hears when they are prepared."""
+    """Queries at once, with their graph in memory, and the encoder's only ones; `lap` hears when they are prepared."""
 
     def __init__(self, encoder: Encoder, group: Group, lap: Callable[[str], None]) -> None:
         self._encoder, self._group, self._lap = encoder, group, lap
@@ -49,7 +49,8 @@ class WholeBatch(QueryEmbeddings):
         return self._x.detach()
 
     def backward(self, gradient: torch.Tensor) -> None:
-        self._x.backward(gradient)
+        with self._encoder.exchanging(self._group):
+            self._x.backward(gradient)
 
 
 class SubBatches(QueryEmbeddings):

@@ -1,0 +1,93 @@
+"""Sums of an encoder's gradients over ranks, sent while its backward pass is at work on those before them."""
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from trainer.group import Group, LateSum
+
+_BUCKET_BYTES = 1 << 25
+
+
+class GradientExchange:
+    """Exchange of the gradients of `parameters` over the ranks of `group`: one backward pass, then `finish`.
+
+    Buckets go from the last parameter to the first, as a backward pass reaches them. A bucket is sent when all that it
+    expects is there and the one before it is sent; all are sent when the pass ends, so that every rank sends the
+    same in the same order, whatever its part of the batch has gradients for.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], group: Group) -> None:
+        self.group = group
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._expected = [True] * len(self._parameters)  # what no rank had a gradient for last time is not
+        self._buckets: list[list[int]] = []
+        self._missing: list[int] = []  # by bucket
+        self._sums: list[LateSum] = []
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """Send the gradients of the backward pass that the block makes, if it makes one. Raises RankLostError."""
+        self._buckets = list(self._cut())
+        self._missing = [len(bucket) for bucket in self._buckets]
+        self._sums = []
+        hooks = [
+            self._parameters[n].register_post_accumulate_grad_hook(functools.partial(self._arrived, number))
+            for number, bucket in enumerate(self._buckets)
+            for n in bucket
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        while len(self._sums) < len(self._buckets):
+            self._send()
+
+    def finish(self) -> None:
+        """Put the sums in place of the gradients; what no rank has a gradient for keeps none. Raises RankLostError."""
+        if not self._parameters:
+            return
+        flags = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.uint8)
+        has_gradient = self.group.max(flags).bool().tolist()
+        for bucket, late in zip(self._buckets, self._sums, strict=True):
+            self._spread(bucket, late.take(), has_gradient)
+        rest = [n for n, expected in enumerate(self._expected) if has_gradient[n] and not expected]
+        if rest:
+            self._spread(rest, self.group.sum(self._flat(rest)), has_gradient)
+        self._buckets, self._sums, self._expected = [], [], has_gradient
+
+    def _cut(self) -> Iterator[list[int]]:
+        bucket: list[int] = []
+        size = 0
+        for n in reversed(range(len(self._parameters))):
+            if not self._expected[n]:
+                continue
+            bucket.append(n)
+            size += self._parameters[n].nbytes
+            if size >= _BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+        if bucket:
+            yield bucket
+
+    def _arrived(self, number: int, parameter: torch.nn.Parameter) -> None:
+        """Hear of a gradient of bucket `number`."""
+        self._missing[number] -= 1
+        while len(self._sums) < len(self._buckets) and not self._missing[len(self._sums)]:
+            self._send()
+
+    def _send(self) -> None:
+        self._sums.append(self.group.begin_sum(self._flat(self._buckets[len(self._sums)])))
+
+    def _flat(self, numbers: list[int]) -> torch.Tensor:
+        """Lay gradients end to end, zeros where there is none."""
+        some = [self._parameters[n] for n in numbers]
+        return torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).view(-1) for each in some])
+
+    def _spread(self, numbers: list[int], flat: torch.Tensor, has_gradient: list[bool]) -> None:
+        parts = flat.split([self._parameters[n].numel() for n in numbers])
+        for n, part in zip(numbers, parts, strict=True):
+            self._parameters[n].grad = part.view_as(self._parameters[n]) if has_gradient[n] else None
