@@ -36,14 +36,15 @@ def label_bytes(recipe: Recipe) -> Size:
 
 
 def require_memory(recipe: Recipe, facts: DataFacts, ranks: int) -> None:
-    """Refuse a model whose parameters alone do not fit into what memory is free; on a GPU, which has its own, none.
+    """Refuse a model whose parameters alone do not fit into what memory is free; on a GPU those that stay on the host.
 
     Raises InputError that says what is needed and what there is.
     """
-    free, storage = free_memory(), recipe.classifier.storage
-    if free is None or (torch.cuda.is_available() and storage != ON_HOST):
+    free, storage, has_gpu = free_memory(), recipe.classifier.storage, torch.cuda.is_available()
+    if free is None or (has_gpu and storage != ON_HOST):
         return
-    encoder, vectors = encoder_bytes(recipe, facts), -(-vector_bytes(recipe, facts.labels) // ranks)
+    encoder = 0 if has_gpu else encoder_bytes(recipe, facts)
+    vectors = -(-vector_bytes(recipe, facts.labels) // ranks)
     if storage not in (IN_MEMORY, ON_HOST):
         vectors = 0
     draws = 8 * recipe.negatives.random * (recipe.order.batch if recipe.negatives.pool == "own" else 1)

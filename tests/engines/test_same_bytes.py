@@ -10,11 +10,9 @@ import pytest
 from tests.command import extremis
 from tests.engines.clusters import Cluster
 from tests.engines.conftest import SMALL, files
-from tests.engines.worker import SECONDS, external, loopback, pool, process
+from tests.engines.worker import SECONDS, UNASKED, external, loopback, pool, process
 
 pytestmark = pytest.mark.engine
-
-ENGINES = pytest.mark.parametrize("cluster", ["flink", "spark"], indirect=True)
 
 
 @pytest.fixture
@@ -29,8 +27,9 @@ def flags(cluster: Cluster, kind: str, worker: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize(
     ("cluster", "kind"),
-    # PROCESS: test_killed.py. Executors of Spark beside one pool would give their workers the same names.
-    [("flink", "LOOPBACK"), ("spark", "LOOPBACK"), ("flink", "EXTERNAL")],
+    # LOOPBACK on Flink: test_first_cluster.py; PROCESS: test_killed.py. Executors of Spark beside one pool would give
+    # their workers the same names.
+    [("spark", "LOOPBACK"), ("flink", "EXTERNAL")],
     indirect=["cluster"],
 )
 def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> None:
@@ -42,10 +41,9 @@ def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> No
     assert files(tmp_path / "data") == files(sharded)
 
 
-@ENGINES
-@pytest.mark.parametrize("kind", ["LOOPBACK", "PROCESS"])
+@pytest.mark.parametrize(("cluster", "kind"), [("flink", "LOOPBACK"), ("spark", "PROCESS")], indirect=["cluster"])
 def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_path: Path) -> None:
-    extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags, timeout=SECONDS)
+    extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags, *UNASKED, timeout=SECONDS)
     assert files(tmp_path / "there").keys() == files(mined).keys()
     for name, content in files(mined).items():
         if name.endswith(".parquet"):
@@ -54,7 +52,7 @@ def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_p
 
 @pytest.mark.parametrize(("cluster", "kind"), [("flink", "PROCESS"), ("spark", "LOOPBACK")], indirect=["cluster"])
 def test_embed_and_cluster(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) -> None:
-    for place, more in (("here", []), ("there", ["--", *flags])):
+    for place, more in (("here", []), ("there", ["--", *flags, *UNASKED])):
         embedded = tmp_path / place / "embedded"
         extremis("embed", sharded, trained, embedded, "--split", "train", *more, timeout=SECONDS)
         clusters = ("--queries", embedded, "--size", "16", "--for-epoch", "0", "--out", tmp_path / place / "clusters")
@@ -77,7 +75,8 @@ def test_a_version(flink: Cluster, worker: Path, tmp_path: Path) -> None:
         write_lines(tmp_path / name / "labels.jsonl", [{"key": f"l{n}", "text": f"label {n}"} for n in range(labels)])
     extremis("shard", "first", "data", "--tokenizer", "train:200", "--row-group-rows", "16", cwd=tmp_path)
     extremis("shard", "second", "here", "--onto", "data", cwd=tmp_path)
-    extremis("shard", "second", "there", "--onto", "data", "--", *process(flink, worker), cwd=tmp_path, timeout=SECONDS)
+    flags = [*process(flink, worker), *UNASKED]
+    extremis("shard", "second", "there", "--onto", "data", "--", *flags, cwd=tmp_path, timeout=SECONDS)
     assert files(tmp_path / "there") == files(tmp_path / "here")
 
 
