@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.common.folder_bytes import FolderWatch
 from benchmarks.common.keyed_input import write_keyed
-from extremis.planning.engine import plan_engine
+from extremis.planning.engine import ENGINES, plan_engine
 from extremis.planning.plan import plan, workload
 from pipelines.runners.runner import _refuse_unknown
 from schemas.errors import InputError
@@ -217,7 +217,7 @@ def test_hours_on_an_engine_are_divided_over_its_workers() -> None:
     )
     assert some.keys() == {"shard", "mine"}
     assert all(some[step] > seconds[step] / 3600 for step in some)
-    assert all(more[step] - some[step] == pytest.approx(1.25 * seconds[step] / 3600) for step in some)
+    assert all(more[step] - some[step] == pytest.approx(ENGINES["flink"].times * seconds[step] / 3600) for step in some)
     assert plan_engine("dataflow", workload(None, 1000, 10, recipe, "8GiB", {}), memory, 1, seconds)["hours"] is None
     large = {"mine": 1 << 40}  # more than any machine of Dataflow has; nobody knows those of another cluster
     assert plan_engine("spark", workload(None, 1000, 10, recipe, "8GiB", {}), large, 1, None)["slot_bytes"] > 1 << 40
