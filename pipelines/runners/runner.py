@@ -48,6 +48,8 @@ def make_pipeline(beam_options: Sequence[str] = ()) -> beam.Pipeline:
     if isinstance(runner, FnApiRunner) and direct.direct_running_mode == "multi_processing":
         direct.direct_running_mode = "in_memory"  # else Beam starts workers of its own
         runner = processes.make_runner()
+    if engine.is_engine(runner):
+        engine.prepare(pipeline_options)
     try:
         pipeline = beam.Pipeline(runner=runner, options=pipeline_options)
     except ValueError as error:  # a runner's own checks: a bucket or project that is none
@@ -90,7 +92,8 @@ def run(
     watching = watch.watching() if watch is not None else contextlib.nullcontext()
     with _quiet(loggers) if loggers else contextlib.nullcontext(), watching as settle:
         try:
-            result = pipeline.run()
+            with engine.submitting(pipeline.options) if on_engine else contextlib.nullcontext():
+                result = pipeline.run()
             with engine.cancelling([result]) if on_engine else contextlib.nullcontext():
                 if started is not None:
                     started(result)
