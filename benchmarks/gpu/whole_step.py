@@ -25,18 +25,22 @@ BATCHES = 8
 
 
 def measure(device: torch.device, quick: bool) -> dict[str, Any]:
-    """Return milliseconds by the encoder's width."""
-    return {f"{LAYERS if not quick else 2}x{hidden}": _measure(device, hidden, quick) for hidden in _widths(quick)}
+    """Return milliseconds by the encoder's width; of the widest once more, compiled."""
+    layers = 2 if quick else LAYERS
+    figures = {f"{layers}x{hidden}": _measure(device, hidden, quick) for hidden in _widths(quick)}
+    if not quick:
+        figures[f"{layers}x{HIDDEN[-1]}, compiled"] = _measure(device, HIDDEN[-1], quick, compiled=True)
+    return figures
 
 
 def _widths(quick: bool) -> tuple[int, ...]:
     return (32,) if quick else HIDDEN
 
 
-def _measure(device: torch.device, hidden: int, quick: bool) -> dict[str, float]:
+def _measure(device: torch.device, hidden: int, quick: bool, compiled: bool = False) -> dict[str, float]:
     labels, size = (2000, 16) if quick else (LABELS, B)
     with tempfile.TemporaryDirectory() as folder:
-        context = _open(folder, device, hidden, labels, 2 if quick else LAYERS)
+        context = _open(folder, device, hidden, labels, 2 if quick else LAYERS, compiled)
     batches = [random_batch(size, labels, step, TOKENS, VOCABULARY) for step in range(BATCHES)]
     planned = [plan(batch, labels, "own") for batch in batches]
     batches = [_with(batch, candidates) for batch, candidates in zip(batches, planned, strict=True)]
@@ -81,7 +85,7 @@ def _idle_share(step: Any, device: torch.device, steps: int = 20) -> float:
     return 1 - busy / 1e6 / total
 
 
-def _open(folder: str, device: torch.device, hidden: int, labels: int, layers: int) -> StepContext:
+def _open(folder: str, device: torch.device, hidden: int, labels: int, layers: int, compiled: bool) -> StepContext:
     from transformers import BertConfig, BertModel
 
     shape: dict[str, Any] = {
@@ -92,7 +96,13 @@ def _open(folder: str, device: torch.device, hidden: int, labels: int, layers: i
     BertModel(BertConfig(vocab_size=VOCABULARY, hidden_size=hidden, **shape)).save_pretrained(folder)
     recipe = Recipe.model_validate(
         {
-            "encoder": {"kind": "transformer", "model": folder, "dimension": 64, "bottleneck": True},
+            "encoder": {
+                "kind": "transformer",
+                "model": folder,
+                "dimension": 64,
+                "bottleneck": True,
+                "compile": compiled,
+            },
             "classifier": {"dtype": "bfloat16", "lr": 0.01},
             "negatives": {"pool": "own", "random": RANDOM, "hard": HARD},
         }

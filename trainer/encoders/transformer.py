@@ -23,7 +23,7 @@ from trainer.stream.transfer import send
 class TransformerSection(EncoderSection):
     """Options of a Hugging Face model."""
 
-    FREE = EncoderSection.FREE | {"max_tokens", "precision"}
+    FREE = EncoderSection.FREE | {"max_tokens", "precision", "compile"}
 
     kind: Literal["transformer"] = "transformer"
     model: str = Field("", description="local directory or hub name")
@@ -34,6 +34,9 @@ class TransformerSection(EncoderSection):
         "auto",
         description="of a transformer's products (automatic mixed precision); its parameters are float32. auto: "
         "bfloat16 on a GPU, float32 on a CPU",
+    )
+    compile: bool = Field(
+        False, description="compile the model (torch.compile): the first steps take minutes, later ones may be faster"
     )
 
     @property
@@ -87,6 +90,9 @@ class TransformerEncoder(Encoder):
         modules = nn.ModuleDict({"model": self._model})
         if self._bottleneck is not None:
             modules["bottleneck"] = self._bottleneck
+        if config.compile:
+            # Lengths of batches differ; and a second pass over the same rows has to drop what the first one has.
+            self._model.compile(dynamic=True, options={"fallback_random": True})
         # A pooler that pooling by mean or [CLS] never calls takes no gradient and stays as it is.
         super().__init__(config, modules, seed, config.lr)
 

@@ -112,6 +112,25 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(bert: str) -> None:
         assert all(torch.equal(expected[name], tensors[name]) for name in expected)
 
 
+@pytest.mark.slow  # a compiler of C++ is at work for a minute
+def test_compiled_it_is_the_same_to_rounding_and_keeps_its_names(bert: str, tmp_path: Path) -> None:
+    """Batches of several lengths, dropout, with a graph and without."""
+    plain, compiled = (build(bert, dropout=0.1, compile=compile) for compile in (False, True))
+    batches = [ROWS, [row[:2] for row in ROWS], [[*row, 3, 4] for row in ROWS]]
+    for step, rows in enumerate(batches):
+        whole, again = (embed(encoder, rows, (0, step)) for encoder in (plain, compiled))
+        torch.testing.assert_close(again, whole, rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            torch.testing.assert_close(embed(compiled, rows, (0, step)), again, rtol=1e-4, atol=1e-5)
+        for encoder, x in ((plain, whole), (compiled, again)):
+            x.backward(x.detach() + 1)
+            encoder.update(0.5)
+        torch.testing.assert_close(embed(compiled, rows), embed(plain, rows), rtol=1e-3, atol=1e-4)
+    assert compiled.tensors().keys() == plain.tensors().keys()
+    compiled.write(tmp_path, 32)
+    assert torch.isfinite(embed(build(str(tmp_path)), ROWS)).all()
+
+
 def test_another_width_names_both_ways_out(bert: str) -> None:
     with pytest.raises(InputError, match=r"gives 16 dimensions: set encoder\.dimension = 16, or encoder\.bottleneck"):
         build(bert, dimension=8)
