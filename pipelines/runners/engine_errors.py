@@ -129,7 +129,7 @@ KNOWN: tuple[tuple[str, Callable[[re.Match[str], str], str]], ...] = (
         ),
     ),
     (
-        r"Multiplexer hanging up|Runner closed connection|[Cc]all already (?:closed|cancelled)",
+        r"Multiplexer hanging up|Runner closed connection|[Cc]all (?:is|already) (?:closed|cancelled)",
         _plain(
             "a worker process ended before its work was done. It was out of memory, most likely: give the machine more "
             "of it, or start fewer workers. Flink tries again with restart-strategy.type: fixed-delay."

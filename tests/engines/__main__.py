@@ -13,7 +13,8 @@ from tests.engines.worker import loopback
 
 def main(name: str) -> None:
     """Start the cluster `name`, say how it is used, and wait for Ctrl-C or SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have told a process behind it to ignore the first
+        signal.signal(number, signal.default_int_handler)
     print("getting its pieces: a few minutes, the first time", file=sys.stderr)
     install(PIECES[name])
     with tempfile.TemporaryDirectory() as folder, CLUSTERS[name](Path(folder) / name) as cluster:

@@ -41,6 +41,7 @@ DIRECT = (
         ("java.io.FileNotFoundException: /tmp/beam-artifact-staging/1 (x)", ("artifacts", "--artifacts-dir")),
         ("TaskManager with id 10.0.0.1:4-a is no longer reachable.", ("lost the TaskManager 10.0.0.1:4-a", "restart")),
         ("java.io.IOException: Multiplexer hanging up", ("worker process ended", "restart-strategy")),
+        ("java.lang.IllegalStateException: call is closed", ("worker process ended", "restart-strategy")),
         (
             "SparkException: Only one SparkContext should be running in this JVM (see SPARK-2243).",
             ("one job at a time",),
