@@ -42,8 +42,8 @@ class Engine:
 
 # Bulk data goes through files, so that Java's memory does not grow with it. Times: `python -m benchmarks.engines`.
 ENGINES = {
-    "flink": Engine(_JOB_SERVER, 1728 << 20, 1.0, 8),  # a TaskManager of one slot, as Flink has it by default
-    "spark": Engine(_JOB_SERVER, 1320 << 20, 1.0, 17),  # an executor of 1,200 MiB, and a tenth beside
+    "flink": Engine(_JOB_SERVER, 1728 << 20, 1.0, 7),  # a TaskManager of one slot, as Flink has it by default
+    "spark": Engine(_JOB_SERVER, 1320 << 20, 1.0, 13),  # an executor of 1,200 MiB, and a tenth beside
     "dataflow": Engine(_DATAFLOW, 0, None),
 }
 _PIPELINES_OF_A_STEP = {"shard": 5, "mine": 2, "cluster": 3}  # the check of workers among them
