@@ -74,7 +74,8 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
         "classifier": {"bias": False, "normalize": True, "initial_scale": 1.0, "initial_bias": 0.0},
     },
     "curriculum": {"negatives": {"curriculum": True}},
-    "in-trainer": {"refresh": {"source": "in-trainer", "start": 1, "every_steps": 4}},
+    "in-trainer": {"refresh": {"source": "in-trainer", "index": "exact", "start": 1, "every_steps": 4}},
+    "fresh": {"refresh": {"source": "in-trainer", "index": "fresh", "start": 1}},
     "few rows for the statistics": {"encoder": {"idf_rows": 20}, "data": {"label_texts": False}},
 }
 
@@ -201,6 +202,10 @@ def test_several_ranks_train_the_model_of_one(
     (expected,) = on(1, data.layout.root, single, options)
     results = on(ranks, data.layout.root, several, options)
     assert len(expected["losses"]) > 20
+    if form == "fresh":  # its scores are bfloat16: a rounding of x may choose another of two labels
+        assert all(other["losses"] == results[0]["losses"] for other in results)
+        np.testing.assert_allclose(results[0]["losses"], expected["losses"], rtol=2e-2)
+        return
     assert_same_training(results, expected)
     assert results[0]["rows"] == expected["rows"]
     for name, value in saved(several).items():
