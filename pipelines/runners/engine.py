@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -42,24 +41,6 @@ def is_engine(runner: PipelineRunner | None) -> bool:
 def prepare(pipeline_options: options.PipelineOptions) -> None:
     """Set what an engine is better off with: Beam would ask pip, for a second a job, what is installed here."""
     pipeline_options.view_as(options.DebugOptions).add_experiment("disable_logging_submission_environment")
-
-
-@contextlib.contextmanager
-def submitting(pipeline_options: options.PipelineOptions) -> Iterator[None]:
-    """Remove the temporary folder that Beam makes for each job, and leaves, once the block has submitted it.
-
-    Not where this process's threads are the workers, who may make folders at the same time.
-    """
-    if pipeline_options.view_as(options.PortableOptions).environment_type == "LOOPBACK":
-        yield
-        return
-    before = tempfile.tempdir
-    with tempfile.TemporaryDirectory(prefix="extremis-job-") as folder:
-        tempfile.tempdir = folder
-        try:
-            yield
-        finally:
-            tempfile.tempdir = before
 
 
 def start_timeout(beam_options: Sequence[str]) -> float:

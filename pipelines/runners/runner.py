@@ -92,8 +92,7 @@ def run(
     watching = watch.watching() if watch is not None else contextlib.nullcontext()
     with _quiet(loggers) if loggers else contextlib.nullcontext(), watching as settle:
         try:
-            with engine.submitting(pipeline.options) if on_engine else contextlib.nullcontext():
-                result = pipeline.run()
+            result = pipeline.run()
             with engine.cancelling([result]) if on_engine else contextlib.nullcontext():
                 if started is not None:
                     started(result)

@@ -1,8 +1,6 @@
 """What a launcher does before an engine gets anything: places, endpoints, the exchange."""
 
-import os
 import socket
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ from apache_beam.options import pipeline_options as options
 
 from pipelines.common.exchange import Files, Shuffle, choose
 from pipelines.runners.check import Question, Versions, answer, check_workers
-from pipelines.runners.engine import require_job_server, start_timeout, submitting
+from pipelines.runners.engine import require_job_server, start_timeout
 from pipelines.runners.runner import for_workers, make_pipeline
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
@@ -75,17 +73,3 @@ def test_an_engine_s_jobs_ask_pip_for_nothing() -> None:
     for flags, is_set in ((ENGINE, True), ((), False)):
         debug = make_pipeline(flags).options.view_as(options.DebugOptions)
         assert bool(debug.lookup_experiment("disable_logging_submission_environment")) == is_set
-
-
-def test_folders_that_beam_makes_for_a_job_are_gone_once_it_is_submitted() -> None:
-    before = tempfile.tempdir
-    with submitting(
-        make_pipeline([*ENGINE, "--environment_type=EXTERNAL", "--environment_config=localhost:9"]).options
-    ):
-        left = tempfile.mkdtemp()
-    assert not os.path.exists(left)
-    assert tempfile.tempdir == before
-    # Workers that are threads here have folders of their own.
-    with submitting(make_pipeline([*ENGINE, "--environment_type=LOOPBACK"]).options):
-        kept = tempfile.mkdtemp()
-    os.rmdir(kept)
