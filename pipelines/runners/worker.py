@@ -23,7 +23,7 @@ def main() -> None:
 
 def serve() -> None:
     """Serve the runner that the environment names, to its end."""
-    _begin()
+    _prepare_process()
     from apache_beam.runners.worker import sdk_worker_main
 
     sdk_worker_main.main([])
@@ -34,7 +34,7 @@ def serve_many(answers: int) -> None:
 
     Each line is an object of environment variables, answered by a line on the file descriptor `answers`.
     """
-    _begin()
+    _prepare_process()
     from apache_beam.runners.worker import sdk_worker_main
 
     with open(answers, "w", encoding="ascii") as done:
@@ -45,7 +45,7 @@ def serve_many(answers: int) -> None:
     os._exit(0)  # all is written; taking Beam and gRPC down would keep the launching process for half a second
 
 
-def _begin() -> None:
+def _prepare_process() -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # Beam logs to the runner; without any other handler its first message would open one on standard error.
     logging.getLogger().addHandler(logging.NullHandler())

@@ -12,14 +12,14 @@ import pytest
 from tests.command import command, environment, extremis
 from tests.engines.clusters import Cluster, running_jobs, started
 from tests.engines.conftest import SMALL, files
-from tests.engines.worker import SECONDS, UNASKED, process
+from tests.engines.worker import NO_CHECK, SECONDS, process
 
 pytestmark = pytest.mark.engine
 
 
 def start_sharding(cluster: Cluster, raw: Path, data: Path, worker: Path) -> tuple[subprocess.Popen, int]:
     """Start `extremis shard` on an engine; it is in its second pipeline, and the process with this number at work."""
-    flags = [*process(cluster, worker), *UNASKED]
+    flags = [*process(cluster, worker), *NO_CHECK]
     start = command("shard", raw, data, *SMALL, "--", *flags)
     launcher = subprocess.Popen(start, env=environment(), stderr=subprocess.PIPE, text=True)
     limit = time.monotonic() + SECONDS

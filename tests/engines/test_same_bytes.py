@@ -10,7 +10,7 @@ import pytest
 from tests.command import extremis
 from tests.engines.clusters import Cluster
 from tests.engines.conftest import SMALL, files
-from tests.engines.worker import SECONDS, UNASKED, external, loopback, pool, process
+from tests.engines.worker import NO_CHECK, SECONDS, external, loopback, pool, process
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +43,7 @@ def test_shard(flags: list[str], raw: Path, sharded: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("cluster", "kind"), [("flink", "LOOPBACK"), ("spark", "PROCESS")], indirect=["cluster"])
 def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_path: Path) -> None:
-    extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags, *UNASKED, timeout=SECONDS)
+    extremis("mine", sharded, trained, "--out", tmp_path / "there", "--", *flags, *NO_CHECK, timeout=SECONDS)
     assert files(tmp_path / "there").keys() == files(mined).keys()
     for name, content in files(mined).items():
         if name.endswith(".parquet"):
@@ -52,7 +52,7 @@ def test_mine(flags: list[str], sharded: Path, trained: Path, mined: Path, tmp_p
 
 @pytest.mark.parametrize(("cluster", "kind"), [("flink", "PROCESS"), ("spark", "LOOPBACK")], indirect=["cluster"])
 def test_embed_and_cluster(flags: list[str], sharded: Path, trained: Path, tmp_path: Path) -> None:
-    for place, more in (("here", []), ("there", ["--", *flags, *UNASKED])):
+    for place, more in (("here", []), ("there", ["--", *flags, *NO_CHECK])):
         embedded = tmp_path / place / "embedded"
         extremis("embed", sharded, trained, embedded, "--split", "train", *more, timeout=SECONDS)
         clusters = ("--queries", embedded, "--size", "16", "--for-epoch", "0", "--out", tmp_path / place / "clusters")
@@ -75,7 +75,7 @@ def test_a_version(flink: Cluster, worker: Path, tmp_path: Path) -> None:
         write_lines(tmp_path / name / "labels.jsonl", [{"key": f"l{n}", "text": f"label {n}"} for n in range(labels)])
     extremis("shard", "first", "data", "--tokenizer", "train:200", "--row-group-rows", "16", cwd=tmp_path)
     extremis("shard", "second", "here", "--onto", "data", cwd=tmp_path)
-    flags = [*process(flink, worker), *UNASKED]
+    flags = [*process(flink, worker), *NO_CHECK]
     extremis("shard", "second", "there", "--onto", "data", "--", *flags, cwd=tmp_path, timeout=SECONDS)
     assert files(tmp_path / "there") == files(tmp_path / "here")
 

@@ -14,7 +14,7 @@ SECONDS = 900  # for a command: engines take their time where others work, too
 _COMMON = (f"--parallelism={WORKERS}", "--start_timeout=240")  # machines of tests are shared, and slow at times
 
 
-UNASKED = ("--start_timeout=0",)  # workers are not asked before the start: other tests look at that
+NO_CHECK = ("--start_timeout=0",)  # workers are not asked before the start: other tests look at that
 _PROGRAM = """\
 #!{python}
 import os, sys, time

@@ -92,7 +92,7 @@ def test_so_does_every_optimizer_and_dtype(optimizer: str, dtype: str, data: Dat
     step_on_meta(data, combination("classifier", "bce", "own", classifier=rows, encoder={"optimizer": optimizer}))
 
 
-class ComesBack:
+class MetaGradient:
     """Gradient on its way to the host, from a device without values."""
 
     def __init__(self, gradient: torch.Tensor) -> None:
@@ -109,7 +109,7 @@ class ComesBack:
 def test_of_vectors_on_the_host_only_rows_and_gradients_travel(
     loss: str, pool: str, storage: str, data: DataLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host_matrix, "LateCopy", ComesBack)
+    monkeypatch.setattr(host_matrix, "LateCopy", MetaGradient)
     vectors = {"storage": "host" if storage == "host" else str(tmp_path), "dtype": "bfloat16"}
     step_on_meta(data, combination("classifier", loss, pool, classifier=vectors), rows=CPU)
 

@@ -30,11 +30,11 @@ class GradientExchange:
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
         """Send the gradients of the backward pass that the block makes, if it makes one. Raises RankLostError."""
-        self._buckets = list(self._cut())
+        self._buckets = list(self._make_buckets())
         self._missing = [len(bucket) for bucket in self._buckets]
         self._sums = []
         hooks = [
-            self._parameters[n].register_post_accumulate_grad_hook(functools.partial(self._arrived, number))
+            self._parameters[n].register_post_accumulate_grad_hook(functools.partial(self._count_gradient, number))
             for number, bucket in enumerate(self._buckets)
             for n in bucket
         ]
@@ -53,13 +53,13 @@ class GradientExchange:
         flags = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.uint8)
         has_gradient = self.group.max(flags).bool().tolist()
         for bucket, late in zip(self._buckets, self._sums, strict=True):
-            self._spread(bucket, late.take(), has_gradient)
-        rest = [n for n, expected in enumerate(self._expected) if has_gradient[n] and not expected]
-        if rest:
-            self._spread(rest, self.group.sum(self._flat(rest)), has_gradient)
+            self._unpack(bucket, late.take(), has_gradient)
+        unexpected = [n for n, expected in enumerate(self._expected) if has_gradient[n] and not expected]
+        if unexpected:
+            self._unpack(unexpected, self.group.sum(self._pack(unexpected)), has_gradient)
         self._buckets, self._sums, self._expected = [], [], has_gradient
 
-    def _cut(self) -> Iterator[list[int]]:
+    def _make_buckets(self) -> Iterator[list[int]]:
         bucket: list[int] = []
         size = 0
         for n in reversed(range(len(self._parameters))):
@@ -73,21 +73,21 @@ class GradientExchange:
         if bucket:
             yield bucket
 
-    def _arrived(self, number: int, parameter: torch.nn.Parameter) -> None:
-        """Hear of a gradient of bucket `number`."""
+    def _count_gradient(self, number: int, parameter: torch.nn.Parameter) -> None:
+        """Count a gradient of bucket `number`, and send the buckets that are complete."""
         self._missing[number] -= 1
         while len(self._sums) < len(self._buckets) and not self._missing[len(self._sums)]:
             self._send()
 
     def _send(self) -> None:
-        self._sums.append(self.group.begin_sum(self._flat(self._buckets[len(self._sums)])))
+        self._sums.append(self.group.begin_sum(self._pack(self._buckets[len(self._sums)])))
 
-    def _flat(self, numbers: list[int]) -> torch.Tensor:
+    def _pack(self, numbers: list[int]) -> torch.Tensor:
         """Lay gradients end to end, zeros where there is none."""
         some = [self._parameters[n] for n in numbers]
         return torch.cat([(torch.zeros_like(each) if each.grad is None else each.grad).view(-1) for each in some])
 
-    def _spread(self, numbers: list[int], flat: torch.Tensor, has_gradient: list[bool]) -> None:
+    def _unpack(self, numbers: list[int], flat: torch.Tensor, has_gradient: list[bool]) -> None:
         parts = flat.split([self._parameters[n].numel() for n in numbers])
         for n, part in zip(numbers, parts, strict=True):
             self._parameters[n].grad = part.view_as(self._parameters[n]) if has_gradient[n] else None

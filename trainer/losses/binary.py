@@ -12,7 +12,7 @@ from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores, masked_scores
 from trainer.rows import kernels
 from trainer.rows.host_matrix import HostMatrix
-from trainer.rows.matrix import RowMatrix
+from trainer.rows.matrix import RowMatrix, operations_of
 from trainer.rows.reference import DevicePairs
 from trainer.rows.threads import PARTS, in_parts
 from trainer.stream.batch import Candidates
@@ -84,7 +84,7 @@ def _step_on_device(
     x: torch.Tensor, rows: RowMatrix | HostMatrix, candidates: Candidates, lr: float, step: int, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do the same on a device, which nothing waits for: scores of pairs by query, then gradients and updates by row."""
-    made, operations, x = rows.begin(candidates.ids, lr, step), rows.on_device, x.contiguous()
+    made, operations, x = rows.begin(candidates.ids, lr, step), operations_of(rows.device), x.contiguous()
     # One copy for all: ids, the pool, and pairs in both orders.
     arrays = made.places, _pool_arrays(candidates), order_pairs(candidates, len(x))
     sent = send(_Sent(*arrays), rows.device)

@@ -1,29 +1,28 @@
-"""Rows in main memory, or in a file, of a device that computes with them: for more rows than the device has room for.
+"""Rows in main memory, or in a file, for a device that computes with them and has no room for all of them.
 
 A step's rows are gathered into pinned memory and sent; their gradient comes back while the device goes on, and the rows
 are updated when rows are asked for next, by the loops and the random bits of a CPU.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from trainer.rows.kernels import SGD, Rule
-from trainer.rows.matrix import DeviceStep, RowMatrix, RowOptimizer, operations_of
+from trainer.rows.matrix import DeviceStep, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY
 from trainer.rows.reference import DeviceMatrix
 from trainer.stream.transfer import LateCopy, send_tensor
 
-_BEHIND = 2  # steps, or chunks of one, whose gradients are on their way back
-# What a step on rows of zeros leaves of them: their gradient.
-_TO_GRADIENT = Rule(SGD, np.float32(-1), np.float32(1), np.float32(0), np.float32(0), np.float32(0), 0)
+_MOST_PENDING = 2  # steps, or chunks of one, whose gradients are on their way back
+# The optimizer step after which rows of zeros hold their gradient.
+_GRADIENT_RULE = Rule(SGD, np.float32(-1), np.float32(1), np.float32(0), np.float32(0), np.float32(0), 0)
 
 
 @dataclass(frozen=True)
-class _Owed:
-    """Step on rows `ids` [C], all distinct, that is still to be made."""
+class _PendingStep:
+    """Optimizer step on rows `ids` [C], all distinct, that is not applied yet."""
 
     ids: np.ndarray
     gradient: LateCopy
@@ -32,14 +31,14 @@ class _Owed:
     normalize: bool = False
 
     def may_touch(self, ids: np.ndarray) -> bool:
-        """Tell whether it may be of one of `ids`: chunks of labels follow each other, samples are from all over."""
+        """Tell whether the step may touch rows `ids`, by their ranges: those of chunks of labels are apart."""
         return bool(len(ids) and len(self.ids) and self.ids.min() <= ids.max() and ids.min() <= self.ids.max())
 
 
 class HostMatrix:
     """`weight` [R, D] on the host, of which a step's rows go to `device` and their gradient comes back.
 
-    Whoever reads rows or their state sees all steps that were made.
+    Reading the rows, or their state, applies all pending steps first.
     """
 
     def __init__(
@@ -54,18 +53,18 @@ class HostMatrix:
     ) -> None:
         self._rows = RowMatrix(weight, optimizer, first=first, seed=seed, storage=storage)
         self._device = device
-        self._owed: list[_Owed] = []
+        self._pending: list[_PendingStep] = []
 
     @property
     def weight(self) -> torch.Tensor:
         """[R, D] on the host."""
-        self._settle()
+        self._apply_pending()
         return self._rows.weight
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """The optimizer's state by row, on the host."""
-        self._settle()
+        self._apply_pending()
         return self._rows.state
 
     @property
@@ -76,11 +75,6 @@ class HostMatrix:
     def device(self) -> torch.device:
         """The device that computes."""
         return self._device
-
-    @property
-    def on_device(self) -> Any:
-        """The module with `score_pairs` and `update_rows` of the device."""
-        return operations_of(self._device)
 
     def prepare(self, ids: np.ndarray) -> np.ndarray:
         """Return `ids` [C] as `gather` and `update` take them."""
@@ -96,45 +90,45 @@ class HostMatrix:
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
         assert isinstance(ids, np.ndarray)
-        self._owe(ids, gradient, lr, step)
+        self._defer(ids, gradient, lr, step)
 
     def normalize(self, ids: np.ndarray) -> None:
         """Scale rows `ids` [C] to length 1, those of the last step."""
-        self._owed[-1] = replace(self._owed[-1], normalize=True)
+        self._pending[-1] = replace(self._pending[-1], normalize=True)
 
     def begin(self, ids: np.ndarray, lr: float, step: int) -> DeviceStep:
         """Return rows `ids` [C] for kernels that score them, and rows of zeros that take their gradient."""
         rows = self._fetch(ids)
         gradient = torch.zeros(rows.shape, device=rows.device)
         scored, updated = (DeviceMatrix(values, None, None, None, 0) for values in (rows, gradient))
-        return DeviceStep(np.arange(len(ids)), scored, updated, _TO_GRADIENT)
+        return DeviceStep(np.arange(len(ids)), scored, updated, _GRADIENT_RULE)
 
     def end(self, ids: np.ndarray, made: DeviceStep, lr: float, step: int) -> None:
         """Take the gradient of rows `ids` [C] of what `begin` gave, and the kernels have filled."""
-        self._owe(ids, made.updated.vectors, lr, step)
+        self._defer(ids, made.updated.vectors, lr, step)
 
     def _fetch(self, ids: np.ndarray) -> torch.Tensor:
         """Return a copy of rows `ids` [C] on the device, as narrow as they are."""
-        self._settle(ids)
+        self._apply_pending(ids)
         weight, pinned = self._rows.weight, self._device.type == "cuda"
         rows = torch.empty(len(ids), weight.shape[1], dtype=weight.dtype, pin_memory=pinned)
         torch.index_select(weight, 0, torch.from_numpy(ids), out=rows)
         return send_tensor(rows, self._device)
 
-    def _owe(self, ids: np.ndarray, gradient: torch.Tensor, lr: float, step: int) -> None:
-        self._owed.append(_Owed(ids, LateCopy(gradient), lr, step))
-        while len(self._owed) > _BEHIND:
-            self._make(self._owed.pop(0))
+    def _defer(self, ids: np.ndarray, gradient: torch.Tensor, lr: float, step: int) -> None:
+        self._pending.append(_PendingStep(ids, LateCopy(gradient), lr, step))
+        while len(self._pending) > _MOST_PENDING:
+            self._apply(self._pending.pop(0))
 
-    def _settle(self, ids: np.ndarray | None = None) -> None:
-        """Make the steps that are owed, in their order: all, or as many as rows `ids` [C] wait for."""
-        last = max((n for n, owed in enumerate(self._owed, 1) if ids is None or owed.may_touch(ids)), default=0)
+    def _apply_pending(self, ids: np.ndarray | None = None) -> None:
+        """Apply the pending steps in their order: all, or all up to the last that may touch rows `ids` [C]."""
+        last = max((n for n, step in enumerate(self._pending, 1) if ids is None or step.may_touch(ids)), default=0)
         for _ in range(last):
-            self._make(self._owed.pop(0))
+            self._apply(self._pending.pop(0))
 
-    def _make(self, owed: _Owed) -> None:
-        w = self._rows.gather(owed.ids)
-        w.grad = torch.from_numpy(owed.gradient.take())
-        self._rows.update(owed.ids, w, owed.lr, owed.step)
-        if owed.normalize:
-            self._rows.normalize(owed.ids)
+    def _apply(self, pending: _PendingStep) -> None:
+        w = self._rows.gather(pending.ids)
+        w.grad = torch.from_numpy(pending.gradient.take())
+        self._rows.update(pending.ids, w, pending.lr, pending.step)
+        if pending.normalize:
+            self._rows.normalize(pending.ids)

@@ -108,7 +108,7 @@ class RowMatrix:
         gradient = gathered.grad
         assert gradient is not None, "update follows a backward pass"
         if self.device != CPU:
-            self.on_device.update_rows(
+            operations_of(self.device).update_rows(
                 self.device_matrix(), self.rule(lr, step), self.places(ids), gradient.contiguous()
             )
             return
@@ -129,13 +129,8 @@ class RowMatrix:
         """Return `ids` [C] as both `gather` and `update` take them, so that they are sent once."""
         return ids if self.device == CPU else self.places(ids)
 
-    @property
-    def on_device(self) -> Any:
-        """The module with `score_pairs` and `update_rows` of this device."""
-        return operations_of(self.device)
-
     def begin(self, ids: np.ndarray, lr: float, step: int) -> DeviceStep:
-        """Return what `on_device` needs for a step on rows `ids` [C], all distinct; `end` follows it."""
+        """Return what `operations_of` the device need for a step on rows `ids` [C], all distinct; `end` follows it."""
         matrix = self.device_matrix()
         return DeviceStep(ids, matrix, matrix, self.rule(lr, step))
 
@@ -143,7 +138,7 @@ class RowMatrix:
         """End the step that `begin` began."""
 
     def device_matrix(self) -> DeviceMatrix:
-        """Return what `on_device` needs of the matrix."""
+        """Return what `operations_of` the device need of the matrix."""
         state = self.state
         return DeviceMatrix(
             self.weight,

@@ -12,7 +12,7 @@ from tests.trainer.rows.test_matrix import OPTIMIZERS, step
 from trainer.device import CPU
 from trainer.rows import host_matrix
 from trainer.rows.host_matrix import HostMatrix
-from trainer.rows.matrix import RowMatrix, RowOptimizer
+from trainer.rows.matrix import RowMatrix, RowOptimizer, operations_of
 from trainer.stream.transfer import LateCopy
 
 ROWS, D = 12, 5
@@ -62,7 +62,7 @@ def test_what_kernels_leave_on_rows_of_zeros_is_the_gradient(steps: list[list[in
         rows.grad = gradient.clone()
         made = host.begin(ids, 0.1, number)
         assert torch.equal(made.scored.vectors, rows.detach())
-        host.on_device.update_rows(made.updated, made.rule, torch.from_numpy(made.places), gradient)
+        operations_of(CPU).update_rows(made.updated, made.rule, torch.from_numpy(made.places), gradient)
         host.end(ids, made, 0.1, number)
         at_once.update(ids, rows, 0.1, number)
     assert torch.equal(host.weight, at_once.weight)
