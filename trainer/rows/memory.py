@@ -72,7 +72,7 @@ def _file(size: int, directory: str) -> mmap.mmap:
     except OSError as error:
         raise InputError(
             f"classifier.storage = {directory!r}: no file can be made there ({error.strerror}). "
-            "Give a local directory that can be written to, or 'memory'."
+            "Give a local directory that can be written to, or 'memory' or 'host'."
         ) from error
     if hasattr(mmap, "MADV_RANDOM"):
         memory.madvise(mmap.MADV_RANDOM)  # the pages around a row are not read along with it
