@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from schemas.errors import InputError
@@ -15,12 +14,13 @@ from schemas.sizes import require_room
 from schemas.versions.version import Version
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
-from trainer.device import describe_device, open_device
+from trainer.device import CPU, describe_device, open_device
 from trainer.evaluation.evaluate import label_statistics, positive_weights
 from trainer.evaluation.retired import retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, vector_bytes
 from trainer.group import SILENCE_SECONDS, Group, label_range
+from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial.earlier_run import begin_with_run
 from trainer.initial.encoder_and_texts import begin_at_texts, begin_with_encoder
@@ -35,6 +35,7 @@ from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
 from trainer.step import Clock, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
+from trainer.stream.batch import Candidates, DrawnLabels
 from trainer.stream.window_of_parts import Replay, in_window
 from trainer.tracking import NoTracker, Tracker
 
@@ -88,7 +89,7 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
     require_memory(recipe, facts, group.ranks)
-    planner = open_planner(recipe, data, facts.labels, group, say)
+    planner = open_planner(recipe, data, facts.labels, group, say, device)
     texts = open_texts(data, recipe)
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
     sources = open_sources_of_negatives(recipe, model, group)
@@ -97,9 +98,11 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     clock = Clock()
 
-    def before_change(rows: np.ndarray) -> None:
-        writer.before_change(rows)
-        sources.touch(rows)
+    def before_change(candidates: Candidates | DrawnLabels) -> None:
+        if writer.copies_rows:
+            writer.before_change(candidates.ids)
+        if sources.sources:
+            sources.touch(candidates.ids)
 
     queries = open_queries(recipe, model, group, clock)
     return Parts(
@@ -152,7 +155,9 @@ def open_tracker(recipe: Recipe, run: RunLayout, claim: Claim, say: Say) -> Trac
     return Tracker(run, recipe.logging, recipe.model_dump(mode="json"), claim, say)
 
 
-def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, say: Say) -> Planner:
+def open_planner(
+    recipe: Recipe, data: DataLayout, labels: int, group: Group, say: Say, device: torch.device = CPU
+) -> Planner:
     """Build the planner of a rank. Raises TableError."""
     negatives, seed = recipe.negatives, recipe.train.seed
     weights = positive_weights(data, recipe.train, say, recipe.data)
@@ -171,6 +176,7 @@ def open_planner(recipe: Recipe, data: DataLayout, labels: int, group: Group, sa
         frequency,
         positives=recipe.head.positives,
         retired=retired_labels(data),
+        merges=not merges_on(device, recipe),
     )
 
 

@@ -46,7 +46,7 @@ def _measure(
     batches = [random_batch(size, labels, step) for step in range(BATCHES)]
     rounds, figures = (2 if labels in QUICK.values() else 10), {}
     for pool in ("own", "shared"):
-        planned = [plan(batch, labels, pool) for batch in batches]
+        planned = [plan(batch, labels, pool, device, storage == "memory") for batch in batches]
         number = 0
 
         def step() -> None:

@@ -1,13 +1,15 @@
 """Batches of queries with 10 positives, 50 hard and 400 random negatives each, all drawn uniformly."""
 
 import numpy as np
+import torch
 
 from schemas.ragged import Ragged
+from trainer.device import CPU
 from trainer.inputs import Inputs
-from trainer.negatives.candidates import own_pool, shared_pool
+from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
 from trainer.negatives.random_pool import draw_pool
 from trainer.stream import Batch
-from trainer.stream.batch import Candidates
+from trainer.stream.batch import Candidates, DrawnLabels
 
 POSITIVES, HARD, RANDOM = 10, 50, 400
 
@@ -26,10 +28,11 @@ def random_batch(size: int, labels: int, step: int, tokens: int = 0, vocabulary:
     return Batch(0, step, np.arange(size), Inputs(text if tokens else None), positives, offsets, ids[:, POSITIVES:])
 
 
-def plan(batch: Batch, labels: int, pool: str) -> Candidates:
-    """Return candidates with a pool of each query's own, or one for all."""
+def plan(batch: Batch, labels: int, pool: str, device: torch.device, merges: bool = True) -> Candidates | DrawnLabels:
+    """Return candidates with a pool of each query's own, or one for all; a GPU that `merges` does so with own pools."""
     weight = labels / RANDOM
     draws = draw_pool(labels, RANDOM * (len(batch) if pool == "own" else 1), seed=0, epoch=0, step=batch.step)
     if pool == "own":
-        return own_pool(batch, batch.hard, draws.reshape(len(batch), RANDOM), weight)
+        build = drawn_labels if merges and device != CPU else own_pool
+        return build(batch, batch.hard, draws.reshape(len(batch), RANDOM), weight)
     return shared_pool(batch, batch.hard, draws, weight)

@@ -42,7 +42,7 @@ def _measure(device: torch.device, hidden: int, quick: bool, compiled: bool = Fa
     with tempfile.TemporaryDirectory() as folder:
         context = _open(folder, device, hidden, labels, 2 if quick else LAYERS, compiled)
     batches = [random_batch(size, labels, step, TOKENS, VOCABULARY) for step in range(BATCHES)]
-    planned = [plan(batch, labels, "own") for batch in batches]
+    planned = [plan(batch, labels, "own", device) for batch in batches]
     batches = [_with(batch, candidates) for batch, candidates in zip(batches, planned, strict=True)]
     number = 0
 

@@ -36,6 +36,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "full one-vs-all": {"negatives": {"pool": "all", "random": 0, "chunk": 7}},
     "bfloat16": {"negatives": {"pool": "own"}, "classifier": {"dtype": "bfloat16"}},
     "adam": {"negatives": {"pool": "own"}, "classifier": {"optimizer": "adam", "lr": 0.01}},
+    "vectors of length 1": {
+        "negatives": {"pool": "own"},
+        "classifier": {"normalize": True, "initial_scale": 1.0, "bias": False},
+    },
+    "weights": {"negatives": {"pool": "own", "frequency_share": 0.5}, "train": {"positive_weight": 0.5}},
     "parts": {"negatives": {"pool": "own"}, "train": {"accumulate": 3}},
     "tables": {"negatives": {"pool": "own", "hard": 3}},
     "own index": {"negatives": {"pool": "own", "hard": 3}, "refresh": {"source": "in-trainer", "start": 0}},

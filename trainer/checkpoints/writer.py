@@ -78,6 +78,11 @@ class CheckpointWriter:
         )
         self._thread.start()
 
+    @property
+    def copies_rows(self) -> bool:
+        """True where `before_change` has to hear of rows."""
+        return self._snapshot is not None and self._thread is not None
+
     def before_change(self, ids: np.ndarray) -> None:
         """Keep rows `ids` [C], from this rank's first, before they change. Raises StorageError: writing failed."""
         if self._snapshot is None or self._thread is None:

@@ -16,9 +16,10 @@ from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
-from trainer.stream.batch import Batch
+from trainer.stream.batch import Batch, Candidates, DrawnLabels
 
-BeforeChange = Callable[[np.ndarray], None]  # rows [C], counted from the rank's first label, are about to change
+# Rows `ids` of candidates, counted from the rank's first label, are about to change.
+BeforeChange = Callable[[Candidates | DrawnLabels], None]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from schemas.randomness import InitialWeights, Purpose
@@ -17,7 +18,7 @@ from trainer.losses.binary import binary_step
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, zeros
-from trainer.stream.batch import Candidates
+from trainer.stream.batch import Candidates, DrawnLabels
 
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 
@@ -76,14 +77,19 @@ class Classifier(Head):
     def learn(self, step: HeadStep) -> tuple[torch.Tensor, torch.Tensor]:
         total, on_x = step.x.new_zeros((), dtype=torch.float64), torch.zeros_like(step.x)
         for candidates in step.planner.chunks(step.batch, step.sampled):
-            step.before_change(candidates.ids)
+            step.before_change(candidates)
             loss, gradient = self.descend(step.x, candidates, step.factor, step.number, 1 / len(step.batch))
             total += loss
             on_x += gradient
         return total, on_x
 
     def descend(
-        self, x: torch.Tensor, candidates: Candidates, factor: float, number: int = 0, scale: float = 1.0
+        self,
+        x: torch.Tensor,
+        candidates: Candidates | DrawnLabels,
+        factor: float,
+        number: int = 0,
+        scale: float = 1.0,
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
         """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
@@ -91,14 +97,16 @@ class Classifier(Head):
         """
         result = self._descend(x, candidates, self._lr * factor, number, scale)
         if self._normalize:
-            self.matrix.normalize(candidates.ids)
+            drawn = candidates.label.astype(np.int64) if isinstance(candidates, DrawnLabels) else candidates.ids
+            self.matrix.normalize(drawn)
         return result
 
     def _descend(
-        self, x: torch.Tensor, candidates: Candidates, lr: float, number: int, scale: float
+        self, x: torch.Tensor, candidates: Candidates | DrawnLabels, lr: float, number: int, scale: float
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
         if self._loss.options == binary_cross_entropy.options:
             return binary_step(x, self.matrix, candidates, lr, number, scale)
+        assert isinstance(candidates, Candidates), "a device merges labels for binary cross-entropy alone"
         ids = self.matrix.prepare(candidates.ids)
         leaf, w = x.detach().requires_grad_(), self.matrix.gather(ids)
         value = self._loss(leaf, w, candidates, self._group) * scale
@@ -109,6 +117,12 @@ class Classifier(Head):
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:
         return {"weight": self.matrix.weight, **(self.matrix.state if optimizer else {})}
+
+
+def merges_on(device: torch.device, recipe: Recipe) -> bool:
+    """Tell whether a classifier on `device` merges the labels of own pools itself: of rows that lie there."""
+    on_device = device != CPU and recipe.classifier.storage == IN_MEMORY
+    return on_device and recipe.loss == binary_cross_entropy.options
 
 
 def _initialise(weight: torch.Tensor, config: ClassifierConfig, labels: int, first: int, seed: int) -> None:

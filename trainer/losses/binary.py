@@ -1,7 +1,5 @@
 """Binary cross-entropy over candidates: positives, hard and random negatives (ASTRA, equations 1 and 2)."""
 
-from typing import Any, NamedTuple
-
 import numpy as np
 import torch
 from torch.nn.functional import softplus
@@ -9,14 +7,13 @@ from torch.nn.functional import softplus
 from trainer.config.loss import LossSection
 from trainer.device import CPU
 from trainer.losses.base import Loss, LossParts
-from trainer.losses.candidate_scores import Scores, masked_scores
+from trainer.losses.binary_on_device import differentiate_pool, pool_arrays, step_on_device
+from trainer.losses.candidate_scores import Scores
 from trainer.rows import kernels
 from trainer.rows.host_matrix import HostMatrix
-from trainer.rows.matrix import RowMatrix, operations_of
-from trainer.rows.reference import DevicePairs
+from trainer.rows.matrix import RowMatrix
 from trainer.rows.threads import PARTS, in_parts
-from trainer.stream.batch import Candidates
-from trainer.stream.transfer import send
+from trainer.stream.batch import Candidates, DrawnLabels
 
 
 class OneVsAll(Loss):
@@ -44,7 +41,12 @@ binary_cross_entropy = OneVsAll(LossSection())
 
 @torch.no_grad()
 def binary_step(
-    x: torch.Tensor, rows: RowMatrix | HostMatrix, candidates: Candidates, lr: float, step: int, scale: float
+    x: torch.Tensor,
+    rows: RowMatrix | HostMatrix,
+    candidates: Candidates | DrawnLabels,
+    lr: float,
+    step: int,
+    scale: float,
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
     """Update the rows `candidates.ids`; return `scale` times the loss of x [B, D], and its gradient on x.
 
@@ -52,12 +54,13 @@ def binary_step(
     once and written once, and no [C, D] is made but of a shared pool. The loss is a float, on a GPU a tensor [].
     """
     if isinstance(rows, HostMatrix) or rows.device != CPU:
-        return _step_on_device(x, rows, candidates, lr, step, scale)
+        return step_on_device(x, rows, candidates, lr, step, scale)
+    assert isinstance(candidates, Candidates)
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
     if pool:
         w = rows.gather(candidates.ids[:pool]).detach()
-        pool_loss, slopes = _differentiate_pool(x, w, *map(torch.from_numpy, _pool_arrays(candidates)))
+        pool_loss, slopes = differentiate_pool(x, w, *map(torch.from_numpy, pool_arrays(candidates)))
         loss += float(pool_loss)
         on_x, on_pool = slopes @ w, (slopes.T @ x).mul_(scale)
     signed = np.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight)
@@ -78,69 +81,3 @@ def binary_step(
 
     losses = in_parts(step_on, len(candidates.ids))
     return scale * (loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(on_x_parts.sum(0))
-
-
-def _step_on_device(
-    x: torch.Tensor, rows: RowMatrix | HostMatrix, candidates: Candidates, lr: float, step: int, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do the same on a device, which nothing waits for: scores of pairs by query, then gradients and updates by row."""
-    made, operations, x = rows.begin(candidates.ids, lr, step), operations_of(rows.device), x.contiguous()
-    # One copy for all: ids, the pool, and pairs in both orders.
-    arrays = made.places, _pool_arrays(candidates), order_pairs(candidates, len(x))
-    sent = send(_Sent(*arrays), rows.device)
-    ids, pairs, (weight, query, column) = sent.ids, sent.pairs, sent.pool
-    losses, slopes, on_x = operations.score_pairs(x, made.scored, ids, pairs, scale)
-    loss, on_pool = losses.sum(dtype=torch.float64), x.new_empty(0, x.shape[1])
-    if len(weight):
-        w = made.scored.vectors.index_select(0, ids[: len(weight)]).float()
-        pool_loss, pool_slopes = _differentiate_pool(x, w, weight, query, column)
-        loss = loss + pool_loss
-        on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
-    operations.update_rows(made.updated, made.rule, ids, on_pool, pairs, slopes, x)
-    rows.end(candidates.ids, made, lr, step)
-    return loss * scale, on_x
-
-
-class _Pool(NamedTuple):
-    """Weights of the shared pool [R] float32, and the places (query, column) [m] where it is masked."""
-
-    weight: Any
-    query: Any
-    column: Any
-
-
-class _Sent(NamedTuple):
-    """Arrays that a step needs on a device."""
-
-    ids: Any
-    pool: _Pool
-    pairs: Any
-
-
-def _pool_arrays(candidates: Candidates) -> _Pool:
-    return _Pool(candidates.pool_weight, candidates.masked_query, candidates.masked_pool)
-
-
-def order_pairs(candidates: Candidates, queries: int) -> DevicePairs:
-    """Return the pairs of B = `queries` queries in both orders, as arrays."""
-    label = candidates.pair_label.astype(np.int32, copy=False)
-    numbers = np.arange(len(label), dtype=np.int32)
-    order, _, label_starts = kernels.by_row(label, numbers, numbers, len(candidates.ids))
-    signed = np.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight)
-    return DevicePairs(
-        query=candidates.pair_query.astype(np.int32, copy=False),  # type: ignore[arg-type]
-        label=label,  # type: ignore[arg-type]
-        weight=signed.astype(np.float32, copy=False),  # type: ignore[arg-type]
-        query_starts=np.searchsorted(candidates.pair_query, np.arange(queries + 1)).astype(np.int32),  # type: ignore[arg-type]
-        order=order,
-        label_starts=label_starts.astype(np.int32),
-    )
-
-
-def _differentiate_pool(
-    x: torch.Tensor, w: torch.Tensor, weight: torch.Tensor, query: torch.Tensor, column: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss on the shared pool w [R, D], and its slopes by score [B, R]; both are 0 where masked."""
-    scores, weight = masked_scores(x, w, query, column), weight.to(x.dtype)
-    loss = torch.dot(softplus(scores).sum(0), weight)
-    return loss, scores.sigmoid_().mul_(weight)

@@ -5,8 +5,9 @@ import numpy as np
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
 from schemas.tables import PAD
+from trainer.negatives.lay_out import lay_out
 from trainer.negatives.merge import merge
-from trainer.stream.batch import Batch, Candidates
+from trainer.stream.batch import Batch, Candidates, DrawnLabels
 
 _NONE = np.empty(0, np.int64)
 
@@ -87,6 +88,21 @@ def own_pool(
         masked_query=_NONE,
         masked_pool=_NONE,
     )
+
+
+def drawn_labels(
+    batch: Batch,
+    hard: np.ndarray | None,
+    pool: np.ndarray,
+    weight: float | np.ndarray,
+    positive_weight: np.ndarray | None = None,
+) -> DrawnLabels:
+    """Lay the labels of `own_pool` side by side, for a device that merges them itself."""
+    labels = lay_out(batch.positives, batch.positive_offsets, hard, pool)
+    label = labels.label[labels.draw] if isinstance(weight, np.ndarray) else _NONE
+    weights = _pair_weights(batch.positives, labels.positive, positive_weight)
+    weights[labels.draw] = _weight_of(weight, label)
+    return DrawnLabels(labels.label, labels.positive, labels.draw, weights, labels.starts)
 
 
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:

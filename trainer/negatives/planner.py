@@ -12,6 +12,7 @@ from trainer.inputs import Inputs
 from trainer.negatives.base import NegativeSource, Sampled, ids_within, within
 from trainer.negatives.candidates import (
     draw_positives,
+    drawn_labels,
     every_query_with,
     join_hard,
     label_range,
@@ -24,7 +25,7 @@ from trainer.negatives.hard_columns import draw_hard
 from trainer.negatives.random_pool import RandomPool
 from trainer.negatives.section import Negatives
 from trainer.negatives.table import Table
-from trainer.stream.batch import Batch, Candidates
+from trainer.stream.batch import Batch, Candidates, DrawnLabels
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,8 @@ class Planner:
     there, with ids that count from start. Without a `part` there is one rank, which holds all. `mixtures`: the hard and
     random negatives of each epoch, where they change. `frequency` [L]: the training points of each label, where draws
     go by it. `sources`: those that need no embeddings. `positives`: of each query that a step learns under `pool =
-    "batch"`, 0 for all. `retired` [L] bool: labels that are no random negatives.
+    "batch"`, 0 for all. `retired` [L] bool: labels that are no random negatives. `merges`: False where a device merges
+    the labels of own pools itself.
     """
 
     options: Negatives
@@ -49,8 +51,9 @@ class Planner:
     sources: tuple[NegativeSource, ...] = (Table(),)
     positives: int = 0
     retired: np.ndarray | None = None
+    merges: bool = True
 
-    def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
+    def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | DrawnLabels | None:
         """Return one set of candidates; None under `pool = "all"`, whose chunks of all labels `chunks` gives.
 
         `sampled` comes from sources that need embeddings; a label is among a query's once.
@@ -70,9 +73,10 @@ class Planner:
         if options.pool == "shared":
             return shared_pool(batch, batch.hard, self._pool_within(pool), weight, self._weights)
         pool = self._pool_within(pool, PAD).reshape(len(batch), size)
-        return own_pool(batch, batch.hard, pool, weight, self._weights)
+        build = own_pool if self.merges else drawn_labels
+        return build(batch, batch.hard, pool, weight, self._weights)
 
-    def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates]:
+    def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates | DrawnLabels]:
         """Yield what a step goes through: the batch's candidates, or one chunk of labels after the other."""
         candidates = batch.candidates or self(batch, sampled)
         if candidates is not None:

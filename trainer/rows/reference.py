@@ -32,7 +32,8 @@ class DevicePairs(NamedTuple):
     """Pairs on a device, ascending by query: those of query q are [query_starts[q], query_starts[q + 1]).
 
     `label` [n]: the number of the label among C. `order` [n] puts pairs into the order of their labels: those of label
-    number i are order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`.
+    number i are order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads
+    behind the labels have no pair.
     """
 
     query: torch.Tensor  # [n] int32
@@ -65,9 +66,9 @@ def update_rows(
     slopes: torch.Tensor | None = None,
     x: torch.Tensor | None = None,
 ) -> None:
-    """Make one step on rows `ids` [C], all distinct, from the `gradient` [R, D] of the first R of them.
+    """Make one step on rows `ids` [C], all distinct but for pads, from the `gradient` [R, D] of the first R of them.
 
-    That of `pairs` with `slopes` [n] and x [B, D] comes on top.
+    That of `pairs` with `slopes` [n] and x [B, D] comes on top. The first id is no pad.
     """
     g = gradient
     if pairs is not None:
@@ -76,6 +77,9 @@ def update_rows(
         g = x.new_zeros(len(ids), x.shape[1])
         g[: len(gradient)] = gradient
         g.index_add_(0, pairs.label.long(), slopes[:, None] * x.index_select(0, pairs.query.long()))
+        # A pad does again what the first row does, so that the same values are written twice.
+        g = torch.where((ids < 0)[:, None], g[:1], g)
+        ids = torch.where(ids < 0, ids[:1], ids)
     w = _descend(matrix, rule, ids, matrix.vectors.index_select(0, ids).float(), g)
     matrix.vectors.index_copy_(0, ids, narrow(w, ids + matrix.origin, rule.key, matrix.vectors.dtype))
 

@@ -119,10 +119,12 @@ def update_kernel(  # type: ignore[no-untyped-def]
     origin, key, rate, keep, beta1, beta2, eps, log1, log2, D,
     HAS_PAIRS: tl.constexpr, METHOD: tl.constexpr, FORM: tl.constexpr, PAIRS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: its gradient, of `dense` [rows, D] and of its pairs, and the optimizer's step."""
+    """One program a row, none of a pad: its gradient, of `dense` [rows, D] and its pairs, and the optimizer's step."""
     number = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
-    inside = column < D
+    row = tl.load(ids + number)
+    there_is = row >= 0
+    inside = (column < D) & there_is
     g = tl.load(dense + number * D + column, mask=inside & (number < rows), other=0.0)
     if HAS_PAIRS:
         start, stop = tl.load(starts + number), tl.load(starts + number + 1)
@@ -134,7 +136,6 @@ def update_kernel(  # type: ignore[no-untyped-def]
             asked = tl.load(query + pair, mask=there, other=0).to(tl.int64)
             both = there[:, None] & inside[None, :]
             g += tl.sum(slope[:, None] * tl.load(x + asked[:, None] * D + column[None, :], mask=both, other=0.0), 0)
-    row = tl.load(ids + number)
     place = row * D + column
     w = _widened(tl.load(vectors + place, mask=inside, other=0), FORM) * keep
     if METHOD == _SGD:
@@ -144,12 +145,12 @@ def update_kernel(  # type: ignore[no-untyped-def]
         tl.store(first + place, moved, mask=inside)
         w -= rate * moved
     elif METHOD == _ADAGRAD:
-        square = tl.load(scalar + row) + tl.sum(g * g, 0) / D
-        tl.store(scalar + row, square)
+        square = tl.load(scalar + row, mask=there_is, other=0.0) + tl.sum(g * g, 0) / D
+        tl.store(scalar + row, square, mask=there_is)
         w -= (rate / (tl.sqrt(square) + eps)) * g
     else:
-        count = tl.load(scalar + row) + 1.0
-        tl.store(scalar + row, count)
+        count = tl.load(scalar + row, mask=there_is, other=0.0) + 1.0
+        tl.store(scalar + row, count, mask=there_is)
         moved = tl.load(first + place, mask=inside, other=0.0)
         moved += (1.0 - beta1) * (g - moved)
         spread = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1.0 - beta2) * g * g

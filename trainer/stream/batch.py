@@ -1,6 +1,7 @@
 """A batch of the stream: columns, not rows."""
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,33 @@ class Candidates:
 
 
 @dataclass(frozen=True)
+class DrawnLabels:
+    """Labels of queries with pools of their own, as they were drawn: a device merges them into candidates.
+
+    Those of query q are [starts[q], starts[q + 1]) of `label` [n] int32 (int64 from 2**31 labels on), its draws behind
+    the others; `starts` [B + 1] int32. A draw of a label that the query has otherwise does not count. `positive` and
+    `draw` [n] bool tell what a label is, `weight` [n] float32 how much it counts.
+    """
+
+    label: np.ndarray
+    positive: np.ndarray
+    draw: np.ndarray
+    weight: np.ndarray
+    starts: np.ndarray
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Labels that the step touches, each once and ascending, int64 [C]."""
+        return np.unique(self.label).astype(np.int64)
+
+
+@dataclass(frozen=True)
 class Batch:
     """B queries of one global step (a rank's part of it).
 
     `rows` [B] int64 global row ids; `inputs` what the encoder reads of them; `positives` [sum P] with
     `positive_offsets` [B + 1]; `hard` [B, K] joined from the table, -1 pads, or None before the first table;
-    `candidates` where the stream plans them.
+    `candidates` where the stream plans them, or what a device makes them of.
     """
 
     epoch: int
@@ -51,7 +73,7 @@ class Batch:
     positives: np.ndarray
     positive_offsets: np.ndarray
     hard: np.ndarray | None = None
-    candidates: Candidates | None = None
+    candidates: Candidates | DrawnLabels | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -14,12 +14,13 @@ import torch
 
 from schemas.tables import PAD
 from tests.builders import batch_of
-from trainer.losses.binary import order_pairs
-from trainer.negatives.candidates import own_pool, shared_pool
+from trainer.losses.binary_on_device import pair_arrays
+from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
 from trainer.rows import reference
+from trainer.rows.by_label import merge_labels, order_pairs
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.reference import DevicePairs
-from trainer.stream.batch import Candidates
+from trainer.stream.batch import Candidates, DrawnLabels
 from trainer.stream.transfer import send
 
 OPTIMIZERS = {
@@ -29,6 +30,7 @@ OPTIMIZERS = {
     "adam": RowOptimizer("adam", weight_decay=0.1),
 }
 LABELS, QUERIES, STEPS = 1009, 5, 2
+POOL = 7  # labels of a shared pool that get a gradient of their own
 LR, SCALE = 0.05, 0.25
 
 
@@ -45,7 +47,7 @@ class Case:
     def name(self) -> str:
         return f"{self.dtype}-{self.optimizer}-{self.dimension}-{self.pool}"
 
-    def candidates(self, step: int) -> Candidates:
+    def candidates(self, step: int) -> Candidates | DrawnLabels:
         """Labels that many queries share, pads, draws that repeat, and a query without any pair."""
         draw = np.random.default_rng((self.dimension, step))
         positives = [sorted(draw.choice(9, size=draw.integers(1, 4), replace=False).tolist()) for _ in range(QUERIES)]
@@ -58,7 +60,15 @@ class Case:
         pool = draw.integers(0, LABELS, (QUERIES, 5))
         pool[:, :3] = draw.integers(0, 12, (QUERIES, 3))
         pool[-1] = PAD
-        return own_pool(batch, hard, pool, 3.5)
+        return (own_pool if self.pool == "own" else drawn_labels)(batch, hard, pool, 3.5)
+
+    def pairs(self, step: int, device: torch.device) -> tuple[torch.Tensor, DevicePairs]:
+        """Return ids and pairs on the device: of drawn labels with pads behind them."""
+        candidates = self.candidates(step)
+        if isinstance(candidates, DrawnLabels):
+            return merge_labels(send(candidates, device))
+        ids, pairs = send((candidates.ids, pair_arrays(candidates)), device)
+        return ids, order_pairs(pairs, QUERIES, len(ids))
 
     def matrix(self, device: torch.device) -> RowMatrix:
         rows = torch.randn(LABELS, self.dimension, generator=torch.Generator().manual_seed(1)) * 0.3
@@ -71,12 +81,11 @@ class Case:
         """Take STEPS steps by the module `operations`: losses, slopes, gradients, and what is left in the end."""
         matrix, results = self.matrix(device), []
         for step in range(STEPS):
-            candidates = self.candidates(step)
             x = torch.randn(QUERIES, self.dimension, generator=torch.Generator().manual_seed(step)).to(device)
-            ids, pairs = send((candidates.ids, order_pairs(candidates, QUERIES)), device)
-            on_pool = torch.zeros(len(candidates.pool_weight), self.dimension, device=device) + 0.01
+            ids, pairs = self.pairs(step, device)
+            on_pool = torch.zeros(POOL if self.pool == "shared" else 0, self.dimension, device=device) + 0.01
             rule = matrix.rule(LR, step)
-            loss, slopes, on_x = operations.score_pairs(x, matrix.device_matrix(), ids, DevicePairs(*pairs), SCALE)
+            loss, slopes, on_x = operations.score_pairs(x, matrix.device_matrix(), ids, pairs, SCALE)
             operations.update_rows(matrix.device_matrix(), rule, ids, on_pool, pairs, slopes, x)
             # The same without pairs, as a step of another loss has it.
             operations.update_rows(matrix.device_matrix(), rule, ids[:9], torch.full_like(x[:1], 0.1).repeat(9, 1))
@@ -88,6 +97,7 @@ CASES = [
     *(Case(dtype, optimizer, 13, "own") for dtype in DTYPES for optimizer in OPTIMIZERS),
     *(Case(dtype, "adagrad", dimension, "own") for dtype in DTYPES for dimension in (1, 64, 65)),
     *(Case(dtype, "sgd", 96, "shared") for dtype in DTYPES),
+    *(Case("bfloat16", optimizer, 64, "drawn") for optimizer in OPTIMIZERS),
     Case("bfloat16", "adagrad", 769, "own"),
 ]
 
