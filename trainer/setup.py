@@ -101,8 +101,8 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     def before_change(candidates: Candidates | DrawnLabels) -> None:
         if writer.copies_rows:
             writer.before_change(candidates.ids)
-        if sources.sources:
-            sources.touch(candidates.ids)
+        for source in sources.following:
+            source.touch(candidates.ids)
 
     queries = open_queries(recipe, model, group, clock)
     return Parts(
@@ -183,7 +183,9 @@ def open_planner(
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
     """Open the sources of negatives that need embeddings. Raises InputError where they cannot be on several ranks."""
     sources = list[NegativeSource]()
-    context = SourceContext(model.head, group, recipe.train.seed, recipe.negatives.start)
+    alone = group.ranks == 1 and recipe.negatives.pool == "own" and not recipe.negatives.sections
+    on_device = alone and merges_on(model.device, recipe)
+    context = SourceContext(model.head, group, recipe.train.seed, recipe.negatives.start, on_device)
     if recipe.indexes:
         refresh, width = recipe.refresh, recipe.negatives.table_width
         options = IndexOptions(refresh.index, refresh.every_steps, refresh.rebuild_steps, width, refresh.start)

@@ -8,6 +8,7 @@ from benchmarks.gpu.random_queries import random_batch
 from trainer.config import Recipe
 from trainer.device import CPU
 from trainer.group import ALONE
+from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
 from trainer.model import Model
 from trainer.negatives.planner import Planner
@@ -40,7 +41,7 @@ def _train(device: torch.device, loss: str, pool: str, quick: bool) -> list[floa
     )
     model = Model.build(recipe, VOCABULARY, labels, device=device)
     queries = WholeBatch(model.encoder, ALONE, Clock().lap)
-    context = StepContext(model, Planner(recipe.negatives, labels), queries)
+    context = StepContext(model, Planner(recipe.negatives, labels, merges=not merges_on(device, recipe)), queries)
     batches = (random_batch(size, labels, step, 16, VOCABULARY) for step in range(STEPS))
     results = [take_step(context, batch, number, 1.0).loss for number, batch in enumerate(batches)]
     return [float(value) for value in torch.stack(results).cpu()]

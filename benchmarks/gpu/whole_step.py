@@ -1,11 +1,13 @@
 """The whole step with a transformer of random weights, and the share of it in which the device waits for the host.
 
-Candidates are planned before, as the stream's threads do; what is left to the host is what the loop does itself. No
+Candidates are planned before, as the stream's threads do; what is left to the host is what the loop does itself. With
+fresh hard negatives, the best of 131K labels by their scores in the step, it draws the random ones in the step too. No
 loss is read back, as in training between two lines of the log.
 """
 
 import tempfile
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +15,13 @@ import torch
 from benchmarks.gpu.random_queries import HARD, RANDOM, plan, random_batch
 from benchmarks.gpu.timing import milliseconds, wait_for
 from trainer.config import Recipe
+from trainer.device import CPU
 from trainer.group import ALONE
 from trainer.heads.queries import WholeBatch
 from trainer.model import Model
+from trainer.negatives.base import NegativeSources, SourceContext
+from trainer.negatives.fresh_index import FreshIndex
+from trainer.negatives.index_kinds import MOST_FRESH
 from trainer.negatives.planner import Planner
 from trainer.step import Clock, StepContext, take_step
 
@@ -25,11 +31,13 @@ BATCHES = 8
 
 
 def measure(device: torch.device, quick: bool) -> dict[str, Any]:
-    """Return milliseconds by the encoder's width; of the widest once more, compiled."""
+    """Return milliseconds by the encoder's width; of the widest once more, compiled, and with fresh negatives."""
     layers = 2 if quick else LAYERS
     figures = {f"{layers}x{hidden}": _measure(device, hidden, quick) for hidden in _widths(quick)}
+    widest = _widths(quick)[-1]
+    figures[f"{layers}x{widest}, fresh negatives"] = _measure(device, widest, quick, fresh=True)
     if not quick:
-        figures[f"{layers}x{HIDDEN[-1]}, compiled"] = _measure(device, HIDDEN[-1], quick, compiled=True)
+        figures[f"{layers}x{widest}, compiled"] = _measure(device, widest, quick, compiled=True)
     return figures
 
 
@@ -37,13 +45,20 @@ def _widths(quick: bool) -> tuple[int, ...]:
     return (32,) if quick else HIDDEN
 
 
-def _measure(device: torch.device, hidden: int, quick: bool, compiled: bool = False) -> dict[str, float]:
-    labels, size = (2000, 16) if quick else (LABELS, B)
+def _measure(
+    device: torch.device, hidden: int, quick: bool, compiled: bool = False, fresh: bool = False
+) -> dict[str, float]:
+    labels, size = (2000, 16) if quick else (MOST_FRESH if fresh else LABELS, B)
     with tempfile.TemporaryDirectory() as folder:
         context = _open(folder, device, hidden, labels, 2 if quick else LAYERS, compiled)
     batches = [random_batch(size, labels, step, TOKENS, VOCABULARY) for step in range(BATCHES)]
     planned = [plan(batch, labels, "own", device) for batch in batches]
-    batches = [_with(batch, candidates) for batch, candidates in zip(batches, planned, strict=True)]
+    if fresh:
+        search = SourceContext(context.model.head, ALONE, on_device=device != CPU)
+        context = replace(context, sources=NegativeSources([FreshIndex(HARD, 0, search)]))
+        batches = [replace(batch, hard=None) for batch in batches]
+    else:
+        batches = [replace(batch, candidates=made) for batch, made in zip(batches, planned, strict=True)]
     number = 0
 
     def step() -> None:
@@ -60,10 +75,6 @@ def _measure(device: torch.device, hidden: int, quick: bool, compiled: bool = Fa
     if device.type == "cuda":
         figures["idle_share"] = _idle_share(step, device)
     return {name: round(value, 4) for name, value in figures.items()}
-
-
-def _with(batch: Any, candidates: Any) -> Any:
-    return type(batch)(**{**vars(batch), "candidates": candidates})
 
 
 def _idle_share(step: Any, device: torch.device, steps: int = 20) -> float:
@@ -108,4 +119,5 @@ def _open(folder: str, device: torch.device, hidden: int, labels: int, layers: i
         }
     )
     model = Model.build(recipe, VOCABULARY, labels, device=device)
-    return StepContext(model, Planner(recipe.negatives, labels), WholeBatch(model.encoder, ALONE, Clock().lap))
+    planner = Planner(recipe.negatives, labels, merges=device == CPU)
+    return StepContext(model, planner, WholeBatch(model.encoder, ALONE, Clock().lap))

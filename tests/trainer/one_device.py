@@ -17,6 +17,7 @@ from trainer.group import ALONE
 from trainer.heads.queries import FrozenQueries
 from trainer.model import DataFacts, Model, open_texts
 from trainer.negatives.base import NegativeSources, Sampled
+from trainer.negatives.fresh_index import FreshIndex
 from trainer.setup import open_planner, open_queries, open_sources_of_negatives, open_stream
 from trainer.step import Clock, StepContext, take_step
 from trainer.stream import Batch, open_sources
@@ -70,7 +71,9 @@ def step_on_meta(
         for batch in batches:
             host_queries.embed(batch, 0)
         queries._x, queries._encoded = host_queries._x, host_queries._encoded
-    sources = HostSources(open_sources_of_negatives(recipe, host, group).sources)
+    sources = open_sources_of_negatives(recipe, model, group)
+    if not all(isinstance(source, FreshIndex) and source._on_device for source in sources.sources):
+        sources = HostSources(open_sources_of_negatives(recipe, host, group).sources)
     context = StepContext(model, planner, queries, group, sources, clock, clip=1.0)
     change(context)
     with OneDevice():

@@ -134,6 +134,10 @@ def test_a_whole_mask_gives_a_transformer_what_one_by_row_does(bert: str) -> Non
     torch.testing.assert_close(whole[mask], by_row[mask])
 
 
+def test_negatives_of_fresh_scores_stay_there_too(data: DataLayout) -> None:
+    step_on_meta(data, small("astra", **{"negatives.pool": "own", "refresh.source": "in-trainer", "refresh.start": 0}))
+
+
 def test_so_does_a_batch_in_parts(data: DataLayout) -> None:
     step_on_meta(data, combination("classifier", "bce", "own", train={"accumulate": 3}))
 

@@ -1,5 +1,6 @@
 """A step of binary cross-entropy on a device, which nothing waits for."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +68,7 @@ def _step_on_drawn(
     if not len(drawn.label):
         return x.new_zeros((), dtype=torch.float64), torch.zeros_like(x)
     matrix, operations = rows.device_matrix(), operations_of(rows.device)
-    ids, pairs = merge_labels(send(drawn, rows.device))
+    ids, pairs = merge_labels(send(replace(drawn, hard=None), rows.device), drawn.hard)
     losses, slopes, on_x = operations.score_pairs(x, matrix, ids, pairs, scale)
     operations.update_rows(matrix, rule, ids, x.new_empty(0, x.shape[1]), pairs, slopes, x)
     return losses.sum(dtype=torch.float64) * scale, on_x

@@ -24,10 +24,11 @@ class Sampled(NamedTuple):
     """Labels [B, k] of the global batch, ids of [0, L) with -1 pads.
 
     `ranked`: each row holds the best first, each once and none of its query's positives; `negatives.hard` of its
-    columns are drawn for each step. Otherwise all count, once what is known already is taken out.
+    columns are drawn for each step. Otherwise all count, once what is known already is taken out. A tensor stays on its
+    device: it is ranked, and comes alone.
     """
 
-    ids: np.ndarray
+    ids: np.ndarray | torch.Tensor
     ranked: bool = False
 
 
@@ -46,12 +47,16 @@ class Vectors(Protocol):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """Facts that a source is opened with; `first_epoch` is the first that it serves."""
+    """Facts that a source is opened with; `first_epoch` is the first that it serves.
+
+    `on_device`: what it finds may stay on the vectors' device, which merges the labels of a batch.
+    """
 
     vectors: Vectors
     group: Group
     seed: int = 0
     first_epoch: int = 0
+    on_device: bool = False
 
 
 class NegativeSource(ABC):
@@ -62,6 +67,7 @@ class NegativeSource(ABC):
 
     name: ClassVar[str]
     stateful: ClassVar[bool] = False  # True: a resumed run needs its `state`, which one rank saves
+    follows_rows: ClassVar[bool] = False  # True: it is told by `touch` which vectors are updated
     first_epoch: int = 0
 
     @abstractmethod
@@ -124,10 +130,10 @@ class NegativeSources:
         serving = (source for source in self.sources if batch.epoch >= source.first_epoch)
         return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
 
-    def touch(self, rows: np.ndarray) -> None:
-        """Note that vectors `rows` [C], each once, are updated."""
-        for source in self.sources:
-            source.touch(rows)
+    @property
+    def following(self) -> list[NegativeSource]:
+        """The sources that are told which vectors are updated."""
+        return [source for source in self.sources if source.follows_rows]
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:
         """Follow `step` of `epoch`, which was number `global_step` of the run, counted from 1."""

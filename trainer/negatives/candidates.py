@@ -1,11 +1,14 @@
 """Candidates of a batch from its positives, hard negatives and draws: each label once, and its use by each query."""
 
+from dataclasses import replace
+
 import numpy as np
+import torch
 
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
 from schemas.tables import PAD
-from trainer.negatives.lay_out import lay_out
+from trainer.negatives.lay_out import LATER, lay_out
 from trainer.negatives.merge import merge
 from trainer.stream.batch import Batch, Candidates, DrawnLabels
 
@@ -92,17 +95,21 @@ def own_pool(
 
 def drawn_labels(
     batch: Batch,
-    hard: np.ndarray | None,
+    hard: np.ndarray | torch.Tensor | None,
     pool: np.ndarray,
     weight: float | np.ndarray,
     positive_weight: np.ndarray | None = None,
 ) -> DrawnLabels:
-    """Lay the labels of `own_pool` side by side, for a device that merges them itself."""
-    labels = lay_out(batch.positives, batch.positive_offsets, hard, pool)
+    """Lay the labels of `own_pool` side by side, for a device that merges them itself; `hard` may be there already."""
+    places = np.full(hard.shape, LATER) if isinstance(hard, torch.Tensor) else hard
+    labels = lay_out(batch.positives, batch.positive_offsets, places, pool)
     label = labels.label[labels.draw] if isinstance(weight, np.ndarray) else _NONE
     weights = _pair_weights(batch.positives, labels.positive, positive_weight)
     weights[labels.draw] = _weight_of(weight, label)
-    return DrawnLabels(labels.label, labels.positive, labels.draw, weights, labels.starts)
+    drawn = DrawnLabels(labels.label, labels.positive, labels.draw, weights, labels.starts)
+    if not isinstance(hard, torch.Tensor):
+        return drawn
+    return replace(drawn, hard=hard, hard_starts=labels.starts[:-1] + np.diff(batch.positive_offsets))
 
 
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:

@@ -7,6 +7,8 @@ import numpy as np
 
 from schemas.tables import PAD
 
+LATER = -2  # in the place of a hard negative that is not known yet
+
 
 class LaidOut(NamedTuple):
     """Labels [n] of queries that follow each other, without pads; those of query q are [starts[q], starts[q + 1])."""
@@ -20,15 +22,16 @@ class LaidOut(NamedTuple):
 def lay_out(positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, draws: np.ndarray) -> LaidOut:
     """Lay side by side positives [P] of B queries (`offsets` [B + 1]), their [B, H] hard negatives and `draws` [B, k].
 
-    Labels are int32 where all of them fit, else int64. Raises ValueError for 2**31 labels or more in a batch.
+    Labels are int32 where all of them are less than its greatest, else int64. Hard negatives that are `LATER` keep
+    their places, with -1 there. Raises ValueError for 2**31 labels or more in a batch.
     """
     rows = len(offsets) - 1
-    hard = np.empty((rows, 0), positives.dtype) if hard is None else np.ascontiguousarray(hard)
+    hard = np.empty((rows, 0), np.int64) if hard is None else np.ascontiguousarray(hard)
     size = len(positives) + hard.size + draws.size
     if size > np.iinfo(np.int32).max:
         raise ValueError(f"{size} labels in a batch: make the batch smaller")
     greatest = max((int(labels.max()) for labels in (positives, hard, draws) if labels.size), default=0)
-    label = np.empty(size, np.int32 if greatest <= np.iinfo(np.int32).max else np.int64)
+    label = np.empty(size, np.int32 if greatest < np.iinfo(np.int32).max else np.int64)
     positive, draw, starts = np.zeros(size, bool), np.zeros(size, bool), np.zeros(rows + 1, np.int32)
     _lay_out(positives, offsets, hard, np.ascontiguousarray(draws), (label, positive, draw, starts))
     return LaidOut(label[: starts[-1]], positive[: starts[-1]], draw[: starts[-1]], starts)
@@ -45,7 +48,7 @@ def _lay_out(positives, offsets, hard, draws, into):  # type: ignore[no-untyped-
             size += 1
         for column in range(hard.shape[1]):
             if hard[row, column] != PAD:
-                label[size] = hard[row, column]
+                label[size] = max(hard[row, column], PAD)
                 size += 1
         for column in range(draws.shape[1]):
             if draws[row, column] != PAD:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from schemas.tables import PAD
 from trainer.group import Group
@@ -26,6 +27,7 @@ from trainer.negatives.random_pool import RandomPool
 from trainer.negatives.section import Negatives
 from trainer.negatives.table import Table
 from trainer.stream.batch import Batch, Candidates, DrawnLabels
+from trainer.stream.transfer import send
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,9 @@ class Planner:
         weight = self._random.weight(size) if options.reweight and size else 1.0
         draws = size if options.pool == "shared" else size * len(batch)
         pool = self._random.draw(draws, seed=self.seed, epoch=batch.epoch, step=batch.step)
+        if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
+            hard = self._columns_on_device(batch, sampled[0].ids)
+            return drawn_labels(batch, hard, pool.reshape(len(batch), size), weight, self._weights)
         batch = self._with_hard(batch, sampled)
         if options.pool == "shared":
             return shared_pool(batch, batch.hard, self._pool_within(pool), weight, self._weights)
@@ -103,7 +108,10 @@ class Planner:
         return batch if batch.hard is None else replace(batch, hard=self._columns(batch, batch.hard))
 
     def hard(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> np.ndarray | None:
-        """Return the hard negatives [B, k] that a step counts, this rank's, from its first label; -1 pads."""
+        """Return the hard negatives [B, k] that a step counts, this rank's, from its first label; -1 pads.
+
+        Those on a device are waited for.
+        """
         return self._with_hard(batch, self._sampled(batch, sampled)).hard
 
     def _of_batch(self, batch: Batch) -> Candidates:
@@ -124,8 +132,8 @@ class Planner:
 
     def _with_hard(self, batch: Batch, sampled: Sequence[Sampled]) -> Batch:
         """Return this rank's part of the batch, with the hard negatives of all sources."""
-        ranked = [self._columns(batch, each.ids) for each in sampled if each.ranked]
-        others = [each.ids for each in sampled if not each.ranked]
+        ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
+        others = [_on_host(each.ids) for each in sampled if not each.ranked]
         batch = replace(batch, hard=np.concatenate(ranked, axis=1) if ranked else None)
         batch = batch if self.part is None else within(batch, *self.part)
         if not others:
@@ -137,6 +145,11 @@ class Planner:
         """Draw those of ranked negatives [B, K] that this step counts, for each query its own."""
         count = self._mixture(batch).hard
         return draw_hard(ranked, batch.rows, count, seed=self.seed, epoch=batch.epoch, step=batch.step)
+
+    def _columns_on_device(self, batch: Batch, ranked: torch.Tensor) -> torch.Tensor:
+        """Return the same of negatives on a device."""
+        columns = self._columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
+        return ranked.gather(1, send(columns, ranked.device))
 
     def _mixture(self, batch: Batch) -> Mixture:
         return self.mixtures[batch.epoch] if self.mixtures else Mixture(self.options.hard, self.options.random)
@@ -159,3 +172,8 @@ class Planner:
         start, stop = self.part
         inside = (pool >= start) & (pool < stop)
         return pool[inside] - start if pad is None else np.where(inside, pool - start, pad)
+
+
+def _on_host(ids: np.ndarray | torch.Tensor) -> np.ndarray:
+    """Return label ids [B, k] as an array; those of a device are waited for."""
+    return ids.cpu().numpy() if isinstance(ids, torch.Tensor) else ids

@@ -33,12 +33,15 @@ def order_pairs(pairs: PairsByQuery, queries: int, labels: int) -> DevicePairs:
     )
 
 
-def merge_labels(drawn: Any) -> tuple[torch.Tensor, DevicePairs]:
+def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
     """Return the labels of `drawn`, a sent DrawnLabels, each once, and their pairs: ids [n] int64, pads behind them.
 
-    As `merge.merge`, but that what a query draws twice is two pairs, and what it has otherwise a pair of weight 0.
+    `hard`: what `drawn` is still to get. As `merge.merge`, but that what a query draws twice is two pairs, and that
+    pads, and what it draws though it has it otherwise, are pairs of weight 0.
     """
-    label, count = drawn.label, len(drawn.label)
+    none = torch.iinfo(drawn.label.dtype).max  # a pad is ordered behind all labels
+    label = drawn.label if hard is None else _with_hard(drawn, torch.where(hard < 0, none, hard))
+    count = len(label)
     number = torch.arange(count, device=label.device, dtype=torch.int32)
     query = torch.searchsorted(drawn.starts, number, right=True, out_int32=True) - 1
     ordered, order = torch.sort(label, stable=True)
@@ -47,13 +50,20 @@ def merge_labels(drawn: Any) -> tuple[torch.Tensor, DevicePairs]:
     first = torch.where(new_label | new_query, number, 0).cummax(0).values
     draw = drawn.draw[order]
     again = torch.empty_like(draw).scatter_(0, order, draw & ~draw[first])
-    weight = torch.where(drawn.positive, -drawn.weight, drawn.weight).masked_fill(again, 0)
+    weight = torch.where(drawn.positive, -drawn.weight, drawn.weight).masked_fill(again | (label == none), 0)
     place = new_label.cumsum(0, dtype=torch.int32) - 1
     slot = torch.where(new_label, place, count).long()  # the last one takes what begins no label
     starts = number.new_full((count + 1,), count).scatter_(0, slot, torch.where(new_label, number, count))
-    ids = slot.new_full((count + 1,), PAD).scatter_(0, slot, torch.where(new_label, ordered, PAD).long())
+    ids = slot.new_full((count + 1,), PAD).scatter_(0, slot, torch.where(ordered == none, PAD, ordered).long())
     places = torch.empty_like(place).scatter_(0, order, place)
     return ids[:count], DevicePairs(query, places, weight, drawn.starts, order.to(torch.int32), starts)
+
+
+def _with_hard(drawn: Any, hard: torch.Tensor) -> torch.Tensor:
+    """Return the labels of `drawn` with hard negatives [B, H] in their places."""
+    places = drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)
+    label: torch.Tensor = drawn.label.scatter(0, places.flatten(), hard.flatten().to(drawn.label.dtype))
+    return label
 
 
 def _starts(ordered: torch.Tensor, count: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ class DevicePairs(NamedTuple):
 
     `label` [n]: the number of the label among C. `order` [n] puts pairs into the order of their labels: those of label
     number i are order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads
-    behind the labels have no pair.
+    are behind the labels; what pairs they have, weigh nothing.
     """
 
     query: torch.Tensor  # [n] int32
@@ -49,7 +49,7 @@ def score_pairs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return binary cross-entropy of the pairs by query [B], `scale` times its slopes [n], and their gradient on x."""
     query, label = pairs.query.long(), pairs.label.long()
-    w = matrix.vectors.index_select(0, ids.index_select(0, label)).float()
+    w = matrix.vectors.index_select(0, ids.index_select(0, label).clamp(min=0)).float()
     score = (w * x.index_select(0, query)).sum(1)
     margin = torch.where(pairs.weight > 0, score, -score)
     loss = x.new_zeros(len(x)).index_add_(0, query, pairs.weight.abs() * softplus(margin))
@@ -79,7 +79,7 @@ def update_rows(
         g.index_add_(0, pairs.label.long(), slopes[:, None] * x.index_select(0, pairs.query.long()))
         # A pad does again what the first row does, so that the same values are written twice.
         g = torch.where((ids < 0)[:, None], g[:1], g)
-        ids = torch.where(ids < 0, ids[:1], ids)
+        ids = torch.where(ids < 0, ids[:1], ids).clamp(min=0)
     w = _descend(matrix, rule, ids, matrix.vectors.index_select(0, ids).float(), g)
     matrix.vectors.index_copy_(0, ids, narrow(w, ids + matrix.origin, rule.key, matrix.vectors.dtype))
 

@@ -100,7 +100,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
         row = tl.load(ids + tl.load(label + pair, mask=there, other=0), mask=there, other=0)
         heavy = tl.load(weight + pair, mask=there, other=0.0)
         places = row[:, None] * D + column[None, :]
-        both = there[:, None] & inside[None, :]
+        both = (there & (row >= 0))[:, None] & inside[None, :]
         w = _widened(tl.load(vectors + places, mask=both, other=0), FORM)
         score = tl.sum(w * own[None, :], 1)
         margin = tl.where(heavy > 0, score, -score)

@@ -42,7 +42,8 @@ class DrawnLabels:
 
     Those of query q are [starts[q], starts[q + 1]) of `label` [n] int32 (int64 from 2**31 labels on), its draws behind
     the others; `starts` [B + 1] int32. A draw of a label that the query has otherwise does not count. `positive` and
-    `draw` [n] bool tell what a label is, `weight` [n] float32 how much it counts.
+    `draw` [n] bool tell what a label is, `weight` [n] float32 how much it counts. Hard negatives may be on the device
+    already, as `hard` [B, H] with -1 pads: those of query q belong to the places from hard_starts[q] on, which hold -1.
     """
 
     label: np.ndarray
@@ -50,11 +51,15 @@ class DrawnLabels:
     draw: np.ndarray
     weight: np.ndarray
     starts: np.ndarray
+    hard: torch.Tensor | None = None
+    hard_starts: np.ndarray | None = None
 
     @cached_property
     def ids(self) -> np.ndarray:
-        """Labels that the step touches, each once and ascending, int64 [C]."""
-        return np.unique(self.label).astype(np.int64)
+        """Labels that the step touches, each once and ascending, int64 [C]; those of `hard` are waited for."""
+        hard = [] if self.hard is None else [self.hard.cpu().numpy().ravel()]
+        ids = np.unique(np.concatenate([self.label, *hard])).astype(np.int64)
+        return ids[ids >= 0]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def test_no_better_label_is_missed(labels: int, width: int, chunk: int, seed: in
     masked = torch.from_numpy(query), torch.tensor([label for row in positives for label in row], dtype=torch.long)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.negatives.fresh_index, "_CHUNK", chunk)
-        rows, scores = Products().best(x, vectors, width, masked)
+        rows, scores = (part.numpy() for part in Products().best(x, vectors, width, masked))
     expected = x @ vectors.T
     expected[masked] = -torch.inf
     best = expected.topk(width, dim=1).values.numpy()
@@ -54,6 +54,17 @@ def test_vectors_as_they_are() -> None:
         ids = index.find(batch_of(positives), x).ids
         found = np.take_along_axis(scores, ids, 1)
         assert np.allclose(found, -np.sort(-scores, axis=1)[:, :width], rtol=0.01, atol=0.05)  # as bfloat16 tells apart
+
+
+@given(st.integers(1, 60), st.integers(1, 30), st.integers(0, 9))
+def test_what_stays_on_a_device_is_in_the_same_order(labels: int, width: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    classifier = Classifier(Config(initial_scale=1.0), labels, D, seed=1)
+    classifier.vectors.copy_(torch.from_numpy(draw.integers(-1, 2, (labels, D)).astype(np.float32)))  # scores are equal
+    batch = batch_of([random_labels(draw, labels, 0, labels // 2) for _ in range(B)])
+    x = torch.from_numpy(draw.integers(-1, 2, (B, D)).astype(np.float32))
+    host, device = (FreshIndex(width, 0, SourceContext(classifier, ALONE, on_device=on)) for on in (False, True))
+    assert device.find(batch, x).ids.tolist() == host.find(batch, x).ids.tolist()
 
 
 def test_rows_without_enough_labels_are_padded() -> None:

@@ -6,7 +6,7 @@ prints the greatest differences of every case, one JSON object. On a GPU the sam
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,13 +60,16 @@ class Case:
         pool = draw.integers(0, LABELS, (QUERIES, 5))
         pool[:, :3] = draw.integers(0, 12, (QUERIES, 3))
         pool[-1] = PAD
-        return (own_pool if self.pool == "own" else drawn_labels)(batch, hard, pool, 3.5)
+        if self.pool == "own":
+            return own_pool(batch, hard, pool, 3.5)
+        return drawn_labels(batch, torch.from_numpy(hard) if self.pool == "late" else hard, pool, 3.5)
 
     def pairs(self, step: int, device: torch.device) -> tuple[torch.Tensor, DevicePairs]:
-        """Return ids and pairs on the device: of drawn labels with pads behind them."""
+        """Return ids and pairs on the device: of drawn labels with pads behind them, and as late ones."""
         candidates = self.candidates(step)
         if isinstance(candidates, DrawnLabels):
-            return merge_labels(send(candidates, device))
+            hard = None if candidates.hard is None else candidates.hard.to(device)
+            return merge_labels(send(replace(candidates, hard=None), device), hard)
         ids, pairs = send((candidates.ids, pair_arrays(candidates)), device)
         return ids, order_pairs(pairs, QUERIES, len(ids))
 
@@ -97,7 +100,7 @@ CASES = [
     *(Case(dtype, optimizer, 13, "own") for dtype in DTYPES for optimizer in OPTIMIZERS),
     *(Case(dtype, "adagrad", dimension, "own") for dtype in DTYPES for dimension in (1, 64, 65)),
     *(Case(dtype, "sgd", 96, "shared") for dtype in DTYPES),
-    *(Case("bfloat16", optimizer, 64, "drawn") for optimizer in OPTIMIZERS),
+    *(Case("bfloat16", optimizer, 64, pool) for optimizer in OPTIMIZERS for pool in ("drawn", "late")),
     Case("bfloat16", "adagrad", 769, "own"),
 ]
 

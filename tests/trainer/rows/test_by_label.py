@@ -25,8 +25,7 @@ LABELS, D = 40, 3
 
 
 def as_tensors(drawn: DrawnLabels) -> DrawnLabels:
-    fields = ("label", "positive", "draw", "weight", "starts")
-    return replace(drawn, **{name: torch.from_numpy(getattr(drawn, name)) for name in fields})
+    return send(replace(drawn, hard=None), torch.device("cpu", 0))
 
 
 def by_query(ids: torch.Tensor, pairs: DevicePairs) -> dict[tuple[int, int], float]:
@@ -67,6 +66,21 @@ def test_a_device_merges_what_the_host_does(batch: tuple) -> None:
 
 
 @given(batches())
+def test_hard_negatives_may_come_on_the_device(batch: tuple) -> None:
+    positives, hard, draws = batch
+    hard = hard % 100 - (hard == PAD) * 100  # as many as int32 holds
+    rest = batch_of(positives, None), draws, 2.0
+    early = drawn_labels(rest[0], hard, *rest[1:])
+    late = drawn_labels(rest[0], torch.from_numpy(hard), *rest[1:])
+    got, expected = merge_labels(as_tensors(late), late.hard), merge_labels(as_tensors(early))
+    count = int((expected[0] != PAD).sum())
+    assert got[0][:count].tolist() == expected[0][:count].tolist() == late.ids.tolist()
+    assert set(got[0][count:].tolist()) <= {PAD}
+    check_both_orders(*got)
+    assert by_query(*got) == by_query(*expected)
+
+
+@given(batches())
 def test_pairs_of_a_shared_pool_are_ordered_too(batch: tuple) -> None:
     positives, hard, draws = batch
     candidates = shared_pool(batch_of(positives, hard), hard, draws[draws != PAD], 2.0)
@@ -74,10 +88,10 @@ def test_pairs_of_a_shared_pool_are_ordered_too(batch: tuple) -> None:
     check_both_orders(ids, order_pairs(send(pair_arrays(candidates), torch.device("cpu", 0)), len(positives), len(ids)))
 
 
-@pytest.mark.parametrize("labels", [2**31 - 1, 2**31, 2**40])
+@pytest.mark.parametrize("labels", [2**31 - 2, 2**31 - 1, 2**40])
 def test_labels_are_wide_where_they_must_be(labels: int) -> None:
     drawn = drawn_labels(batch_of([[0, labels]]), None, np.array([[5, 5]]), 1.0)
-    assert drawn.label.dtype == (np.int32 if labels < 2**31 else np.int64)
+    assert drawn.label.dtype == (np.int32 if labels < 2**31 - 1 else np.int64)
     ids, _ = merge_labels(as_tensors(drawn))
     assert ids.tolist() == [0, 5, labels, PAD]
 
