@@ -40,6 +40,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "negatives": {"pool": "own"},
         "classifier": {"normalize": True, "initial_scale": 1.0, "bias": False},
     },
+    "of length 1, with the own index": {
+        "negatives": {"pool": "own", "hard": 3},
+        "refresh": {"source": "in-trainer", "start": 0},
+        "classifier": {"normalize": True, "initial_scale": 1.0, "bias": False},
+    },
     "weights": {"negatives": {"pool": "own", "frequency_share": 0.5}, "train": {"positive_weight": 0.5}},
     "parts": {"negatives": {"pool": "own"}, "train": {"accumulate": 3}},
     "tables": {"negatives": {"pool": "own", "hard": 3}},

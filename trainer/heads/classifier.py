@@ -2,7 +2,6 @@
 
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from schemas.randomness import InitialWeights, Purpose
@@ -15,6 +14,7 @@ from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.losses import Loss, binary_cross_entropy, build_loss
 from trainer.losses.binary import binary_step
+from trainer.rows.by_label import labels_on
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, zeros
@@ -97,9 +97,15 @@ class Classifier(Head):
         """
         result = self._descend(x, candidates, self._lr * factor, number, scale)
         if self._normalize:
-            drawn = candidates.label.astype(np.int64) if isinstance(candidates, DrawnLabels) else candidates.ids
-            self.matrix.normalize(drawn)
+            self._normalize_rows(candidates)
         return result
+
+    def _normalize_rows(self, candidates: Candidates | DrawnLabels) -> None:
+        if isinstance(candidates, DrawnLabels):
+            assert isinstance(self.matrix, RowMatrix)
+            self.matrix.normalize(labels_on(self.matrix.device, candidates))
+        else:
+            self.matrix.normalize(candidates.ids)
 
     def _descend(
         self, x: torch.Tensor, candidates: Candidates | DrawnLabels, lr: float, number: int, scale: float

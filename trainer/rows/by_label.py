@@ -9,6 +9,8 @@ import torch
 
 from schemas.tables import PAD
 from trainer.rows.reference import DevicePairs
+from trainer.stream.batch import DrawnLabels
+from trainer.stream.transfer import send
 
 
 class PairsByQuery(NamedTuple):
@@ -57,6 +59,14 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     ids = slot.new_full((count + 1,), PAD).scatter_(0, slot, torch.where(ordered == none, PAD, ordered).long())
     places = torch.empty_like(place).scatter_(0, order, place)
     return ids[:count], DevicePairs(query, places, weight, drawn.starts, order.to(torch.int32), starts)
+
+
+def labels_on(device: torch.device, drawn: DrawnLabels) -> torch.Tensor:
+    """Return the labels of `drawn` on `device`, as often as they come, int64; the greatest in place of pads."""
+    labels = send(drawn.label, device).long()
+    if drawn.hard is not None:
+        labels = torch.cat([labels, drawn.hard.flatten()])
+    return torch.where(labels < 0, labels.amax(), labels) if len(labels) else labels
 
 
 def _with_hard(drawn: Any, hard: torch.Tensor) -> torch.Tensor:

@@ -116,7 +116,7 @@ class RowMatrix:
         in_parts(lambda _, start, stop: kernels.update(*arguments, start, stop), len(ids))
 
     def normalize(self, ids: np.ndarray | torch.Tensor) -> None:
-        """Scale rows `ids` [C] to length 1; a row may come twice."""
+        """Scale rows `ids` [C] to length 1; one may come twice."""
         rows = self.places(ids)
         self.weight[rows] = torch.nn.functional.normalize(self.weight[rows], dim=1)
 

@@ -68,9 +68,11 @@ def update_rows(
 ) -> None:
     """Make one step on rows `ids` [C], all distinct but for pads, from the `gradient` [R, D] of the first R of them.
 
-    That of `pairs` with `slopes` [n] and x [B, D] comes on top. The first id is no pad.
+    That of `pairs` with `slopes` [n] and x [B, D] comes on top. Pads are behind the others.
     """
-    g = gradient
+    if not len(ids):
+        return
+    g, real = gradient, ids[:1] >= 0
     if pairs is not None:
         assert slopes is not None
         assert x is not None
@@ -80,11 +82,26 @@ def update_rows(
         # A pad does again what the first row does, so that the same values are written twice.
         g = torch.where((ids < 0)[:, None], g[:1], g)
         ids = torch.where(ids < 0, ids[:1], ids).clamp(min=0)
-    w = _descend(matrix, rule, ids, matrix.vectors.index_select(0, ids).float(), g)
-    matrix.vectors.index_copy_(0, ids, narrow(w, ids + matrix.origin, rule.key, matrix.vectors.dtype))
+    places = _Places(ids, real)
+    rows = places.read(matrix.vectors)
+    w = _descend(matrix, rule, places, rows.float(), g)
+    places.write(matrix.vectors, rows, narrow(w, ids + matrix.origin, rule.key, matrix.vectors.dtype))
 
 
-def _descend(matrix: DeviceMatrix, rule: Rule, ids: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+class _Places(NamedTuple):
+    """Rows `ids` [C] of vectors and of their state; nothing is written where they are all pads, not `real` [1]."""
+
+    ids: torch.Tensor
+    real: torch.Tensor
+
+    def read(self, state: torch.Tensor) -> torch.Tensor:
+        return state.index_select(0, self.ids)
+
+    def write(self, state: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> None:
+        state.index_copy_(0, self.ids, torch.where(self.real, after, before))
+
+
+def _descend(matrix: DeviceMatrix, rule: Rule, places: _Places, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """Return rows w [C, D] after a step of the optimizer, whose state is updated."""
     rate, beta1, beta2, eps = (float(number) for number in (rule.rate, rule.beta1, rule.beta2, rule.eps))
     if rule.keep != 1:
@@ -93,22 +110,26 @@ def _descend(matrix: DeviceMatrix, rule: Rule, ids: torch.Tensor, w: torch.Tenso
         return w - rate * g
     if rule.method == MOMENTUM:
         assert matrix.first is not None
-        moved = beta1 * matrix.first.index_select(0, ids) + g
-        matrix.first.index_copy_(0, ids, moved)
+        first = places.read(matrix.first)
+        moved = beta1 * first + g
+        places.write(matrix.first, first, moved)
         return w - rate * moved
     assert matrix.scalar is not None
     if rule.method == ADAGRAD:
-        square = matrix.scalar.index_select(0, ids) + (g * g).sum(1) / g.shape[1]
-        matrix.scalar.index_copy_(0, ids, square)
+        scalar = places.read(matrix.scalar)
+        square = scalar + (g * g).sum(1) / g.shape[1]
+        places.write(matrix.scalar, scalar, square)
         return w - (rate / (square.sqrt() + eps))[:, None] * g
     assert matrix.first is not None
     assert matrix.second is not None
-    count = matrix.scalar.index_select(0, ids) + 1
-    first, second = matrix.first.index_select(0, ids), matrix.second.index_select(0, ids)
-    first = first + (1 - beta1) * (g - first)
+    before = [places.read(state) for state in (matrix.scalar, matrix.first, matrix.second)]
+    count, first, second = before
+    count, first = count + 1, first + (1 - beta1) * (g - first)
     second = beta2 * second + (1 - beta2) * g * g
-    for state, values in ((matrix.scalar, count), (matrix.first, first), (matrix.second, second)):
-        state.index_copy_(0, ids, values)
+    for state, old, new in zip(
+        (matrix.scalar, matrix.first, matrix.second), before, (count, first, second), strict=True
+    ):
+        places.write(state, old, new)
     short, long = (1 - beta1 ** count.double()).float()[:, None], (1 - beta2 ** count.double()).float()[:, None]
     return w - rate * (first / short) / ((second / long).sqrt() + eps)
 

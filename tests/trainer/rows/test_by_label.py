@@ -1,6 +1,7 @@
 """Labels that a device merges are those that the host merges; and a step on them is the same."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from trainer.losses.binary_on_device import pair_arrays
 from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
 from trainer.rows.by_label import merge_labels, order_pairs
 from trainer.rows.reference import DevicePairs
-from trainer.stream.batch import DrawnLabels
+from trainer.stream.batch import Batch, DrawnLabels
 from trainer.stream.transfer import send
 
 LABELS, D = 40, 3
@@ -71,7 +72,7 @@ def test_hard_negatives_may_come_on_the_device(batch: tuple) -> None:
     hard = hard % 100 - (hard == PAD) * 100  # as many as int32 holds
     rest = batch_of(positives, None), draws, 2.0
     early = drawn_labels(rest[0], hard, *rest[1:])
-    late = drawn_labels(rest[0], torch.from_numpy(hard), *rest[1:])
+    late = with_late_hard(rest[0], hard, *rest[1:])
     got, expected = merge_labels(as_tensors(late), late.hard), merge_labels(as_tensors(early))
     count = int((expected[0] != PAD).sum())
     assert got[0][:count].tolist() == expected[0][:count].tolist() == late.ids.tolist()
@@ -113,20 +114,24 @@ def weighted(draw: st.DrawFn) -> tuple:
     return batch_of(positives, hard), hard, draws, weight, positive_weight
 
 
+def with_late_hard(batch: Batch, hard: np.ndarray, *rest: Any) -> DrawnLabels:
+    return drawn_labels(batch, torch.from_numpy(hard), *rest)
+
+
 @given(weighted(), st.sampled_from(["sgd", "adagrad", "adam"]), st.booleans())
 def test_a_step_on_drawn_labels_is_that_on_merged_ones(arguments: tuple, optimizer: str, normalize: bool) -> None:
     options: dict = {"normalize": True} if normalize else {"weight_decay": 0.1}
     config = Config(initial_scale=1, optimizer=optimizer, lr=0.1, **options)
     x = torch.randn(len(arguments[0]), D, generator=torch.Generator().manual_seed(1))
     results = []
-    for build in (own_pool, drawn_labels):
+    for build in (own_pool, drawn_labels, with_late_hard):
         head = Classifier(config, LABELS, D, 0)
         with pytest.MonkeyPatch.context() as patch:
-            if build is drawn_labels:
+            if build is not own_pool:
                 for module in ("losses.binary", "rows.matrix", "stream.transfer"):
                     patch.setattr(f"trainer.{module}.CPU", None)  # as if its memory were a device's
             loss, on_x = head.descend(x, build(*arguments), 1.0, 3, 0.5)
         results.append((torch.as_tensor(loss, dtype=torch.float64), on_x, head.vectors, *head.matrix.state.values()))
-    for got, expected in zip(results[1], results[0], strict=True):
+    for got, expected in (*zip(results[1], results[0], strict=True), *zip(results[2], results[0], strict=True)):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
     assert head.matrix.device == CPU
