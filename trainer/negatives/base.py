@@ -67,7 +67,6 @@ class NegativeSource(ABC):
 
     name: ClassVar[str]
     stateful: ClassVar[bool] = False  # True: a resumed run needs its `state`, which one rank saves
-    follows_rows: ClassVar[bool] = False  # True: it is told by `touch` which vectors are updated
     first_epoch: int = 0
 
     @abstractmethod
@@ -132,8 +131,8 @@ class NegativeSources:
 
     @property
     def following(self) -> list[NegativeSource]:
-        """The sources that are told which vectors are updated."""
-        return [source for source in self.sources if source.follows_rows]
+        """The sources that are to hear which vectors are updated: those with a `touch` of their own."""
+        return [source for source in self.sources if type(source).touch is not NegativeSource.touch]
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:
         """Follow `step` of `epoch`, which was number `global_step` of the run, counted from 1."""

@@ -52,7 +52,6 @@ class HashedNegatives(NegativeSource):
 
     name = "lsh"
     stateful = True
-    follows_rows = True
 
     def __init__(self, options: LshSection, vectors: Vectors, seed: int = 0, first_epoch: int = 0) -> None:
         self.options, self.seed, self.first_epoch = options, seed, first_epoch
