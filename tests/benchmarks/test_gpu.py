@@ -9,6 +9,8 @@ import pytest
 from benchmarks.gpu.__main__ import SECTIONS
 from benchmarks.gpu.random_queries import HARD, POSITIVES, plan, random_batch
 from tests.command import ROOT, environment
+from trainer.device import CPU
+from trainer.stream.batch import Candidates
 
 
 @pytest.mark.slow
@@ -28,4 +30,6 @@ def test_a_batch_has_each_label_once_a_query() -> None:
     for own, hard in zip(positives, batch.hard, strict=True):
         assert len({*own, *hard}) == POSITIVES + HARD
         assert (own[1:] > own[:-1]).all()
-    assert plan(batch, 1000, "own").pair_positive.sum() == 7 * POSITIVES
+    candidates = plan(batch, 1000, "own", CPU)
+    assert isinstance(candidates, Candidates)
+    assert candidates.pair_positive.sum() == 7 * POSITIVES
