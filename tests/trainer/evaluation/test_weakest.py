@@ -38,6 +38,6 @@ def test_it_is_what_counting_finds(points: list[tuple[set[int], list[int]]], bat
 
     total = Counter(label for positives, _ in points for label in positives)
     hits = Counter(label for positives, top in points for label in positives & {*top[:DEPTH]})
-    labels = [(label, hits[label], total[label]) for label in total if hits[label] < total[label]]
-    labels.sort(key=lambda label: (label[1] / label[2], -label[2], label[0]))
-    assert report["labels"] == [[*label] for label in labels[:SHOWN]]
+    counted = [(label, hits[label], total[label]) for label in total if hits[label] < total[label]]
+    counted.sort(key=lambda label: (label[1] / label[2], -label[2], label[0]))
+    assert report["labels"] == [[*label] for label in counted[:SHOWN]]

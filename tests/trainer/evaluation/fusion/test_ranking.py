@@ -37,8 +37,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
 
 def tree() -> Fusion:
     draw = np.random.default_rng(3)
-    some = draw.standard_normal((2, 500))
-    return Fusion.fit(*some, draw.integers(0, 9, 500), draw.random(500) < 0.3)
+    texts, vectors = draw.standard_normal((2, 500))
+    return Fusion.fit(texts, vectors, draw.integers(0, 9, 500), draw.random(500) < 0.3)
 
 
 def test_by_texts_and_by_both_added(data: SmallData) -> None:
