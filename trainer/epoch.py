@@ -1,5 +1,6 @@
 """One epoch of a run: a table is adopted, every batch is a step, and at its end come validation and a checkpoint."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import torch
 from schemas.errors import ExtremisError
 from trainer.checkpoints.stopping import StoppedError
 from trainer.device import CPU, describe_device
+from trainer.global_batch import GlobalBatch
 from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
 from trainer.refresh import true_ranks
@@ -69,20 +71,21 @@ class EpochRunner:
         self._begin(adoption, tables)
         stream, rows, skipped = parts.stream, 0, parts.stream.skipped_rows
         dump = parts.refresher.dump(progress.epoch, progress.step, tables, parts.model.width)
-        for batch in stream:
-            clock.lap("stream")
-            if batch.step == 0 and adoption.table_epoch is not None:
-                step = progress.global_step
-                facts = parts.refresher.staleness(adoption, step, parts.model, tables, batch)
-                parts.tracker.record("staleness", step + 1, facts)
+        with contextlib.closing(iter(parts.batches)) as batches:
+            for batch in batches:
+                clock.lap("stream")
+                if batch.part.step == 0 and adoption.table_epoch is not None:
+                    step = progress.global_step
+                    facts = parts.refresher.staleness(adoption, step, parts.model, tables, batch.part)
+                    parts.tracker.record("staleness", step + 1, facts)
+                    clock.lap("rest")
+                result = self._step(batch)
+                counted_until = self._spend(counted_until)
+                self._after_step(result, dump)
+                rows += len(result.rows)
+                if on_step is not None:
+                    on_step(progress.global_step, self.total_steps, self._loss)
                 clock.lap("rest")
-            result = self._step(batch)
-            counted_until = self._spend(counted_until)
-            self._after_step(result, dump)
-            rows += len(result.rows)
-            if on_step is not None:
-                on_step(progress.global_step, self.total_steps, self._loss)
-            clock.lap("rest")
         self._read_losses()
         if dump:
             parts.refresher.publish(dump, parts.model, progress.global_step)
@@ -108,9 +111,12 @@ class EpochRunner:
         parts, progress = self._parts, self.progress
         # First, so that a resume finds every record up to the checkpoint.
         parts.tracker.sync()
+        stream = parts.stream.state_dict()
+        if progress.step:  # threads may have taken batches of later steps
+            stream["step"] = progress.step
         state = {
             "progress": progress.state(parts.recipe.train.minutes > 0, parts.recipe.validation.patience > 0),
-            "stream": parts.stream.state_dict(),
+            "stream": stream,
             "seed": parts.recipe.train.seed,
         }
         parts.saver.save(state, progress.best_step)
@@ -133,7 +139,7 @@ class EpochRunner:
         self.progress.budget.spend(time_now - since)
         return time_now
 
-    def _step(self, batch: Batch) -> StepResult:
+    def _step(self, batch: GlobalBatch) -> StepResult:
         number, every = self.progress.global_step, self._parts.recipe.logging.ranks_every
         hook = self._record_ranks if every and (number + 1) % every == 0 else None
         return take_step(self._parts.step, batch, number, self.rate_factor(number), hook)

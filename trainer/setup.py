@@ -19,6 +19,7 @@ from trainer.evaluation.evaluate import label_statistics, positive_weights
 from trainer.evaluation.retired import retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, vector_bytes
+from trainer.global_batch import GlobalBatches
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
@@ -62,6 +63,7 @@ class Parts:
     labels: int
     tables: list[Source]
     stream: JoinedStream
+    batches: GlobalBatches  # the stream's
     step: StepContext
     refresher: Refresher
     validator: Validator
@@ -93,8 +95,9 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     texts = open_texts(data, recipe)
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
     sources = open_sources_of_negatives(recipe, model, group)
-    # Of several ranks, each plans for the global batch, which a stream does not have; nor has it the model.
-    ahead = group.ranks == 1 and not sources.sources and model.head.has_rows
+    plans = not sources.sources and model.head.has_rows  # else it takes the model
+    # Of several ranks, each plans for the global batch, which a stream does not have.
+    stream = open_stream(recipe, tables, facts.labels, group, planner if plans and group.ranks == 1 else None)
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     clock = Clock()
 
@@ -115,7 +118,8 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         manifest=facts.manifest,
         labels=facts.labels,
         tables=tables,
-        stream=open_stream(recipe, tables, facts.labels, group, planner if ahead else None),
+        stream=stream,
+        batches=GlobalBatches(stream, planner, group.twin(), recipe.order.threads, plans),
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
         refresher=Refresher(run, recipe, tables, group, say, claim),
         validator=validator,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from trainer.global_batch import GlobalBatch, gather_batch
 from trainer.group import ALONE, Group
 from trainer.heads.base import BeforeChange, HeadStep
 from trainer.heads.queries import QueryEmbeddings
@@ -70,9 +71,9 @@ class StepResult:
 
 
 def take_step(
-    context: StepContext, batch: Batch, number: int, factor: float, hook: StepHook | None = None
+    context: StepContext, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
 ) -> StepResult:
-    """Train on the global batch of which `batch` is this rank's part, at step `number` of the run.
+    """Train on a global batch, or on that of which `batch` is this rank's part, at step `number` of the run.
 
     `factor` scales every rate. Raises RankLostError; StorageError of a checkpoint being written.
     """
@@ -86,14 +87,16 @@ def take_step(
     return result
 
 
-def learn(context: StepContext, batch: Batch, number: int, factor: float, hook: StepHook | None = None) -> StepResult:
+def learn(
+    context: StepContext, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
+) -> StepResult:
     """Take a step up to the encoders' gradients, which are still to be summed over ranks; the head's rows learn."""
     model, group, clock = context.model, context.group, context.clock
-    everyone = context.planner.gather(batch, group)
+    gathered = batch if isinstance(batch, GlobalBatch) else gather_batch(batch, context.planner, group)
     clock.lap("gather")
-    sizes = group.sizes(len(batch))
+    everyone, sizes = gathered.whole, gathered.sizes
     first = sum(sizes[: group.rank])
-    part = context.queries.embed(batch, first)
+    part = context.queries.embed(gathered.part, first)
     clock.lap("encode")
     x = group.gather(model.head.extend(part), sizes)
     clock.lap("gather")
@@ -107,9 +110,9 @@ def learn(context: StepContext, batch: Batch, number: int, factor: float, hook: 
         HeadStep(everyone, x, sampled, context.planner, number, factor, context.before_change)
     )
     clock.lap("classify")
-    result = StepResult(batch.step, group.sum(loss).double(), everyone.rows, x)
+    result = StepResult(everyone.step, group.sum(loss).double(), everyone.rows, x)
     if context.queries.trains:
-        gradient = group.sum(on_x)[first : first + len(batch), : part.shape[1]]
+        gradient = group.sum(on_x)[first : first + len(part), : part.shape[1]]
         clock.lap("gather")
         context.queries.backward(gradient)
         model.head.backward()

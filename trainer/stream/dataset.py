@@ -246,7 +246,7 @@ class JoinedStream(IterableDataset):
         self._go_to(message["epoch"])
         self._step, self._slice = message["step"], None
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch, None, None]:
         self._sync_worker()
         order, stride = self.order, 1 if self._slice is None else self._slice.workers
         with contextlib.closing(self._batches(order, range(self._step, order.steps, stride))) as batches:
