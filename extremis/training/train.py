@@ -1,5 +1,6 @@
 """`extremis train` and `run`: training, alone or with a miner process beside it."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from extremis.training.prometheus import serving
 from extremis.training.ranks import owning
 from extremis.waiting import doing
 from schemas import storage
+from schemas.errors import StorageError
 from schemas.layout import RunLayout
 from trainer.checkpoints.stopping import stopping_on_signal
 from trainer.config import Recipe
@@ -19,6 +21,7 @@ from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.progress import EpochReport
 from trainer.refresh.adoption import Interrupts
+from trainer.refresh.discard import discard_unfinished
 
 
 def train(
@@ -51,10 +54,14 @@ def train(
             miner.on_end(interrupts.miner_ended.set)
         try:
             with serving(state, process.metrics_port if group.first else None, process.metrics_host, say):
-                return _watch(trainer, state, quiet=not group.first)
+                trained = _watch(trainer, state, quiet=not group.first)
         finally:
             if miner is not None:
                 miner.stop()
+        if miner is not None:
+            with contextlib.suppress(StorageError):  # the run is finished, whatever is left of its miner
+                discard_unfinished(RunLayout(run))
+        return trained
 
 
 def _watch(trainer: Trainer, state: MetricsState, quiet: bool) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Refreshes of a run that begins anew: forgotten, for its next try may be another."""
+"""Refreshes that nobody will use: those of a run that begins anew, and what a finished one has of unfinished tables."""
 
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import CLUSTERS, RunLayout, epoch_of, numbered
 from schemas.manifest import open_manifest, unpublish
+from schemas.owners.build import clean_up
 from schemas.storage import join
 
 
@@ -21,6 +22,17 @@ def discard_refreshes(run: RunLayout) -> None:
                     storage.remove(join(folder, name), recursive=True)
     for place in (run.adoptions, run.dumps):
         storage.remove(place, recursive=True)
+
+
+def discard_unfinished(run: RunLayout) -> None:
+    """Remove what miners that have ended left of tables that they did not finish. Raises StorageError."""
+    # The tables of a dump have one owner.
+    outputs = [(epoch_of(run.negatives_root, epoch), "mined") for epoch in numbered(run.negatives_root)]
+    outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in numbered(run.clusters_root)]
+    for out, doing in outputs:
+        clean_up(out, doing)
+        if not storage.list_names(out):
+            storage.remove(out, recursive=True)
 
 
 def _is_of_a_dump(url: str) -> bool:
