@@ -10,7 +10,7 @@ from trainer.group import Group
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream
 
-_AHEAD = 1  # batches, beyond those that threads plan
+_BATCHES_AHEAD = 1  # beyond those that threads plan
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class GlobalBatches:
 
     def __iter__(self) -> Generator[GlobalBatch, None, None]:
         if self.threads and self.group.ranks > 1:
-            yield from self._ahead()
+            yield from self._prefetch()
         else:
             for part in self.stream:
                 yield gather_batch(part, self.planner, self.group)
 
-    def _ahead(self) -> Generator[GlobalBatch, None, None]:
+    def _prefetch(self) -> Generator[GlobalBatch, None, None]:
         # What is handed out is done even where the iterator is closed: other ranks may be waiting in it.
         with (
             contextlib.closing(iter(self.stream)) as parts,
@@ -66,7 +66,7 @@ class GlobalBatches:
                     return None
                 return planners.submit(self._plan, gather_batch(part, self.planner, self.group))
 
-            pending = deque(gatherer.submit(gather_next) for _ in range(self.threads + _AHEAD))
+            pending = deque(gatherer.submit(gather_next) for _ in range(self.threads + _BATCHES_AHEAD))
             while (planned := pending.popleft().result()) is not None:
                 pending.append(gatherer.submit(gather_next))
                 yield planned.result()

@@ -95,16 +95,16 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     texts = open_texts(data, recipe)
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
     sources = open_sources_of_negatives(recipe, model, group)
-    plans = not sources.sources and model.head.has_rows  # else it takes the model
-    # Of several ranks, each plans for the global batch, which a stream does not have.
-    stream = open_stream(recipe, tables, facts.labels, group, planner if plans and group.ranks == 1 else None)
+    plans_ahead = not sources.sources and model.head.has_rows  # else a plan needs the model
+    # With several ranks each plans for the global batch, which a stream does not have.
+    stream = open_stream(recipe, tables, facts.labels, group, planner if plans_ahead and group.ranks == 1 else None)
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
-    clock = Clock()
+    clock, to_notify = Clock(), sources.to_notify
 
     def before_change(candidates: Candidates | DrawnLabels) -> None:
         if writer.copies_rows:
             writer.before_change(candidates.ids)
-        for source in sources.following:
+        for source in to_notify:
             source.touch(candidates.ids)
 
     queries = open_queries(recipe, model, group, clock)
@@ -119,7 +119,7 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         labels=facts.labels,
         tables=tables,
         stream=stream,
-        batches=GlobalBatches(stream, planner, group.twin(), recipe.order.threads, plans),
+        batches=GlobalBatches(stream, planner, group.twin(), recipe.order.threads, plans_ahead),
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
         refresher=Refresher(run, recipe, tables, group, say, claim),
         validator=validator,

@@ -15,8 +15,8 @@ import torch
 from benchmarks.gpu.random_queries import HARD, RANDOM, plan, random_batch
 from benchmarks.gpu.timing import milliseconds, wait_for
 from trainer.config import Recipe
-from trainer.device import CPU
 from trainer.group import ALONE
+from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
 from trainer.model import Model
 from trainer.negatives.base import NegativeSources, SourceContext
@@ -54,7 +54,7 @@ def _measure(
     batches = [random_batch(size, labels, step, TOKENS, VOCABULARY) for step in range(BATCHES)]
     planned = [plan(batch, labels, "own", device) for batch in batches]
     if fresh:
-        search = SourceContext(context.model.head, ALONE, on_device=device != CPU)
+        search = SourceContext(context.model.head, ALONE, on_device=not context.planner.merges)
         context = replace(context, sources=NegativeSources([FreshIndex(HARD, 0, search)]))
         batches = [replace(batch, hard=None) for batch in batches]
     else:
@@ -119,5 +119,5 @@ def _open(folder: str, device: torch.device, hidden: int, labels: int, layers: i
         }
     )
     model = Model.build(recipe, VOCABULARY, labels, device=device)
-    planner = Planner(recipe.negatives, labels, merges=device == CPU)
+    planner = Planner(recipe.negatives, labels, merges=not merges_on(device, recipe))
     return StepContext(model, planner, WholeBatch(model.encoder, ALONE, Clock().lap))

@@ -21,7 +21,7 @@ from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.progress import EpochReport
 from trainer.refresh.adoption import Interrupts
-from trainer.refresh.discard import discard_unfinished
+from trainer.refresh.discard import discard_unfinished_tables
 
 
 def train(
@@ -60,7 +60,7 @@ def train(
                 miner.stop()
         if miner is not None:
             with contextlib.suppress(StorageError):  # the run is finished, whatever is left of its miner
-                discard_unfinished(RunLayout(run))
+                discard_unfinished_tables(RunLayout(run))
         return trained
 
 

@@ -14,7 +14,7 @@ from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.losses import Loss, binary_cross_entropy, build_loss
 from trainer.losses.binary import binary_step
-from trainer.rows.by_label import labels_on
+from trainer.rows.by_label import send_labels
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, zeros
@@ -103,7 +103,7 @@ class Classifier(Head):
     def _normalize_rows(self, candidates: Candidates | DrawnLabels) -> None:
         if isinstance(candidates, DrawnLabels):
             assert isinstance(self.matrix, RowMatrix)
-            self.matrix.normalize(labels_on(self.matrix.device, candidates))
+            self.matrix.normalize(send_labels(self.matrix.device, candidates))
         else:
             self.matrix.normalize(candidates.ids)
 

@@ -130,8 +130,8 @@ class NegativeSources:
         return [sampled for source in serving if (sampled := source.find(batch, x)) is not None]
 
     @property
-    def following(self) -> list[NegativeSource]:
-        """The sources that are to hear which vectors are updated: those with a `touch` of their own."""
+    def to_notify(self) -> list[NegativeSource]:
+        """The sources that are told which vectors are updated: those with a `touch` of their own."""
         return [source for source in self.sources if type(source).touch is not NegativeSource.touch]
 
     def after_step(self, global_step: int, epoch: int, step: int) -> None:

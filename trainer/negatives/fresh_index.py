@@ -36,7 +36,7 @@ class FreshIndex(NegativeSource):
         assert x is not None
         rows, scores = map(torch.cat, zip(*self._best(batch, x), strict=True))
         if self._on_device:
-            return Sampled(in_order(rows, scores, self._width), ranked=True)
+            return Sampled(rank_by_score(rows, scores, self._width), ranked=True)
         from search.candidates import pack
 
         labels, values = (rows + self._vectors.start).cpu().numpy(), scores.cpu().numpy()
@@ -100,7 +100,7 @@ class Products:
         return self._memory[:count]
 
 
-def in_order(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch.Tensor:
+def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch.Tensor:
     """Return `rows` [B, k] by falling `scores`, equal ones ascending, as [B, width]; -1 pads, and stands for -inf."""
     rows, order = rows.sort(dim=1)
     scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Refreshes that nobody will use: those of a run that begins anew, and what a finished one has of unfinished tables."""
+"""Removal of refreshes that nobody will use: all of a run that begins anew, unfinished tables of one that has ended."""
 
 from schemas import storage
 from schemas.errors import TableError
@@ -24,9 +24,9 @@ def discard_refreshes(run: RunLayout) -> None:
         storage.remove(place, recursive=True)
 
 
-def discard_unfinished(run: RunLayout) -> None:
-    """Remove what miners that have ended left of tables that they did not finish. Raises StorageError."""
-    # The tables of a dump have one owner.
+def discard_unfinished_tables(run: RunLayout) -> None:
+    """Remove the parts of tables whose miners ended before they were finished. Raises StorageError."""
+    # Negative tables of one dump have one owner together.
     outputs = [(epoch_of(run.negatives_root, epoch), "mined") for epoch in numbered(run.negatives_root)]
     outputs += [(run.clusters(epoch, "queries"), "clustered") for epoch in numbered(run.clusters_root)]
     for out, doing in outputs:

@@ -61,7 +61,7 @@ def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Te
     return ids[:count], DevicePairs(query, places, weight, drawn.starts, order.to(torch.int32), starts)
 
 
-def labels_on(device: torch.device, drawn: DrawnLabels) -> torch.Tensor:
+def send_labels(device: torch.device, drawn: DrawnLabels) -> torch.Tensor:
     """Return the labels of `drawn` on `device`, as often as they come, int64; the greatest in place of pads."""
     labels = send(drawn.label, device).long()
     if drawn.hard is not None:

@@ -13,7 +13,7 @@ from schemas.manifest import Manifest, is_published, publish, write_file
 from schemas.owners.build import building
 from schemas.storage import join
 from tests.owners import held_elsewhere
-from trainer.refresh.discard import discard_unfinished
+from trainer.refresh.discard import discard_unfinished_tables
 
 
 def build_and_die(out: str, table: str | None) -> None:
@@ -38,7 +38,7 @@ def test_finished_tables_stay_and_what_is_at_work(tmp_path: Path, kind: str) -> 
         assert storage.list_names(staging(out))
     storage.write_bytes(join(staging(of_epoch[2]), "part"), b"more to come")
     with held_elsewhere(of_epoch[2]):
-        discard_unfinished(run)
+        discard_unfinished_tables(run)
         assert storage.list_names(staging(of_epoch[2])) == ["part"]
     assert is_published(table)
     files = [path for path in Path(root, "epoch-0000").rglob("*") if path.is_file()]
