@@ -64,11 +64,16 @@ class HashTablesStream(IntEnum):
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:
     """Return a NumPy generator for up to three `counters`. Raises ValueError for more, or an unknown purpose."""
+    key, counter = philox_state(seed, purpose, *counters)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def philox_state(seed: int, purpose: Purpose, *counters: int) -> tuple[list[int], list[int]]:
+    """Return the key [2] and the counter [4] of a generator, for whoever draws without NumPy. Raises ValueError."""
     if len(counters) > 3:
         raise ValueError(f"at most three counters, got {counters}")
-    key = [seed & (2**64 - 1), Purpose(purpose)]
     # The lowest counter word is the generator's own: each (purpose, counters) owns 2**64 blocks.
-    return np.random.Generator(np.random.Philox(key=key, counter=[0, *counters, *[0] * (3 - len(counters))]))
+    return [seed & (2**64 - 1), Purpose(purpose)], [0, *counters, *[0] * (3 - len(counters))]
 
 
 def torch_seed(seed: int, purpose: Purpose, *counters: int) -> int:

@@ -18,6 +18,7 @@ from schemas.manifest import Manifest, Shard, describe_file
 from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges
 from schemas.shard_files.base import OpenShard
+from schemas.shard_files.plain_pages import read_matrix
 from schemas.shard_files.ranges import VERIFIED, Access, Mapped, Pieces, PiecesFile, Range, Source
 from schemas.storage import join
 
@@ -162,21 +163,39 @@ class ParquetShard(OpenShard):
         self, group: int, columns: Sequence[str] | None = None, pieces: Pieces | None = None
     ) -> pa.Table:
         held = self._source if isinstance(self._source, Mapped) else pieces or self.fetch(group, columns)
+        plain: dict[str, pa.Array] = {}
         for leaf, (start, stop) in self._chunk_ranges(group, columns):
-            data = held.read(start, stop)
-            if self._chunks is not None and crc32(data) != self._chunks[group * len(self._columns) + leaf]:
-                raise ValueError(f"the values of {self._columns[leaf]} do not match their CRC-32")
+            data, name = held.read(start, stop), self._columns[leaf]
+            if self._chunks is None:
+                continue
+            if crc32(data) != self._chunks[group * len(self._columns) + leaf]:
+                raise ValueError(f"the values of {name} do not match their CRC-32")
+            kind = self.schema_arrow.field(name).type
+            if pa.types.is_fixed_size_list(kind) and (matrix := self._read_matrix(data, group, leaf, kind)) is not None:
+                plain[name] = matrix
+        names = [name for name in columns or self.schema_arrow.names if name in self.schema_arrow.names]
+        table = self._read_by_arrow(group, [name for name in names if name not in plain], held)
+        for name in (name for name in names if name in plain):
+            table = table.append_column(self.schema_arrow.field(name), plain[name])
+        return table.select(names) if plain else table
+
+    def close(self) -> None:
+        self._idle.clear()
+
+    def _read_matrix(self, data: pa.Buffer, group: int, leaf: int, kind: pa.FixedSizeListType) -> pa.Array | None:
+        rows, column = self._metadata.row_group(group), self._metadata.schema.column(leaf)
+        levels = column.max_repetition_level, column.max_definition_level
+        return read_matrix(data, rows.column(leaf), levels, kind, rows.num_rows)
+
+    def _read_by_arrow(self, group: int, columns: list[str], held: Mapped | Pieces) -> pa.Table:
         file, opened = self._idle.pop() if self._idle else self._open()
         if isinstance(held, Pieces) and opened is not None:
             opened.pieces = held
-        table = file.read_row_group(group, columns=None if columns is None else list(columns), use_threads=False)
+        table = file.read_row_group(group, columns=columns, use_threads=False)
         if opened is not None:
             opened.pieces = Pieces(())
         self._idle.append((file, opened))
         return table
-
-    def close(self) -> None:
-        self._idle.clear()
 
     def _chunk_ranges(self, group: int, columns: Sequence[str] | None) -> list[tuple[int, Range]]:
         """Return the numbers of the leaves of `columns` in row group `group`, and their bytes."""

@@ -73,10 +73,11 @@ def flat(gradients: Gradients) -> np.ndarray:
 
 
 def merged_apart(
-    positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, draws: np.ndarray, far: int = 1000
+    positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, draws: np.ndarray, weight: float
 ) -> Merged:
     """Merge so that draws meet no positive and no hard negative."""
-    merged = merge(positives, offsets, hard, draws + far)
+    far = 1000
+    merged = merge(positives, offsets, hard, draws + far, weight)
     return merged._replace(ids=merged.ids % far)
 
 

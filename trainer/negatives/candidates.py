@@ -9,7 +9,7 @@ from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
 from schemas.tables import PAD
 from trainer.negatives.lay_out import LATER, lay_out
-from trainer.negatives.merge import merge
+from trainer.negatives.merge import merge, merge_with_pool
 from trainer.stream.batch import Batch, Candidates, DrawnLabels
 
 _NONE = np.empty(0, np.int64)
@@ -39,28 +39,13 @@ def shared_pool(
     P and H), or, as an array [L], its label's; repeated draws count repeatedly. A query's own P and H are masked in
     its pool. `positive_weight` [L], where given, weights the positives.
     """
-    merged = merge(batch.positives, batch.positive_offsets, hard)
-    drawn, counts = np.unique(pool, return_counts=True)
-    # The pool's labels come first, then the others: both ascending, as own pools are, for rows of millions.
-    place = np.searchsorted(merged.ids, drawn)
-    met = place < len(merged.ids)
-    met[met] = merged.ids[place[met]] == drawn[met]
-    others = np.ones(len(merged.ids), bool)
-    others[place[met]] = False
-    rank = np.cumsum(others, dtype=np.int32) + np.int32(len(drawn) - 1)
-    rank[place[met]] = np.flatnonzero(met)
-    label = rank[merged.place]
-    masked = np.flatnonzero(label < len(drawn))
-    return Candidates(
-        ids=np.concatenate([drawn, merged.ids[others]]),
-        pair_query=merged.query,
-        pair_label=label,
-        pair_positive=merged.positive,
-        pair_weight=_pair_weights(batch.positives, merged.positive, positive_weight),
-        pool_weight=(counts * _weight_of(weight, drawn)).astype(np.float32),
-        masked_query=merged.query[masked],
-        masked_pool=label[masked],
-    )
+    scalar = 1.0 if isinstance(weight, np.ndarray) else weight
+    candidates = Candidates(*merge_with_pool(batch.positives, batch.positive_offsets, hard, pool, scalar))
+    if isinstance(weight, np.ndarray):
+        candidates.pool_weight[:] *= weight[candidates.ids[: len(candidates.pool_weight)]]
+    if positive_weight is not None:
+        candidates.pair_weight[candidates.pair_positive] = positive_weight[batch.positives]
+    return candidates
 
 
 def own_pool(
@@ -75,22 +60,16 @@ def own_pool(
     Draws that hit the query's own P or H are dropped; the others count `weight` each, as in `shared_pool`. What a
     query draws twice is one pair of twice the weight, so there are never more pairs than queries times labels.
     """
-    # Labels ascend: of millions, rows that lie near each other are then read after each other.
-    pairs = merge(batch.positives, batch.positive_offsets, hard, pool)
-    label = pairs.ids[pairs.place] if isinstance(weight, np.ndarray) else _NONE
-    weights = np.where(pairs.draws > 0, pairs.draws * _weight_of(weight, label), 1).astype(np.float32)
+    rows = batch.positives, batch.positive_offsets, hard, pool
+    if isinstance(weight, np.ndarray):
+        pairs = merge(*rows, weight_of_others=0.0)
+        weights = np.where(pairs.weight > 0, pairs.weight * weight[pairs.ids[pairs.place]], 1).astype(np.float32)
+        pairs = pairs._replace(weight=weights)
+    else:
+        pairs = merge(*rows, weight)
     if positive_weight is not None:
-        weights[pairs.positive] = positive_weight[batch.positives]
-    return Candidates(
-        ids=pairs.ids,
-        pair_query=pairs.query,
-        pair_label=pairs.place,
-        pair_positive=pairs.positive,
-        pair_weight=weights,
-        pool_weight=np.empty(0, np.float32),
-        masked_query=_NONE,
-        masked_pool=_NONE,
-    )
+        pairs.weight[pairs.positive] = positive_weight[batch.positives]
+    return Candidates(*pairs, pool_weight=np.empty(0, np.float32), masked_query=_NONE, masked_pool=_NONE)
 
 
 def drawn_labels(

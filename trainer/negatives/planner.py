@@ -134,7 +134,8 @@ class Planner:
         """Return this rank's part of the batch, with the hard negatives of all sources."""
         ranked = [self._columns(batch, _on_host(each.ids)) for each in sampled if each.ranked]
         others = [_on_host(each.ids) for each in sampled if not each.ranked]
-        batch = replace(batch, hard=np.concatenate(ranked, axis=1) if ranked else None)
+        hard = (ranked[0] if len(ranked) == 1 else np.concatenate(ranked, axis=1)) if ranked else None
+        batch = batch if hard is batch.hard else replace(batch, hard=hard)
         batch = batch if self.part is None else within(batch, *self.part)
         if not others:
             return batch

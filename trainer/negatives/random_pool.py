@@ -3,9 +3,16 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
 
-from schemas.randomness import Purpose, RandomPoolStream, generator
+from schemas.randomness import Purpose, RandomPoolStream, generator, philox_state
+
+_FACTORS = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)  # of Philox4x64
+_STEPS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,10 +33,10 @@ class RandomPool:
     retired: np.ndarray | None = None
 
     def draw(self, size: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-        """Draw `size` labels of [0, L), int64."""
+        """Draw `size` labels of [0, L), int32 where L fits, else int64."""
         pool = draw_pool(self._count, size, seed=seed, epoch=epoch, step=step)
         if self._live is not None:
-            pool = self._live[pool]
+            pool = self._live[pool].astype(pool.dtype)
         if not self.by_frequency:
             return pool
         draw = generator(seed, Purpose.RANDOM_POOL, epoch, step, RandomPoolStream.BY_FREQUENCY)
@@ -65,5 +72,52 @@ class RandomPool:
 
 
 def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
-    """Draw `size` labels uniformly with replacement from [0, labels), int64."""
-    return generator(seed, Purpose.RANDOM_POOL, epoch, step, RandomPoolStream.UNIFORM).integers(0, labels, size)
+    """Draw `size` labels uniformly with replacement from [0, labels): int32 where they fit, or int64.
+
+    They are those of `generator(...).integers`, whose making alone takes longer than to draw a shared pool here.
+    """
+    counters = epoch, step, RandomPoolStream.UNIFORM
+    if not (1 < labels <= 1 << 31 and 0 <= seed < 1 << 63):  # NumPy rounds greater seeds, by way of float64
+        return generator(seed, Purpose.RANDOM_POOL, *counters).integers(0, labels, size)
+    key, counter = philox_state(seed, Purpose.RANDOM_POOL, *counters)
+    pool = np.empty(size, np.int32)
+    _draw(np.array([*key, *counter], np.uint64), labels, pool)
+    return pool
+
+
+@intrinsic
+def _high(context, first, second):  # type: ignore[no-untyped-def]
+    """Return the high 64 bits of a product."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(factor, wide) for factor in arguments))
+        return builder.trunc(builder.lshr(product, wide(64)), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw(state, labels, pool):  # type: ignore[no-untyped-def]
+    """Draw blocks of Philox4x64-10 (Salmon et al., 2011), and scale the halves of their words to [0, labels).
+
+    Halves that would favour some labels are left out (Lemire, 2019).
+    """
+    low, factor, refused = np.uint64(0xFFFFFFFF), np.uint64(labels), np.uint64((1 << 32) % labels)
+    drawn, number = 0, state[2]
+    while drawn < len(pool):
+        number += np.uint64(1)
+        first, second, third, fourth = number, state[3], state[4], state[5]
+        key, other_key = state[0], state[1]
+        for _ in range(10):
+            high, other_high = _high(_FACTORS[0], first), _high(_FACTORS[1], third)
+            lows = _FACTORS[1] * third, _FACTORS[0] * first
+            first, third = other_high ^ second ^ key, high ^ fourth ^ other_key
+            second, fourth = lows
+            key, other_key = key + _STEPS[0], other_key + _STEPS[1]
+        for word in (first, second, third, fourth):
+            for half in (word & low, word >> np.uint64(32)):
+                product = half * factor
+                if drawn < len(pool):
+                    pool[drawn] = np.int32(product >> np.uint64(32))
+                drawn += (product & low) >= refused

@@ -1,9 +1,9 @@
 """Window of the stream: the rows that a rank reads at once, and the batches that take them."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from schemas.ragged import offsets_of
 from trainer.inputs import Inputs
@@ -49,19 +49,23 @@ class Window:
         else:
             picked = [slice(*bounds) for bounds in zip(low, high, strict=True)]
             order, rows = (np.concatenate([column[part] for part in picked]) for column in (self.order, self.rows))
-        indices = pa.array(order)
-        columns = {name: column.take(indices) for name, column in self.lists.items()}
-        hard = None if self.hard is None else self.hard.take(indices)
-        inputs, positives = Inputs.from_columns(columns), columns["label_ids"]
-        bounds = offsets_of(high - low).tolist()
+        bounds = offsets_of(high - low)
+        hard = None if self.hard is None else self.hard.take(order)
+        columns = {name: column.take(order, bounds) for name, column in self.lists.items()}
         return [
             Batch(
                 epoch,
                 step,
                 rows[begin:end],
-                inputs.slice(begin, end),
-                *positives.slice(begin, end),
+                Inputs.from_columns(lists),
+                lists["label_ids"].values,
+                lists["label_ids"].offsets,
                 None if hard is None else hard[begin:end],
             )
-            for step, begin, end in zip(steps, bounds[:-1], bounds[1:], strict=True)
+            for step, (begin, end), lists in zip(
+                steps,
+                itertools.pairwise(bounds.tolist()),
+                (dict(zip(columns, lists, strict=True)) for lists in zip(*columns.values(), strict=True)),
+                strict=True,
+            )
         ]

@@ -14,6 +14,7 @@ from trainer.negatives.candidates import shared_pool
 from trainer.negatives.merge import Merged, merge
 
 # Few labels meet often; of the others every digit that is sorted by differs.
+WEIGHT = 0.7  # of a draw
 LABELS = st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda n: n << 30), st.integers(0, 2**40 - 1))
 
 
@@ -41,15 +42,15 @@ def by_dictionary(positives: list[list[int]], hard: np.ndarray, draws: np.ndarra
         pairs += [(row, label, False, 0) for label in negatives]
         pairs += [(row, label, False, count) for label, count in drawn.items()]
     ids = sorted({label for _, label, _, _ in pairs})
-    columns = ([row, ids.index(label), positive, count] for row, label, positive, count in pairs)
-    query, place, positive, count = np.array(list(columns), np.int64).reshape(-1, 4).T
-    return Merged(np.array(ids, np.int64), query, place, positive.astype(bool), count)
+    columns = ([row, ids.index(label), positive, WEIGHT * count or 1] for row, label, positive, count in pairs)
+    query, place, positive, weight = np.array(list(columns), np.float64).reshape(-1, 4).T
+    return Merged(np.array(ids, np.int64), query, place.astype(int), positive.astype(bool), weight.astype(np.float32))
 
 
 @given(batches())
 def test_labels_ascend_and_every_pair_comes_once(batch: tuple) -> None:
     positives, hard, draws = batch
-    for got, expected in zip(merge(*ragged(positives), hard, draws), by_dictionary(*batch), strict=True):
+    for got, expected in zip(merge(*ragged(positives), hard, draws, WEIGHT), by_dictionary(*batch), strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -79,16 +80,16 @@ def test_many_pairs(labels: int) -> None:
     positives = [draw.integers(0, labels, 3).tolist() for _ in range(30)]
     hard, draws = draw.integers(0, labels, (30, 20)), draw.integers(0, labels, (30, 100))
     for got, expected in zip(
-        merge(*ragged(positives), hard, draws), by_dictionary(positives, hard, draws), strict=True
+        merge(*ragged(positives), hard, draws, WEIGHT), by_dictionary(positives, hard, draws), strict=True
     ):
         np.testing.assert_array_equal(got, expected)
 
 
 def test_without_a_table_there_are_positives_and_draws() -> None:
-    pairs = merge(*ragged([[7, 4], []]), None, np.array([[4, 5], [PAD, 7]]))
+    pairs = merge(*ragged([[7, 4], []]), None, np.array([[4, 5], [PAD, 7]]), 2.0, weight_of_others=0.0)
     assert pairs.ids.tolist() == [4, 5, 7]
     assert (pairs.query.tolist(), pairs.place.tolist()) == ([0, 0, 0, 1], [2, 0, 1, 2])
-    assert pairs.draws.tolist() == [0, 0, 1, 1]
+    assert pairs.weight.tolist() == [0, 0, 2, 2]
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from schemas.randomness import Purpose, generator
 from tests.builders import batch_of
 from tests.trainer.dense import fast, one_vs_all
 from tests.trainer.test_unbiased import ERRORS, errors_off, flat
@@ -43,6 +44,15 @@ def test_without_frequencies_draws_are_uniform() -> None:
     np.testing.assert_array_equal(draws.draw(9, seed=2, epoch=1, step=3), pool)
     with pytest.raises(ValueError, match="training points"):
         RandomPool(LABELS, 0.5).draw(3, seed=0, epoch=0, step=0)
+
+
+@pytest.mark.parametrize("labels", [1, 2, 3, 20, 1 << 17, 10**8, 1431655766, (1 << 31) - 5, 1 << 31, 1 << 40])
+@pytest.mark.parametrize("size", [0, 1, 7, 2000])
+def test_draws_are_those_of_the_generator(labels: int, size: int) -> None:
+    for seed, step in ((0, 0), (2**63 - 1, 3), (2**63 + 1, 0)):
+        expected = generator(seed, Purpose.RANDOM_POOL, 5, step, 0).integers(0, labels, size)
+        pool = draw_pool(labels, size, seed=seed, epoch=5, step=step)
+        np.testing.assert_array_equal(pool, expected)
 
 
 class Case:
