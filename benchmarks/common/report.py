@@ -1,5 +1,6 @@
 """Report of a benchmark: one JSON object with its claim, figures, ratios against bars, and the machine."""
 
+import importlib.util
 import json
 import os
 import platform
@@ -43,6 +44,14 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **packages,
     }
+
+
+def require(*packages: str) -> None:
+    """Check that `packages` can be imported, before any work. Raises SystemExit with status 2 that names the missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.stderr.write(f"missing: {', '.join(missing)}. Install them with: pip install -e '.[bench]'\n")
+        raise SystemExit(2)
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

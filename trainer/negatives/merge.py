@@ -1,15 +1,17 @@
-"""Labels of a batch, each once and ascending, and its pairs: sorted by label, each label's pairs lie side by side.
+"""Labels of a batch, each once and ascending, and the place of every pair's label among them.
 
-So what a query has twice is found without a look-up, and rows of millions are read in order. A pass of the sort takes
-at most 11 of the labels' bits and goes through memory in order; a hash table or a bitmap meets another place in memory
-with every pair, and takes as long or longer (docs/decisions/0028). Loops have no branch that random labels decide: one
-that goes either way costs more than all else that is done with a pair.
+Two ways, by what is merged. Where labels are few for the pairs, a bitmap over all of them: a label's place is the
+number of bits before its own. Otherwise pairs are sorted by label, at most 11 of its bits in one pass over memory in
+order. A bitmap costs a look at every 64 labels, sorting some passes over the pairs. Loops have no branch that random
+labels decide: one that goes either way costs more than all else that is done with a pair.
 """
 
 from typing import NamedTuple
 
 import numba
 import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
 
 from schemas.tables import PAD
 
@@ -19,6 +21,8 @@ _LARGEST = 1 << NUMBER_BITS
 _MASK = np.uint64(_LARGEST - 1)
 _SHIFT = np.uint64(NUMBER_BITS)
 _ONE = np.uint32(1)
+_SPARSE = 64  # labels for each pair up to which a bitmap is faster, measured at 30,000 and 260,000 pairs
+_WORD, _BIT, _LOW = np.uint64(6), np.uint64(1), np.uint64(63)  # a label's word is label >> 6
 
 
 class Merged(NamedTuple):
@@ -69,8 +73,7 @@ def merge(
     queries, size = _queries(positives, offsets, hard, draws, None)
     ids, (query, place), positive = np.empty(size, np.int64), np.empty((2, size), np.int32), np.empty(size, bool)
     pairs = Merged(ids, query, place, positive, np.empty(size, np.float32))
-    laid = np.empty(size, np.int32), np.empty(size, np.float32)
-    labels, kept = _merge(queries, _scratch(queries, size), laid, (float(weight), float(weight_of_others)), pairs)
+    labels, kept = _merge(queries, (float(weight), float(weight_of_others)), pairs)
     return Merged(ids[:labels], *(column[:kept] for column in pairs[1:]))
 
 
@@ -82,7 +85,7 @@ def merge_with_pool(
     ids, (query, place, masked_query, masked_pool) = np.empty(size, np.int64), np.empty((4, size), np.int32)
     positive, ones, pool_weight = np.empty(size, bool), np.empty(size, np.float32), np.zeros(len(pool), np.float32)
     pairs = MergedWithPool(ids, query, place, positive, ones, pool_weight, masked_query, masked_pool)
-    labels, kept, drawn, met = _merge_with_pool(queries, _scratch(queries, size), float(weight), pairs)
+    labels, kept, drawn, met = _merge_with_pool(queries, float(weight), pairs)
     stops = labels, kept, kept, kept, kept, drawn, met, met
     return MergedWithPool(*(column[:stop] for column, stop in zip(pairs, stops, strict=True)))
 
@@ -107,40 +110,48 @@ def _queries(
     return (positives.astype(kind, copy=False), bounds, hard, draws, pool), size
 
 
-def _scratch(queries: tuple[np.ndarray, ...], size: int) -> tuple[np.ndarray, ...]:
-    """Return memory for labels that lie side by side, and twice for words."""
-    return np.empty(size, queries[0].dtype), np.empty(size, np.uint64), np.empty(size, np.uint64)
-
-
 @numba.njit(nogil=True, cache=True)
-def _merge(queries, scratch, laid, weights, pairs):  # type: ignore[no-untyped-def]
+def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
     """Write to the arrays of `pairs`; return how many labels and how many pairs there are."""
-    place, times = laid
-    starts, draws_from = _lay_out(queries, scratch[0])
-    size = starts[-1]
+    label, starts, draws_from = _lay_out(queries, len(pairs.ids))
+    labels, _ = _number(label, len(label), pairs.ids, pairs.place)
+    latest, kept = np.full(labels, -1, np.int32), np.uint32(0)  # the last pair of each label
     for row in range(len(draws_from)):
-        times[starts[row] : draws_from[row]] = 0
-        times[draws_from[row] : starts[row + 1]] = 1
-    words, others = _sorted(scratch, size)
-    # `others` takes the draws to leave out: a few, or nearly as many as there are words.
-    labels, dropped = _number(words, starts, draws_from, pairs.ids, place, times, others)
-    _fill(place[:size], times, weights, others[:dropped], pairs)
-    _fill_rows(starts, queries[1], others[:dropped], pairs.query, pairs.positive)
-    return labels, size - dropped
+        begin = kept
+        for i in range(starts[row], draws_from[row]):
+            place = np.uint32(pairs.place[i])
+            latest[place], pairs.place[kept] = kept, place
+            kept += _ONE
+        drawn = kept
+        for i in range(draws_from[row], starts[row + 1]):
+            place = np.uint32(pairs.place[i])
+            before = latest[place]
+            if before >= np.int64(begin):  # the query has it
+                pairs.weight[before] += before >= np.int64(drawn)
+            else:
+                latest[place], pairs.place[kept], pairs.weight[kept] = kept, place, 1
+                kept += _ONE
+        pairs.weight[begin:drawn] = weights[1]
+        times = pairs.weight[drawn:kept]
+        for i in range(len(times)):
+            times[i] = np.float32(times[i] * weights[0])
+        _fill_row(row, queries[1], np.int64(begin), np.int64(kept), pairs.query, pairs.positive)
+    return labels, np.int64(kept)
 
 
 @numba.njit(nogil=True, cache=True)
-def _merge_with_pool(queries, scratch, weight, pairs):  # type: ignore[no-untyped-def]
+def _merge_with_pool(queries, weight, pairs):  # type: ignore[no-untyped-def]
     """Write to the arrays of `pairs`; return how many labels, pairs, labels of the pool and masked pairs there are."""
-    starts, _ = _lay_out(queries, scratch[0])
-    size, pool = starts[-1], queries[4]
-    scratch[0][size : size + len(pool)] = pool
-    words, others = _sorted(scratch, size + len(pool))
-    labels, drawn = _number_with_pool(words, np.uint64(size), pairs.ids, pairs.place, pairs.pool_weight)
+    label, starts, _ = _lay_out(queries, len(pairs.ids))
+    size = starts[-1]
+    labels, drawn = _number(label, size, pairs.ids, pairs.place)
+    for place in pairs.place[size : len(label)]:
+        pairs.pool_weight[place] += 1
     for i in range(drawn):
         pairs.pool_weight[i] = np.float32(pairs.pool_weight[i] * weight)
     pairs.weight[:size] = 1
-    _fill_rows(starts, queries[1], others[:0], pairs.query, pairs.positive)
+    for row in range(len(starts) - 1):
+        _fill_row(row, queries[1], starts[row], starts[row + 1], pairs.query, pairs.positive)
     met = 0
     for pair in range(size):
         if pairs.place[pair] < drawn:
@@ -150,9 +161,22 @@ def _merge_with_pool(queries, scratch, weight, pairs):  # type: ignore[no-untype
 
 
 @numba.njit(nogil=True, cache=True)
-def _lay_out(queries, label):  # type: ignore[no-untyped-def]
-    """Lay labels side by side by query; return where each query's begin [B + 1], and where its draws do [B]."""
-    positives, offsets, hard, draws, _ = queries
+def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-untyped-def]
+    """Write query and kind of the pairs [begin, end) of a query."""
+    others = begin + offsets[row + 1] - offsets[row]
+    query[begin:end] = row
+    positive[begin:others] = True
+    positive[others:end] = False
+
+
+@numba.njit(nogil=True, cache=True)
+def _lay_out(queries, size):  # type: ignore[no-untyped-def]
+    """Lay at most `size` labels side by side by query, the pool behind them.
+
+    Return them, where each query's begin [B + 1], and where its draws do [B].
+    """
+    positives, offsets, hard, draws, pool = queries
+    label = np.empty(size, positives.dtype)
     starts, draws_from = np.zeros(len(offsets), np.int64), np.empty(len(offsets) - 1, np.int64)
     size = 0
     for row in range(len(draws_from)):
@@ -167,24 +191,75 @@ def _lay_out(queries, label):  # type: ignore[no-untyped-def]
             label[size] = draws[row, column]
             size += draws[row, column] != PAD
         starts[row + 1] = size
-    return starts, draws_from
+    label[size : size + len(pool)] = pool
+    return label[: size + len(pool)], starts, draws_from
 
 
 @numba.njit(nogil=True, cache=True)
-def _sorted(scratch, size):  # type: ignore[no-untyped-def]
-    """Sort the labels of scratch; return their words [size], and the memory that is left over."""
-    label, words, others = scratch
-    if _sort(label[:size], words, others):
-        return others[:size], words
-    return words[:size], others
+def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
+    """Number labels [n], those from `pairs` on, the pool's, first: write `ids` [C], and the place of each among them.
 
-
-@numba.njit(nogil=True, cache=True)
-def _sort(label, words, others):  # type: ignore[no-untyped-def]
-    """Sort words of (label, number) by label, those of one label in order; return whether they end up in `others`."""
+    Return C, and how many of them the pool has.
+    """
     every = np.int64(0)
     for value in label:
         every |= np.int64(value)
+    if every < _SPARSE * len(label):
+        return _number_by_bits(label, pairs, (every >> 6) + 1, ids, place)
+    words, others = np.empty(len(label), np.uint64), np.empty(len(label), np.uint64)
+    in_others = _sort(label, every, words, others)
+    return _number_sorted(others if in_others else words, np.uint64(pairs), ids, place)
+
+
+@numba.njit(nogil=True, cache=True)
+def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped-def]
+    """Do as `_number` by a bitmap of `words` words."""
+    # Word and number of bits before it, side by side, of labels that the pool has not; then of those that it has.
+    bits, in_pool, before_in_pool = (
+        np.zeros((words, 2), np.uint64),
+        np.zeros(words, np.uint64),
+        np.empty(words, np.uint64),
+    )
+    for value in label[:pairs]:
+        bits[np.uint64(value) >> _WORD, 0] |= _BIT << (np.uint64(value) & _LOW)
+    for value in label[pairs:]:
+        in_pool[np.uint64(value) >> _WORD] |= _BIT << (np.uint64(value) & _LOW)
+    drawn = np.uint64(0)
+    for word in range(words):
+        before_in_pool[word] = drawn
+        drawn += _ones(in_pool[word])
+    labels = drawn
+    for word in range(words):
+        bits[word, 0] &= ~in_pool[word]
+        bits[word, 1] = labels
+        labels += _ones(bits[word, 0])
+    for i in range(len(label)):
+        value = np.uint64(label[i])
+        word, bit = value >> _WORD, _BIT << (value & _LOW)
+        if bits[word, 0] & bit:
+            number = bits[word, 1] + _ones(bits[word, 0] & (bit - _BIT))
+        else:
+            number = before_in_pool[word] + _ones(in_pool[word] & (bit - _BIT))
+        ids[number], place[i] = np.int64(value), np.int32(number)
+    return np.int64(labels), np.int64(drawn)
+
+
+@intrinsic
+def _ones(context, word):  # type: ignore[no-untyped-def]
+    """Count the bits of a word that are set."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@numba.njit(nogil=True, cache=True)
+def _sort(label, every, words, others):  # type: ignore[no-untyped-def]
+    """Sort words of (label, number) by label, those of one label in order; return whether they end up in `others`.
+
+    `every`: all bits that any label has.
+    """
     bits = 0
     while every >> bits:
         bits += 1
@@ -230,74 +305,19 @@ def _deal_words(source, target, ends, shift, last):  # type: ignore[no-untyped-d
 
 
 @numba.njit(nogil=True, cache=True)
-def _number(words, starts, draws_from, ids, place, times, dropped):  # type: ignore[no-untyped-def]
-    """Number the labels of sorted `words`; return how many there are, and how many draws are `dropped`.
+def _number_sorted(words, pairs, ids, place):  # type: ignore[no-untyped-def]
+    """Do as `_number` with sorted words.
 
-    Those are draws that their query has already; it drew a draw before them once more.
+    Labels of the pool have the greatest numbers, so that they come last of a label's: seen from the end, the first word
+    of a label tells whether the pool has it.
     """
-    longest, count = np.uint64(0), 0
-    for row in range(len(draws_from)):
-        longest = max(longest, np.uint64(starts[row + 1] - starts[row]))
-    label, rank, before = np.uint64(2**64 - 1), np.uint64(2**64 - 1), np.uint64(0)
-    for word in words:
-        pair, is_new = word & _MASK, np.uint64(word >> _SHIFT != label)
-        label = word >> _SHIFT
-        rank += is_new
-        ids[rank] = np.int64(label)
-        place[pair] = np.int32(rank)
-        if pair - before | is_new << _SHIFT < longest:  # the label is the one before's, and both may be of one query
-            row = np.searchsorted(starts, np.int64(pair), side="right") - 1
-            if np.int64(before) >= starts[row] and np.int64(pair) >= draws_from[row]:
-                times[before] += times[before] > 0
-                dropped[count] = pair
-                count += 1
-                continue
-        before = pair
-    dropped[:count].sort()
-    return np.int64(rank + np.uint64(1)), count
-
-
-@numba.njit(nogil=True, cache=True)
-def _fill(place, times, weights, dropped, pairs):  # type: ignore[no-untyped-def]
-    """Write places and weights of all pairs that are not `dropped`."""
-    start, kept = np.int64(0), np.int64(0)
-    for number in range(len(dropped) + 1):
-        stop = np.int64(dropped[number]) if number < len(dropped) else len(place)
-        moved, weight, drawn = pairs.place[kept:], pairs.weight[kept:], times[start:stop]
-        moved[: stop - start] = place[start:stop]
-        for i in range(len(drawn)):
-            weight[i] = np.float32(drawn[i] * weights[0]) if drawn[i] else np.float32(weights[1])
-        kept, start = kept + stop - start, stop + 1
-
-
-@numba.njit(nogil=True, cache=True)
-def _fill_rows(starts, offsets, dropped, query, positive):  # type: ignore[no-untyped-def]
-    """Write query and kind of all pairs that are not `dropped`."""
-    begin, gone = 0, 0
-    for row in range(len(offsets) - 1):
-        while gone < len(dropped) and np.int64(dropped[gone]) < starts[row + 1]:
-            gone += 1
-        end, others = starts[row + 1] - gone, begin + offsets[row + 1] - offsets[row]
-        query[begin:end] = row
-        positive[begin:others] = True
-        positive[others:end] = False
-        begin = end
-
-
-@numba.njit(nogil=True, cache=True)
-def _number_with_pool(words, pairs, ids, place, times):  # type: ignore[no-untyped-def]
-    """Number the labels of sorted `words`, those of the pool first; return how many there are, and how many of these.
-
-    The draws of the pool have the numbers from `pairs` on, so that they come last of a label's: seen from the end, the
-    first word of a label tells whether the pool has it.
-    """
-    size, zero = len(words), np.uint64(0)
+    size = len(words)
     other, first = np.uint64(size > 0), np.uint64(size > 0 and words[-1] & _MASK >= pairs)
     for i in range(size - 1):
         is_last = np.uint64(words[i] >> _SHIFT != words[i + 1] >> _SHIFT)
         other += is_last
         first += is_last & np.uint64(words[i] & _MASK >= pairs)
-    labels, drawn, rank, after = np.int64(other), np.int64(first), zero, np.uint64(2**64 - 1)
+    labels, drawn, rank, after = np.int64(other), np.int64(first), np.uint64(0), np.uint64(2**64 - 1)
     for i in range(size):
         word = words[size - 1 - i]
         is_new, is_drawn = np.uint64(word >> _SHIFT != after), np.uint64(word & _MASK >= pairs)
@@ -307,6 +327,4 @@ def _number_with_pool(words, pairs, ids, place, times):  # type: ignore[no-untyp
         rank = (first if is_drawn else other) if is_new else rank
         ids[rank] = np.int64(after)
         place[word & _MASK] = np.int32(rank)
-    for i in range(size - np.int64(pairs)):
-        times[np.uint64(place[pairs + np.uint64(i)])] += 1
     return labels, drawn

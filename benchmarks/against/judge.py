@@ -1,0 +1,85 @@
+"""Judgement of paired costs: the median of their ratios, an interval for it, and prices that were agreed to."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from math import comb
+from pathlib import Path
+
+SLOWER = 1.05  # ratio of now to then from which on a figure is slower
+COVERAGE = 0.95
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Medians of a figure then and now, the median of the ratios by round, and the interval of that median."""
+
+    then: float
+    now: float
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def slower(self) -> bool:
+        return self.low > SLOWER
+
+
+@dataclass(frozen=True)
+class Price:
+    """A figure (a pattern) that a commit made dearer, by what ratio at most, and for what gain."""
+
+    commit: str
+    figure: str
+    most: float
+    gain: str
+
+
+def compare(then: Sequence[float], now: Sequence[float]) -> Compared:
+    """Compare costs round by round; both have as many values, above 0. Raises ValueError for others."""
+    ratios = sorted(after / before for before, after in zip(then, now, strict=True))
+    skipped = _skipped(len(ratios))
+    return Compared(
+        statistics.median(then),
+        statistics.median(now),
+        statistics.median(ratios),
+        ratios[skipped],
+        ratios[-1 - skipped],
+    )
+
+
+def _skipped(rounds: int) -> int:
+    """Count the values at each end of `rounds` that an interval of the median leaves out.
+
+    Between order statistics k and n - 1 - k lies the median with a probability of 1 - 2 P[Binomial(n, 1/2) <= k]; of
+    fewer than 6 rounds the whole range has less than COVERAGE.
+    """
+    outside, skipped = 1.0, 0
+    while 1 - 2 * (outside + comb(rounds, skipped + 1)) / 2**rounds >= COVERAGE:
+        skipped += 1
+        outside += comb(rounds, skipped)
+    return skipped
+
+
+def read_prices(file: Path) -> list[Price]:
+    """Read the rows of the table in `file`: commit, figure, at most, for what. Raises ValueError that names a row."""
+    prices = []
+    for line in file.read_text().splitlines():
+        cells = [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
+        if not line.startswith("|") or cells[0] == "commit" or set(cells[0]) <= set("-: "):
+            continue
+        try:
+            commit, figure, most, gain = cells
+            prices.append(Price(commit, figure, float(most), gain))
+        except ValueError:
+            raise ValueError(f"{file}: {line}: expected | commit | figure | at most | for what |") from None
+    return prices
+
+
+def find_price(figure: str, ratio: float, prices: Sequence[Price], is_between: Callable[[str], bool]) -> Price | None:
+    """Return the price that covers `figure` at `ratio`: of a commit after the one that is compared with, up to now."""
+    for price in prices:
+        if fnmatch(figure, price.figure) and ratio <= price.most and is_between(price.commit):
+            return price
+    return None

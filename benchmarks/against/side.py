@@ -1,0 +1,216 @@
+"""One commit's side: measurements within a process that lives on, so that turns are short and nothing is warmed up twice.
+
+A line of JSON with {"measure": name, "folder": shared files, "write": whether to write them} comes in, one with
+{"figures": {name: cost}} goes out; every figure is a cost, so less is better. The file runs in checkouts that are older
+than it, too: `_of` looks names up by their places then and now.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROWS = 1 << 17  # of the stream's tables
+B, POSITIVES, HARD, RANDOM, D = 512, 10, 100, 400, 64
+SIZES = {"131K": 131_072, "1.3M": 1_305_265, "100M": 100_000_000}
+RANKS = (8, 16)
+TEXTS = 1_000
+
+Figures = dict[str, float]
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what is printed on the way is no answer
+    for line in sys.stdin:
+        task = json.loads(line)
+        try:
+            answer: dict[str, Any] = {"figures": MEASURES[task["measure"]](task["folder"], task["write"])}
+        except (ImportError, AttributeError, FileNotFoundError) as error:
+            answer = {"missing": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def stream(folder: str, write: bool) -> Figures:
+    """An epoch to tensors: in line and with two threads, with a shared pool and with own pools."""
+    world = _world(folder, write)
+    figures = {}
+    for pool in ("shared", "own"):
+        for threads, name in ((0, "in line"), (2, "2 threads")):
+            rows, (processor, wall) = _timed(lambda: sum(map(len, _batches(world, threads, pool))))
+            figures[f"{name}, {pool} pool: processor us/row"] = processor / rows * 1e6
+            figures[f"{name}, {pool} pool: us/row"] = wall / rows * 1e6
+    return figures
+
+
+def breakdown(folder: str, write: bool) -> Figures:
+    """The steps of a batch, as the commit's own benchmark tells them; in a fork, since it wraps what it measures."""
+    world = _world(folder, write)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with os.fdopen(writer, "w") as out:
+            json.dump(_of("benchmarks.stream:breakdown")(world)["microseconds"], out)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        parts = json.load(answer)
+    os.waitpid(pid, 0)
+    return {f"{name}: us/batch": value for name, value in parts.items()}
+
+
+def resume(folder: str, write: bool) -> Figures:
+    """The first batch after a resume in the middle of an epoch."""
+    world = _world(folder, write)
+    begun = _stream(world, 0, "shared")
+    state = {**begun.state_dict(), "step": begun.steps // 2}
+
+    def first() -> None:
+        again = _stream(world, 0, "shared")
+        again.load_state_dict(state)
+        batches = iter(again)
+        next(batches)
+        batches.close()
+
+    _, (processor, wall) = _timed(first)
+    return {"processor ms": processor * 1e3, "ms": wall * 1e3}
+
+
+def planning(folder: str, write: bool) -> Figures:
+    """Candidates of a batch: own and shared pools, and those of one rank of several for the batch of all."""
+    figures = {}
+    for name, labels in SIZES.items():
+        for pool in ("own", "shared"):
+            plan = _planner(labels, pool, RANDOM, HARD)
+            figures[f"{pool} pool, {name} labels: ms"] = _fastest(plan, _labelled(labels, B))
+    labels = SIZES["1.3M"]
+    for ranks in RANKS:
+        plan = _planner(labels, "own", RANDOM, HARD, part=(0, labels // ranks))
+        figures[f"rank 0 of {ranks}, own pools, batch of {B * ranks}: ms"] = _fastest(
+            plan, _labelled(labels, B * ranks), 1
+        )
+    return figures
+
+
+def step(folder: str, write: bool) -> Figures:
+    """The classifier's part of a step, in which candidates are those of `planning`."""
+    import torch
+
+    classifier = _of("trainer.heads.classifier:Classifier", "trainer.classifier:Classifier")
+    config = _of("trainer.config:Classifier")
+    figures = {}
+    for name in ("131K", "1.3M"):
+        if name not in _heads:
+            head = classifier(config(dtype="bfloat16", lr=0.01), SIZES[name], D, 0)
+            head.vectors.normal_(0, 0.1)
+            _heads[name] = head
+        x = torch.randn(B, D, generator=torch.Generator().manual_seed(0))
+        for pool in ("own", "shared"):
+            planned = _planner(SIZES[name], pool, RANDOM, HARD)(_labelled(SIZES[name], B))
+            descend = lambda candidates, head=_heads[name]: head.descend(x, candidates, 1.0, 0, 1 / B)  # noqa: E731
+            figures[f"{pool} pool, {name} labels: ms"] = _fastest(descend, planned)
+    return figures
+
+
+def serve(folder: str, write: bool) -> Figures:
+    """Predictions of an export that is loaded: one text at a time, and a thousand."""
+    load = _of("extremis:load")
+    path = Path(folder, "export")
+    if path not in _models:
+        _models[path] = load(str(path))
+    texts = Path(folder, "texts.txt").read_text().splitlines()
+    one = [_fastest(_models[path].predict, [text], 1) for text in texts[:20]]
+    return {
+        "one text: ms": float(np.median(one)),
+        f"{TEXTS:,} texts: ms": _fastest(_models[path].predict, texts[:TEXTS], 1),
+    }
+
+
+MEASURES: dict[str, Callable[[str, bool], Figures]] = {
+    "stream": stream,
+    "breakdown": breakdown,
+    "resume": resume,
+    "planning": planning,
+    "step": step,
+    "serve": serve,
+}
+_heads: dict[str, Any] = {}
+_models: dict[Path, Any] = {}
+_worlds: dict[str, Any] = {}
+
+
+def _of(*places: str) -> Any:
+    """Return what is at the first of `places` (module:name) that there is. Raises ImportError."""
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ImportError:
+            continue
+        except AttributeError:
+            continue
+    raise ImportError(f"none of {', '.join(places)}")
+
+
+def _world(folder: str, write: bool) -> Any:
+    if folder not in _worlds:
+        world = _of("benchmarks.common.joined_tables:World", "benchmarks.rows:World")(str(Path(folder, "world")), ROWS)
+        if write and not Path(world.root).exists():
+            world.write()
+        _worlds[folder] = world
+        for pool in ("shared", "own"):
+            next(_batches(world, 0, pool))  # what is compiled or allocated once
+    return _worlds[folder]
+
+
+def _stream(world: Any, threads: int, pool: str) -> Any:
+    labels = _of("benchmarks.common.joined_tables:LABELS", "benchmarks.rows:LABELS")
+    plan = _planner(labels, pool, 2_000 if pool == "shared" else RANDOM, world.width)
+    joined = _of("trainer.stream:JoinedStream")
+    return joined([world.open()], labels, batch=B, streams=8, threads=threads, plan=plan)
+
+
+def _batches(world: Any, threads: int, pool: str) -> Iterator[Any]:
+    ready = _of("benchmarks.common.training_batch:ready", "benchmarks.batches:ready")
+    return (ready(batch)["rows"] for batch in _stream(world, threads, pool))
+
+
+def _planner(labels: int, pool: str, random: int, hard: int, **more: Any) -> Any:
+    options = _of("trainer.config:Negatives")(random=random, hard=hard, pool=pool)
+    return _of("trainer.negatives.planner:Planner", "trainer.candidates:Planner")(options, labels, 0, **more)
+
+
+def _labelled(labels: int, size: int) -> Any:
+    """Return a batch of `size` queries with positives and hard negatives, all distinct within a query."""
+    draw = np.random.default_rng([labels, size])
+    width = POSITIVES + HARD
+    ids = draw.permuted(np.sort(draw.integers(0, labels - width, (size, width)), axis=1) + np.arange(width), axis=1)
+    positives = np.sort(ids[:, :POSITIVES], axis=1).reshape(-1).astype(np.int32)
+    hard = np.ascontiguousarray(ids[:, POSITIVES:]).astype(np.int32)
+    batch, inputs = _of("trainer.stream:Batch"), _of("trainer.inputs:Inputs")
+    return batch(0, 0, np.arange(size), inputs(), positives, np.arange(size + 1) * POSITIVES, hard)
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
+    """Return the result of `work`, and its seconds of processor and of wall time."""
+    wall, processor = time.perf_counter(), time.process_time()
+    result = work()
+    return result, (time.process_time() - processor, time.perf_counter() - wall)
+
+
+def _fastest(work: Callable[[Any], Any], argument: Any, rounds: int = 5) -> float:
+    """Return the milliseconds of wall time of the fastest of `rounds` calls, after one that is not counted."""
+    work(argument)
+    return min(_timed(lambda: work(argument))[1][1] for _ in range(rounds)) * 1e3
+
+
+if __name__ == "__main__":
+    main()
