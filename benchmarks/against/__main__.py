@@ -1,11 +1,11 @@
-"""Two commits measured side by side, in turns on one machine: what is slower now than at COMMIT, and was not meant to be.
+"""Two commits measured side by side, in turns on one machine: what is slower than at COMMIT, and was not meant to be.
 
     python -m benchmarks.against COMMIT [--only NAME,...] [--rounds N] [--out FILE]
 
 COMMIT is checked out beside. Each side runs its own code on the same input: within two processes that live on (`side`),
 and as commands of `extremis`. Every figure is a cost, so a ratio above 1 is slower. The interval of a ratio covers its
-median with 95 %. Exit status 1 where an interval begins above 1.05, does so again when the measurement is repeated alone,
-and no row of `prices.md` says that it was meant.
+median with 95 %. Exit status 1 where an interval begins above 1.05, does so again when the measurement is repeated
+alone, and no row of `prices.md` says that it was meant.
 """
 
 import argparse
@@ -61,7 +61,7 @@ TRAINED = (
         "logging.tensorboard=false",
     ),
     *("order.batch=512", "encoder.dimension=32", "encoder.hidden=64", "encoder.buckets=65536", "negatives.random=128"),
-    *("negatives.hard=20", "refresh.stale=wait", "refresh.start=1", "refresh.every=1"),
+    *("negatives.hard=20", "refresh.stale=wait", "refresh.start=2", "refresh.every=1"),
 )
 
 Costs = dict[str, float]
@@ -225,8 +225,8 @@ def compare_sides(
     finally:
         for side in sides:
             side.close()
-    for place in missing:
-        sys.stderr.write(f"not there: {place}: {missing[place]}\n")
+    for measurement, reason in missing.items():
+        sys.stderr.write(f"not there: {measurement}: {reason}\n")
     return {figure: compare(*pair) for figure, pair in costs.items() if len(pair[0]) == len(pair[1])}
 
 

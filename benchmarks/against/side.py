@@ -1,4 +1,4 @@
-"""One commit's side: measurements within a process that lives on, so that turns are short and nothing is warmed up twice.
+"""One commit's side: measurements within a process that lives on, so that turns are short.
 
 A line of JSON with {"measure": name, "folder": shared files, "write": whether to write them} comes in, one with
 {"figures": {name: cost}} goes out; every figure is a cost, so less is better. The file runs in checkouts that are older

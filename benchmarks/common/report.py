@@ -47,7 +47,7 @@ def machine() -> dict[str, Any]:
 
 
 def require(*packages: str) -> None:
-    """Check that `packages` can be imported, before any work. Raises SystemExit with status 2 that names the missing."""
+    """Check before the work that `packages` can be imported. Raises SystemExit with status 2 that names the missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         sys.stderr.write(f"missing: {', '.join(missing)}. Install them with: pip install -e '.[bench]'\n")

@@ -19,32 +19,46 @@ _TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA, _VALUES, _ENCODING = 1, 2, 3, 5, 1, 2
 def read_matrix(
     chunk: pa.Buffer, column: pq.ColumnChunkMetaData, levels: tuple[int, int], kind: pa.FixedSizeListType, rows: int
 ) -> pa.Array | None:
-    """Return the `rows` lists of a column chunk; None where its pages are of another kind, which Arrow is to read.
+    """Return the `rows` lists of a column chunk; None where Arrow is to read it: its pages are others, or damaged.
 
-    `levels`: of repetition and of definition, at most. Raises ValueError, IndexError or OSError for damaged bytes.
+    `levels`: of repetition and of definition, at most. Raises OSError or ValueError where bytes do not decompress.
     """
-    data, position = memoryview(chunk).cast("B"), 0
-    out, filled = np.empty(rows * kind.list_size * kind.value_type.bit_width // 8, np.uint8), 0
-    while position < len(data):
-        header, position = _struct(data, position)
-        page = header.get(_DATA)
-        if header[_TYPE] != _DATA_PAGE or page is None or page[_ENCODING] != _PLAIN:
+    out = np.empty(rows * kind.list_size * kind.value_type.bit_width // 8, np.uint8)
+    try:
+        if not _copy_values(chunk, column, levels, kind, out):
             return None
-        size = page[_VALUES] * kind.value_type.bit_width // 8
-        if filled + size > len(out) or page[_VALUES] % kind.list_size:
-            return None
-        body, position = chunk.slice(position, header[_COMPRESSED]), position + header[_COMPRESSED]
-        if column.compression != "UNCOMPRESSED":
-            body = pa.decompress(body, header[_UNCOMPRESSED], column.compression.lower())
-        held = _without_levels(memoryview(body).cast("B"), page[_VALUES], *levels)
-        if held is None or len(held) != size:
-            return None
-        out[filled : filled + size] = held
-        filled += size
-    if filled < len(out):
+    except (IndexError, KeyError, TypeError, RecursionError):  # a header that says nothing sensible
         return None
     flat = pa.Array.from_buffers(kind.value_type, rows * kind.list_size, [None, pa.py_buffer(out)])
     return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+
+def _copy_values(
+    chunk: pa.Buffer,
+    column: pq.ColumnChunkMetaData,
+    levels: tuple[int, int],
+    kind: pa.FixedSizeListType,
+    out: np.ndarray,
+) -> bool:
+    """Copy the values of all pages to `out`; return whether they are as many, and all there."""
+    data, position, filled = memoryview(chunk).cast("B"), 0, 0
+    while position < len(data):
+        header, position = _struct(data, position)
+        page, compressed, length = header[_DATA], header[_COMPRESSED], header[_UNCOMPRESSED]
+        size = page[_VALUES] * kind.value_type.bit_width // 8
+        is_plain = header[_TYPE] == _DATA_PAGE and page[_ENCODING] == _PLAIN and page[_VALUES] % kind.list_size == 0
+        # Levels take a few bytes a run, of which a page has two for each list at most.
+        if not is_plain or not 0 <= size <= len(out) - filled or not size <= length <= 9 * size + 64 or compressed < 0:
+            return False
+        body, position = chunk.slice(position, compressed), position + compressed
+        if column.compression != "UNCOMPRESSED":
+            body = pa.decompress(body, length, column.compression.lower())
+        values = _without_levels(memoryview(body).cast("B"), page[_VALUES], *levels)
+        if values is None or len(values) != size:
+            return False
+        out[filled : filled + size] = values
+        filled += size
+    return filled == len(out)
 
 
 def _without_levels(page: memoryview, values: int, repeated: int, defined: int) -> np.ndarray | None:
@@ -60,7 +74,7 @@ def _without_levels(page: memoryview, values: int, repeated: int, defined: int) 
 
 
 def _struct(data: memoryview, position: int) -> tuple[dict[int, Any], int]:
-    """Parse a struct of Thrift's compact protocol: {field: value}, and where it ends. Raises ValueError, IndexError."""
+    """Parse a struct of Thrift's compact protocol: {field: value}, and where it ends. Raises IndexError, KeyError."""
     fields: dict[int, Any] = {}
     field = 0
     while byte := data[position]:
@@ -79,7 +93,7 @@ def _struct(data: memoryview, position: int) -> tuple[dict[int, Any], int]:
         elif kind == 12:
             fields[field], position = _struct(data, position)
         else:
-            raise ValueError(f"a page's header has a field of kind {kind}")
+            raise KeyError(f"a page's header has a field of kind {kind}")
     return fields, position + 1
 
 
@@ -90,10 +104,10 @@ def _integer(data: memoryview, position: int) -> tuple[int, int]:
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
     """Return an unsigned number, 7 bits a byte, and where it ends."""
-    value, shift = 0, 0
-    while True:
+    value = 0
+    for shift in range(0, 64, 7):
         byte = data[position]
         value, position = value | (byte & 127) << shift, position + 1
         if byte < 128:
             return value, position
-        shift += 7
+    raise IndexError("a number of more than 64 bits")

@@ -8,11 +8,11 @@ import torch
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
 from schemas.tables import PAD
-from trainer.negatives.lay_out import LATER, lay_out
-from trainer.negatives.merge import merge, merge_with_pool
+from trainer.negatives.merge import lay_out, merge, merge_with_pool
 from trainer.stream.batch import Batch, Candidates, DrawnLabels
 
 _NONE = np.empty(0, np.int64)
+_LATER = -2  # in the place of a hard negative that is on a device
 
 
 def join_hard(batch: Batch, others: np.ndarray) -> np.ndarray:
@@ -80,7 +80,7 @@ def drawn_labels(
     positive_weight: np.ndarray | None = None,
 ) -> DrawnLabels:
     """Lay the labels of `own_pool` side by side, for a device that merges them itself; `hard` may be there already."""
-    places = np.full(hard.shape, LATER) if isinstance(hard, torch.Tensor) else hard
+    places = np.full(hard.shape, _LATER, np.int32) if isinstance(hard, torch.Tensor) else hard
     labels = lay_out(batch.positives, batch.positive_offsets, places, pool)
     label = labels.label[labels.draw] if isinstance(weight, np.ndarray) else _NONE
     weights = _pair_weights(batch.positives, labels.positive, positive_weight)
@@ -88,6 +88,7 @@ def drawn_labels(
     drawn = DrawnLabels(labels.label, labels.positive, labels.draw, weights, labels.starts)
     if not isinstance(hard, torch.Tensor):
         return drawn
+    np.maximum(labels.label, PAD, out=labels.label)
     return replace(drawn, hard=hard, hard_starts=labels.starts[:-1] + np.diff(batch.positive_offsets))
 
 

@@ -56,6 +56,15 @@ class MergedWithPool(NamedTuple):
     masked_pool: np.ndarray
 
 
+class LaidOut(NamedTuple):
+    """Labels [n] of queries that follow each other, without pads; those of query q are [starts[q], starts[q + 1])."""
+
+    label: np.ndarray
+    positive: np.ndarray  # bool
+    draw: np.ndarray  # bool
+    starts: np.ndarray  # [B + 1] int32
+
+
 def merge(
     positives: np.ndarray,
     offsets: np.ndarray,
@@ -88,6 +97,28 @@ def merge_with_pool(
     labels, kept, drawn, met = _merge_with_pool(queries, float(weight), pairs)
     stops = labels, kept, kept, kept, kept, drawn, met, met
     return MergedWithPool(*(column[:stop] for column, stop in zip(pairs, stops, strict=True)))
+
+
+def lay_out(positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, draws: np.ndarray) -> LaidOut:
+    """Lay the labels of `merge` side by side, for a device that merges them itself.
+
+    Labels are int32 where all of them are less than its greatest, else int64. Raises ValueError as `merge` does.
+    """
+    queries, size = _queries(positives, offsets, hard, draws, None)
+    label, starts, draws_from = _lay_out(queries, size)
+    positive, draw = np.zeros(len(label), bool), np.zeros(len(label), bool)
+    _mark(starts, draws_from, queries[1], positive, draw)
+    fits = label.max(initial=0) < np.iinfo(np.int32).max
+    label = label.astype(np.int32 if fits else np.int64, copy=False)
+    return LaidOut(label, positive, draw, starts.astype(np.int32))
+
+
+@numba.njit(nogil=True, cache=True)
+def _mark(starts, draws_from, offsets, positive, draw):  # type: ignore[no-untyped-def]
+    """Mark what is positive, and what is drawn."""
+    for row in range(len(draws_from)):
+        positive[starts[row] : starts[row] + offsets[row + 1] - offsets[row]] = True
+        draw[draws_from[row] : starts[row + 1]] = True
 
 
 def _queries(
