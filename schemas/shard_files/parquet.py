@@ -173,11 +173,14 @@ class ParquetShard(OpenShard):
             kind = self.schema_arrow.field(name).type
             if pa.types.is_fixed_size_list(kind) and (matrix := self._read_matrix(data, group, leaf, kind)) is not None:
                 plain[name] = matrix
-        names = [name for name in columns or self.schema_arrow.names if name in self.schema_arrow.names]
-        table = self._read_by_arrow(group, [name for name in names if name not in plain], held)
-        for name in (name for name in names if name in plain):
-            table = table.append_column(self.schema_arrow.field(name), plain[name])
-        return table.select(names) if plain else table
+        schema = self.schema_arrow
+        names = [name for name in (schema.names if columns is None else columns) if name in schema.names]
+        by_arrow = [name for name in names if name not in plain]
+        table = self._read_by_arrow(group, by_arrow, held) if by_arrow or not plain else None
+        if table is None or plain:
+            read = [plain[name] if table is None or name in plain else table.column(name) for name in names]
+            table = pa.table(read, schema=pa.schema([schema.field(name) for name in names]))
+        return table
 
     def close(self) -> None:
         self._idle.clear()
