@@ -4,6 +4,7 @@ Faiss' own scores depend in their last bits on the shape of the matrix product, 
 candidate is therefore scored again, pair by pair, and exact search proves that no other label could have come in.
 """
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +18,7 @@ from search.on_device import CPU, DeviceVectors
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
 _PAIRS = 1 << 22  # scores held at once for the rows that do not
+_ONE = threading.Lock()  # of the threads that search, one holds them
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
     at_once = max(1, _PAIRS // rows)
     for some in np.split(unsure, range(at_once, len(unsure), at_once)):
-        keys[some] = _search_all(block, queries[some], width, noise[some])
+        with _ONE:
+            keys[some] = _search_all(block, queries[some], width, noise[some])
     return keys
 
 

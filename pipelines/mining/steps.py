@@ -4,17 +4,21 @@ Candidates between search and merge lie in storage, one file a block and shard, 
 worker holds is one block and one batch of queries, however many queries and labels there are.
 """
 
+import contextlib
 import json
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
+import faiss
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.aligned import Source
+from pipelines.common.aligned import Batch, Source
 from pipelines.common.vector_blocks import read_block
 from pipelines.mining import overlap
 from pipelines.mining.audit import Audit, audit_block, measure, merge_audits, stack, weakest_positives
@@ -30,7 +34,7 @@ from schemas.shard_files.parquet import matrix_array, writing_shard
 from search import params
 from search.block import Block
 from search.candidates import EMPTY, merge, unpack
-from search.exclusions import Exclusions, positive_scores, search_negatives
+from search.exclusions import Exclusions, Parts, positive_scores, start_search
 from search.index import build, set_up
 from search.index_files import write_index
 from search.on_device import find_device
@@ -38,8 +42,10 @@ from search.params import SearchParams
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
+_PART = 512  # queries that a thread searches at a time: large enough to share the lists that they read
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
 DROPS = ("positives_dropped", "filtered_dropped", "skipped_top", "beyond_window", "above_margin")
+T = TypeVar("T")
 
 
 class LoadedBlock(NamedTuple):
@@ -48,14 +54,27 @@ class LoadedBlock(NamedTuple):
     number: int
     block: Block
     params: SearchParams
+    parts: Parts = Parts()
+
+
+class WrittenShard(NamedTuple):
+    """One shard of a table: its entry, its rows and those that are padded, and the sampled ones: keys [S, columns]."""
+
+    entry: Shard
+    rows: int
+    padded: int
+    sampled: np.ndarray
 
 
 @dataclass(frozen=True)
 class BlockCandidates:
-    """Candidates of one block for one shard: their file, and the audit of the shard's sampled rows."""
+    """Candidates of one block for one shard, and the audit of the shard's sampled rows.
+
+    `content` is their file; of a sole block, whose candidates need no merge, the finished shard.
+    """
 
     block: int
-    chunks: Chunks
+    content: Chunks | WrittenShard
     counts: Counter[str]
     audit: Audit
     params: SearchParams
@@ -100,54 +119,49 @@ def keep_block(plan: Plan, url: str, loaded: LoadedBlock) -> None:
     storage.write_sealed(plan.kept(loaded.number), json.dumps(note).encode())
 
 
-def search_shard(plan: Plan, loaded: LoadedBlock, source: Source, shard: int, profile: Profile) -> BlockCandidates:
-    """Search every row of the shard against the block and write the candidates. Raises TableError, StorageError."""
-    number, block, tuned = loaded
-    plan.meter.start(SEARCH)
-    sampled = _sampled_rows(plan, source, shard)
-    counts: Counter[str] = Counter()
-    held: list[tuple[np.ndarray, Exclusions]] = []
-    with profile.stage("search"), writing_chunks(plan.candidates(source, shard, number)) as out:
-        for batch in source.batches(shard, plan.batch, plan.dimension):
-            keys = search_negatives(block, batch.queries, batch.exclusions, plan.fetch, counts, tuned.factor)
-            out.write(keys, _weakest(plan, block, batch.queries, batch.exclusions))
-            plan.meter.count(SEARCH, len(keys), keys.nbytes + 4 * len(keys))
-            rows = sampled[(sampled >= batch.first) & (sampled < batch.first + len(batch.queries))] - batch.first
-            if rows.size:
-                held.append((batch.queries[rows], batch.exclusions.take(rows)))
-    with profile.stage("audit"):
-        audits = [audit_block(block, *rows, plan.fetch) for rows in _gather_rows(held, plan.batch)]
-    return BlockCandidates(number, out.chunks, counts, stack(audits, plan.fetch), tuned, profile)
+def search_shards(
+    plan: Plan, loaded: LoadedBlock, shards: Iterable[tuple[int, int]], profile: Profile
+) -> Iterator[tuple[tuple[int, int], BlockCandidates]]:
+    """Search every row of each (source, shard) against the block; write candidates, or a sole block's table.
+
+    Threads search by an index, each a part of a batch alone: what comes before and after Faiss leaves no processor
+    idle, and the parts at work are one batch at most. Exact search takes all threads by itself. Raises TableError,
+    StorageError.
+    """
+    with contextlib.ExitStack() as held:
+        if loaded.block.index is not None:
+            threads = faiss.omp_get_max_threads()
+            pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", set_up, (1,)))
+            loaded = loaded._replace(parts=Parts(pool.map, max(1, min(_PART, plan.batch // threads))))
+        profiles = chain([profile], iter(Profile, None))
+        searches = (
+            ((source, shard), _search_shard(plan, loaded, plan.sources[source], shard, spent))
+            for (source, shard), spent in zip(shards, profiles, strict=False)
+        )
+        # The rows that are audited are searched while the next shard is.
+        for place, wait in _one_ahead(searches):
+            yield place, wait()
 
 
 def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[BlockCandidates]) -> MergedShard:
     """Write the best of all blocks for every row of the shard, aligned with its queries."""
-    plan.meter.start(MERGE)
     blocks = sorted(candidates, key=lambda offer: offer.block)
     profile = reduce(Profile.add, (offer.profile for offer in blocks), Profile())
     counts: Counter[str] = Counter()
     for offer in blocks:
         counts.update(offer.counts)
-    rows = _sampled_rows(plan, source, shard)
-    sampled = [np.empty((0, plan.columns), np.uint64)]
-    padded = first = 0
-    shards, group = len(source.queries.shards), source.queries.group_rows(shard)
-    with profile.stage("merge"), writing_shard(plan.inputs.written(source), shard, shards, plan.schema, group) as out:
-        for number, ids in enumerate(source.id_batches(shard, plan.batch)):
-            keys = _merge_chunk(plan, source, shard, blocks, number, counts)
-            padded += int((keys == EMPTY).any(axis=1).sum())
-            out.write(_table(ids, keys, plan.schema))
-            sampled.append(keys[rows[(rows >= first) & (rows < first + len(keys))] - first])
-            first += len(keys)
-            plan.meter.count(MERGE, len(keys))
-    plan.meter.count(MERGE, 0, out.entry.bytes)
-    keys = np.concatenate(sampled)
-    previous = plan.previous.get(source.name)
-    shares = None if previous is None else overlap.overlaps(previous, shard, rows, keys)
+    written = blocks[0].content
+    if not isinstance(written, WrittenShard):
+        ids = enumerate(source.id_batches(shard, plan.batch))
+        chunks = ((some, *_merge_chunk(plan, source, shard, blocks, number)) for number, some in ids)
+        with profile.stage("merge"):
+            written = _write_shard(plan, source, shard, chunks, counts)
+    rows, previous = _sampled_rows(plan, source, shard), plan.previous.get(source.name)
+    shares = None if previous is None else overlap.overlaps(previous, shard, rows, written.sampled)
     tuned = {offer.block: offer.params for offer in blocks}
     audit = _exact_rows(plan, blocks, len(rows))
-    counters = {"rows": first, "padded_rows": padded, **funnel(counts)}
-    return MergedShard(shard, out.entry, counters, keys, audit, shares, tuned, profile)
+    counters = {"rows": written.rows, "padded_rows": written.padded, **funnel(counts)}
+    return MergedShard(shard, written.entry, counters, written.sampled, audit, shares, tuned, profile)
 
 
 def summarize(plan: Plan, source: Source, merged: Iterable[MergedShard]) -> dict[str, Any]:
@@ -186,6 +200,95 @@ def _tune(plan: Plan, block: Block) -> SearchParams:
     return params.tune(block, fixed, lossy, queries, plan.fetch, plan.options.target_recall)
 
 
+def _search_shard(
+    plan: Plan, loaded: LoadedBlock, source: Source, shard: int, profile: Profile
+) -> Callable[[], BlockCandidates]:
+    """Search a shard; what is returned waits for its audit."""
+    plan.meter.start(SEARCH)
+    counts: Counter[str] = Counter()
+    held: list[tuple[np.ndarray, Exclusions]] = []
+    content: Chunks | WrittenShard
+    with profile.stage("search"):
+        batches = _search_batches(plan, loaded, source, shard, counts, held)
+        if plan.sole:
+            rows = ((batch.ids, [keys], weakest) for batch, keys, weakest in batches)
+            content = _write_shard(plan, source, shard, rows, counts)
+        else:
+            with writing_chunks(plan.candidates(source, shard, loaded.number)) as out:
+                for _, keys, weakest in batches:
+                    out.write(keys, weakest)
+                    plan.meter.count(SEARCH, 0, keys.nbytes + weakest.nbytes)
+            content = out.chunks
+    audits = loaded.parts.run(
+        lambda rows: audit_block(loaded.block, rows[0], rows[1], plan.fetch), _gather_rows(held, plan.batch)
+    )
+
+    def finish() -> BlockCandidates:
+        with profile.stage("audit"):
+            audit = stack(list(audits), plan.fetch)
+        return BlockCandidates(loaded.number, content, counts, audit, loaded.params, profile)
+
+    return finish
+
+
+def _search_batches(
+    plan: Plan,
+    loaded: LoadedBlock,
+    source: Source,
+    shard: int,
+    counts: Counter[str],
+    held: list[tuple[np.ndarray, Exclusions]],
+) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
+    """Yield each batch with its keys [B, F] and weakest positives [B]; `held` gets the queries of audited rows."""
+    block, sampled = loaded.block, _sampled_rows(plan, source, shard)
+    searches = (
+        (batch, start_search(block, *batch[2:], plan.fetch, counts, loaded.params.factor, loaded.parts))
+        for batch in source.batches(shard, plan.batch, plan.dimension)
+    )
+    for batch, wait in _one_ahead(searches):
+        keys = wait()
+        yield batch, keys, _weakest(plan, block, batch.queries, batch.exclusions)
+        plan.meter.count(SEARCH, len(keys))
+        rows = sampled[(sampled >= batch.first) & (sampled < batch.first + len(keys))] - batch.first
+        if rows.size:
+            held.append((batch.queries[rows], batch.exclusions.take(rows)))
+
+
+def _one_ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yield items, each when the next is there: of searches the next is at work while one is waited for."""
+    held: deque[T] = deque()
+    for item in items:
+        held.append(item)
+        if len(held) > 1:
+            yield held.popleft()
+    yield from held
+
+
+def _write_shard(
+    plan: Plan,
+    source: Source,
+    shard: int,
+    batches: Iterable[tuple[pa.Array, list[np.ndarray], np.ndarray]],
+    counts: Counter[str],
+) -> WrittenShard:
+    """Write a shard of the table from (query ids [B], keys [B, F] of each label range, weakest positives [B])."""
+    plan.meter.start(MERGE)
+    audited = _sampled_rows(plan, source, shard)
+    sampled = [np.empty((0, plan.columns), np.uint64)]
+    padded = first = 0
+    shards, group = len(source.queries.shards), source.queries.group_rows(shard)
+    with writing_shard(plan.inputs.written(source), shard, shards, plan.schema, group) as out:
+        for ids, ranges, weakest in batches:
+            keys = select(ranges, weakest, plan.options, plan.width, counts)
+            padded += int((keys == EMPTY).any(axis=1).sum())
+            out.write(_table(ids, keys, plan.schema))
+            sampled.append(keys[audited[(audited >= first) & (audited < first + len(keys))] - first])
+            first += len(keys)
+            plan.meter.count(MERGE, len(keys))
+    plan.meter.count(MERGE, 0, out.entry.bytes)
+    return WrittenShard(out.entry, first, padded, np.concatenate(sampled))
+
+
 def _weakest(plan: Plan, block: Block, queries: np.ndarray, exclusions: Exclusions) -> np.ndarray:
     weakest = np.full(len(queries), np.inf, np.float32)
     if has_margin(plan.options):
@@ -206,19 +309,23 @@ def _gather_rows(held: list[tuple[np.ndarray, Exclusions]], most: int) -> list[t
 
 
 def _merge_chunk(
-    plan: Plan, source: Source, shard: int, blocks: list[BlockCandidates], number: int, counts: Counter[str]
-) -> np.ndarray:
-    """Return keys [B, columns] of one chunk. Two blocks' candidates are held at a time, however many there are."""
+    plan: Plan, source: Source, shard: int, blocks: list[BlockCandidates], number: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return keys [B, F] of each label range and weakest positives [B] of one chunk.
+
+    Two blocks' candidates are held at a time, however many there are.
+    """
     ranges: dict[int, np.ndarray] = {}
     weakest: np.ndarray | None = None
     for offer in blocks:
         url = plan.candidates(source, shard, offer.block)
-        keys, lowest = read_chunk(url, offer.chunks, number, plan.batch, plan.fetch)
+        assert isinstance(offer.content, Chunks)
+        keys, lowest = read_chunk(url, offer.content, number, plan.batch, plan.fetch)
         of = plan.range_of[offer.block]
         ranges[of] = merge([ranges[of], keys], plan.fetch) if of in ranges else keys
         weakest = lowest if weakest is None else np.minimum(weakest, lowest)
     assert weakest is not None
-    return select([ranges[of] for of in sorted(ranges)], weakest, plan.options, plan.width, counts)
+    return [ranges[of] for of in sorted(ranges)], weakest
 
 
 def _exact_rows(plan: Plan, blocks: list[BlockCandidates], rows: int) -> Audit:
