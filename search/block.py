@@ -5,7 +5,7 @@ candidate is therefore scored again, pair by pair, and exact search proves that 
 """
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import faiss
@@ -37,6 +37,11 @@ class Block:
     def stop(self) -> int:
         """End of the labels, exclusive."""
         return self.start + len(self.vectors)
+
+    @cached_property
+    def exact(self) -> "Block":
+        """The same labels without an index."""
+        return self if self.index is None else replace(self, index=None)
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Find positions with the `count` best scores, up to rounding: as `search.nearest.nearest`."""

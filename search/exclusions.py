@@ -40,6 +40,11 @@ class Exclusions:
             positives = Ragged(table.column("label_id").to_numpy(), np.arange(table.num_rows + 1))
         return cls(positives, filters_of(table))
 
+    @classmethod
+    def empty(cls) -> "Exclusions":
+        """Return those of no rows."""
+        return cls(Ragged.empty(0), Ragged.empty(0))
+
     def take(self, rows: np.ndarray) -> "Exclusions":
         """Return those of rows `rows` [B'] in that order."""
         return Exclusions(self.positives.take(rows), self.filtered.take(rows))
@@ -54,32 +59,21 @@ class Exclusions:
         return Exclusions(self.positives.concat(other.positives), self.filtered.concat(other.filtered))
 
 
-def search_negatives(
+def start_search(
     block: Block,
     queries: np.ndarray,
     exclusions: Exclusions,
     width: int,
     counts: Counter[str] | None = None,
     refine: int = 1,
-) -> np.ndarray:
-    """Return keys [B, width] of the block's best labels that are not excluded for the row: queries float32 [B, D].
-
-    Fetches as many more as each row can lose, so that a row keeps `width` wherever the block has as many labels left.
-    `counts` gets the candidates that were fetched, and those of them that were dropped, by reason.
-    """
-    return start_search(block, queries, exclusions, width, Counter() if counts is None else counts, refine)()
-
-
-def start_search(
-    block: Block,
-    queries: np.ndarray,
-    exclusions: Exclusions,
-    width: int,
-    counts: Counter[str],
-    refine: int = 1,
     parts: Parts = WHOLE,
 ) -> Callable[[], np.ndarray]:
-    """Start `search_negatives` in parts; what is returned waits for its result."""
+    """Search the block for each row's best labels that are not excluded, by threads perhaps: queries float32 [B, D].
+
+    What is returned waits for the keys [B, width]. Fetches as many more as each row can lose, so that a row keeps
+    `width` wherever the block has as many labels left. `counts` gets the candidates that were fetched, and those of
+    them that were dropped, by reason.
+    """
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)
 
@@ -99,7 +93,8 @@ def start_search(
 
     def finish() -> np.ndarray:
         for dropped in drops:
-            counts.update(dropped)
+            if counts is not None:
+                counts.update(dropped)
         return keys
 
     return finish

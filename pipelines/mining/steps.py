@@ -5,24 +5,24 @@ worker holds is one block and one batch of queries, however many queries and lab
 """
 
 import contextlib
+import itertools
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import faiss
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.aligned import Batch, Source
+from pipelines.common.aligned import Source
 from pipelines.common.vector_blocks import read_block
 from pipelines.mining import overlap
 from pipelines.mining.audit import Audit, audit_block, measure, merge_audits, stack, weakest_positives
-from pipelines.mining.candidate_files import Chunks, read_chunk, writing_chunks
+from pipelines.mining.candidate_files import Chunks, read_chunk, write_chunks
 from pipelines.mining.filters import has_margin, select
 from pipelines.mining.plan import Plan
 from pipelines.mining.profile import Profile
@@ -46,6 +46,7 @@ _PART = 512  # queries that a thread searches at a time: large enough to share t
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
 DROPS = ("positives_dropped", "filtered_dropped", "skipped_top", "beyond_window", "above_margin")
 T = TypeVar("T")
+Rows = tuple[pa.Array, list[np.ndarray], np.ndarray]  # query ids [B], keys [B, F] by label range, weakest positive [B]
 
 
 class LoadedBlock(NamedTuple):
@@ -82,12 +83,11 @@ class BlockCandidates:
 
 
 class MergedShard(NamedTuple):
-    """One finished shard: its entry, counters, and its sampled rows (keys [S, columns]) beside exact search's."""
+    """One finished shard: as written, counters, and its sampled rows as exact search fills them."""
 
     shard: int
-    entry: Shard
+    written: WrittenShard
     counters: dict[str, int]
-    sampled: np.ndarray
     audit: Audit
     overlaps: np.ndarray | None
     params: dict[int, SearchParams]
@@ -133,14 +133,13 @@ def search_shards(
             threads = faiss.omp_get_max_threads()
             pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", set_up, (1,)))
             loaded = loaded._replace(parts=Parts(pool.map, max(1, min(_PART, plan.batch // threads))))
-        profiles = chain([profile], iter(Profile, None))
+        profiles = itertools.chain([profile], iter(Profile, None))
         searches = (
-            ((source, shard), _search_shard(plan, loaded, plan.sources[source], shard, spent))
-            for (source, shard), spent in zip(shards, profiles, strict=False)
+            (shard, _search_shard(plan, loaded, shard, spent)) for shard, spent in zip(shards, profiles, strict=False)
         )
         # The rows that are audited are searched while the next shard is.
-        for place, wait in _one_ahead(searches):
-            yield place, wait()
+        for shard, wait in _one_ahead(searches):
+            yield shard, wait()
 
 
 def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[BlockCandidates]) -> MergedShard:
@@ -151,31 +150,30 @@ def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[Blo
     for offer in blocks:
         counts.update(offer.counts)
     written = blocks[0].content
-    if not isinstance(written, WrittenShard):
-        ids = enumerate(source.id_batches(shard, plan.batch))
-        chunks = ((some, *_merge_chunk(plan, source, shard, blocks, number)) for number, some in ids)
-        with profile.stage("merge"):
+    with profile.stage("merge"):
+        if isinstance(written, Chunks):
+            ids = enumerate(source.id_batches(shard, plan.batch))
+            chunks = ((some, *_merge_chunk(plan, source, shard, blocks, number)) for number, some in ids)
             written = _write_shard(plan, source, shard, chunks, counts)
     rows, previous = _sampled_rows(plan, source, shard), plan.previous.get(source.name)
     shares = None if previous is None else overlap.overlaps(previous, shard, rows, written.sampled)
-    tuned = {offer.block: offer.params for offer in blocks}
-    audit = _exact_rows(plan, blocks, len(rows))
     counters = {"rows": written.rows, "padded_rows": written.padded, **funnel(counts)}
-    return MergedShard(shard, written.entry, counters, written.sampled, audit, shares, tuned, profile)
+    tuned = {offer.block: offer.params for offer in blocks}
+    return MergedShard(shard, written, counters, _exact_rows(plan, blocks, len(rows)), shares, tuned, profile)
 
 
 def summarize(plan: Plan, source: Source, merged: Iterable[MergedShard]) -> dict[str, Any]:
     """Return shards in order, counters, quality and profile of a table, as JSON values for the launching process."""
     shards = sorted(merged, key=lambda shard: shard.shard)
     audit = stack([shard.audit for shard in shards], plan.columns)
-    quality = measure(np.concatenate([shard.sampled for shard in shards]), audit)
+    quality = measure(np.concatenate([shard.written.sampled for shard in shards]), audit)
     tuned = {block: params for shard in shards for block, params in shard.params.items()}
     for name in ("nprobe", "ef_search", "refine"):
         values = [getattr(tuned[block], name) for block in sorted(tuned)]
         if any(value is not None for value in values):
             quality[name] = {"least": min(values), "most": max(values)}
     return {
-        "shards": [shard.entry.model_dump() for shard in shards],
+        "shards": [shard.written.entry.model_dump() for shard in shards],
         "counters": {name: sum(shard.counters[name] for shard in shards) for name in shards[0].counters},
         "quality": {**quality, **_overlap(plan, source, [shard.overlaps for shard in shards])},
         "profile": reduce(Profile.add, (shard.profile for shard in shards), Profile()).facts(),
@@ -201,26 +199,26 @@ def _tune(plan: Plan, block: Block) -> SearchParams:
 
 
 def _search_shard(
-    plan: Plan, loaded: LoadedBlock, source: Source, shard: int, profile: Profile
+    plan: Plan, loaded: LoadedBlock, place: tuple[int, int], profile: Profile
 ) -> Callable[[], BlockCandidates]:
-    """Search a shard; what is returned waits for its audit."""
-    plan.meter.start(SEARCH)
+    """Search the shard of (source, shard); what is returned waits for its audit."""
+    source, shard = plan.sources[place[0]], place[1]
     counts: Counter[str] = Counter()
     held: list[tuple[np.ndarray, Exclusions]] = []
+    rows = _search_batches(plan, loaded, source, shard, counts, held)
     content: Chunks | WrittenShard
     with profile.stage("search"):
-        batches = _search_batches(plan, loaded, source, shard, counts, held)
         if plan.sole:
-            rows = ((batch.ids, [keys], weakest) for batch, keys, weakest in batches)
             content = _write_shard(plan, source, shard, rows, counts)
         else:
-            with writing_chunks(plan.candidates(source, shard, loaded.number)) as out:
-                for _, keys, weakest in batches:
-                    out.write(keys, weakest)
-                    plan.meter.count(SEARCH, 0, keys.nbytes + weakest.nbytes)
-            content = out.chunks
+            url = plan.candidates(source, shard, loaded.number)
+            content = write_chunks(url, ((keys, weakest) for _, (keys,), weakest in rows))
+    # Exact search of a handful of rows costs as much as of a hundred.
+    queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _ in held)])
+    exclusions = reduce(Exclusions.concat, (some for _, some in held), Exclusions.empty())
     audits = loaded.parts.run(
-        lambda rows: audit_block(loaded.block, rows[0], rows[1], plan.fetch), _gather_rows(held, plan.batch)
+        lambda some: audit_block(loaded.block, queries[some], exclusions.take(some), plan.fetch),
+        np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch)),
     )
 
     def finish() -> BlockCandidates:
@@ -238,20 +236,22 @@ def _search_batches(
     shard: int,
     counts: Counter[str],
     held: list[tuple[np.ndarray, Exclusions]],
-) -> Iterator[tuple[Batch, np.ndarray, np.ndarray]]:
-    """Yield each batch with its keys [B, F] and weakest positives [B]; `held` gets the queries of audited rows."""
-    block, sampled = loaded.block, _sampled_rows(plan, source, shard)
+) -> Iterator[Rows]:
+    """Search a shard; `held` gets the queries of audited rows."""
+    plan.meter.start(SEARCH)
+    block, audited = loaded.block, _sampled_rows(plan, source, shard)
     searches = (
         (batch, start_search(block, *batch[2:], plan.fetch, counts, loaded.params.factor, loaded.parts))
         for batch in source.batches(shard, plan.batch, plan.dimension)
     )
     for batch, wait in _one_ahead(searches):
-        keys = wait()
-        yield batch, keys, _weakest(plan, block, batch.queries, batch.exclusions)
-        plan.meter.count(SEARCH, len(keys))
-        rows = sampled[(sampled >= batch.first) & (sampled < batch.first + len(keys))] - batch.first
-        if rows.size:
-            held.append((batch.queries[rows], batch.exclusions.take(rows)))
+        keys, weakest = wait(), np.full(len(batch.queries), np.inf, np.float32)
+        if has_margin(plan.options):
+            np.minimum.at(weakest, *positive_scores(block, batch.queries, batch.exclusions))
+        yield batch.ids, [keys], weakest
+        plan.meter.count(SEARCH, len(keys), 0 if plan.sole else keys.nbytes + weakest.nbytes)
+        rows = _within(audited, batch.first, len(keys))
+        held.append((batch.queries[rows], batch.exclusions.take(rows)))
 
 
 def _one_ahead(items: Iterable[T]) -> Iterator[T]:
@@ -264,17 +264,10 @@ def _one_ahead(items: Iterable[T]) -> Iterator[T]:
     yield from held
 
 
-def _write_shard(
-    plan: Plan,
-    source: Source,
-    shard: int,
-    batches: Iterable[tuple[pa.Array, list[np.ndarray], np.ndarray]],
-    counts: Counter[str],
-) -> WrittenShard:
-    """Write a shard of the table from (query ids [B], keys [B, F] of each label range, weakest positives [B])."""
+def _write_shard(plan: Plan, source: Source, shard: int, batches: Iterable[Rows], counts: Counter[str]) -> WrittenShard:
+    """Write a shard of the table."""
     plan.meter.start(MERGE)
-    audited = _sampled_rows(plan, source, shard)
-    sampled = [np.empty((0, plan.columns), np.uint64)]
+    audited, sampled = _sampled_rows(plan, source, shard), [np.empty((0, plan.columns), np.uint64)]
     padded = first = 0
     shards, group = len(source.queries.shards), source.queries.group_rows(shard)
     with writing_shard(plan.inputs.written(source), shard, shards, plan.schema, group) as out:
@@ -282,30 +275,11 @@ def _write_shard(
             keys = select(ranges, weakest, plan.options, plan.width, counts)
             padded += int((keys == EMPTY).any(axis=1).sum())
             out.write(_table(ids, keys, plan.schema))
-            sampled.append(keys[audited[(audited >= first) & (audited < first + len(keys))] - first])
+            sampled.append(keys[_within(audited, first, len(keys))])
             first += len(keys)
             plan.meter.count(MERGE, len(keys))
     plan.meter.count(MERGE, 0, out.entry.bytes)
     return WrittenShard(out.entry, first, padded, np.concatenate(sampled))
-
-
-def _weakest(plan: Plan, block: Block, queries: np.ndarray, exclusions: Exclusions) -> np.ndarray:
-    weakest = np.full(len(queries), np.inf, np.float32)
-    if has_margin(plan.options):
-        np.minimum.at(weakest, *positive_scores(block, queries, exclusions))
-    return weakest
-
-
-def _gather_rows(held: list[tuple[np.ndarray, Exclusions]], most: int) -> list[tuple[np.ndarray, Exclusions]]:
-    """Join sampled rows of many batches: exact search of a handful of rows costs as much as of a hundred."""
-    gathered: list[tuple[np.ndarray, Exclusions]] = []
-    for queries, exclusions in held:
-        if gathered and len(gathered[-1][0]) + len(queries) <= most:
-            last_queries, last_exclusions = gathered[-1]
-            gathered[-1] = (np.concatenate([last_queries, queries]), last_exclusions.concat(exclusions))
-        else:
-            gathered.append((queries, exclusions))
-    return gathered
 
 
 def _merge_chunk(
@@ -366,4 +340,9 @@ def _sampled_rows(plan: Plan, source: Source, shard: int) -> np.ndarray:
     """Return the audited rows of a shard, counted from its first row."""
     first = sum(entry.rows for entry in source.queries.shards[:shard])
     rows = sample_rows(source.queries.rows, plan.audited(source), plan.options.seed)
-    return rows[(rows >= first) & (rows < first + source.queries.shards[shard].rows)] - first
+    return _within(rows, first, source.queries.shards[shard].rows)
+
+
+def _within(rows: np.ndarray, first: int, count: int) -> np.ndarray:
+    """Return those of `rows` in [first, first + count), counted from `first`."""
+    return rows[(rows >= first) & (rows < first + count)] - first

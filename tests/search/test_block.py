@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemas.ragged import Ragged
 from search.block import Block, score, search, search_exactly
 from search.candidates import best, merge, unpack
-from search.exclusions import Exclusions, Parts, search_negatives, start_search
+from search.exclusions import Exclusions, Parts, start_search
 from search.factory import Factory
 from search.index import build, set_up
 from search.params import SearchParams, apply
@@ -49,7 +49,7 @@ def test_exact_search_is_brute_force_with_any_number_of_ties(seed, labels, rows,
     positives, filters = (random_rows(generator, rows, labels, most) for most in (labels, 3))
     edges = [labels * i // blocks for i in range(blocks + 1)]
     parts = [
-        search_negatives(Block(low, vectors[low:high]), queries, exclusions(positives, filters), width)
+        start_search(Block(low, vectors[low:high]), queries, exclusions(positives, filters), width)()
         for low, high in itertools.pairwise(edges)
         if high > low
     ]
@@ -106,7 +106,7 @@ def test_one_row_with_many_positives_keeps_its_width_and_is_counted():
     positives = [top[i, :200].tolist() if i == 4 else top[i, :1].tolist() for i in range(9)]
     filters = [top[i, 1:3].tolist() if i == 0 else [] for i in range(9)]
     counts: Counter[str] = Counter()
-    keys = search_negatives(Block(0, vectors), queries, exclusions(positives, filters), 7, counts)
+    keys = start_search(Block(0, vectors), queries, exclusions(positives, filters), 7, counts)()
     assert (
         unpack(keys)[0] == brute_force(scores, [{*a, *b} for a, b in zip(positives, filters, strict=True)], 7)
     ).all()
@@ -150,7 +150,7 @@ def test_parts_that_threads_search_are_the_batch(seed, threads, most, data):
     block = Block(0, vectors, data.draw(st.sampled_from([None, built("IVF8,Flat", vectors, 3)])))
     plain: Counter[str] = Counter()
     cut: Counter[str] = Counter()
-    expected = search_negatives(block, queries, dropped, 7, plain, 2)
+    expected = start_search(block, queries, dropped, 7, plain, 2)()
     with ThreadPoolExecutor(threads, initializer=set_up, initargs=(1,)) as pool:
         waits = [start_search(block, queries, dropped, 7, cut, 2, Parts(pool.map, most)) for _ in range(2)]
         assert all((wait() == expected).all() for wait in waits)
