@@ -178,9 +178,7 @@ def search_block(
         if keep and index_url is not None:
             with profile.stage("keep index"):
                 steps.keep_block(plan, index_url, block)
-        for source, shard in shards:
-            yield (source, shard), steps.search_shard(plan, block, plan.sources[source], shard, profile)
-            profile = Profile()
+        yield from steps.search_shards(plan, block, shards, profile)
         del block
         release()
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from schemas.tables import PAD
 
+_FEW = 8  # entries of a row: comparing each costs less than a binary search
 Kind = TypeVar("Kind", bound="_Rows")
 
 
@@ -110,8 +111,13 @@ class Ragged(_Rows, _Ragged):
         """
         if ids.ndim != 2 or ids.shape[0] != self.rows:
             raise ValueError(f"ids are [B, K] with one row a ragged row; got {ids.shape}, expected ({self.rows}, K)")
-        values = np.asarray(self.entries, dtype=np.int64)
         ids = ids.astype(np.int64, copy=False)
+        if self.longest <= _FEW:
+            hits = np.zeros(ids.shape, dtype=bool)
+            for column in self.padded().T:
+                hits |= ids == column[:, None]
+            return hits & (ids >= 0)
+        values = np.asarray(self.entries, dtype=np.int64)
         # Row and id make one number, so that one binary search over all rows replaces a search a row.
         stride = 1 + max(int(values.max(initial=PAD)), int(ids.max(initial=PAD)))
         keys = (self.row_of() * stride + values)[values >= 0]

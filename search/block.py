@@ -4,7 +4,8 @@ Faiss' own scores depend in their last bits on the shape of the matrix product, 
 candidate is therefore scored again, pair by pair, and exact search proves that no other label could have come in.
 """
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import faiss
@@ -17,6 +18,7 @@ from search.on_device import CPU, DeviceVectors
 
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
 _PAIRS = 1 << 22  # scores held at once for the rows that do not
+_ONE = threading.Lock()  # of the threads that search, one holds them
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Block:
     def stop(self) -> int:
         """End of the labels, exclusive."""
         return self.start + len(self.vectors)
+
+    @cached_property
+    def exact(self) -> "Block":
+        """The same labels without an index."""
+        return self if self.index is None else replace(self, index=None)
 
     def nearest(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Find positions with the `count` best scores, up to rounding: as `search.nearest.nearest`."""
@@ -83,7 +90,8 @@ def search_exactly(block: Block, queries: np.ndarray, width: int) -> np.ndarray:
     unsure = np.flatnonzero(weakest <= approximate[:, -1] + noise)
     at_once = max(1, _PAIRS // rows)
     for some in np.split(unsure, range(at_once, len(unsure), at_once)):
-        keys[some] = _search_all(block, queries[some], width, noise[some])
+        with _ONE:
+            keys[some] = _search_all(block, queries[some], width, noise[some])
     return keys
 
 

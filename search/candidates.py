@@ -24,10 +24,10 @@ def pack(label_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
     np.invert(downward, out=downward)
     downward &= np.int32(0x7FFFFFFF)
     downward ^= bits
-    keys = downward.view(np.uint32).astype(np.uint64)
-    keys <<= np.uint64(32)
-    keys |= label_ids.astype(np.uint32)
-    keys[label_ids == PAD] = EMPTY
+    halves = np.empty((*bits.shape, 2), "<u4")
+    halves[..., 0], halves[..., 1] = label_ids, downward.view(np.uint32)
+    keys = halves.view("<u8")[..., 0]
+    np.copyto(keys, EMPTY, where=label_ids == PAD)
     return keys
 
 
@@ -42,8 +42,9 @@ def unpack(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def best(keys: np.ndarray, width: int) -> np.ndarray:
     """Return the best `width` keys of each row, best first: [B, C] -> [B, width], EMPTY at the end where C < width."""
-    missing = max(0, width - keys.shape[1])
-    return np.sort(np.pad(keys, ((0, 0), (0, missing)), constant_values=EMPTY), axis=1)[:, :width]
+    if keys.shape[1] > width:
+        return np.sort(np.partition(keys, width - 1, axis=1)[:, :width], axis=1)
+    return np.pad(np.sort(keys, axis=1), ((0, 0), (0, width - keys.shape[1])), constant_values=EMPTY)
 
 
 def merge(blocks: Sequence[np.ndarray], width: int) -> np.ndarray:

@@ -1,8 +1,9 @@
 """The post-filter of every search: a row's positives and filtered labels are no negatives."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,16 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from search.block import Block, score, search
 from search.candidates import EMPTY, best, unpack
+
+
+class Parts(NamedTuple):
+    """Cut of a batch into parts of at most `most` rows, which `run` searches: `map`, or that of threads."""
+
+    run: Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]] = map
+    most: int | None = None
+
+
+WHOLE = Parts()
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,11 @@ class Exclusions:
             positives = Ragged(table.column("label_id").to_numpy(), np.arange(table.num_rows + 1))
         return cls(positives, filters_of(table))
 
+    @classmethod
+    def empty(cls) -> "Exclusions":
+        """Return those of no rows."""
+        return cls(Ragged.empty(0), Ragged.empty(0))
+
     def take(self, rows: np.ndarray) -> "Exclusions":
         """Return those of rows `rows` [B'] in that order."""
         return Exclusions(self.positives.take(rows), self.filtered.take(rows))
@@ -43,26 +59,45 @@ class Exclusions:
         return Exclusions(self.positives.concat(other.positives), self.filtered.concat(other.filtered))
 
 
-def search_negatives(
+def start_search(
     block: Block,
     queries: np.ndarray,
     exclusions: Exclusions,
     width: int,
     counts: Counter[str] | None = None,
     refine: int = 1,
-) -> np.ndarray:
-    """Return keys [B, width] of the block's best labels that are not excluded for the row: queries float32 [B, D].
+    parts: Parts = WHOLE,
+) -> Callable[[], np.ndarray]:
+    """Search the block for each row's best labels that are not excluded, by threads perhaps: queries float32 [B, D].
 
-    Fetches as many more as each row can lose, so that a row keeps `width` wherever the block has as many labels left.
-    `counts` gets the candidates that were fetched, and those of them that were dropped, by reason.
+    What is returned waits for the keys [B, width]. Fetches as many more as each row can lose, so that a row keeps
+    `width` wherever the block has as many labels left. `counts` gets the candidates that were fetched, and those of
+    them that were dropped, by reason.
     """
     keys = np.full((len(queries), width), EMPTY)
     losses = exclusions.count_in(block.start, block.stop)
-    for rows in _tiers(losses):
-        fetch = min(len(block.vectors), width + int(losses[rows].max()))
+
+    def search_rows(part: tuple[np.ndarray, int]) -> Counter[str]:
+        rows, fetch = part
         fetched = search(block, queries[rows], fetch, refine)
-        keys[rows] = best(_drop_excluded(fetched, exclusions.take(rows), counts), width)
-    return keys
+        left, dropped = _drop_excluded(fetched, exclusions.take(rows))
+        keys[rows] = best(left, width)
+        return dropped
+
+    # What is fetched follows from the whole batch, so that parts find what the batch would.
+    tiers = ((rows, min(len(block.vectors), width + int(losses[rows].max()))) for rows in _tiers(losses))
+    step = parts.most or max(1, len(queries))
+    drops = parts.run(
+        search_rows, [(rows[first : first + step], n) for rows, n in tiers for first in range(0, len(rows), step)]
+    )
+
+    def finish() -> np.ndarray:
+        for dropped in drops:
+            if counts is not None:
+                counts.update(dropped)
+        return keys
+
+    return finish
 
 
 def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, np.ndarray]:
@@ -73,16 +108,16 @@ def positive_scores(block: Block, queries: np.ndarray, exclusions: Exclusions) -
     return rows, score(queries[rows], block.vectors, positions[:, None])[:, 0]
 
 
-def _drop_excluded(keys: np.ndarray, exclusions: Exclusions, counts: Counter[str] | None) -> np.ndarray:
+def _drop_excluded(keys: np.ndarray, exclusions: Exclusions) -> tuple[np.ndarray, Counter[str]]:
     label_ids, _ = unpack(keys)
     positive = exclusions.positives.contains(label_ids)
     filtered = exclusions.filtered.contains(label_ids) & ~positive
-    if counts is not None:
-        candidates = int((keys != EMPTY).sum())
-        counts.update(
-            candidates=candidates, positives_dropped=int(positive.sum()), filtered_dropped=int(filtered.sum())
-        )
-    return np.where(positive | filtered, EMPTY, keys)
+    dropped = Counter(
+        candidates=int((keys != EMPTY).sum()),
+        positives_dropped=int(positive.sum()),
+        filtered_dropped=int(filtered.sum()),
+    )
+    return np.where(positive | filtered, EMPTY, keys), dropped
 
 
 def _tiers(losses: np.ndarray) -> Iterator[np.ndarray]:

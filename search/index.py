@@ -73,6 +73,19 @@ def graph_of(index: faiss.Index) -> faiss.IndexHNSW | None:
     return inner if isinstance(inner, faiss.IndexHNSW) else None
 
 
+def update(index: faiss.Index, positions: np.ndarray, rows: np.ndarray) -> bool:
+    """Put `rows` float32 [n, D] in place of those at `positions` int64 [n]; False for an index that has no lists.
+
+    Centres and codes stay those that the index was trained with.
+    """
+    if lists_of(index) is None:
+        return False
+    positions = np.ascontiguousarray(positions, np.int64)
+    index.remove_ids(faiss.IDSelectorBatch(positions))  # type: ignore[call-arg]
+    index.add_with_ids(np.ascontiguousarray(rows, np.float32), positions)
+    return True
+
+
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
     threads = faiss.omp_get_max_threads()

@@ -5,6 +5,7 @@ import numpy as np
 
 _SCORES = 1 << 22  # held at once
 _MANY = 1024  # queries from which Faiss's blocked search is the faster one; below, it takes up to six times as long
+_MANY_ALONE = 8  # the same where Faiss has one thread: its caller is one of several
 
 
 def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -12,7 +13,7 @@ def nearest(queries: np.ndarray, vectors: np.ndarray, count: int) -> tuple[np.nd
 
     Scores float32 [B, count], best first, and positions int64 [B, count]; equal scores in any order.
     """
-    if len(queries) >= _MANY:
+    if len(queries) >= (_MANY if faiss.omp_get_max_threads() > 1 else _MANY_ALONE):
         return faiss.knn(queries, vectors, count, metric=faiss.METRIC_INNER_PRODUCT)  # type: ignore[no-any-return]
     scores = np.empty((len(queries), 0), np.float32)
     positions = np.empty((len(queries), 0), np.int64)

@@ -19,9 +19,10 @@ from search.exclusions import Exclusions
 
 
 class Batch(NamedTuple):
-    """Rows [first, first + B) of a shard: `queries` float32 [B, D] and the labels to drop for each."""
+    """Rows [first, first + B) of a shard: their `ids`, `queries` float32 [B, D] and the labels to drop for each."""
 
     first: int
+    ids: pa.Array
     queries: np.ndarray
     exclusions: Exclusions
 
@@ -52,7 +53,8 @@ class Source:
         for table in rechunk(self.aligned(shard, columns), rows):
             queries = matrix_column(table, "vector")
             require_finite(queries, first + within, self.embeddings_url)
-            yield Batch(within, padded(queries, dimension), Exclusions.of(table))
+            ids = table.column(self.id_column).combine_chunks()
+            yield Batch(within, ids, padded(queries, dimension), Exclusions.of(table))
             within += table.num_rows
 
     def id_batches(self, shard: int, rows: int) -> Iterator[pa.Array]:

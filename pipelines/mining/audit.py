@@ -1,7 +1,6 @@
 """Quality of a table on a sample of its rows: recall against exact search, and how hard its negatives are."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from schemas.ragged import Ragged
 from search.block import Block
 from search.candidates import merge, unpack
-from search.exclusions import Exclusions, positive_scores, search_negatives
+from search.exclusions import Exclusions, positive_scores, start_search
 
 _QUANTILES = {"p01": 0.01, "p10": 0.10, "p50": 0.50, "p90": 0.90, "p99": 0.99}
 
@@ -28,7 +27,7 @@ class Audit(NamedTuple):
 
 def audit_block(block: Block, queries: np.ndarray, exclusions: Exclusions, width: int) -> Audit:
     """Search one block exactly for sampled queries [S, D], and score their positives in this block."""
-    exact = search_negatives(block if block.index is None else replace(block, index=None), queries, exclusions, width)
+    exact = start_search(block.exact, queries, exclusions, width)()
     rows, scores = positive_scores(block, queries, exclusions)
     return Audit(exact, rows, scores)
 

@@ -4,11 +4,9 @@ A file is its chunks laid end to end; a chunk of n rows is n · F keys, then n f
 positives in this block, infinity without any. Little-endian, as every machine that Faiss runs on.
 """
 
-import contextlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import IO
 
 import numpy as np
 
@@ -24,27 +22,19 @@ class Chunks:
     checksums: tuple[int, ...]
 
 
-class ChunkWriter:
-    """Writer of chunks to a file; `chunks` are those that are written."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.chunks = file, Chunks(0, ())
-
-    def write(self, keys: np.ndarray, weakest: np.ndarray) -> None:
-        """Append keys uint64 [n, F] and weakest float32 [n]."""
-        checksum = 0
-        for part in (keys, weakest):
-            data = np.ascontiguousarray(part).data.cast("B")
-            self._file.write(data)
-            checksum = zlib.crc32(data, checksum)
-        self.chunks = Chunks(self.chunks.rows + len(keys), (*self.chunks.checksums, checksum))
-
-
-@contextlib.contextmanager
-def writing_chunks(url: str) -> Iterator[ChunkWriter]:
-    """Write chunks to `url`, whole or not at all. Raises StorageError."""
+def write_chunks(url: str, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> Chunks:
+    """Write chunks (keys uint64 [n, F], weakest float32 [n]) to `url`, whole or not at all. Raises StorageError."""
+    rows, checksums = 0, []
     with storage.writing(url, durable=False) as path, open(path, "wb") as file:
-        yield ChunkWriter(file)
+        for chunk in chunks:
+            checksum = 0
+            for part in chunk:
+                data = np.ascontiguousarray(part).data.cast("B")
+                file.write(data)
+                checksum = zlib.crc32(data, checksum)
+            rows += len(chunk[0])
+            checksums.append(checksum)
+    return Chunks(rows, tuple(checksums))
 
 
 def read_chunk(url: str, chunks: Chunks, number: int, batch: int, fetch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,9 +9,8 @@ from schemas.errors import ExtremisError
 from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest
 from schemas.ragged import Ragged
-from schemas.shard_files.parquet import matrix_column, open_shard, row_groups_of
-from schemas.shard_files.shards import read_group
-from schemas.storage import join
+from schemas.shard_files.parquet import matrix_column
+from schemas.shard_files.shards import iterate_shard
 from search.candidates import unpack
 
 
@@ -43,21 +42,16 @@ def overlaps(previous: Previous, shard: int, rows: np.ndarray, keys: np.ndarray)
     Rows without negatives are left out. None where the table before is no longer whole: it may be replaced any time.
     """
     label_ids, _ = unpack(keys)
-    shares = [np.empty(0)]
-    entry = previous.manifest.shards[shard]
+    shares, first = [np.empty(0)], 0
     try:
-        with open_shard(previous.url, entry) as file:
-            shard_of, _, first_row = row_groups_of(previous.manifest)
-            first = first_row[:-1][shard_of == shard] - first_row[int(np.searchsorted(shard_of, shard))]
-            group_of = np.searchsorted(first, rows, side="right") - 1
-            for group in np.unique(group_of):
-                inside = group_of == group
-                table = read_group(file, int(group), ["label_ids"], join(previous.url, entry.path))
-                old = matrix_column(table, "label_ids")[rows[inside] - first[group]]
-                new = label_ids[inside]
-                hits = Ragged.from_matrix(np.sort(old, axis=1)).contains(new)
-                sizes = (new >= 0).sum(axis=1)
-                shares.append(hits.sum(axis=1)[sizes > 0] / sizes[sizes > 0])
+        for table in iterate_shard(previous.url, previous.manifest.shards[shard], ["label_ids"]):
+            inside = (rows >= first) & (rows < first + table.num_rows)
+            old = matrix_column(table, "label_ids")[rows[inside] - first]
+            new = label_ids[inside]
+            hits = Ragged.from_matrix(np.sort(old, axis=1)).contains(new)
+            sizes = (new >= 0).sum(axis=1)
+            shares.append(hits.sum(axis=1)[sizes > 0] / sizes[sizes > 0])
+            first += table.num_rows
     except (ExtremisError, IndexError):
         return None
     return np.concatenate(shares)

@@ -77,6 +77,11 @@ class Plan(Blocks):
         return self.width * self.options.ranges
 
     @property
+    def sole(self) -> bool:
+        """Tell whether one block holds all labels: what is found there is the table, with nothing to merge."""
+        return len(self.bounds) == 1
+
+    @property
     def dimension(self) -> int:
         """Columns of vectors and queries in memory."""
         return self.factory.dimension(self.inputs.dimension)
@@ -184,7 +189,7 @@ class Plan(Blocks):
             f"block(s) of up to {self.block_rows:,}, index {self.factory.spec}, {width}, "
             f"{self.batch:,} queries at a time"
         )
-        scratch = rows * len(self.bounds) * (8 * self.fetch + 4)
+        scratch = 0 if self.sole else rows * len(self.bounds) * (8 * self.fetch + 4)
         yield (
             f"{inputs.name}: at most {self.estimate} of {say_bytes(self.options.memory)} a worker process; "
             f"{say_bytes(scratch)} of candidates in {staging(inputs.root)} until the merge"

@@ -4,13 +4,17 @@ Candidates between search and merge lie in storage, one file a block and shard, 
 worker holds is one block and one batch of queries, however many queries and labels there are.
 """
 
+import contextlib
+import itertools
 import json
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import faiss
 import numpy as np
 import pyarrow as pa
 
@@ -18,7 +22,7 @@ from pipelines.common.aligned import Source
 from pipelines.common.vector_blocks import read_block
 from pipelines.mining import overlap
 from pipelines.mining.audit import Audit, audit_block, measure, merge_audits, stack, weakest_positives
-from pipelines.mining.candidate_files import Chunks, read_chunk, writing_chunks
+from pipelines.mining.candidate_files import Chunks, read_chunk, write_chunks
 from pipelines.mining.filters import has_margin, select
 from pipelines.mining.plan import Plan
 from pipelines.mining.profile import Profile
@@ -30,7 +34,7 @@ from schemas.shard_files.parquet import matrix_array, writing_shard
 from search import params
 from search.block import Block
 from search.candidates import EMPTY, merge, unpack
-from search.exclusions import Exclusions, positive_scores, search_negatives
+from search.exclusions import Exclusions, Parts, positive_scores, start_search
 from search.index import build, set_up
 from search.index_files import write_index
 from search.on_device import find_device
@@ -38,8 +42,11 @@ from search.params import SearchParams
 
 _LARGEST_SCORE = float(np.finfo(np.float16).max)
 _TUNING_QUERIES = 512
+_PART = 512  # queries that a thread searches at a time: large enough to share the lists that they read
 INDEX, SEARCH, MERGE = "index vectors", "search", "merge"  # steps
 DROPS = ("positives_dropped", "filtered_dropped", "skipped_top", "beyond_window", "above_margin")
+T = TypeVar("T")
+Rows = tuple[pa.Array, list[np.ndarray], np.ndarray]  # query ids [B], keys [B, F] by label range, weakest positive [B]
 
 
 class LoadedBlock(NamedTuple):
@@ -48,14 +55,27 @@ class LoadedBlock(NamedTuple):
     number: int
     block: Block
     params: SearchParams
+    parts: Parts = Parts()
+
+
+class WrittenShard(NamedTuple):
+    """One shard of a table: its entry, its rows and those that are padded, and the sampled ones: keys [S, columns]."""
+
+    entry: Shard
+    rows: int
+    padded: int
+    sampled: np.ndarray
 
 
 @dataclass(frozen=True)
 class BlockCandidates:
-    """Candidates of one block for one shard: their file, and the audit of the shard's sampled rows."""
+    """Candidates of one block for one shard, and the audit of the shard's sampled rows.
+
+    `content` is their file; of a sole block, whose candidates need no merge, the finished shard.
+    """
 
     block: int
-    chunks: Chunks
+    content: Chunks | WrittenShard
     counts: Counter[str]
     audit: Audit
     params: SearchParams
@@ -63,12 +83,11 @@ class BlockCandidates:
 
 
 class MergedShard(NamedTuple):
-    """One finished shard: its entry, counters, and its sampled rows (keys [S, columns]) beside exact search's."""
+    """One finished shard: as written, counters, and its sampled rows as exact search fills them."""
 
     shard: int
-    entry: Shard
+    written: WrittenShard
     counters: dict[str, int]
-    sampled: np.ndarray
     audit: Audit
     overlaps: np.ndarray | None
     params: dict[int, SearchParams]
@@ -100,68 +119,61 @@ def keep_block(plan: Plan, url: str, loaded: LoadedBlock) -> None:
     storage.write_sealed(plan.kept(loaded.number), json.dumps(note).encode())
 
 
-def search_shard(plan: Plan, loaded: LoadedBlock, source: Source, shard: int, profile: Profile) -> BlockCandidates:
-    """Search every row of the shard against the block and write the candidates. Raises TableError, StorageError."""
-    number, block, tuned = loaded
-    plan.meter.start(SEARCH)
-    sampled = _sampled_rows(plan, source, shard)
-    counts: Counter[str] = Counter()
-    held: list[tuple[np.ndarray, Exclusions]] = []
-    with profile.stage("search"), writing_chunks(plan.candidates(source, shard, number)) as out:
-        for batch in source.batches(shard, plan.batch, plan.dimension):
-            keys = search_negatives(block, batch.queries, batch.exclusions, plan.fetch, counts, tuned.factor)
-            out.write(keys, _weakest(plan, block, batch.queries, batch.exclusions))
-            plan.meter.count(SEARCH, len(keys), keys.nbytes + 4 * len(keys))
-            rows = sampled[(sampled >= batch.first) & (sampled < batch.first + len(batch.queries))] - batch.first
-            if rows.size:
-                held.append((batch.queries[rows], batch.exclusions.take(rows)))
-    with profile.stage("audit"):
-        audits = [audit_block(block, *rows, plan.fetch) for rows in _gather_rows(held, plan.batch)]
-    return BlockCandidates(number, out.chunks, counts, stack(audits, plan.fetch), tuned, profile)
+def search_shards(
+    plan: Plan, loaded: LoadedBlock, shards: Iterable[tuple[int, int]], profile: Profile
+) -> Iterator[tuple[tuple[int, int], BlockCandidates]]:
+    """Search every row of each (source, shard) against the block; write candidates, or a sole block's table.
+
+    Threads search by an index, each a part of a batch alone: what comes before and after Faiss leaves no processor
+    idle, and the parts at work are one batch at most. Exact search takes all threads by itself. Raises TableError,
+    StorageError.
+    """
+    with contextlib.ExitStack() as held:
+        if loaded.block.index is not None:
+            threads = faiss.omp_get_max_threads()
+            pool = held.enter_context(ThreadPoolExecutor(threads, "extremis-search", set_up, (1,)))
+            loaded = loaded._replace(parts=Parts(pool.map, max(1, min(_PART, plan.batch // threads))))
+        profiles = itertools.chain([profile], iter(Profile, None))
+        searches = (
+            (shard, _search_shard(plan, loaded, shard, spent)) for shard, spent in zip(shards, profiles, strict=False)
+        )
+        # The rows that are audited are searched while the next shard is.
+        for shard, wait in _one_ahead(searches):
+            yield shard, wait()
 
 
 def merge_shard(plan: Plan, source: Source, shard: int, candidates: Iterable[BlockCandidates]) -> MergedShard:
     """Write the best of all blocks for every row of the shard, aligned with its queries."""
-    plan.meter.start(MERGE)
     blocks = sorted(candidates, key=lambda offer: offer.block)
     profile = reduce(Profile.add, (offer.profile for offer in blocks), Profile())
     counts: Counter[str] = Counter()
     for offer in blocks:
         counts.update(offer.counts)
-    rows = _sampled_rows(plan, source, shard)
-    sampled = [np.empty((0, plan.columns), np.uint64)]
-    padded = first = 0
-    shards, group = len(source.queries.shards), source.queries.group_rows(shard)
-    with profile.stage("merge"), writing_shard(plan.inputs.written(source), shard, shards, plan.schema, group) as out:
-        for number, ids in enumerate(source.id_batches(shard, plan.batch)):
-            keys = _merge_chunk(plan, source, shard, blocks, number, counts)
-            padded += int((keys == EMPTY).any(axis=1).sum())
-            out.write(_table(ids, keys, plan.schema))
-            sampled.append(keys[rows[(rows >= first) & (rows < first + len(keys))] - first])
-            first += len(keys)
-            plan.meter.count(MERGE, len(keys))
-    plan.meter.count(MERGE, 0, out.entry.bytes)
-    keys = np.concatenate(sampled)
-    previous = plan.previous.get(source.name)
-    shares = None if previous is None else overlap.overlaps(previous, shard, rows, keys)
+    written = blocks[0].content
+    with profile.stage("merge"):
+        if isinstance(written, Chunks):
+            ids = enumerate(source.id_batches(shard, plan.batch))
+            chunks = ((some, *_merge_chunk(plan, source, shard, blocks, number)) for number, some in ids)
+            written = _write_shard(plan, source, shard, chunks, counts)
+    rows, previous = _sampled_rows(plan, source, shard), plan.previous.get(source.name)
+    shares = None if previous is None else overlap.overlaps(previous, shard, rows, written.sampled)
+    counters = {"rows": written.rows, "padded_rows": written.padded, **funnel(counts)}
     tuned = {offer.block: offer.params for offer in blocks}
-    audit = _exact_rows(plan, blocks, len(rows))
-    counters = {"rows": first, "padded_rows": padded, **funnel(counts)}
-    return MergedShard(shard, out.entry, counters, keys, audit, shares, tuned, profile)
+    return MergedShard(shard, written, counters, _exact_rows(plan, blocks, len(rows)), shares, tuned, profile)
 
 
 def summarize(plan: Plan, source: Source, merged: Iterable[MergedShard]) -> dict[str, Any]:
     """Return shards in order, counters, quality and profile of a table, as JSON values for the launching process."""
     shards = sorted(merged, key=lambda shard: shard.shard)
     audit = stack([shard.audit for shard in shards], plan.columns)
-    quality = measure(np.concatenate([shard.sampled for shard in shards]), audit)
+    quality = measure(np.concatenate([shard.written.sampled for shard in shards]), audit)
     tuned = {block: params for shard in shards for block, params in shard.params.items()}
     for name in ("nprobe", "ef_search", "refine"):
         values = [getattr(tuned[block], name) for block in sorted(tuned)]
         if any(value is not None for value in values):
             quality[name] = {"least": min(values), "most": max(values)}
     return {
-        "shards": [shard.entry.model_dump() for shard in shards],
+        "shards": [shard.written.entry.model_dump() for shard in shards],
         "counters": {name: sum(shard.counters[name] for shard in shards) for name in shards[0].counters},
         "quality": {**quality, **_overlap(plan, source, [shard.overlaps for shard in shards])},
         "profile": reduce(Profile.add, (shard.profile for shard in shards), Profile()).facts(),
@@ -186,39 +198,108 @@ def _tune(plan: Plan, block: Block) -> SearchParams:
     return params.tune(block, fixed, lossy, queries, plan.fetch, plan.options.target_recall)
 
 
-def _weakest(plan: Plan, block: Block, queries: np.ndarray, exclusions: Exclusions) -> np.ndarray:
-    weakest = np.full(len(queries), np.inf, np.float32)
-    if has_margin(plan.options):
-        np.minimum.at(weakest, *positive_scores(block, queries, exclusions))
-    return weakest
-
-
-def _gather_rows(held: list[tuple[np.ndarray, Exclusions]], most: int) -> list[tuple[np.ndarray, Exclusions]]:
-    """Join sampled rows of many batches: exact search of a handful of rows costs as much as of a hundred."""
-    gathered: list[tuple[np.ndarray, Exclusions]] = []
-    for queries, exclusions in held:
-        if gathered and len(gathered[-1][0]) + len(queries) <= most:
-            last_queries, last_exclusions = gathered[-1]
-            gathered[-1] = (np.concatenate([last_queries, queries]), last_exclusions.concat(exclusions))
+def _search_shard(
+    plan: Plan, loaded: LoadedBlock, place: tuple[int, int], profile: Profile
+) -> Callable[[], BlockCandidates]:
+    """Search the shard of (source, shard); what is returned waits for its audit."""
+    source, shard = plan.sources[place[0]], place[1]
+    counts: Counter[str] = Counter()
+    held: list[tuple[np.ndarray, Exclusions]] = []
+    rows = _search_batches(plan, loaded, source, shard, counts, held)
+    content: Chunks | WrittenShard
+    with profile.stage("search"):
+        if plan.sole:
+            content = _write_shard(plan, source, shard, rows, counts)
         else:
-            gathered.append((queries, exclusions))
-    return gathered
+            url = plan.candidates(source, shard, loaded.number)
+            content = write_chunks(url, ((keys, weakest) for _, (keys,), weakest in rows))
+    # Exact search of a handful of rows costs as much as of a hundred.
+    queries = np.concatenate([np.empty((0, plan.dimension), np.float32), *(some for some, _ in held)])
+    exclusions = reduce(Exclusions.concat, (some for _, some in held), Exclusions.empty())
+    audits = loaded.parts.run(
+        lambda some: audit_block(loaded.block, queries[some], exclusions.take(some), plan.fetch),
+        np.split(np.arange(len(queries)), range(plan.batch, len(queries), plan.batch)),
+    )
+
+    def finish() -> BlockCandidates:
+        with profile.stage("audit"):
+            audit = stack(list(audits), plan.fetch)
+        return BlockCandidates(loaded.number, content, counts, audit, loaded.params, profile)
+
+    return finish
+
+
+def _search_batches(
+    plan: Plan,
+    loaded: LoadedBlock,
+    source: Source,
+    shard: int,
+    counts: Counter[str],
+    held: list[tuple[np.ndarray, Exclusions]],
+) -> Iterator[Rows]:
+    """Search a shard; `held` gets the queries of audited rows."""
+    plan.meter.start(SEARCH)
+    block, audited = loaded.block, _sampled_rows(plan, source, shard)
+    searches = (
+        (batch, start_search(block, *batch[2:], plan.fetch, counts, loaded.params.factor, loaded.parts))
+        for batch in source.batches(shard, plan.batch, plan.dimension)
+    )
+    for batch, wait in _one_ahead(searches):
+        keys, weakest = wait(), np.full(len(batch.queries), np.inf, np.float32)
+        if has_margin(plan.options):
+            np.minimum.at(weakest, *positive_scores(block, batch.queries, batch.exclusions))
+        yield batch.ids, [keys], weakest
+        plan.meter.count(SEARCH, len(keys), 0 if plan.sole else keys.nbytes + weakest.nbytes)
+        rows = _within(audited, batch.first, len(keys))
+        held.append((batch.queries[rows], batch.exclusions.take(rows)))
+
+
+def _one_ahead(items: Iterable[T]) -> Iterator[T]:
+    """Yield items, each when the next is there: of searches the next is at work while one is waited for."""
+    held: deque[T] = deque()
+    for item in items:
+        held.append(item)
+        if len(held) > 1:
+            yield held.popleft()
+    yield from held
+
+
+def _write_shard(plan: Plan, source: Source, shard: int, batches: Iterable[Rows], counts: Counter[str]) -> WrittenShard:
+    """Write a shard of the table."""
+    plan.meter.start(MERGE)
+    audited, sampled = _sampled_rows(plan, source, shard), [np.empty((0, plan.columns), np.uint64)]
+    padded = first = 0
+    shards, group = len(source.queries.shards), source.queries.group_rows(shard)
+    with writing_shard(plan.inputs.written(source), shard, shards, plan.schema, group) as out:
+        for ids, ranges, weakest in batches:
+            keys = select(ranges, weakest, plan.options, plan.width, counts)
+            padded += int((keys == EMPTY).any(axis=1).sum())
+            out.write(_table(ids, keys, plan.schema))
+            sampled.append(keys[_within(audited, first, len(keys))])
+            first += len(keys)
+            plan.meter.count(MERGE, len(keys))
+    plan.meter.count(MERGE, 0, out.entry.bytes)
+    return WrittenShard(out.entry, first, padded, np.concatenate(sampled))
 
 
 def _merge_chunk(
-    plan: Plan, source: Source, shard: int, blocks: list[BlockCandidates], number: int, counts: Counter[str]
-) -> np.ndarray:
-    """Return keys [B, columns] of one chunk. Two blocks' candidates are held at a time, however many there are."""
+    plan: Plan, source: Source, shard: int, blocks: list[BlockCandidates], number: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return keys [B, F] of each label range and weakest positives [B] of one chunk.
+
+    Two blocks' candidates are held at a time, however many there are.
+    """
     ranges: dict[int, np.ndarray] = {}
     weakest: np.ndarray | None = None
     for offer in blocks:
         url = plan.candidates(source, shard, offer.block)
-        keys, lowest = read_chunk(url, offer.chunks, number, plan.batch, plan.fetch)
+        assert isinstance(offer.content, Chunks)
+        keys, lowest = read_chunk(url, offer.content, number, plan.batch, plan.fetch)
         of = plan.range_of[offer.block]
         ranges[of] = merge([ranges[of], keys], plan.fetch) if of in ranges else keys
         weakest = lowest if weakest is None else np.minimum(weakest, lowest)
     assert weakest is not None
-    return select([ranges[of] for of in sorted(ranges)], weakest, plan.options, plan.width, counts)
+    return [ranges[of] for of in sorted(ranges)], weakest
 
 
 def _exact_rows(plan: Plan, blocks: list[BlockCandidates], rows: int) -> Audit:
@@ -259,4 +340,9 @@ def _sampled_rows(plan: Plan, source: Source, shard: int) -> np.ndarray:
     """Return the audited rows of a shard, counted from its first row."""
     first = sum(entry.rows for entry in source.queries.shards[:shard])
     rows = sample_rows(source.queries.rows, plan.audited(source), plan.options.seed)
-    return rows[(rows >= first) & (rows < first + source.queries.shards[shard].rows)] - first
+    return _within(rows, first, source.queries.shards[shard].rows)
+
+
+def _within(rows: np.ndarray, first: int, count: int) -> np.ndarray:
+    """Return those of `rows` in [first, first + count), counted from `first`."""
+    return rows[(rows >= first) & (rows < first + count)] - first

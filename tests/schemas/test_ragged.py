@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import ragged as module
 from schemas.ragged import Ragged, SparseRows
 
 rows_of_ids = st.lists(st.lists(st.integers(0, 12), max_size=6), min_size=1, max_size=5)
@@ -16,11 +17,14 @@ def ragged(rows: list[list[int]], lead: int = 0) -> Ragged:
     return Ragged(values, np.cumsum([lead, *map(len, rows)]))
 
 
-@given(rows_of_ids, st.integers(0, 3), st.integers(1, 7), st.integers(0, 2**32 - 1))
-def test_contains_is_membership_row_by_row(rows: list[list[int]], lead: int, width: int, seed: int) -> None:
+@pytest.mark.parametrize("few", [0, 100])  # by binary search, and entry by entry
+@given(rows=rows_of_ids, lead=st.integers(0, 3), width=st.integers(1, 7), seed=st.integers(0, 2**32 - 1))
+def test_contains_is_membership_row_by_row(few: int, rows: list[list[int]], lead: int, width: int, seed: int) -> None:
     ids = np.random.default_rng(seed).integers(-1, 14, (len(rows), width))
     expected = [[int(value) in row for value in line] for row, line in zip(rows, ids, strict=True)]
-    np.testing.assert_array_equal(ragged(rows, lead).contains(ids), expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FEW", few)
+        np.testing.assert_array_equal(ragged(rows, lead).contains(ids), expected)
 
 
 def test_pads_in_the_values_match_nothing() -> None:

@@ -1,5 +1,6 @@
 import itertools
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 from schemas.ragged import Ragged
 from search.block import Block, score, search, search_exactly
 from search.candidates import best, merge, unpack
-from search.exclusions import Exclusions, search_negatives
+from search.exclusions import Exclusions, Parts, start_search
 from search.factory import Factory
-from search.index import build
+from search.index import build, set_up
 from search.params import SearchParams, apply
 from tests.pipelines.mining.world import brute_force, random_rows
 
@@ -48,7 +49,7 @@ def test_exact_search_is_brute_force_with_any_number_of_ties(seed, labels, rows,
     positives, filters = (random_rows(generator, rows, labels, most) for most in (labels, 3))
     edges = [labels * i // blocks for i in range(blocks + 1)]
     parts = [
-        search_negatives(Block(low, vectors[low:high]), queries, exclusions(positives, filters), width)
+        start_search(Block(low, vectors[low:high]), queries, exclusions(positives, filters), width)()
         for low, high in itertools.pairwise(edges)
         if high > low
     ]
@@ -105,7 +106,7 @@ def test_one_row_with_many_positives_keeps_its_width_and_is_counted():
     positives = [top[i, :200].tolist() if i == 4 else top[i, :1].tolist() for i in range(9)]
     filters = [top[i, 1:3].tolist() if i == 0 else [] for i in range(9)]
     counts: Counter[str] = Counter()
-    keys = search_negatives(Block(0, vectors), queries, exclusions(positives, filters), 7, counts)
+    keys = start_search(Block(0, vectors), queries, exclusions(positives, filters), 7, counts)()
     assert (
         unpack(keys)[0] == brute_force(scores, [{*a, *b} for a, b in zip(positives, filters, strict=True)], 7)
     ).all()
@@ -137,3 +138,20 @@ def test_approximate_search_scores_as_exact_search_does():
     all_ids, exact = unpack(best(search_exactly(Block(0, vectors), queries, 600), 600))
     scores_of = [dict(zip(a, b, strict=True)) for a, b in zip(all_ids.tolist(), exact.tolist(), strict=True)]
     assert [[scores_of[i][label] for label in row] for i, row in enumerate(label_ids.tolist())] == scores.tolist()
+
+
+@given(seed=st.integers(0, 2**32 - 1), threads=st.integers(1, 3), most=st.integers(1, 9), data=st.data())
+def test_parts_that_threads_search_are_the_batch(seed, threads, most, data):
+    """Rows of one batch share what they fetch, however they are cut and whichever part is done first."""
+    generator = np.random.default_rng(seed)
+    vectors, queries = (generator.integers(-3, 4, (n, 4)).astype(np.float32) for n in (200, 12))
+    positives = [generator.choice(200, data.draw(st.sampled_from([0, 2, 40]))).tolist() for _ in queries]
+    dropped = exclusions(positives, [[int(row)] for row in range(12)])
+    block = Block(0, vectors, data.draw(st.sampled_from([None, built("IVF8,Flat", vectors, 3)])))
+    plain: Counter[str] = Counter()
+    cut: Counter[str] = Counter()
+    expected = start_search(block, queries, dropped, 7, plain, 2)()
+    with ThreadPoolExecutor(threads, initializer=set_up, initargs=(1,)) as pool:
+        waits = [start_search(block, queries, dropped, 7, cut, 2, Parts(pool.map, most)) for _ in range(2)]
+        assert all((wait() == expected).all() for wait in waits)
+    assert cut == plain + plain

@@ -9,7 +9,7 @@ from schemas.errors import InputError
 from schemas.ragged import Ragged
 from search import on_device
 from search.block import Block, search_exactly
-from search.exclusions import Exclusions, search_negatives
+from search.exclusions import Exclusions, start_search
 from search.on_device import DeviceVectors, find_device
 
 DEVICE = "cpu:0"
@@ -25,8 +25,8 @@ def test_keys_are_those_of_a_cpu(rows: int, queries: int, width: int, ties: bool
     np.testing.assert_array_equal(search_exactly(there, x, width), search_exactly(here, x, width))
     positives = Ragged.from_matrix(draw.integers(5, 5 + rows, (queries, 2)))
     exclusions = Exclusions(positives, Ragged.empty(queries))
-    expected = search_negatives(here, x, exclusions, width)
-    np.testing.assert_array_equal(search_negatives(there, x, exclusions, width), expected)
+    expected = start_search(here, x, exclusions, width)()
+    np.testing.assert_array_equal(start_search(there, x, exclusions, width)(), expected)
 
 
 def test_blocks_of_vectors_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,8 +105,8 @@ def _update(
     And how many rows have moved since it was built, and its entry where none does now. None: it has to be built anew.
     `wide`: the rows as the index takes them.
     """
+    from search.index import update
     from search.index_files import load_index
-    from search.updating import update
 
     path = earlier.files[number] if number < len(earlier.files) else None
     if path is None:

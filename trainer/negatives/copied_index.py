@@ -61,7 +61,7 @@ class CopiedIndex(NegativeSource):
     def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
         """Return of all ranks' labels the best for x [B, D] that are no positives, [B, K]."""
         from search.block import padded
-        from search.exclusions import Exclusions, search_negatives
+        from search.exclusions import Exclusions, start_search
 
         assert x is not None
         queries = x.cpu().numpy()
@@ -69,7 +69,7 @@ class CopiedIndex(NegativeSource):
         positives = Ragged(batch.positives, batch.positive_offsets)
         exclusions = Exclusions(positives, Ragged.empty(len(batch)))
         queries = padded(queries, block.vectors.shape[1])
-        keys = search_negatives(block, queries, exclusions, self._options.width, refine=params.factor)
+        keys = start_search(block, queries, exclusions, self._options.width, refine=params.factor)()
         return best_of_ranks(keys, self._options.width, self._group)
 
     def _index(self, queries: np.ndarray) -> "tuple[Block, SearchParams]":
