@@ -6,9 +6,9 @@ the way from storage to a column is found before the column is made.
 
 import base64
 from collections.abc import Iterable
-from zlib import crc32
 
 import numpy as np
+from zlib_ng.zlib_ng import crc32  # ten times as fast as that of zlib
 
 __all__ = ["crc32", "pack", "unpack"]
 _TYPE = np.dtype("<u4")

@@ -4,13 +4,13 @@ A file is its chunks laid end to end; a chunk of n rows is n · F keys, then n f
 positives in this block, infinity without any. Little-endian, as every machine that Faiss runs on.
 """
 
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from schemas import storage
+from schemas.checksums import crc32
 from schemas.errors import StorageError
 
 
@@ -31,7 +31,7 @@ def write_chunks(url: str, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> C
             for part in chunk:
                 data = np.ascontiguousarray(part).data.cast("B")
                 file.write(data)
-                checksum = zlib.crc32(data, checksum)
+                checksum = crc32(data, checksum)
             rows += len(chunk[0])
             checksums.append(checksum)
     return Chunks(rows, tuple(checksums))

@@ -195,9 +195,9 @@ def _merge_with_pool(queries, weight, pairs):  # type: ignore[no-untyped-def]
 def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-untyped-def]
     """Write query and kind of the pairs [begin, end) of a query."""
     others = begin + offsets[row + 1] - offsets[row]
-    query[begin:end] = row
-    positive[begin:others] = True
-    positive[others:end] = False
+    for pair in range(np.uint64(begin), np.uint64(end)):
+        query[pair] = row
+        positive[pair] = pair < np.uint64(others)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -214,16 +214,21 @@ def _lay_out(queries, size):  # type: ignore[no-untyped-def]
         for i in range(offsets[row], offsets[row + 1]):
             label[size] = positives[i]
             size += 1
-        for column in range(hard.shape[1]):
-            label[size] = hard[row, column]
-            size += hard[row, column] != PAD
-        draws_from[row] = size
-        for column in range(draws.shape[1]):
-            label[size] = draws[row, column]
-            size += draws[row, column] != PAD
-        starts[row + 1] = size
+        draws_from[row] = _append(label, size, hard, row)
+        size = starts[row + 1] = _append(label, draws_from[row], draws, row)
     label[size : size + len(pool)] = pool
     return label[: size + len(pool)], starts, draws_from
+
+
+@numba.njit(nogil=True, cache=True)
+def _append(label, size, matrix, row):  # type: ignore[no-untyped-def]
+    """Write the labels of a row behind the first `size`, without pads; return how many there are then."""
+    end = np.uint64(size)  # unsigned, as all that is an index here: no test for one below 0
+    for column in range(np.uint64(matrix.shape[1])):
+        value = matrix[np.uint64(row), column]
+        label[end] = value
+        end += np.uint64(value != PAD)
+    return np.int64(end)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -246,31 +251,27 @@ def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
 def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped-def]
     """Do as `_number` by a bitmap of `words` words."""
     # Word and number of bits before it, side by side, of labels that the pool has not; then of those that it has.
-    bits, in_pool, before_in_pool = (
-        np.zeros((words, 2), np.uint64),
-        np.zeros(words, np.uint64),
-        np.empty(words, np.uint64),
-    )
+    bits, in_pool, before_in_pool = np.zeros((words, 2), np.uint64), np.zeros(words, np.uint64), np.empty(words, np.uint32)
     for value in label[:pairs]:
         bits[np.uint64(value) >> _WORD, 0] |= _BIT << (np.uint64(value) & _LOW)
     for value in label[pairs:]:
         in_pool[np.uint64(value) >> _WORD] |= _BIT << (np.uint64(value) & _LOW)
     drawn = np.uint64(0)
+    for word in in_pool:
+        drawn += _ones(word)
+    labels, before = drawn, np.uint64(0)
     for word in range(words):
-        before_in_pool[word] = drawn
-        drawn += _ones(in_pool[word])
-    labels = drawn
-    for word in range(words):
-        bits[word, 0] &= ~in_pool[word]
-        bits[word, 1] = labels
-        labels += _ones(bits[word, 0])
+        others = bits[word, 0] & ~in_pool[word]
+        bits[word, 0], bits[word, 1], before_in_pool[word] = others, labels, before
+        labels += _ones(others)
+        before += _ones(in_pool[word])
     for i in range(len(label)):
         value = np.uint64(label[i])
         word, bit = value >> _WORD, _BIT << (value & _LOW)
         if bits[word, 0] & bit:
             number = bits[word, 1] + _ones(bits[word, 0] & (bit - _BIT))
         else:
-            number = before_in_pool[word] + _ones(in_pool[word] & (bit - _BIT))
+            number = np.uint64(before_in_pool[word]) + _ones(in_pool[word] & (bit - _BIT))
         ids[number], place[i] = np.int64(value), np.int32(number)
     return np.int64(labels), np.int64(drawn)
 
