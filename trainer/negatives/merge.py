@@ -251,7 +251,8 @@ def _number(label, pairs, ids, place):  # type: ignore[no-untyped-def]
 def _number_by_bits(label, pairs, words, ids, place):  # type: ignore[no-untyped-def]
     """Do as `_number` by a bitmap of `words` words."""
     # Word and number of bits before it, side by side, of labels that the pool has not; then of those that it has.
-    bits, in_pool, before_in_pool = np.zeros((words, 2), np.uint64), np.zeros(words, np.uint64), np.empty(words, np.uint32)
+    bits, in_pool = np.zeros((words, 2), np.uint64), np.zeros(words, np.uint64)
+    before_in_pool = np.empty(words, np.uint32)
     for value in label[:pairs]:
         bits[np.uint64(value) >> _WORD, 0] |= _BIT << (np.uint64(value) & _LOW)
     for value in label[pairs:]:
