@@ -166,7 +166,7 @@ def stream(world: World, threads: int) -> dict[str, Any]:
 
     _, some = _timed(open_stream(world, threads), 4, first=4)
     seen = _timed(open_stream(world, threads), None)[0]
-    check(some, world)  # afterwards: it reads whole tables, and leaves the allocator as no user's is
+    check(some, world)  # after the clock: it reads whole tables, and memory is allocated otherwise then
     return seen
 
 

@@ -22,6 +22,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from trainer.instructions import prefetch_to_write
 from trainer.rows import lanes
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # forms
@@ -85,21 +86,6 @@ _loop: Any = numba.njit(nogil=True, **_OPTIONS)
 _part: Any = numba.njit(forceinline=True, **_OPTIONS)
 
 
-@intrinsic
-def _prefetch(context, address):  # type: ignore[no-untyped-def]
-    """Ask for the cache line at `address`, to be written to; nothing waits for it, and no address is wrong."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        byte = ir.IntType(8).as_pointer()
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        ask = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        builder.call(ask, [builder.inttoptr(arguments[0], byte), number(1), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(types.intp), generate
-
-
 @_part
 def _lines(array):  # type: ignore[no-untyped-def]
     """Return (address, bytes of a row) of a matrix or of one number a row; (0, 0) of none."""
@@ -114,7 +100,7 @@ def _expect(lines, row):  # type: ignore[no-untyped-def]
     # Rows lie far apart: one that is asked for when it is needed costs more than all that is done with it.
     address, width = lines
     for place in range(address + row * width, address + (row + 1) * width, _LINE):
-        _prefetch(place)
+        prefetch_to_write(place)
 
 
 @_part

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 import pyarrow as pa
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column, matrix_column
+from trainer.instructions import prefetch
 
 _AHEAD = 16  # rows that are fetched from memory while one is copied
 _NEXT = np.uint64(1)
@@ -60,29 +58,14 @@ def _find_rows(offsets, rows, bounds, ends, stops):  # type: ignore[no-untyped-d
 
 @numba.njit(nogil=True, cache=True)
 def _copy_rows(values, offsets, rows, into):  # type: ignore[no-untyped-def]
-    end = np.uint64(0)
+    begin, end = np.intp(values.ctypes.data), np.uint64(0)
     for number in range(len(rows)):
-        _prefetch(values, offsets[rows[min(number + _AHEAD, len(rows) - 1)]])
+        ahead = rows[min(number + _AHEAD, len(rows) - 1)]
+        prefetch(begin + offsets[ahead] * values.itemsize)
         row = np.uint64(rows[number])
         for i in range(np.uint64(offsets[row]), np.uint64(offsets[row + _NEXT])):
             into[end] = values[i]
             end += _NEXT
-
-
-@intrinsic
-def _prefetch(context, array, place):  # type: ignore[no-untyped-def]
-    """Ask for array[place], which is read soon: the processor does not wait for it."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        name, kind = "llvm.prefetch.p0i8", ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        fetch = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-        read, keep, is_data = flag(0), flag(3), flag(1)
-        builder.call(fetch, [builder.bitcast(builder.gep(data, [arguments[1]]), byte), read, keep, is_data])
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp), generate
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from trainer.stream.source import Source
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
-PIECES_AHEAD = 2  # of a few batches each, beyond those that threads are at
+PIECES_AHEAD = 1  # of a few batches each, beyond those that threads are at
 _OPTIONAL = {"clusters", "parts"}  # of a state, where there are such
 WINDOWS_AHEAD = 1  # that threads decode; a remote store is asked for the one after it meanwhile
 

@@ -1,0 +1,36 @@
+"""Instructions of the processor that Numba has no function for, for compiled loops.
+
+Numba's cache knows only the file of a loop: after a change here, touch the files that use it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def prefetch(context, address):  # type: ignore[no-untyped-def]
+    """Ask for the cache line at `address`, to be read; nothing waits for it, and no address is wrong."""
+    return types.void(types.intp), _prefetch(0)
+
+
+@intrinsic
+def prefetch_to_write(context, address):  # type: ignore[no-untyped-def]
+    """Ask for the cache line at `address`, to be written to; nothing waits for it, and no address is wrong."""
+    return types.void(types.intp), _prefetch(1)
+
+
+def _prefetch(writes: int) -> Callable[..., Any]:
+    """Return the code that asks for a line and keeps it in all caches."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        ask = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        builder.call(ask, [builder.inttoptr(arguments[0], byte), number(writes), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return generate
