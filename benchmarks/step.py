@@ -145,6 +145,7 @@ def main() -> None:
             _against_full(figures, ratios, name, large, 1)
         del large
     figures[f"bytes {SMALLEST}"] = {form: _bytes(small, form) for form in FORMS}
+    figures["own pool, planning: ms at the speed of memory"] = round(_planning_limit(small) * 1e3, 2)
     if not arguments.quick:
         _mapped(figures, ratios, arguments.folder, rounds)
     for form in FORMS:
@@ -250,6 +251,20 @@ def _bytes(world: World, form: str) -> dict[str, int]:
         "pairs, read and sorted by label": round(pairs * 4 * (4 + 4)),
         "a copy of the rows and its gradient, each written and read": round(world.rows(form) * D * 4 * 4),
     }
+
+
+def _planning_limit(world: World) -> float:
+    """Seconds in which memory takes what planning reads (labels) and writes (labels, pairs), each byte once."""
+    candidates = world.own_pools[0]
+    pairs = candidates.pair_query, candidates.pair_label, candidates.pair_positive, candidates.pair_weight
+    size = B * (POSITIVES + HARD + RANDOM) * 4 + candidates.ids.nbytes + sum(column.nbytes for column in pairs)
+    source, target = np.ones(1 << 26, np.uint8), np.zeros(1 << 26, np.uint8)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - began)
+    return size * min(seconds) / (2 * len(source))
 
 
 def _fits(name: str) -> bool:

@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.common.joined_tables import LABELS, LEAST_TOKENS, MOST_TOKENS, POSITIVES, World
 from benchmarks.common.report import Bar, interleave, medians, report, require
+from schemas.storage import join
 
 ROOT = Path(__file__).parents[1]
 THREADS = (0, 1, 2, 3)
@@ -39,6 +41,7 @@ WARM = 8  # batches
 BUFFER = 1_000  # samples that other loaders shuffle within, where they have a buffer
 PREFETCHED = 4  # batches of a worker at the most
 STREAMS = 8
+OTHER_LABELS = {"131K": 131_072, "100M": 100_000_000}  # besides LABELS
 # Module of each: the libraries are looked for in several interpreters.
 LIBRARIES = {"webdataset": "webdataset", "mosaicml-streaming": "streaming", "HF datasets": "datasets"}
 RAW, ARROW = ", raw bytes", ", Arrow batches"
@@ -46,6 +49,8 @@ BARS: dict[str, Bar] = {
     "stream / Arrow, one thread": 0.8,
     "stream, 2 threads / in line": 1.7,
     "processor us/row, in line": "<1.2",
+    **{f"stream / Arrow, one thread, {name} labels": 0.8 for name in OTHER_LABELS},
+    **{f"processor us/row, in line, {name} labels": "<1.2" for name in OTHER_LABELS},
     "stream / best peer": 40.0,
 }
 
@@ -129,6 +134,8 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
     ratios = {f"stream / {name}": stream / middle[best[name]] for name in sides if name != "stream"}
     ratios["stream, 2 threads / in line"] = middle["stream, 2 threads"] / middle["stream, 0 threads"]
     ratios["processor us/row, in line"] = medians(cpu)["stream, 0 threads"]
+    for name in OTHER_LABELS:
+        ratios |= _of_labels(world, name, setting.rounds)
     records = [f"stream / {name}" for name in peers if not name.endswith(ARROW)]
     if records:
         ratios["stream / best peer"] = min(ratios[name] for name in records)
@@ -160,6 +167,27 @@ def measure(world: World, setting: Setting, pythons: list[str]) -> None:
     )
 
 
+def _of_labels(world: World, name: str, rounds: int) -> dict[str, float]:
+    """Measure as many rows with another number of labels, in line and with two threads."""
+    other = World(join(world.root, name), world.rows, labels=OTHER_LABELS[name])
+    other.write()
+    cpu: list[float] = []
+
+    def run(side: str, threads: int) -> float:
+        seen = child(side, other, threads)
+        if not threads:
+            cpu.append(seen["cpu"] / seen["rows"] * 1e6)
+        return float(seen["rows"] / seen["seconds"])
+
+    sides = ("stream", 0), ("stream", 2), ("arrow", 1)
+    rates = medians(interleave({f"{side} {threads}": partial(run, side, threads) for side, threads in sides}, rounds))
+    return {
+        f"stream / Arrow, one thread, {name} labels": rates["stream 2"] / rates["arrow 1"],
+        f"stream, 2 threads / in line, {name} labels": rates["stream 2"] / rates["stream 0"],
+        f"processor us/row, in line, {name} labels": statistics.median(cpu),
+    }
+
+
 def stream(world: World, threads: int) -> dict[str, Any]:
     """A whole epoch of the joined stream to tensors."""
     from benchmarks.common.training_batch import check
@@ -175,8 +203,8 @@ def open_stream(world: World, threads: int) -> Iterator[Any]:
     from benchmarks.common.training_batch import SIZE, planner, ready
     from trainer.stream import JoinedStream
 
-    plan = planner(world.width)
-    batches = JoinedStream([world.open()], LABELS, batch=SIZE, streams=STREAMS, threads=threads, plan=plan)
+    plan = planner(world.width, world.labels)
+    batches = JoinedStream([world.open()], world.labels, batch=SIZE, streams=STREAMS, threads=threads, plan=plan)
     return map(ready, batches)
 
 

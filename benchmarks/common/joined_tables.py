@@ -4,7 +4,7 @@ Vectorised, a row group at a time, and the same bytes for the same sizes, on any
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +30,14 @@ _MAKE = 8192  # rows made at a time, whatever the row groups
 
 @dataclass(frozen=True)
 class World:
-    """`rows` queries and a table of `width` negatives each under `root`, in row groups of `group` rows."""
+    """`rows` queries and a table of `width` negatives of `labels` each under `root`, in row groups of `group` rows."""
 
     root: str
     rows: int
     width: int = 50
     group: int = 8192
     seed: int = 0
+    labels: int = LABELS
 
     @property
     def queries(self) -> str:
@@ -48,7 +49,7 @@ class World:
 
     def write(self) -> None:
         """Publish both tables."""
-        ids = tables.label_type(LABELS)
+        ids = tables.label_type(self.labels)
         schemas = (tables.queries(tables.token_type(VOCABULARY), ids), tables.negatives(self.width, ids))
         for url in (self.queries, self.negatives):
             unpublish(url)
@@ -70,7 +71,7 @@ class World:
 
     def open(self, root: str | None = None) -> Source:
         """Open the queries joined with their negatives; `root` is another URL of the same files."""
-        where = World(root, self.rows, self.width, self.group) if root else self
+        where = replace(self, root=root) if root else self
         return Source("queries", Table.open(where.queries, "queries")).with_negatives(where.negatives)
 
     def files(self) -> tuple[list[str], list[str]]:
@@ -113,10 +114,10 @@ class World:
         tokens = np.exp(draw.random(int(lengths.sum())) * np.log(VOCABULARY)).astype(np.uint16) - 1
         # Sorted draws with 0, 1, 2, ... added are distinct: the positives are some of them, the negatives the others.
         count = POSITIVES + self.width
-        labels = np.sort(draw.integers(0, LABELS - count, (_MAKE, count)), axis=1) + np.arange(count)
+        labels = np.sort(draw.integers(0, self.labels - count, (_MAKE, count)), axis=1) + np.arange(count)
         labels = draw.permuted(labels, axis=1)
         scores = -np.sort(draw.random((_MAKE, self.width), np.float32), axis=1)
-        label_type = tables.label_type(LABELS)
+        label_type = tables.label_type(self.labels)
         queries = {
             "query_id": pa.array(ids),
             "key": pc.utf8_lpad(pa.array(ids).cast(pa.string()), 10, "0"),

@@ -24,9 +24,9 @@ SEED = 0
 Ready = dict[str, torch.Tensor]
 
 
-def planner(width: int) -> Planner:
+def planner(width: int, labels: int = LABELS) -> Planner:
     """Return the planner of candidates: a shared pool of POOL random labels, and all `width` hard negatives."""
-    return Planner(Negatives(random=POOL, hard=width), LABELS, SEED)
+    return Planner(Negatives(random=POOL, hard=width), labels, SEED)
 
 
 def warm_up(width: int) -> None:
