@@ -170,6 +170,7 @@ class Predict(Common, total=False):
     exact: bool
     no_filter: bool
     threads: int
+    overwrite: bool
 
 
 class Inspect(Common, total=False):

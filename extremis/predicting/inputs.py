@@ -67,6 +67,10 @@ class Texts:
         if not seen:
             raise InputError(f"{self.source}: nothing to predict for: no row in it.")
 
+    def places(self) -> list[str]:
+        """List the URLs of all files; standard input by its number. Raises InputError as `files` does."""
+        return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
+
     def files(self) -> list[tuple[str, str]]:
         """List (URL, form) of every file, by name. Raises InputError: none there, or one of unknown form."""
         urls = [self.source] if storage.exists(self.source) else self._list()

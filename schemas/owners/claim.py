@@ -26,7 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas import storage
-from schemas.errors import InputError, StorageError
+from schemas.errors import InputError, StorageError, TableError
+from schemas.owners.place import mark, unmark
 from schemas.storage import join
 
 FILE = ".claim.json"
@@ -174,8 +175,9 @@ class Unclaimed(Claim):
 def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     """Hold the claim on the output at `root` for the block; what this thread has claimed already it goes on holding.
 
-    A claim whose owner is gone is taken over, and `say` is told. Raises ClaimedError while another process has it;
-    LostError in place of an error of the block where another took over meanwhile; StorageError.
+    A claim whose owner is gone is taken over, and `say` is told. What is made there is marked (`place`). Raises
+    ClaimedError while another process has it; LostError in place of an error of the block where another took over
+    meanwhile; StorageError.
     """
     key = threading.get_ident(), root
     if key in _HELD:
@@ -185,7 +187,9 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     claim = _acquire(root, Owner.here(doing), say or _silent)
     claim.start()
     _HELD[key] = claim
+    marked = False
     try:
+        marked = mark(root, doing)
         yield claim
     except Exception:
         with contextlib.suppress(StorageError):
@@ -193,6 +197,10 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
         raise
     finally:
         del _HELD[key]
+        if marked:
+            with contextlib.suppress(LostError, StorageError, TableError):
+                claim.require()
+                unmark(root, doing)
         claim.release()
         if is_new:
             storage.remove_empty(root)
