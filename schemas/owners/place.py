@@ -30,11 +30,11 @@ def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> Non
     _require_apart(out, reads)
     if storage.is_stream(out) or storage.exists(out):
         raise InputError(f"{out}: a file, where a folder is written. Give another place.")
-    found = _find(out, storage.list_names(out))
-    if found not in (None, doing):
+    present = _find(out, storage.list_names(out))
+    if present not in (None, doing):
         wanted = _NAMES.get(doing, doing)
         raise InputError(
-            f"{out}: holds {_NAMES.get(found, found)}, and {wanted} would be written there. It is left alone; give "
+            f"{out}: holds {_NAMES.get(present, present)}, and {wanted} would be written there. It is left alone; give "
             "another place."
         )
 
@@ -53,12 +53,10 @@ def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace
 
 
 def mark(out: str, doing: str) -> bool:
-    """Write at `out`, where nothing tells it, that something is `doing` there; return whether the mark is there."""
-    names = storage.list_names(out)
-    if doing in _NAMES and _find(out, names) is None and MARK not in names:
+    """Write at `out`, before anything else, that something is `doing` there; return whether the mark is there."""
+    if doing in _NAMES:
         storage.write_bytes(join(out, MARK), f"{doing}\n".encode())
-        return True
-    return MARK in names
+    return doing in _NAMES
 
 
 def unmark(out: str, doing: str) -> None:
