@@ -57,7 +57,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     stated = stated_options(recipe, overrides)
     text = tomli_w.dumps(stated)
     if out is None:
-        results.print(text, markup=False, end="")
+        results.print(text, end="")
         return stated
     if storage.exists(out):
         raise InputError(f"{out}: there is a file here already. Choose another name.")
