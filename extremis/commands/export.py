@@ -52,10 +52,11 @@ def export(data: str, run: str, out: str, current: bool, **options: Any) -> dict
       extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
     from schemas.versions.current import own_name, switch
-    from trainer.export import export as exporting
 
     if current:
         own_name(out)
+    from trainer.export import export as exporting
+
     manifest = exporting.export(data, run, out, exporting.ExportOptions(**options), say)
     facts = manifest.parameters
     say(f"{out}: step {facts['step']:,}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
