@@ -48,7 +48,7 @@ def test_a_new_name_has_plain_characters(name: str) -> None:
 )
 def test_another_new_name_is_refused_in_one_short_line(name: str) -> None:
     with pytest.raises(
-        InputError, match="--part '.*: a name has 1 to 128 of the characters .* Choose another"
+        InputError, match=r"--part '.*: a name has 1 to 128 of the characters .* Choose another"
     ) as error:
         check_name("--part", name)
     assert len(str(error.value)) < 300
