@@ -1,25 +1,33 @@
-"""The whole loop under kills, pauses, rivals and a failing network: every artifact is that of an undisturbed loop.
+"""The whole loop under kills, rivals and bad weather: every artifact is that of an undisturbed loop.
 
-Shard, run with a miner, evaluate, export and predict, on a local S3 server behind a proxy that refuses, loses,
-resets, drops and delays requests. At random moments a process is killed with SIGKILL (the command, its miner, a worker
-of a pipeline, or all of them), the command is told to end by SIGTERM, is paused for longer than a lease while another
-one takes over, or gets a rival with the same command; whatever ended is started again. At the end all objects are
-compared with those of one loop that nobody disturbed.
+Shard, run with a miner, evaluate, fuse, export and predict, in turns on a local S3 server behind a proxy that refuses,
+loses, resets, drops and delays requests, and on a small disk. At random moments a process is killed with SIGKILL (the
+command, its miner, a worker of a pipeline, or all of them), the command is told to end by SIGTERM or SIGHUP, is paused
+for longer than a lease while another one takes over, loses the reader of its log, or gets a rival with the same
+command, or with --overwrite; whatever ended is started again. Processes have clocks of their own, up to 20 minutes
+apart, scratch files in memory or on a disk that fills and empties, and 1 MB of shared memory. At the end all objects
+are compared with those of one loop that nobody disturbed. Mounts are in a namespace of their own; where none is
+allowed, there are no disks.
 
     python -m benchmarks.chaos [--quick] [--minutes M] [--seed S]
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import random
+import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,9 +52,29 @@ DISTURBANCES = {
     "kill the command": 4,
     "kill a child": 4,
     "terminate": 2,
+    "hang up": 2,
     "pause, and another takes over": 1,
+    "close the log": 2,
     "rival": 2,
+    "rival with --overwrite": 2,
 }
+WEATHER = {
+    "clocks apart": 0.5,
+    "scratch in memory": 0.2,
+    "scratch on a disk that fills": 0.2,
+    "little shared memory": 0.2,
+}
+OVERWRITES = ("shard", "export")  # commands that have the option
+SIGNALS = {"terminate": signal.SIGTERM, "hang up": signal.SIGHUP}
+NAMESPACE = "CHAOS_NAMESPACE"  # environment variable: words that give a command mounts of its own
+DISK_BYTES = 64 << 20
+SILENT_SECONDS = 60  # that no log is silent for
+CLOCKS = """
+import os, time
+shift = os.getpid() * 7919 % 2401 - 1200
+seconds, nanoseconds = time.time, time.time_ns
+time.time, time.time_ns = lambda: seconds() + shift, lambda: nanoseconds() + shift * 10**9
+"""  # a `sitecustomize`: seconds that the clock of a process is wrong by
 CHOICES = sets(
     "order.batch=128",
     "train.epochs=5",
@@ -59,7 +87,8 @@ CHOICES = sets(
 )
 TIMED = ("seconds", "rows_per_second")  # begin the names of what a clock measured
 UNEQUAL = ("spent.json", "commands.json")  # what the miner's work took, and what was typed
-OWNED = ("Let it finish", "no sign of life")  # what a second writer says, and one that was replaced
+# What a second writer says, one that was replaced, and one that has too little room.
+OWNED = ("Let it finish", "no sign of life", " are free")
 LEFTOVERS = (".claim", ".staging", ".tmp-", ".parts", ".candidates")
 
 
@@ -69,62 +98,174 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="how long loops are begun (30)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults and of the moments")
     options = parser.parse_args()
+    if NAMESPACE not in os.environ:
+        os.environ[NAMESPACE] = words = "unshare -m" if os.geteuid() == 0 else "unshare -rm"
+        if subprocess.run([*words.split(), "true"], capture_output=True, check=False).returncode == 0:
+            os.execvp("unshare", [*words.split(), *sys.orig_argv])
+        os.environ[NAMESPACE] = ""
     minutes = options.minutes or (0.5 if options.quick else 30)
     sys.exit(0 if chaos(minutes, options.seed)["holds"] else 1)
 
 
 def chaos(minutes: float, seed: int) -> dict:
     """Run one loop in peace, then disturbed ones for so many minutes; compare, report."""
-    with tempfile.TemporaryDirectory(prefix="chaos-") as name, store(Path(name), seed) as between:
-        raw = write_tate(Path(name) / "raw", 1500, 200)
-        calm = Loop(raw, f"s3://{BUCKET}/calm")
+    with contextlib.ExitStack() as under:
+        name = under.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        between = under.enter_context(store(Path(name), seed))
+        raw, draw = write_tate(Path(name) / "raw", 1500, 200), random.Random(seed)
+        sky = under.enter_context(contextlib.closing(Sky(Path(name) / "sky", draw)))
+        calm = Loop(raw, f"s3://{BUCKET}/calm", sky)
         for step in calm.steps():
             calm.run(step)
-        expected = artifacts("calm")
-        between.faults = Faults(FAULT_SHARE, seed)
-        draw, began = random.Random(seed), time.monotonic()
-        loops, differences, leftovers, totals = 0, list[str](), list[str](), Counter[str]()
-        wrong: list[str] = []
+        expected = artifacts(calm.place)
+        began, counts = time.monotonic(), Counter[str]()
+        loops, differences, leftovers, wrong, silence, requests = 0, list[str](), list[str](), list[str](), 0.0, 0
         while loops == 0 or time.monotonic() - began < 60 * minutes:
-            loop = Loop(raw, f"s3://{BUCKET}/loop-{loops}", draw)
+            local = sky.mounts and (loops + seed) % 2
+            loop = Loop(raw, f"{sky.disk if local else f's3://{BUCKET}'}/loop-{loops}", sky)
+            between.faults = faults = Faults(FAULT_SHARE, seed + loops)
             for step in loop.steps():
                 loop.disturb(step)
-            faults, between.faults = between.faults, Faults()
-            made = artifacts(f"loop-{loops}")
-            between.faults = faults
+            between.faults = Faults()
+            made = artifacts(loop.place)
             differing_now = differing(expected, made)
             differences += differing_now
             leftovers += [key for key in made if any(mark in key for mark in LEFTOVERS)]
-            totals += loop.counts
+            counts.update(loop.counts)
+            counts.update({f"fault: {kind}": count for kind, count in faults.done.items()})
             wrong += loop.wrong
-            loops += 1
-            sys.stderr.write(f"loop {loops}: {dict(loop.counts)}, {len(differences)} differences\n")
+            silence, requests, loops = max(silence, loop.silence), requests + faults.requests, loops + 1
+            place = "on the disk" if local else "on S3"
+            sys.stderr.write(f"loop {loops}, {place}: {dict(loop.counts)}, {len(differences)} differences\n")
             sys.stderr.writelines(f"{line}\n" for line in differing_now)
-            fsspec.filesystem("s3").rm(f"{BUCKET}/loop-{loops - 1}", recursive=True)
-        faults = between.faults
+            filesystem, path = fsspec.core.url_to_fs(loop.place)
+            filesystem.rm(path, recursive=True)
+            for left in sky.disk.iterdir():  # scratch files of those that were killed
+                shutil.rmtree(left, ignore_errors=True)
     for line in [*leftovers, *wrong]:
         sys.stderr.write(f"{line}\n")
-    kills = sum(totals[kind] for kind in DISTURBANCES)
+    disturbances = {kind: counts[kind] for kind in (*DISTURBANCES, *WEATHER)}
     return report(
-        "a loop whose processes are killed, paused and doubled at random moments makes what an undisturbed one makes",
+        "a loop whose processes are killed, paused and doubled in bad weather makes what an undisturbed one makes",
         {
             "minutes": round((time.monotonic() - began) / 60, 1),
             "loops": loops,
-            "disturbances": {kind: totals[kind] for kind in DISTURBANCES},
-            "commands started again": totals["started again"],
-            "seconds in the longest command": totals["longest"],
+            "disturbances": disturbances,
+            "commands started again": counts["started again"],
+            "seconds in the longest command": counts["longest"],
+            "seconds of the longest silence": round(silence, 1),
             "artifacts compared": loops * len(expected),
-            "requests": faults.requests,
-            "faults": dict(faults.done),
+            "requests": requests,
+            "faults": {kind.removeprefix("fault: "): counts[kind] for kind in counts if kind.startswith("fault: ")},
         },
         {
             "differences": len(differences),
             "leftovers": len(leftovers),
             "wrong ends": len(wrong),
-            "disturbances": kills,
+            "silence": silence,
+            "disturbances": sum(disturbances.values()),
         },
-        {"differences": "<1", "leftovers": "<1", "wrong ends": "<1", "disturbances": 1},
+        {
+            "differences": "<1",
+            "leftovers": "<1",
+            "wrong ends": "<1",
+            "silence": f"<{SILENT_SECONDS}",
+            "disturbances": 1,
+        },
     )
+
+
+class Sky:
+    """Surroundings of commands, in `folder`: a small disk, a wrong clock, and what else is drawn for each of them."""
+
+    def __init__(self, folder: Path, draw: random.Random) -> None:
+        self.draw, self.disk, self.mounts = draw, folder / "disk", os.environ.get(NAMESPACE, "").split()
+        self._clocks, self._scratch = folder / "clocks", folder / "scratch"
+        for place in (self.disk, self._clocks, self._scratch):
+            place.mkdir(parents=True)
+        (self._clocks / "sitecustomize.py").write_text(CLOCKS)
+        if self.mounts:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", self.disk], check=True)
+
+    def close(self) -> None:
+        """Take the disk away."""
+        if self.mounts:
+            subprocess.run(["umount", "-l", self.disk], check=True)
+
+    def weather(self) -> list[str]:
+        """Draw the weather of one process."""
+        kinds = [kind for kind, share in WEATHER.items() if self.draw.random() < share]
+        return kinds if self.mounts else [kind for kind in kinds if kind == "clocks apart"]
+
+    def start(self, step: list[str], weather: list[str]) -> "Command":
+        """Start a command in this weather."""
+        more, mounts = dict[str, str](), list[str]()
+        if "clocks apart" in weather:
+            more["PYTHONPATH"] = os.pathsep.join(filter(None, (str(self._clocks), os.environ.get("PYTHONPATH"))))
+        if "scratch in memory" in weather:
+            mounts.append(f"mount -t tmpfs -o size=256m tmpfs {self._scratch}")
+            more["TMPDIR"] = str(self._scratch)
+        if "scratch on a disk that fills" in weather:
+            more["TMPDIR"] = str(self.disk)
+        if "little shared memory" in weather:
+            mounts.append("mount -t tmpfs -o size=1m tmpfs /dev/shm")
+        within = [*self.mounts, "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"] if mounts else []
+        return Command([*within, *command(*step)], more)
+
+    @contextlib.contextmanager
+    def filling(self) -> Iterator[None]:
+        """Fill the disk and empty it again until the block ends."""
+        over, filler = threading.Event(), self.disk / "filler"
+
+        def fill() -> None:
+            while self.mounts and not over.wait(draw.uniform(1, 8)):
+                with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                    while True:
+                        file.write(bytes(1 << 16))
+                over.wait(draw.uniform(0.2, 4))
+                filler.unlink()
+
+        draw = random.Random(self.draw.random())
+        thread = threading.Thread(target=fill)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+class Command:
+    """A process of a command, whose log is read as it comes: what was `said`, and seconds of the longest `silence`."""
+
+    def __init__(self, words: list[str], more: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            words, env=environment(more), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        self.said, self.silence, self.is_paused, self.is_deaf = "", 0.0, False, False
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def end(self) -> int:
+        """Wait until the process has ended, and all that hold its log; its status. Raises subprocess.TimeoutExpired."""
+        status = self.process.wait(COMMAND_SECONDS)
+        self._reader.join(COMMAND_SECONDS)
+        return status
+
+    def _read(self) -> None:
+        log, heard, content = self.process.stderr, time.monotonic(), b""
+        assert log is not None
+        while not self.is_deaf:
+            if select.select([log], [], [], 0.1)[0]:
+                chunk = os.read(log.fileno(), 1 << 16)
+                if not chunk:
+                    break
+                content += chunk
+                self.said, heard = content.decode(errors="replace"), time.monotonic()
+            if self.is_paused or self.process.poll() is not None:
+                heard = time.monotonic()
+            self.silence = max(self.silence, time.monotonic() - heard)
+        log.close()
 
 
 @dataclass
@@ -133,9 +274,10 @@ class Loop:
 
     raw: Path
     place: str
-    draw: random.Random = field(default_factory=random.Random)
+    sky: Sky
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    silence: float = 0.0
 
     def steps(self) -> list[list[str]]:
         """Return the commands, in order."""
@@ -150,101 +292,105 @@ class Loop:
             ["predict", exported, "--data", data, f"{self.place}/predictions.jsonl"],
         ]
 
-    def run(self, step: list[str]) -> float:
-        """Run a command to its end, which has to be good; the seconds that it took."""
-        began = time.monotonic()
-        process = start(step)
-        _, said = process.communicate(timeout=COMMAND_SECONDS)
-        if process.returncode:
-            raise SystemExit(f"chaos: {step[0]} ended with {process.returncode}, undisturbed:\n{said}")
-        return time.monotonic() - began
+    def run(self, step: list[str]) -> None:
+        """Run a command to its end, which has to be good."""
+        undisturbed = self.sky.start(step, [])
+        if status := undisturbed.end():
+            raise SystemExit(f"chaos: {step[0]} ended with {status}, undisturbed:\n{undisturbed.said}")
 
     def disturb(self, step: list[str]) -> None:
         """Run a command, disturb it now and then, and start it again until it has ended well."""
         for number in range(TRIES):
             began = time.monotonic()
-            rivals = [start(step)]
             # The first try is disturbed for certain, and later ones less and less.
-            if self.draw.random() < 0.9**number:
-                self._strike(step, rivals)
-            statuses = [self._end(step, process) for process in rivals]
+            if self.sky.draw.random() < 0.9**number:
+                with self.sky.filling():
+                    rivals = [self._start(step)]
+                    self._strike(step, rivals)
+                    statuses = [self._end(step, rival) for rival in rivals]
+            else:
+                statuses = [self._end(step, self.sky.start(step, []))]
             self.counts["longest"] = max(self.counts["longest"], int(time.monotonic() - began))
             if 0 in statuses:
                 return
             self.counts["started again"] += 1
         raise SystemExit(f"chaos: {step[0]} did not end well in {TRIES} tries")
 
-    def _strike(self, step: list[str], rivals: list[subprocess.Popen]) -> None:
+    def _start(self, step: list[str]) -> Command:
+        weather = self.sky.weather()
+        self.counts.update(weather)
+        return self.sky.start(step, weather)
+
+    def _strike(self, step: list[str], rivals: list[Command]) -> None:
         """Disturb the command at a random moment; a second process of it is added to `rivals`."""
+        draw, first = self.sky.draw, rivals[0]
         seconds = {"run": 40.0, "shard": 14.0}.get(step[0], 8.0)
-        until = time.monotonic() + self.draw.uniform(0.3, seconds)
-        kind = self.draw.choices(list(DISTURBANCES), list(DISTURBANCES.values()))[0]
-        process = rivals[0]
-        if kind == "rival":
-            time.sleep(self.draw.uniform(0, 2))
-            rivals.append(start(step))
+        until = time.monotonic() + draw.uniform(0.3, seconds)
+        kind = draw.choices(list(DISTURBANCES), list(DISTURBANCES.values()))[0]
+        if kind.startswith("rival"):
+            time.sleep(draw.uniform(0, 2))
+            if step[0] not in OVERWRITES:
+                kind = "rival"
+            rivals.append(self._start([*step, "--overwrite"] if kind.endswith("--overwrite") else step))
             self.counts[kind] += 1
             return
         while time.monotonic() < until:
-            if process.poll() is not None:
+            if first.process.poll() is not None:
                 return
             time.sleep(0.05)
         try:
-            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            process = psutil.Process(first.process.pid)
+            family = [process, *process.children(recursive=True)]
         except psutil.NoSuchProcess:
             return
         if kind == "kill a child" and len(family) == 1:
             kind = "kill the command"
         self.counts[kind] += 1
-        if kind == "pause, and another takes over":
-            with paused(process.pid):
-                rivals.append(start(step))
-                time.sleep(PAUSE_SECONDS)
+        if kind == "close the log":
+            first.is_deaf = True
             return
-        targets = {"kill all": family, "kill a child": [self.draw.choice(family[1:] or family)]}.get(kind, family[:1])
+        if kind == "pause, and another takes over":
+            first.is_paused = True
+            with paused(process.pid):
+                rivals.append(self._start(step))
+                time.sleep(PAUSE_SECONDS)
+            first.is_paused = False
+            return
+        targets = {"kill all": family, "kill a child": [draw.choice(family[1:] or family)]}.get(kind, family[:1])
         for target in targets:
             try:
-                target.send_signal(signal.SIGTERM if kind == "terminate" else signal.SIGKILL)
+                target.send_signal(SIGNALS.get(kind, signal.SIGKILL))
             except psutil.NoSuchProcess:
                 continue
 
-    def _end(self, step: list[str], process: subprocess.Popen) -> int:
+    def _end(self, step: list[str], rival: Command) -> int:
         """Wait for a command's end, and look whether it ended as commands may."""
         try:
-            _, said = process.communicate(timeout=COMMAND_SECONDS)
+            status = rival.end()
         except subprocess.TimeoutExpired:
-            process.kill()
-            _, said = process.communicate()
-            self.wrong.append(f"{step[0]}: no end within {COMMAND_SECONDS:g} seconds: {said[-2000:]}")
+            rival.process.kill()
+            self.wrong.append(f"{step[0]}: no end within {COMMAND_SECONDS:g} seconds: {rival.said[-2000:]}")
             return -1
-        status = process.returncode
+        self.silence = max(self.silence, rival.silence)
+        if rival.silence >= SILENT_SECONDS:
+            self.wrong.append(f"{step[0]} was silent for {rival.silence:.0f} seconds: {rival.said[-2000:]}")
+        said = rival.said
         is_told = status in (1, 2, 143) and sum(line.startswith("error: ") for line in said.splitlines()) == 1
         if status == 2 and not any(words in said for words in OWNED):
             is_told = False
-        if (status not in (0, -signal.SIGKILL, -signal.SIGTERM) and not is_told) or "Traceback" in said:
+        is_told = is_told or (rival.is_deaf and status in (1, 143))
+        ends = (0, -signal.SIGKILL, *(-number for number in SIGNALS.values()))
+        if (status not in ends and not is_told) or "Traceback" in said:
             self.wrong.append(f"{step[0]} ended with {status}: {said[-2000:]}")
         return status
 
 
-def start(step: list[str]) -> subprocess.Popen:
-    """Start a command as a process of its own."""
-    return subprocess.Popen(
-        command(*step),
-        env=environment(),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-
-
-def artifacts(prefix: str) -> dict[str, bytes]:
-    """Return what is below `prefix`, by key, without what a clock measured."""
-    filesystem = fsspec.filesystem("s3")
+def artifacts(place: str) -> dict[str, bytes]:
+    """Return what is below `place`, by key, without what a clock measured."""
+    filesystem, prefix = fsspec.core.url_to_fs(place)
     filesystem.invalidate_cache()
-    keys = [str(key) for key in filesystem.find(f"{BUCKET}/{prefix}")]
-    contents = {key.removeprefix(f"{BUCKET}/{prefix}/"): filesystem.cat_file(key) for key in keys}
+    keys = [str(key) for key in filesystem.find(prefix)]
+    contents = {key.removeprefix(f"{prefix}/"): filesystem.cat_file(key) for key in keys}
     return {key: timeless(key, content) for key, content in contents.items() if not key.endswith(UNEQUAL)}
 
 

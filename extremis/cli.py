@@ -1,5 +1,6 @@
 """The command line `extremis`: one command per step of the loop."""
 
+import io
 import os
 import shlex
 import sys
@@ -110,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say_error("interrupted")
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        error.show(said := io.StringIO())
+        say_error(said.getvalue().rstrip())
         sys.exit(2)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)

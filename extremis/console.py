@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,24 +16,41 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from extremis.waiting import alive, spoke, suspended
 from schemas.secrets import redact
 from schemas.sizes import say_count
 
+# Control characters: they move the cursor, change colours, or turn the direction of writing.
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 
-class _RedactingConsole(Console):
-    """A console that prints texts without the credentials that a URL in them may carry."""
+
+def without_controls(text: str) -> str:
+    """Return `text` with a mark for each control character but tabs and ends of lines."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+class _SafeConsole(Console):
+    """A console of texts as they are, but for credentials in URLs and, on a terminal, control characters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
         spoke()
-        super().print(*(redact(item) if isinstance(item, str) else item for item in objects), **options)
+        super().print(*objects, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Render each string that is printed, also in a cell of a table."""
+        return super().render_str(without_controls(redact(text)) if self.is_terminal else redact(text), **options)
 
 
 _PIPED_WIDTH = 200  # characters of a table's line where no terminal says how many
@@ -64,7 +83,7 @@ class Output:
     command: str = ""
 
 
-class _Results(_RedactingConsole):
+class _Results(_SafeConsole):
     """A console of results, which go where the present output says."""
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -77,8 +96,8 @@ class _Results(_RedactingConsole):
 # Messages go to standard error, results to standard output.
 _width_is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
 _width = None if _width_is_known else _PIPED_WIDTH
-notes = _RedactingConsole(stderr=True, highlight=False, soft_wrap=True, width=None if sys.stderr.isatty() else _width)
-results = _Results(highlight=False, soft_wrap=True, width=_width)
+notes = _SafeConsole(stderr=True, width=None if sys.stderr.isatty() else _width)
+results = _Results(width=_width)
 _output = Output()
 _began = time.monotonic()
 
@@ -100,7 +119,7 @@ def at_work(title: str) -> contextlib.AbstractContextManager[None]:
     """
     if _output.quiet or _output.listener is not None or os.environ.get("RANK", "0") != "0":
         return contextlib.nullcontext()
-    return alive(title, notes.is_terminal, lambda line: notes.print(line, markup=False))
+    return alive(title, notes.is_terminal, notes.print)
 
 
 def command_line() -> str:
@@ -130,7 +149,7 @@ def say_lines(message: str) -> None:
 
 def say_error(message: str) -> None:
     """Print an error to standard error, whatever else is not printed."""
-    notes.print(message, markup=False)
+    notes.print(message)
 
 
 def _tell(event: Event) -> None:
@@ -138,7 +157,7 @@ def _tell(event: Event) -> None:
         _output.listener(event)
     elif not _output.quiet:
         seconds = f"{time.monotonic() - _began:7.1f} s  " if _output.verbose else ""
-        notes.print(f"{seconds}{event.text}", markup=False)
+        notes.print(f"{seconds}{event.text}")
 
 
 def print_json(body: Mapping[str, Any]) -> None:
@@ -146,6 +165,25 @@ def print_json(body: Mapping[str, Any]) -> None:
     spoke()
     sys.stdout.write(redact(json.dumps(body)) + "\n")
     sys.stdout.flush()
+
+
+def print_file(path: str) -> None:
+    """Copy a file to standard output: as it is, or text without control characters to a terminal."""
+    spoke()
+    with open(path, "rb") as file:
+        if sys.stdout.isatty():
+            for line in file:
+                sys.stdout.buffer.write(without_controls(line.decode(errors="replace")).encode())
+        else:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+
+
+class _Words(TextColumn):
+    """A column of a bar with text as the console has it."""
+
+    def render(self, task: Task) -> Text:
+        return notes.render_str(self.text_format.format(task=task))
 
 
 class Bar:
@@ -161,12 +199,12 @@ class Bar:
         self._done = 0
         self._next = time.monotonic() + seconds
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            _Words("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            _Words("{task.fields[note]}"),
             console=notes,
             disable=quiet or self._plain,
             transient=True,
@@ -242,7 +280,7 @@ class StepBars:
 
     def _start(self) -> None:
         """Put the bars in the place of the sign of life."""
-        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")
+        columns = _Words("{task.description}"), BarColumn(), _Words("{task.fields[note]}")
         self._progress = Progress(*columns, console=notes, transient=True)
         self._shown.enter_context(suspended())
         self._shown.enter_context(self._progress)

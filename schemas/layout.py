@@ -14,6 +14,7 @@ SPENT = "spent.json"  # beside the tables of a refresh: what mining them took
 # Parameter of a queries table in cluster order, and folder of such tables in a run.
 CLUSTERS = "clusters"
 _NUMBERED = re.compile(r"(epoch|step)-(\d+)")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 def shard_name(index: int, count: int, extension: str = "parquet") -> str:
@@ -51,6 +52,19 @@ def numbered(root: str) -> list[int]:
 def parts_prefix(part: str) -> str:
     """Return the path, below a version, of the tables of the part that it adds."""
     return f"parts/{folder(part)}"
+
+
+def check_name(what: str, name: str) -> str:
+    """Return `name`, which is new and becomes a folder or the name of a part. Raises InputError, by its rule.
+
+    Names that exist already, which earlier versions took, go through `folder`.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{what} {name[:60]!r}: a name has 1 to 128 of the characters a-z, A-Z, 0-9, `.`, `_` and `-`, and no dot "
+            "in front. Choose another."
+        )
+    return name
 
 
 def folder(name: str) -> str:

@@ -2,20 +2,22 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from schemas.errors import InputError
 
 DEVICES = r"^(auto|cpu|cuda(:\d{1,3})?)$"  # names of a device to compute on
 MOST_THREADS = 4096  # of one kind in a process
+MOST_RATE = 10_000  # of learning
 _SHOWN = 200  # characters of a value in a message
 _LONG = re.compile(r"(\S{200})\S{100,}")
 
 
 class Options(BaseModel):
-    """Base of every set of options: no key that it does not know, finite numbers, no change once it is made."""
+    """Base of every set of options: no key that it does not know, finite numbers, which true and false are not."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -27,6 +29,16 @@ class Options(BaseModel):
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63 and name != "seed":
                 raise ValueError(f"{name}: a number of {value.bit_length()} bits; at most 63 are taken")
         return values
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where they would be taken for 1 and 0, also within a table of numbers."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        inner = value.values() if get_origin(kind) is dict and isinstance(value, Mapping) else [value]
+        if kind is not bool and any(isinstance(each, bool) for each in inner):
+            raise PydanticCustomError("truth_value", "input should not be true or false")
+        return value
 
 
 Checked = TypeVar("Checked", bound=Options)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from schemas.errors import InputError
-from schemas.layout import DataLayout
+from schemas.layout import DataLayout, check_name
 from schemas.manifest import open_manifest
-from trainer.config import Recipe
+from trainer.config import Recipe, recipe_names
 from trainer.settings.resolve import facts_of, resolve
 
 SHOWN: tuple[str, ...] = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
@@ -88,7 +88,12 @@ def variants_of(
 
 def _load(names: Sequence[str], data: str, overrides: Sequence[str]) -> Variants:
     """Load recipes by name, or by the path of a file, which gives the line its name. Raises InputError."""
-    return {name.rsplit("/", 1)[-1].removesuffix(".toml"): resolve(name, overrides, data).recipe for name in names}
+    shipped = recipe_names()
+    lines = {
+        name if name in shipped else check_name("--recipes", name.rsplit("/", 1)[-1].removesuffix(".toml")): name
+        for name in names
+    }
+    return {line: resolve(name, overrides, data).recipe for line, name in lines.items()}
 
 
 def _change(recipe: str, changes: Mapping[str, Sequence[str]], data: str, overrides: Sequence[str] = ()) -> Variants:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from extremis.api.options import Url
+from extremis.console import without_controls
 from extremis.predicting.predict import open_exported, token_column, tokenizer_of
 from schemas.errors import InputError
 from schemas.tables import PAD
@@ -43,7 +44,7 @@ class Predictions(list[Prediction]):
         for prediction in self:
             lines = [f"  {label.score:9.4f}  {label.key}  {label.text}" for label in prediction.labels]
             blocks.append("\n".join([prediction.text, *lines]))
-        return "\n".join(blocks)
+        return without_controls("\n".join(blocks))
 
     def _repr_html_(self) -> str:
         rows = [

@@ -169,6 +169,7 @@ class Predict(Common, total=False):
     precision: float
     exact: bool
     no_filter: bool
+    safe_cells: bool
     threads: int
     overwrite: bool
 

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extremis.console import metric_grid
+from extremis.console import metric_grid, without_controls
 
 _LONG = 12  # rows of a list that are shown
 _FEW = 5  # numbers of a mapping that are shown
@@ -38,7 +38,7 @@ class Result(dict[str, Any]):
                 "    " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
                 for row in (columns, *rows)
             ]
-        return "\n".join(lines)
+        return without_controls("\n".join(lines))
 
     def _repr_html_(self) -> str:
         facts = [[name, value] for name, value in self._facts().items()]

@@ -51,7 +51,10 @@ def export(data: str, run: str, out: str, current: bool, **options: Any) -> dict
       extremis export data/ runs/1 exported/
       extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
-    from schemas.versions.current import switch
+    from schemas.versions.current import own_name, switch
+
+    if current:
+        own_name(out)
     from trainer.export import export as exporting
 
     manifest = exporting.export(data, run, out, exporting.ExportOptions(**options), say)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from extremis.console import at_work, output, print_json
+from extremis.console import at_work, output, print_json, say_error
 from schemas.errors import ExtremisError, InputError
 from schemas.options import DEVICES
 
@@ -91,7 +91,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., None]:
                     body = command(**options)
             except ExtremisError:
                 if verbose:
-                    traceback.print_exc()
+                    say_error(traceback.format_exc())
                 raise
         if as_json and body is not None:
             print_json(body)
@@ -145,7 +145,7 @@ training_options = combine(
         "--grace",
         type=click.FloatRange(min=0),
         default=25.0,
-        help="Seconds after SIGTERM for saving a checkpoint. 0: end at once.",
+        help="Seconds after SIGTERM or SIGHUP for saving a checkpoint. 0: end at once.",
     ),
     click.option("--metrics-host", default="127.0.0.1", help="Address that the port listens on."),
     output_options,

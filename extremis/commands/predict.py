@@ -28,6 +28,9 @@ from schemas.errors import InputError
 @click.option("--precision", type=float, help="Use the export's threshold for this precision.")
 @click.option("--exact", is_flag=True, help="Score every label, even where there is an index.")
 @click.option("--no-filter", is_flag=True, help="With --data: keep the filter's pairs among the predictions.")
+@click.option(
+    "--safe-cells", is_flag=True, help="In CSV: an apostrophe before cells that a spreadsheet would take for a formula."
+)
 @click.option("--threads", type=POSITIVE, help="Default: all cores.")
 @click.option("--overwrite", is_flag=True, help="Replace predictions that are at OUT.")
 @device_option
@@ -73,7 +76,9 @@ def predict(exported: str, places: tuple[str, ...], data: str | None, **options:
     opened = open_exported(exported, options["exact"], options["threads"], options["device"])
     if precision is not None:
         threshold = opened.threshold(precision)
-    predict_options = PredictOptions(options["k"], options["to"], threshold, filter=not options["no_filter"])
+    predict_options = PredictOptions(
+        options["k"], options["to"], threshold, filter=not options["no_filter"], safe_cells=options["safe_cells"]
+    )
     if texts is None:
         report = predict_split(opened, data, options["split"], places[0], predict_options)
     else:

@@ -58,7 +58,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     stated = stated_options(recipe, overrides)
     text = tomli_w.dumps(stated)
     if out is None:
-        results.print(text, markup=False, end="")
+        results.print(text, end="")
         return stated
     require_file(out, (), "Choose another name.")
     storage.write_bytes(out, text.encode())

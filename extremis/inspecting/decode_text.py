@@ -1,24 +1,22 @@
 """Texts of rows: token ids decoded with the data's tokenizer, label ids replaced by their texts."""
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from extremis.console import without_controls
 from extremis.inspecting.rows import Rows
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest, read_files
 
 FEATURES_SHOWN = 12
-# Control characters: they move the cursor, change colours, or turn the direction of writing.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def clean(text: str, longest: int | None = None) -> str:
     """Return `text` on one line, without control characters, cut to `longest` characters."""
-    text = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
+    text = without_controls(" ".join(text.split()))
     return text if longest is None or len(text) <= longest else text[: longest - 1] + "…"
 
 

@@ -48,12 +48,12 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         facts.append("finished" if storage.exists(layout.finished) else "not finished")
     if data is not None:
         facts.append(f"digest {data.digest}")
-    results.print(f"{url}: {kind}, {', '.join(facts)}", markup=False)
+    results.print(f"{url}: {kind}, {', '.join(facts)}")
     _print_tables(url, tables, mismatches)
     if data is not None:
         print_facts({"code version": data.code_version})
         print_section(data, "parameters")
-        results.print(f"made by, INPUT being where its files were:\n  {sharding_command(url, data)}", markup=False)
+        results.print(f"made by, INPUT being where its files were:\n  {sharding_command(url, data)}")
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
         open_manifest(url)  # raises: a DATA that was cut off; its parts are above
     if check:

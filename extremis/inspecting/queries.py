@@ -46,9 +46,9 @@ def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> No
     lines += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
     if run is not None and not example.negatives:
         lines.append(f"  no table of {run.root} is joined to the split {example.split}")
-    results.print(f"{example.split} row {example.row}, key {example.key}", markup=False, style="bold")
+    results.print(f"{example.split} row {example.row}, key {example.key}", style="bold")
     for line in lines:
-        results.print(line, markup=False)
+        results.print(line)
 
 
 def _describe(example: Example, texts: dict[int, str]) -> dict[str, Any]:

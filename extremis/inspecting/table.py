@@ -30,19 +30,19 @@ def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[
         facts["columns"] = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
     if manifest.row_group_rows:
         facts["rows per row group"] = f"{manifest.row_group_rows:,}"
-    results.print(url, markup=False, style="bold")
+    results.print(url, style="bold")
     print_facts(facts)
     for section in ("parents", "parameters", "counters", "quality"):
         print_section(manifest, section)
     for row in _sample(url, manifest, rows):
-        results.print(row, markup=False)
+        results.print(row)
     return {"digest": manifest.digest, "verified": check, **manifest.model_dump(mode="json")}
 
 
 def print_facts(facts: dict[str, Any]) -> None:
     """Print one fact per line."""
     for name, value in facts.items():
-        results.print(f"  {name}: {clean(str(value))}", markup=False)
+        results.print(f"  {name}: {clean(str(value))}")
 
 
 def print_section(manifest: Manifest, section: str) -> None:

@@ -94,13 +94,12 @@ def show(plan: dict[str, Any]) -> None:
         results.print(
             f"mining: {mining['blocks']:,} block(s) of up to {mining['block_rows']:,} vectors, "
             f"index {mining['index']}, {mining['query_batch']:,} queries at a time, {mining['refreshes']} refresh(es)",
-            markup=False,
         )
     if plan["on_engine"]:
         _show_engine(plan["on_engine"])
     over = ", ".join(f"{step} needs {say_bytes(need)}" for step, need in plan["over"].items())
     verdict = f"no go: {over}" if over else "go: every step fits"
-    results.print(f"{say_bytes(plan['bytes'])} on storage, {plan['steps']:,} steps; {verdict}", markup=False)
+    results.print(f"{say_bytes(plan['bytes'])} on storage, {plan['steps']:,} steps; {verdict}")
 
 
 def _show_engine(plan: dict[str, Any]) -> None:
@@ -115,9 +114,9 @@ def _show_engine(plan: dict[str, Any]) -> None:
         f"time: {times}",
         f"behind --: {plan['options']}",
     ]
-    results.print(f"the pipelines on {name}, {plan['workers']:,} worker(s)", markup=False)
+    results.print(f"the pipelines on {name}, {plan['workers']:,} worker(s)")
     for line in lines:
-        results.print(f"  {line}", markup=False)
+        results.print(f"  {line}")
 
 
 def say_time(seconds: float | None) -> str:

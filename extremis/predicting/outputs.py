@@ -5,7 +5,6 @@ import csv
 import functools
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy import sparse
 
+from extremis.console import print_file
 from schemas import storage
 from schemas.errors import InputError
 from schemas.ragged import offsets_of
@@ -32,6 +32,8 @@ _ENDS = {
     ".csv": "csv",
 }
 STANDARD = "-"  # standard output
+_BINARY = ("parquet", "npz")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a cell begins with that a spreadsheet computes
 _TAG = "extremis"
 _SCHEMA = pa.schema(
     [
@@ -47,24 +49,28 @@ Write = Callable[[pa.Table], None]  # takes predictions batch by batch, as `pred
 
 
 @contextlib.contextmanager
-def open_writer(out: str, form: str | None, labels: int) -> Iterator[Write]:
+def open_writer(out: str, form: str | None, labels: int, safe_cells: bool = False) -> Iterator[Write]:
     """Open a writer of predictions out of L labels, whose file is published at `out` when the block ends without error.
 
-    Raises InputError where neither `form` nor the name says what to write, StorageError.
+    `safe_cells`: no cell of a CSV begins as a formula does. Raises InputError where neither `form` nor the name says
+    what to write, and where that does not go with `out` or `safe_cells`; StorageError.
     """
     if out == STANDARD:
+        if form in _BINARY and sys.stdout.isatty():
+            raise InputError(f"OUT -: {form} is no text for a terminal. Name a file, or redirect standard output.")
         with tempfile.TemporaryDirectory(prefix="extremis-output-") as folder:
             path = os.path.join(folder, f"out.{form or 'jsonl'}")
-            with open_writer(path, form, labels) as write:
+            with open_writer(path, form, labels, safe_cells) as write:
                 yield write
-            with open(path, "rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+            print_file(path)
         return
     form = form or next((form for end, form in _ENDS.items() if out.endswith(end)), None)
     if form is None:
         raise InputError(f"{out}: its name does not say what to write ({', '.join(_ENDS)}). Say so with --to FORM.")
-    with storage.writing(out) as path, _FORMS[form](path, labels) as write:
+    if safe_cells and form != "csv":
+        raise InputError(f"--safe-cells is of CSV, and OUT is {form}. Leave it out, or give --to csv.")
+    make = functools.partial(_write_csv, safe_cells=True) if safe_cells else _FORMS[form]
+    with storage.writing(out) as path, make(path, labels) as write:
         yield write
 
 
@@ -108,8 +114,14 @@ def _trec_lines(query: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _write_csv(path: str, labels: int) -> Iterator[Write]:
-    """Write a row a label: key, rank from 1, label, text, score."""
+def _write_csv(path: str, labels: int, safe_cells: bool = False) -> Iterator[Write]:
+    """Write a row a label: key, rank from 1, label, text, score; `safe_cells`: an apostrophe before what begins as a
+    formula does.
+    """
+
+    def safe(cell: str) -> str:
+        return f"'{cell}" if safe_cells and cell.startswith(_FORMULA) else cell
+
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["key", "rank", "label", "text", "score"])
@@ -118,7 +130,7 @@ def _write_csv(path: str, labels: int) -> Iterator[Write]:
             for query in table.to_pylist():
                 columns = zip(query["labels"], query["texts"], query["scores"], strict=True)
                 for rank, (label, text, score) in enumerate(columns, 1):
-                    writer.writerow([query["key"], rank, label, text, f"{score:.7g}"])
+                    writer.writerow([safe(query["key"]), rank, safe(label), safe(text), f"{score:.7g}"])
 
         yield write
 

@@ -30,13 +30,14 @@ from trainer.stream import open_queries
 class PredictOptions:
     """Options of predictions: the best `k` labels of score `threshold` or more, without the filter's pairs.
 
-    `to`: the form of the file; None: by its name.
+    `to`: the form of the file; None: by its name. `safe_cells`: no cell of a CSV begins as a formula does.
     """
 
     k: int = 10
     to: str | None = None
     threshold: float | None = None
     filter: bool = True
+    safe_cells: bool = False
 
 
 def open_exported(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
@@ -79,7 +80,8 @@ def _predict(
     labels = exported.label_table(("key", "text"))
     done = predictions = 0
     began = time.perf_counter()
-    with Bar("predict", total) as bar, open_writer(out, options.to, len(labels)) as write:
+    to = out, options.to, len(labels), options.safe_cells
+    with Bar("predict", total) as bar, open_writer(*to) as write:
         for table, scores, ids in iterate_ranked(exported.serving, rows, options.k, filter=options.filter):
             if options.threshold is not None:
                 ids = np.where(scores >= options.threshold, ids, PAD)

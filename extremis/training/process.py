@@ -10,7 +10,7 @@ class ProcessOptions:
     """Options of a training's process.
 
     `metrics_host`, `metrics_port`: where rank 0 serves metrics for Prometheus; port None: nowhere. `grace`: seconds
-    after SIGTERM for saving a checkpoint; 0: the process ends at once.
+    after SIGTERM or SIGHUP for saving a checkpoint; 0: the process ends at once.
     """
 
     metrics_host: str = LOOPBACK

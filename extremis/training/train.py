@@ -36,7 +36,7 @@ def train(
     """Train `recipe`; `resume` continues a run that is there. With `beam_options`, a miner works beside rank 0.
 
     Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while
-    another process trains RUN, StoppedError where SIGTERM stopped this one.
+    another process trains RUN, StoppedError where a signal stopped this one.
     """
     with owning(run, group, data) as claim, stopping_on_signal(process.grace) as asked:
         doing("setting up the run")

@@ -80,11 +80,12 @@ def _split(flag: str, endpoint: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def cancelling(results: Sequence[PipelineResult]) -> Iterator[None]:
-    """Cancel the jobs of `results` where Ctrl-C or SIGTERM ends the block: a job outlives its launcher otherwise."""
+    """Cancel the jobs of `results` where Ctrl-C, SIGTERM or SIGHUP ends the block: a job outlives its launcher."""
     main = threading.current_thread() is threading.main_thread()
-    ours = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if ours:
-        signal.signal(signal.SIGTERM, _end)
+    ends = (signal.SIGTERM, signal.SIGHUP) if main else ()
+    ours = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _end)
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -92,8 +93,8 @@ def cancelling(results: Sequence[PipelineResult]) -> Iterator[None]:
             cancel(result)
         raise
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def cancel(result: PipelineResult) -> None:

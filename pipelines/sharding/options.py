@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pipelines.formats.base import Text
 from pipelines.sharding import tokenizer
+from schemas.layout import check_name
 from schemas.options import Options
 from schemas.shard_files.shards import Sink
 
@@ -52,6 +53,11 @@ class ShardOptions(Options):
     def _names_a_tokenizer(cls, name: str) -> str:
         tokenizer.parse_name(name)
         return name
+
+    @field_validator("part")
+    @classmethod
+    def _names_a_part(cls, name: str | None) -> str | None:
+        return name if name is None else check_name("--part", name)
 
     @model_validator(mode="after")
     def _both_propensities(self) -> Self:

@@ -2,7 +2,7 @@
 
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import folder
+from schemas.layout import check_name, folder
 from schemas.manifest import is_published
 from schemas.storage import join
 from schemas.views.relative import relative, resolve
@@ -46,6 +46,11 @@ def find_current(url: str) -> str | None:
         ) from None
 
 
+def own_name(url: str) -> str:
+    """Return the name by which CURRENT would name the export at `url`. Raises InputError where it cannot."""
+    return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
+
+
 def switch(url: str) -> str:
     """Make the export at `url` the current one of the folder that it is in, and return the file that says so.
 
@@ -53,7 +58,6 @@ def switch(url: str) -> str:
     """
     if not is_published(url):
         raise InputError(f"{url}: no finished table here, which could be current.")
-    parent = resolve(url, "..")
-    name = folder(relative(parent, resolve(url, ".")))
+    parent, name = resolve(url, ".."), own_name(url)
     storage.write_bytes(join(parent, CURRENT), f"{name}\n".encode())
     return join(parent, CURRENT)

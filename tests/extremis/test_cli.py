@@ -241,7 +241,7 @@ def test_ablate_trains_once_and_compares(data: Path, folder: Path) -> None:
 def test_ablate_goes_on_after_a_strategy_that_failed(data: Path, folder: Path) -> None:
     """A diverging one is reported and left; `--retry` tries it again."""
     out = folder / "failing"
-    (folder / "wild.toml").write_text('extends = "random"\n[classifier]\nlr = 1e30\noptimizer = "sgd"\n')
+    (folder / "wild.toml").write_text('extends = "random"\n[loss]\ntemperature = 1e-38\n')
     names = f"{folder / 'wild.toml'},random"
     arguments = ("ablate", data, out, "--recipes", names, *_without_hard(), "--json")
     done = call(*arguments)

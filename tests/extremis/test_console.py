@@ -1,7 +1,9 @@
-"""Output for people: numbers are whole at any width of the terminal."""
+"""Output for people: numbers are whole at any width of the terminal; text of data cannot steer a terminal."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +35,61 @@ def test_no_figure_of_a_table_is_cut_off(columns: int | None) -> None:
     assert longest <= (columns or 200)
     if columns is None:
         assert "01.75 ±0.50 │" in shown
+
+
+_SPEAK = """
+import sys
+from extremis.api.model import Label, Prediction, Predictions
+from extremis.api.result import Result
+from extremis.cli import main
+from extremis.console import Bar, print_file, print_json, results, say, say_error, table
+path, text = sys.argv[1:]
+with Bar(text, 1) as bar:
+    bar.update(1, text)
+say(text)
+say_error(text)
+results.print(text)
+table(text, [text], [[text]])
+print_json({text: text})
+print(Predictions([Prediction(text, (Label(text, text, 1.0),))]), Result("x", {"a": text}))
+print_file(path)
+sys.stdout.flush()
+main(["predict", "--k", text])
+"""
+HOSTILE = "\x1b]0;title\x07\x9b31m\x1b[2J\u202eover\x7f \rback [/b][red] :car:"
+
+
+def test_text_of_data_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    """On a terminal no control character arrives that rich did not make, and markup is text."""
+    (tmp_path / "file").write_text(f"{HOSTILE}\r\n" * 2)
+    terminal, end = os.openpty()
+    command = [sys.executable, "-c", _SPEAK, str(tmp_path / "file"), HOSTILE]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment({"TERM": "dumb", "COLUMNS": "300"}), stdout=end, stderr=end
+    ) as process:
+        os.close(end)
+        shown = b""
+        while chunk := _read(terminal):
+            shown += chunk
+    os.close(terminal)
+    assert process.returncode == 2
+    lines = shown.decode().replace("\r", "").splitlines()
+    assert sum("[/b][red] :car:" in line for line in lines) >= 11
+    assert [line for line in lines if not line.replace("\t", " ").isprintable()] == []
+
+
+def _read(terminal: int) -> bytes:
+    """Read what was shown; nothing where the other end is closed, which Linux calls an error."""
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:
+        return b""
+
+
+def test_text_of_data_goes_into_pipes_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(HOSTILE.encode())
+    command = [sys.executable, "-c", _SPEAK, str(tmp_path / "file"), HOSTILE]
+    done = subprocess.run(command, cwd=ROOT, env=environment({"COLUMNS": "300"}), capture_output=True, check=False)
+    assert done.stdout.endswith(HOSTILE.encode())
+    kept = "\x1b]0;title\x9b31m\x1b[2J\u202eover\x7f back [/b][red] :car:"  # rich leaves out the bell and returns
+    assert done.stderr.decode().splitlines()[:2] == [kept, kept]

@@ -34,7 +34,10 @@ def options(section: type[Options] = Recipe, prefix: str = "") -> Iterator[tuple
 OPTIONS = dict(options())
 NUMBERS = [name for name, kind in OPTIONS.items() if kind in (int, float)]
 # What no run can take, of options of each type.
-SURE = {int: ("inf", "nan", "-5", "10" * 20, "1" * 5000, '"text"', "[]"), float: ("inf", "-inf", "nan", '"text"', "{}")}
+SURE = {
+    int: ("inf", "nan", "-5", "10" * 20, "1" * 5000, '"text"', "[]", "true", "false"),
+    float: ("inf", "-inf", "nan", '"text"', "{}", "true", "false"),
+}
 
 
 def test_there_are_many_options() -> None:
@@ -63,7 +66,7 @@ def load(overrides: list[str]) -> tuple[Recipe | None, str]:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_no_number_is_infinite_or_text(name: str) -> None:
+def test_no_number_is_infinite_or_text_or_true(name: str) -> None:
     recipe = "ngame" if name.startswith("order.cluster") else "random"
     for value in SURE[OPTIONS[name]]:
         with pytest.raises(InputError):
@@ -78,6 +81,15 @@ def flat(section: Any) -> list[float]:
 SETTINGS = [
     ("classifier.initial_bias=nan", "finite"),
     ("encoder.lr=inf", "finite"),
+    ("encoder.lr=10001", "encoder.lr: input should be less than or equal to 10000"),
+    ("encoder.dense_lr=1e5", "less than or equal"),
+    ("classifier.lr=1e30", "less than or equal"),
+    ("classifier.weight_decay=1", "less than 1"),
+    ("encoder.weight_decay=1.0", "less than 1"),
+    ("encoder.dropout=1", "less than 1"),
+    ("encoder.feature_dropout=1", "less than 1"),
+    ("train.epochs=true", "train.epochs: input should not be true or false, got True"),
+    ("data.mix.train=true", "data.mix"),
     ("classifier.lr=-inf", "finite"),
     ("encoder.buckets=1000000000000", "less than or equal"),
     ("negatives.random=1000000000000", "less than or equal"),

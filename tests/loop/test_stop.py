@@ -1,7 +1,11 @@
-"""SIGTERM, as preempted machines send it: a checkpoint is saved first, and the run goes on from it to the same end."""
+"""SIGTERM, as preempted machines send it, and SIGHUP, as a terminal that is closed: a checkpoint is saved first.
+
+The run goes on from it to the same end.
+"""
 
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,12 +23,37 @@ def start(*arguments: str | Path) -> subprocess.Popen:
     )
 
 
+_WAIT = """
+from trainer.checkpoints.stopping import stopping_on_signal
+with stopping_on_signal(30) as asked:
+    print("ready", flush=True)
+    print(asked.wait(5), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "prefix", "heard"),
+    [(signal.SIGTERM, [], True), (signal.SIGHUP, [], True), (signal.SIGHUP, ["nohup"], False)],
+)
+def test_a_signal_is_heard_unless_nohup_ignores_it(number: int, prefix: list[str], heard: bool) -> None:
+    command = [*prefix, sys.executable, "-c", _WAIT]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        if not heard:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "True\n"
+
+
 def test_a_checkpoint_is_saved_and_the_run_goes_on_from_it(data: Path, tmp_path: Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     extremis("train", "random", data, whole, *CHOICES)
     trainer = start("train", "random", data, run, *CHOICES)
     wait_for_step(trainer, run, 20)
-    trainer.send_signal(signal.SIGTERM)
+    trainer.send_signal(signal.SIGHUP)
     _, said = trainer.communicate(timeout=60)
     assert trainer.returncode == 143, said
     assert "stopped by a signal after step" in said

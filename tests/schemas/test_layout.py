@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.layout import DataLayout, RunLayout, parse_number, shard_name
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout, check_name, folder, parse_number, shard_name
 
 numbers = st.integers(0, 10**9)
 
@@ -35,6 +36,27 @@ def test_numbered_folders_below_a_hundred_million_sort_by_number(pair: list[int]
 @pytest.mark.parametrize("name", [".tmp-x", "epoch", "epoch-", "epoch-1x", "metrics.jsonl", "my-epoch-1"])
 def test_other_folders_have_no_number(name: str) -> None:
     assert parse_number(name) is None
+
+
+@pytest.mark.parametrize("name", ["2026-11-20", "0002", "a" * 128, "A_b-1.c", "-x", "_"])
+def test_a_new_name_has_plain_characters(name: str) -> None:
+    assert check_name("--part", name) == folder(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".x", "a b", "a/b", "a\\b", "d[1]", "ü", "a\n", "\x1b", "a" * 129, "a" * 9999]
+)
+def test_another_new_name_is_refused_in_one_short_line(name: str) -> None:
+    with pytest.raises(
+        InputError, match=r"--part '.*: a name has 1 to 128 of the characters .* Choose another"
+    ) as error:
+        check_name("--part", name)
+    assert len(str(error.value)) < 300
+    assert str(error.value).isprintable()
+
+
+def test_names_that_earlier_versions_took_are_read() -> None:
+    assert folder("d[1] ü") == "d[1] ü"
 
 
 def test_tables_of_data_stand_apart() -> None:

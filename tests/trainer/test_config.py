@@ -156,8 +156,32 @@ def test_a_recipe_extends_another_and_no_circle_is_followed(tmp_path: Path) -> N
     base = load_recipe("astra")
     assert mine.train.epochs == 2
     assert mine.model_copy(update={"train": base.train, "method": "astra"}) == base
+    for itself in (tmp_path / "mine.toml", "mine.toml", f"../{tmp_path.name}/mine.toml"):
+        with pytest.raises(InputError, match="extends itself"):
+            load_recipe(toml(tmp_path, f'extends = "{itself}"\n'))
+
+
+@pytest.mark.parametrize("root", ["", "/", "memory://", "memory://bucket/"])
+def test_a_path_that_a_recipe_extends_is_seen_from_its_folder(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has the same name in the current folder is another recipe; a name of those that ship stays a name."""
+    monkeypatch.chdir(tmp_path)
+    toml(tmp_path, "[train]\nepochs = 1\n")
+    (tmp_path / "astra").mkdir()
+    place = root if "memory" in root else str(tmp_path) + "/" if root else ""
+    for name, text in {
+        "recipes/mine.toml": 'extends = "day/base.toml"\n',
+        "recipes/day/base.toml": 'extends = "../mine.toml"\n',
+        "recipes/first.toml": 'extends = "day/second.toml"\n[train]\nseed = 5\n',
+        "recipes/day/second.toml": 'extends = "../../mine.toml"\n',
+        "mine.toml": 'extends = "astra"\n[train]\nepochs = 7\n',
+    }.items():
+        storage.write_bytes(place + name, text.encode())
+    train = load_recipe(f"{place}recipes/first.toml").train
+    assert (train.seed, train.epochs) == (5, 7)
     with pytest.raises(InputError, match="extends itself"):
-        load_recipe(toml(tmp_path, f'extends = "{tmp_path / "mine.toml"}"\n'))
+        load_recipe(f"{place}recipes/mine.toml")
 
 
 def test_no_run_says_how_to_start_one() -> None:

@@ -11,16 +11,18 @@ from schemas.errors import ExtremisError
 
 
 class StoppedError(ExtremisError):
-    """Error: the run was told to stop, and did. Exit status as of a process that SIGTERM ended."""
+    """Error: the run was told to stop, and did. Exit status as of a process that SIGTERM ended, whatever told it."""
 
     exit_status = 128 + signal.SIGTERM
 
 
 @contextlib.contextmanager
 def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM sets while the block lasts; the process ends `grace` seconds later at the latest.
+    """Yield an event that SIGTERM or SIGHUP sets while the block lasts; the process ends `grace` seconds later at the
+    latest.
 
-    A second signal ends it at once, and so does the first with a `grace` of 0. Only the main thread hears signals.
+    A second signal ends it at once, and so does the first with a `grace` of 0. SIGHUP stays ignored under nohup. Only
+    the main thread hears signals.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread() or not grace:
@@ -39,9 +41,11 @@ def stopping_on_signal(grace: float) -> Iterator[threading.Event]:
         asked.set()
         timer.start()
 
-    before = signal.signal(signal.SIGTERM, hear)
+    numbers = [signal.SIGTERM, *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP])]
+    before = {number: signal.signal(number, hear) for number in numbers}
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         timer.cancel()

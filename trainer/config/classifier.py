@@ -4,16 +4,18 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from schemas.options import Options
+from schemas.options import MOST_RATE, Options
 
 
 class Classifier(Options):
     """Vectors w_l in R^D, updated on touched rows only."""
 
     optimizer: Literal["sgd", "adagrad", "adam"] = Field("adagrad", description="of the vectors, touched rows only")
-    lr: float = Field(0.1, gt=0, description="rate of the vectors")
+    lr: float = Field(0.1, gt=0, le=MOST_RATE, description="rate of the vectors")
     momentum: float = Field(0.0, ge=0, lt=1, description="of sgd, kept by row")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled: a row is multiplied by 1 - lr * weight_decay a step")
+    weight_decay: float = Field(
+        0.0, ge=0, lt=1, description="decoupled: a row is multiplied by 1 - lr * weight_decay a step"
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="of the vectors; the narrower ones are rounded stochastically, computed in float32"
     )

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from schemas.options import MOST_RATE
 from trainer.config.kinds import KindSection
 
 ENCODERS = {
@@ -27,9 +28,9 @@ class EncoderSection(KindSection):
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
     normalize: bool = Field(False, description="L2-normalise x")
     scale: float = Field(1.0, gt=0, description="x is multiplied by it after normalising")
-    lr: float = Field(0.01, gt=0, description="rate of the encoder: of a bag its rows")
+    lr: float = Field(0.01, gt=0, le=MOST_RATE, description="rate of the encoder: of a bag its rows")
     weight_decay: float = Field(
-        0.0, ge=0, description="decoupled; not of biases and norms, and of a bag's rows in steps that touch them"
+        0.0, ge=0, lt=1, description="decoupled; not of biases and norms, and of a bag's rows in steps that touch them"
     )
 
     @property

@@ -104,8 +104,8 @@ def without_auto(body: Mapping[str, Any]) -> dict[str, Any]:
 def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
-    A recipe may say `extends = "astra"` and state only what differs. Where it, or an override, changes the kind of a
-    section, options that lower layers set for other kinds are left out.
+    A recipe may say `extends = "astra"`, or `"base.toml"` in its own folder, and state only what differs. Where it, or
+    an override, changes the kind of a section, options that lower layers set for other kinds are left out.
     Raises InputError: no such recipe, not TOML.
     """
     layers = _read_layers(source)
@@ -200,12 +200,18 @@ def recipe_names() -> list[str]:
 
 
 def _read_layers(source: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Read the recipe's TOML and, before it, those that it `extends`."""
+    """Read the recipe's TOML and, before it, those that it `extends`: by name, or by a path from its own folder."""
     if source in seen:
         raise InputError(f"recipe {source}: extends itself ({' -> '.join([*seen, source])}). Fix one of them.")
     body = _parse(_read_text(source), source)
     base = body.pop("extends", None)
-    return [body] if base is None else [*_read_layers(str(base), (*seen, source)), body]
+    if base is None:
+        return [body]
+    if str(base).endswith(".toml") and not base.startswith("~"):
+        from schemas.views.relative import resolve
+
+        base = resolve(source[: source.rfind("/") + 1], base)
+    return [*_read_layers(str(base), (*seen, source)), body]
 
 
 def _lay_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from schemas.errors import TableError
+from schemas.options import MOST_RATE
 from schemas.ragged import SparseRows
 from schemas.randomness import InitialWeights, Purpose, generator
 from trainer.config.encoder import EncoderSection
@@ -37,7 +38,7 @@ class BagSection(EncoderSection):
 
     kind: Literal["bag"] = "bag"
     optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")
-    dense_lr: float = Field(0.001, gt=0, description="Adam's rate for the dense parameters of a bag")
+    dense_lr: float = Field(0.001, gt=0, le=MOST_RATE, description="Adam's rate for the dense parameters of a bag")
     initial_scale: float = Field(1.0, gt=0, description="expected norm of a feature's initial vector")
     ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
     buckets: int = Field(1 << 18, ge=0, le=1 << 31, description="hash buckets for n-grams of two and more tokens")

@@ -10,7 +10,7 @@ from pipelines.formats.keyed import DERIVED
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, folder
+from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard, open_manifest, read_files
 from schemas.storage import join
 from schemas.versions.version import PartTable, Version, moved, own_digest, part_name, parts_of
@@ -61,7 +61,7 @@ class Base:
         if "train" not in inputs.splits:
             raise InputError("--onto: INPUT has no points of train.")
         version = Version.of(manifest)
-        part = folder(options.part or part_name(version.number + 1))
+        part = options.part or part_name(version.number + 1)
         if part in version.parts:
             raise InputError(f"--part {part}: {url} has a part of this name. Give another.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]

@@ -29,7 +29,7 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             rows = [{"key": f"l{i}", "text": f"label {i}"} for i in range(3)]
             (raw / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         onto = {"onto": data[-1]} if data else {"tokenizer": "train:100"}
-        shard(str(raw), str(folder / f"data{day}"), ShardOptions(part=f"d[{day}]", **onto))
+        shard(str(raw), str(folder / f"data{day}"), ShardOptions(part=f"d-{day}", **onto))
         data.append(str(folder / f"data{day}"))
     return data
 
