@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from extremis.console import at_work, output, print_json
+from extremis.console import at_work, notes, output, print_json
 from schemas.errors import ExtremisError, InputError
 from schemas.options import DEVICES
 
@@ -91,7 +91,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., None]:
                     body = command(**options)
             except ExtremisError:
                 if verbose:
-                    traceback.print_exc()
+                    notes.print(traceback.format_exc(), markup=False)
                 raise
         if as_json and body is not None:
             print_json(body)

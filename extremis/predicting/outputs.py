@@ -53,6 +53,8 @@ def open_writer(out: str, form: str | None, labels: int) -> Iterator[Write]:
     Raises InputError where neither `form` nor the name says what to write, StorageError.
     """
     if out == STANDARD:
+        if sys.stdout is None:
+            raise InputError("standard output is closed. Leave it open, or name a file for the predictions.")
         with tempfile.TemporaryDirectory(prefix="extremis-output-") as folder:
             path = os.path.join(folder, f"out.{form or 'jsonl'}")
             with open_writer(path, form, labels) as write:
