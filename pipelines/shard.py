@@ -313,7 +313,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
         sampling.sample_texts(raw.blocks_of(table), raw.count_input(table, "rows"), text_length.SAMPLED)
         for table in tables
     )
-    limit = text_length.choose_length(frozen, samples)
+    limit = text_length.choose_length(frozen, samples, options.tokenizer)
     attempt.say(f"texts are cut at {limit} tokens")
     return frozen.cut_at(limit)
 

@@ -38,6 +38,7 @@ from tenacity import (
 from schemas.errors import ExtremisError, InputError, MissingExtra, StorageError, TableError
 from schemas.forking import survive_forks
 from schemas.secrets import has_credentials, redact_known
+from schemas.waits import SAY_SECONDS, Wait
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt is begun after these
@@ -591,8 +592,11 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
         retry=retry_if_exception(_may_pass),
         reraise=True,
     )
+    # Beyond a local disk; a large file takes its time.
+    wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed", after=SAY_SECONDS)
     try:
-        return retrying(counted)
+        with wait if "://" in url else contextlib.nullcontext():
+            return retrying(counted)
     except (FileNotFoundError, ExtremisError):
         raise
     except (IsADirectoryError, NotADirectoryError) as error:

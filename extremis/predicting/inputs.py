@@ -141,6 +141,8 @@ def _copy_of_standard_input(folder: str, form: str) -> str:
     """Copy standard input to a file in `folder`, whose name says its form. Raises InputError: Parquet is no stream."""
     if form not in _NAMES:
         raise InputError(f"--form {form}: standard input holds {', '.join(_NAMES)}. Name a file instead.")
+    if sys.stdin is None:
+        raise InputError("standard input is closed. Give the texts there, or name a file.")
     path = Path(folder) / _NAMES[form]
     with path.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)
