@@ -64,14 +64,12 @@ def predict(exported: str, places: tuple[str, ...], data: str | None, **options:
     from extremis.predicting.predict import PredictOptions, open_exported, predict_split, predict_texts
     from pipelines.formats.fields import parse_fields
     from schemas.owners.place import require_file
+    from schemas.versions.current import follow
 
-    texts = (
-        None
-        if data
-        else Texts(places[0], options["form"], parse_fields(options["fields"] or ""), options["text"] == "title")
-    )
+    fields = parse_fields(options["fields"] or "")
+    texts = None if data else Texts(places[0], options["form"], fields, options["text"] == "title")
     if places[-1] != "-":
-        reads = [exported, data, *([] if texts is None else texts.places())]
+        reads = [follow(exported), data, *([] if texts is None else texts.places())]
         require_file(places[-1], reads, "Give --overwrite to replace it, or another OUT.", options["overwrite"])
     opened = open_exported(exported, options["exact"], options["threads"], options["device"])
     if precision is not None:
@@ -79,9 +77,9 @@ def predict(exported: str, places: tuple[str, ...], data: str | None, **options:
     predict_options = PredictOptions(
         options["k"], options["to"], threshold, filter=not options["no_filter"], safe_cells=options["safe_cells"]
     )
-    if texts is None:
+    if data is not None:
         report = predict_split(opened, data, options["split"], places[0], predict_options)
-    else:
+    elif texts is not None:
         report = predict_texts(opened, texts, options["batch"], places[1], predict_options)
     say(
         f"{report['out']}: {report['predictions']:,} labels for {report['queries']:,} queries, "

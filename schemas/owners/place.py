@@ -49,7 +49,7 @@ def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace
     if storage.is_folder(out):
         raise InputError(f"{out}: a folder, where a file is written. Name a file in it.")
     if not (may_replace or storage.is_stream(out)) and storage.exists(out):
-        raise InputError(f"{out}: there is a file already. {remedy}")
+        raise InputError(f"{out}: there is a file here already. {remedy}")
 
 
 def mark(out: str, doing: str) -> bool:

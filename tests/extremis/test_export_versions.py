@@ -170,10 +170,11 @@ def test_answers_are_of_one_version_while_current_switches(days: Path, tmp_path:
         assert found == expected[model.url]
         seen.add(model.url)
         if number % 10 == 0:  # made and asked beside, in this process
-            out = export(days, 1, folder / f"more{number}", index="IVF2,Flat", onto=folder)
-            assert answers(out) == expected[str(second)]
-            done = extremis.predict(folder, tmp_path / "texts.txt", tmp_path / "out.jsonl", k=9, progress=False)
-            rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+            more = export(days, 1, folder / f"more{number}", index="IVF2,Flat", onto=folder)
+            assert answers(more) == expected[str(second)]
+            out = tmp_path / "out.jsonl"
+            done = extremis.predict(folder, tmp_path / "texts.txt", out, k=9, overwrite=True, progress=False)
+            rows = [json.loads(line) for line in out.read_text().splitlines()]
             assert [row["labels"] for row in rows] == [[key for key, _, _ in row] for row in expected[done.export]]
     assert seen == set(expected)
 
