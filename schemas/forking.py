@@ -1,9 +1,10 @@
-"""Forking with open connections, as a DataLoader does for its workers."""
+"""Forking with open connections, as a DataLoader does for its workers, and with threads of libraries."""
 
 import asyncio
 import functools
 import os
 import selectors
+from collections.abc import Callable
 
 import fsspec.asyn
 
@@ -31,3 +32,20 @@ def survive_forks() -> None:
             loop._selector = selectors.DefaultSelector()  # type: ignore[union-attr]
 
     os.register_at_fork(before=remember, after_in_child=part)
+
+
+def one_in_children(set_threads: Callable[[int], object]) -> Callable[[int], object]:
+    """Return `set_threads` of a library that computes by OpenMP, which sets 1 in forked children, whatever it is told.
+
+    It is called there at once: OpenMP's threads do not cross a fork, and a child that had more than one would wait for
+    those of its parent for ever.
+    """
+    forked = False
+
+    def forget() -> None:
+        nonlocal forked
+        forked = True
+        set_threads(1)
+
+    os.register_at_fork(after_in_child=forget)
+    return lambda threads: set_threads(1 if forked else threads)

@@ -307,8 +307,13 @@ def find_shard(url: str, shard: Shard, remedy: str = "Make the table again.") ->
 def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -> bytes:
     """Read a shard of the table at `url`, and check length and SHA-256. Raises TableError, which ends with `remedy`."""
     place = find_shard(url, shard, remedy)
-    data = storage.read_matching(lambda: storage.read_bytes(place), lambda data: storage.sha256(data) == shard.sha256)
-    _require_digest(place, shard, storage.sha256(data), remedy)
+
+    def read() -> tuple[bytes, str]:
+        data = storage.read_bytes(place)
+        return data, storage.sha256(data)
+
+    data, digest = storage.read_matching(read, lambda pair: pair[1] == shard.sha256)
+    _require_digest(place, shard, digest, remedy)
     return data
 
 

@@ -4,6 +4,7 @@ Faiss' own scores depend in their last bits on the shape of the matrix product, 
 candidate is therefore scored again, pair by pair, and exact search proves that no other label could have come in.
 """
 
+import os
 import threading
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +12,7 @@ from functools import cached_property
 import faiss
 import numpy as np
 
+from schemas.forking import one_in_children
 from schemas.ragged import Ragged
 from search.candidates import best, pack, unpack
 from search.nearest import nearest
@@ -19,6 +21,8 @@ from search.on_device import CPU, DeviceVectors
 _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
 _PAIRS = 1 << 22  # scores held at once for the rows that do not
 _ONE = threading.Lock()  # of the threads that search, one holds them
+os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
+set_threads = one_in_children(faiss.omp_set_num_threads)
 
 
 @dataclass(frozen=True)

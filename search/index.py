@@ -12,6 +12,7 @@ import numpy as np
 
 from schemas.errors import InputError
 from schemas.randomness import sample_rows
+from search.block import set_threads
 from search.factory import Factory
 
 _FEWEST_FOR_PRODUCTS = 20
@@ -24,7 +25,7 @@ def set_up(threads: int | None) -> None:
     """
     faiss.cvar.distance_compute_blas_threshold = _FEWEST_FOR_PRODUCTS
     if threads:
-        faiss.omp_set_num_threads(threads)
+        set_threads(threads)
 
 
 def build(factory: Factory, vectors: np.ndarray, seed: int) -> faiss.Index | None:

@@ -1,12 +1,14 @@
 """Bytes of a model that is not built: as a checkpoint holds them, and memory does; and whether they fit."""
 
 import contextlib
+import os
+import tempfile
 from pathlib import Path
 
 import torch
 
 from schemas.errors import InputError
-from schemas.sizes import say_bytes
+from schemas.sizes import require_room, say_bytes
 from trainer.config import Recipe
 from trainer.encoders.base import Size, tensor_bytes
 from trainer.model import DataFacts
@@ -56,6 +58,20 @@ def require_memory(recipe: Recipe, facts: DataFacts, ranks: int) -> None:
         f"Lower encoder.dimension (it is {recipe.encoder.dimension:,}), what the encoder's table has rows for, or "
         f"negatives.random ({recipe.negatives.random:,}); or map the vectors: classifier.storage."
     )
+
+
+def require_scratch(recipe: Recipe, rows: int, ranks: int) -> None:
+    """Refuse a run on `rows` training rows whose embeddings TMPDIR has no room for, with all ranks of this machine.
+
+    Raises InputError.
+    """
+    a_row, here = 2 * recipe.encoder.dimension, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    needs = {}
+    if recipe.table_epochs():
+        needs["embeddings for dumps"] = -(-rows // ranks) * here * a_row
+    if recipe.train.freeze_encoder:
+        needs["embeddings of a frozen encoder"] = rows * here * a_row
+    require_room(tempfile.gettempdir(), needs, "Set TMPDIR to a folder with more room, or lower encoder.dimension.")
 
 
 def encoder_bytes(recipe: Recipe, facts: DataFacts) -> int:

@@ -18,7 +18,7 @@ from trainer.device import CPU, describe_device, open_device
 from trainer.evaluation.evaluate import label_statistics, positive_weights
 from trainer.evaluation.retired import retired_labels
 from trainer.evaluation.validator import Validator
-from trainer.footprint import encoder_bytes, require_memory, vector_bytes
+from trainer.footprint import encoder_bytes, require_memory, require_scratch, vector_bytes
 from trainer.global_batch import GlobalBatches
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
@@ -34,6 +34,7 @@ from trainer.negatives.in_trainer import open_index
 from trainer.negatives.planner import Planner
 from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
+from trainer.rows.threads import set_threads
 from trainer.step import Clock, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
 from trainer.stream.batch import Candidates, DrawnLabels
@@ -79,7 +80,7 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     """Open and build the parts of a run, on every rank. Raises InputError, TableError."""
     say = say if group.first else _say_nothing
     if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
+        set_threads(recipe.train.threads)
     device = open_device(recipe.train.device)
     say(f"device: {describe_device(device)}")
     facts = DataFacts.of(data)
@@ -91,6 +92,7 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
     require_memory(recipe, facts, group.ranks)
+    require_scratch(recipe, sum(table.rows for table in tables), group.ranks)
     planner = open_planner(recipe, data, facts.labels, group, say, device)
     texts = open_texts(data, recipe)
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)

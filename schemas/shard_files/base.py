@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
-from schemas.shard_files.ranges import Mapped, Pieces, Range, Source
+from schemas.mapped import Mapped
+from schemas.shard_files.ranges import Pieces, Range, Source
 
 
 class OpenShard(AbstractContextManager["OpenShard"]):

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,11 +14,12 @@ from schemas import checksums, storage
 from schemas.checksums import crc32
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard, describe_file
+from schemas.mapped import Mapped
 from schemas.ragged import Ragged, offsets_of
 from schemas.shard_files import ranges
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.plain_pages import read_matrix
-from schemas.shard_files.ranges import VERIFIED, Access, Mapped, Pieces, PiecesFile, Range, Source
+from schemas.shard_files.ranges import VERIFIED, Access, Pieces, PiecesFile, Range, Source
 from schemas.storage import join
 
 EXTENSION = "parquet"
@@ -122,7 +122,7 @@ def writing_shard(
     with storage.writing(join(url, name)) as path:
         with pa.OSFile(path, "wb") as out, contextlib.closing(ShardEncoder(out, schema, row_group_rows)) as encoder:
             yield encoder
-        data = memoryview(Mapped(path, os.path.getsize(path)).whole)
+        data = memoryview(Mapped(path).whole)
         entry = describe_file(path, name, encoder.rows, _checksums_of(data))
         encoder.entry = entry.model_copy(update={"groups": _listed(row_group_rows)})
 

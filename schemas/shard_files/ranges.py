@@ -1,7 +1,6 @@
 """Byte ranges of a shard, half-open: mapped from a local disk, or fetched."""
 
 import contextlib
-import mmap
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from fsspec.spec import AbstractBufferedFile
 from schemas import storage
 from schemas.errors import StorageError, TableError
 from schemas.manifest import Shard, find_shard, shard_url
+from schemas.mapped import Mapped
 from schemas.shard_files.cache import LocalCache
 
 GAP = 1 << 17  # bytes between two ranges that cost less to read along than a request of their own
@@ -31,26 +31,6 @@ class Access:
 
 
 VERIFIED = Access()
-
-
-class Mapped:
-    """First `length` bytes of a local file, mapped: a file renamed over it or removed later changes nothing here.
-
-    Raises FileNotFoundError, and ValueError where the file is shorter.
-    """
-
-    def __init__(self, path: str, length: int) -> None:
-        with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
-        self._length = length
-        self.whole = pa.py_buffer(self._map)
-
-    def read(self, start: int, stop: int) -> pa.Buffer:
-        """Return a view of the bytes. Raises ValueError where the file has been cut: they would end the process."""
-        size = self._map.size()
-        if size < self._length:
-            raise ValueError(f"{size} bytes, expected {self._length}")
-        return self.whole.slice(start, stop - start)
 
 
 class Remote:

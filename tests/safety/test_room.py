@@ -1,14 +1,20 @@
-"""What does not fit on the disk is refused before anything is written there."""
+"""What does not fit on the disk is refused before anything is written there; scratch files have their room."""
 
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.command import call, refused, sets
+from schemas.errors import StorageError
+from schemas.mapped import ScratchFile
+from tests.builders import build_data
+from tests.command import ROOT, call, refused, sets
+from trainer.heads.label_texts import open_label_texts
 
 
 @pytest.fixture
@@ -54,3 +60,52 @@ def test_mine(data: Path, trained: Path, small_disk: Path) -> None:
     (run / "negatives").symlink_to(negatives)
     refused(call("mine", data, run, "--width", "100"), "of tables", "16.0 KiB are free", "--width")
     assert not list(negatives.iterdir())
+
+
+def test_scratch(data: Path, trained: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    run, words = small_disk.parent / "run", ("16.0 KiB are free", "Set TMPDIR")
+    options = sets("encoder.dimension=64", "train.freeze_encoder=true", f"train.encoder_from={trained}")
+    refused(
+        call("train", "astra", data, run, *options), "KiB of embeddings for dumps and", "of a frozen encoder", *words
+    )
+    assert not list(small_disk.iterdir())
+    assert not run.exists()
+
+
+_FULL = """
+import sys
+from schemas.mapped import ScratchFile
+scratch = ScratchFile("pages").reserve(8192)
+try:
+    with open(sys.argv[1] + "/other", "wb") as file:
+        while file.write(bytes(4096)) and not file.flush():
+            pass
+except OSError as error:
+    print(error.strerror)
+scratch[:] = bytes([7]) * 8192
+print(sum(scratch[:]))
+"""
+
+
+def test_a_scratch_file_has_its_room_when_the_disk_is_full(small_disk: Path) -> None:
+    """A page without room would end the process by SIGBUS."""
+    command = [sys.executable, "-c", _FULL, str(small_disk)]
+    done = subprocess.run(
+        command, env={**os.environ, "TMPDIR": str(small_disk)}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split("\n")) == (0, ["No space left on device", str(7 * 8192), ""]), (
+        done.stderr
+    )
+    (small_disk / "other").unlink()
+    needed = r"disk: 20.0 KiB are needed there for pages, 16.0 KiB are free. Set TMPDIR to a folder with more room\.$"
+    with pytest.raises(StorageError, match=needed):
+        ScratchFile("pages", str(small_disk)).reserve(20 << 10)
+
+
+def test_label_texts(small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = build_data(str(tmp_path / "data"))
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    (small_disk / "other").write_bytes(bytes(12 << 10))
+    with pytest.raises(StorageError, match=r"are needed there for the texts of labels, 0 B are free\. Set TMPDIR"):
+        open_label_texts(data.layout, "tokens")

@@ -1,7 +1,10 @@
 import itertools
+import os
+import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -155,3 +158,21 @@ def test_parts_that_threads_search_are_the_batch(seed, threads, most, data):
         waits = [start_search(block, queries, dropped, 7, cut, 2, Parts(pool.map, most)) for _ in range(2)]
         assert all((wait() == expected).all() for wait in waits)
     assert cut == plain + plain
+
+
+def test_a_forked_child_searches_without_the_threads_of_its_parent():
+    generator = np.random.default_rng(0)
+    vectors, queries = (generator.standard_normal((n, 16), np.float32) for n in (5_000, 300))
+    block = Block(0, vectors, built("IVF32,Flat", vectors, 8))
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    try:
+        expected = search(block, queries, 10)
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(30)
+            os._exit(0 if np.array_equal(search(block, queries, 10), expected) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        faiss.omp_set_num_threads(threads)

@@ -166,9 +166,12 @@ def _load_model(name: str) -> Any:
     from transformers import AutoModel
 
     try:
-        return AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)  # nothing is unpickled
+        model = AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)  # nothing is unpickled
     except (OSError, ValueError) as error:
         raise InputError(
             f"encoder.model = {name!r} cannot be loaded: {str(error).splitlines()[0]} "
             "Give a directory with config.json and model.safetensors, or a hub name that this machine can reach."
         ) from error
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()  # they lie in the mapped file, which may be written to or cut
+    return model

@@ -32,6 +32,7 @@ from trainer.export.files import Files
 from trainer.export.index import Indexed, open_indexes, search_indexes
 from trainer.export.vectors import Vectors
 from trainer.model import Model
+from trainer.rows.threads import set_threads
 
 KIND = "export"
 ENCODER, VECTORS, LABELS, INDEX, THRESHOLDS = "encoder", "vectors", "labels", "index", "thresholds.json"
@@ -44,7 +45,7 @@ class Serving:
     """A model's encoder, the vectors [L, D] it is scored against, and an index over each of their ranges, or none.
 
     With `fused` the best by these vectors are ranked anew. `rows`: the vectors where the model computes. `retired` [L]
-    bool: labels that are never predicted.
+    bool: labels that are never predicted. `files`: those that vectors may be mapped from.
     """
 
     model: Model
@@ -53,6 +54,7 @@ class Serving:
     fused: Fused | None = None
     rows: torch.Tensor | None = None
     retired: np.ndarray | None = None
+    files: Files | None = None
 
     @cached_property
     def candidates(self) -> np.ndarray | None:
@@ -77,10 +79,12 @@ class Serving:
         """Return (scores float32 [B, k], ids int64 [B, k]) of the best labels, best first; -inf and -1 where k > L.
 
         `filters`: the label ids that each row leaves out. An index, where there is one and not `exact`, finds
-        candidates that are scored exactly.
+        candidates that are scored exactly. Raises TableError where the export's files were written over.
         """
+        if self.files is not None:
+            self.files.require_unchanged()
         if self.fused is not None:
-            shortlisted = replace(self, fused=None).top_k(x, max(k, self.fused.shortlist), filters, exact)
+            shortlisted = replace(self, fused=None, files=None).top_k(x, max(k, self.fused.shortlist), filters, exact)
             return self.fused.rank(
                 x, self._label_rows, shortlisted, k, filters or Ragged.empty(len(x)), self.candidates
             )
@@ -132,16 +136,17 @@ class Exported:
         with _naming_damage(url):
             require_needed(url, manifest)
             files = Files(url, manifest)
-            files.check_all()
             serving = cls._open_serving(files, recipe, exact, device)
+            files.check_all()
         return cls(url, manifest, recipe, files, serving)
 
     @staticmethod
     def _open_serving(files: Files, recipe: Recipe, exact: bool, device: torch.device) -> Serving:
         manifest, folder = files.manifest, files.folder
+        vectors, texts = (Vectors([files.vectors(s) for s in files.of(part)]) for part in (VECTORS, TEXTS))
+        files.check_all()
         model = _open_model(recipe, manifest.parameters, folder / ENCODER)
         model.encoder.move(device)
-        vectors = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
         if vectors.shape != (manifest.rows, manifest.parameters["dimension"]):
             raise ValueError(f"vectors of shape {vectors.shape}")
         if sum(pq.read_metadata(files.path(shard)).num_rows for shard in files.of(LABELS)) != manifest.rows:
@@ -152,8 +157,7 @@ class Exported:
             indexed = open_indexes(paths, manifest.parameters["index"], vectors)
         fused = None
         if manifest.parameters.get("shortlist"):
-            texts = [files.vectors(shard) for shard in files.of(TEXTS)]
-            scorers = Scorers(Vectors(texts) if texts else None, Memory.read(str(folder), manifest))
+            scorers = Scorers(texts if len(texts) else None, Memory.read(str(folder), manifest))
             tree, weights = folder / TREE, folder / WEIGHTS
             fusion: Weights | Fusion
             if weights.exists():
@@ -166,7 +170,7 @@ class Exported:
         retired = None
         if manifest.parameters.get(RETIRED):
             retired = files.table(LABELS, (RETIRED,))[RETIRED].to_numpy()
-        return Serving(model, vectors, indexed, fused, rows, retired)
+        return Serving(model, vectors, indexed, fused, rows, retired, files)
 
     @property
     def tokens(self) -> int:
@@ -209,9 +213,9 @@ def _naming_damage(url: str) -> Iterator[None]:
 
 
 def use_threads(threads: int | None, indexed: bool) -> None:
-    """Set the threads of torch, and of Faiss where an index is open; None: all cores."""
+    """Set the threads of torch, and of Faiss where an index is open; None: all cores, and one in a forked child."""
     if threads:
-        torch.set_num_threads(threads)
+        set_threads(threads)
     if indexed:
         from search.index import set_up
 

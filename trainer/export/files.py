@@ -12,22 +12,29 @@ import pyarrow.parquet as pq
 from schemas import storage
 from schemas.errors import TableError
 from schemas.manifest import Manifest, Shard, check_shard, find_shard, read_patch, shard_url
+from schemas.mapped import Mapped, stamp
 from schemas.shard_files.shards import open_shard, read_group
 from schemas.shard_files.viewed import ViewedShard
-from trainer.export.vectors import map_vectors, patch_vectors
+from schemas.sizes import require_room
+from trainer.export.vectors import map_vectors, patch_vectors, read_vectors
 
 REMEDY = "Export the run again."
-_HASHED = 256 << 20  # of a larger file only the length is checked; `extremis inspect --verify` reads everything
+# Of a larger file only the length is checked, and its vectors are mapped; `extremis inspect --verify` reads everything.
+_HASHED = 256 << 20
 _COPY_BYTES = 1 << 20  # bytes of a copy held in memory
 
 
 class Files:
-    """Files of the export at `url`; those beyond a local disk are copied to TMPDIR when they are asked for."""
+    """Files of the export at `url`; those beyond a local disk are copied to TMPDIR when they are asked for.
+
+    All that is read of them, now or later, is of the files that were checked: TableError where one was written over.
+    """
 
     def __init__(self, url: str, manifest: Manifest) -> None:
         self.url, self.manifest = url, manifest
         self._scratch: Any = None
-        self._checked: set[str] = set()
+        self._checked: dict[Path, tuple[int, int, int]] = {}
+        self._mapped: list[Mapped] = []
 
     @cached_property
     def folder(self) -> Path:
@@ -44,35 +51,47 @@ class Files:
         return tuple(shard for shard in self.manifest.shards if shard.path.startswith(f"{part}/"))
 
     def path(self, shard: Shard) -> Path:
-        """Return where a file is, checked once. Raises TableError: gone or damaged; StorageError."""
-        place = shard_url(self.url, shard)
-        local = storage.is_local(place)
-        path = Path(storage.filesystem(place)[1]) if local else self._copies / shard.path
-        if place not in self._checked:
-            if not local:
-                self._fetch(shard, path)
-            elif shard.bytes <= _HASHED:
-                check_shard(self.url, shard, REMEDY)
-            else:
-                find_shard(self.url, shard, REMEDY)
-            self._checked.add(place)
+        """Return where a file is, checked once. Raises TableError: gone, damaged, or changed since; StorageError."""
+        path = self._place(shard)
+        if path not in self._checked:
+            self._check(shard, path)
+        elif stamp(str(path)) != self._checked[path]:
+            raise _changed(path)
         return path
 
     def check_all(self) -> None:
-        """Check, or fetch, all files. Raises TableError, StorageError."""
+        """Check, or fetch, all files; the second time, that none has changed since. Raises TableError, StorageError."""
         for shard in self.manifest.shards:
             self.path(shard)
 
+    def require_unchanged(self) -> None:
+        """Raise TableError where a file that is mapped was written to: its rows are of two exports by now."""
+        for file in self._mapped:
+            if file.has_changed():
+                raise _changed(file.path)
+
     def vectors(self, shard: Shard) -> Any:
-        """Map the rows [n, D] of a file of vectors into memory, with those that have changed since it was written."""
-        rows = map_vectors(self.path(shard))
+        """Return the rows [n, D] of a file of vectors, with those that have changed since it was written.
+
+        They are in memory, or mapped where the file is large.
+        """
+        if shard.bytes > _HASHED:
+            self._mapped.append(Mapped(str(self.path(shard)), shard.bytes, private=True))
+            rows = map_vectors(self._mapped[-1])
+        else:
+            path = self._place(shard)
+            checked = b"" if path in self._checked else self._check(shard, path)
+            rows = read_vectors(checked or self.path(shard).read_bytes())
         if shard.view is not None and shard.view.changed is not None:
             patch_vectors(rows, read_patch(self.url, shard.view.changed))
         return rows
 
     def table(self, part: str, columns: tuple[str, ...]) -> pa.Table:
         """Read columns of all rows of the Parquet files of `part`. Raises TableError."""
-        return pa.concat_tables(self._rows(shard, columns) for shard in self.of(part)).combine_chunks()
+        rows = pa.concat_tables(self._rows(shard, columns) for shard in self.of(part)).combine_chunks()
+        for shard in self.of(part):
+            self.path(shard)  # is the same as before
+        return rows
 
     def _rows(self, shard: Shard, columns: tuple[str, ...]) -> pa.Table:
         path = self.path(shard)
@@ -84,12 +103,37 @@ class Files:
             groups = [read_group(viewed, group, columns, str(path)) for group in range(viewed.num_row_groups)]
         return pa.concat_tables(groups).select([*columns])
 
+    def _place(self, shard: Shard) -> Path:
+        place = shard_url(self.url, shard)
+        return Path(storage.filesystem(place)[1]) if storage.is_local(place) else self._copies / shard.path
+
+    def _check(self, shard: Shard, path: Path) -> bytes:
+        """Check a file, or fetch it; return its content where it was read whole for that, else nothing."""
+        local, content = storage.is_local(shard_url(self.url, shard)), b""
+        if not local:
+            self._fetch(shard, path)
+        before = stamp(str(path))
+        if local and shard.bytes <= _HASHED:
+            content = check_shard(self.url, shard, REMEDY)
+        elif local:
+            find_shard(self.url, shard, REMEDY)
+        self._checked[path] = before
+        return content
+
     def _fetch(self, shard: Shard, path: Path) -> None:
         place = find_shard(self.url, shard, REMEDY)
+        require_room(str(path.parent), {f"copies of {self.url}": shard.bytes}, "Set TMPDIR to a folder with more room.")
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = storage.read_matching(lambda: _copy(place, path), lambda digest: digest == shard.sha256)
         if digest != shard.sha256:
             raise TableError(f"{place}: damaged: its SHA-256 is not that of the manifest. {REMEDY}")
+
+
+def _changed(path: Path | str) -> TableError:
+    return TableError(
+        f"{path}: changed since the export was opened. Open it again; and write a new export into a folder of its own, "
+        "which --current switches to, instead of over the files of one that is in use."
+    )
 
 
 def _copy(url: str, target: Path) -> str:

@@ -11,6 +11,7 @@ import torch
 from schemas import storage
 from schemas.layout import shard_name
 from schemas.manifest import Shard, describe_file
+from schemas.mapped import Mapped
 from schemas.storage import join
 from schemas.views.view import Patch
 from trainer.export.earlier import Earlier, Range, plan_ranges
@@ -61,7 +62,7 @@ def _write(folder: str, piece: Range, rows: torch.Tensor, target: Target) -> tup
         shard = describe_file(path, name, len(rows))
         if not storage.is_local(url):
             shutil.copyfile(path, local)
-    return shard, map_vectors(local)
+    return shard, map_vectors(Mapped(str(local), private=True))
 
 
 def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[Shard, np.ndarray] | None:
@@ -69,7 +70,7 @@ def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[
     earlier = target.earlier
     if earlier is None or piece.entry is None:
         return None
-    before = map_vectors(earlier.files.path(piece.entry))
+    before = map_vectors(Mapped(str(earlier.files.path(piece.entry)), private=True))
     if (before.shape, before.dtype) != (rows.shape, rows.dtype):
         return None
     changed = changed_rows(before, rows)

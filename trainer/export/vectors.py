@@ -1,5 +1,6 @@
-"""Classifier vectors in safetensors files by label range: written a range at a time, memory-mapped to be read."""
+"""Classifier vectors in safetensors files by label range: written a range at a time, read into memory or mapped."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load
 
+from schemas.mapped import Mapped
 from trainer.checkpoints.checkpoint import save_tensors
 
 NAME, POSITIONS = "weight", "rows"
 _COMPARED = 1 << 16  # rows at a time
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
+_DTYPES: dict[str, np.dtype] = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16)}  # by their names in files
 
 
 def write_vectors(path: Path, rows: torch.Tensor, start: int, dtype: str) -> None:
@@ -20,10 +23,21 @@ def write_vectors(path: Path, rows: torch.Tensor, start: int, dtype: str) -> Non
     save_tensors(str(path), {NAME: rows.detach().to(DTYPES[dtype]).contiguous()}, {"start": str(start)})
 
 
-def map_vectors(path: Path) -> np.ndarray:
-    """Map the rows [n, D] of a file of `write_vectors` into memory; what is changed there stays there."""
-    with safe_open(path, "pt") as file:
-        return file.get_tensor(NAME).numpy()  # type: ignore[no-any-return]
+def read_vectors(content: bytes) -> np.ndarray:
+    """Return the rows [n, D] of a file of `write_vectors`, which has this content."""
+    return load(content)[NAME].numpy()  # type: ignore[no-any-return]
+
+
+def map_vectors(file: Mapped) -> np.ndarray:
+    """Return the same of a mapped file, as they lie there. Raises ValueError, SafetensorError where it is another."""
+    with safe_open(file.path, "np") as header:
+        rows = header.get_slice(NAME)
+        shape, dtype, names = rows.get_shape(), _DTYPES[rows.get_dtype()], header.keys()
+    data = np.frombuffer(file.whole, np.uint8)
+    start = len(data) - math.prod(shape) * dtype.itemsize
+    if [*names] != [NAME] or start < 0:
+        raise ValueError(f"tensors {', '.join(names)} in {len(data)} bytes, expected {NAME} alone")
+    return data[start:].view(dtype).reshape(shape)
 
 
 def write_patch(path: Path, positions: np.ndarray, rows: np.ndarray) -> None:

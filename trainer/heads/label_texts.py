@@ -1,12 +1,10 @@
 """Texts of labels on disk, as an encoder reads them: rows are read by label id, and none stays in memory."""
 
-import tempfile
-from typing import IO
-
 import numpy as np
 
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
+from schemas.mapped import ScratchFile
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
@@ -17,7 +15,7 @@ def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
     """Open tokens, features or both of DATA's labels [0, L), decoded once into scratch files that are mapped.
 
     The system keeps of them in memory what it has room for. They are gone when the process ends. Raises InputError
-    where the labels lack what `kind` reads, TableError.
+    where the labels lack what `kind` reads, TableError, StorageError.
     """
     manifest = open_manifest(data.labels, "labels")
     require_inputs(data.labels, manifest, kind)
@@ -32,28 +30,15 @@ class _Writer:
     """Lays the row groups of a list column end to end in scratch files."""
 
     def __init__(self) -> None:
-        self._values, self._offsets = _scratch(), _scratch()
-        self._count, self._rows, self._dtype = 0, 0, np.dtype(np.uint16)
+        self._values, self._offsets = ScratchFile("the texts of labels"), ScratchFile("the texts of labels")
+        self._count, self._dtype = 0, np.dtype(np.uint16)
 
     def add(self, rows: Ragged) -> None:
         self._dtype = rows.values.dtype
         self._values.write(np.ascontiguousarray(rows.values).data)
         self._offsets.write((rows.offsets[:-1] + self._count).data)
         self._count += len(rows.values)
-        self._rows += rows.rows
 
     def mapped(self) -> Ragged:
         self._offsets.write(np.array([self._count], np.int64).data)
-        return Ragged(
-            _map(self._values, self._dtype, self._count), _map(self._offsets, np.dtype(np.int64), self._rows + 1)
-        )
-
-
-def _scratch() -> IO[bytes]:
-    return tempfile.TemporaryFile(prefix="extremis-labels-")
-
-
-def _map(file: IO[bytes], dtype: np.dtype, count: int) -> np.ndarray:
-    file.flush()
-    # An empty file cannot be mapped.
-    return np.memmap(file, dtype, "r", shape=(count,)) if count else np.empty(0, dtype)
+        return Ragged(np.frombuffer(self._values.map(), self._dtype), np.frombuffer(self._offsets.map(), np.int64))

@@ -1,6 +1,5 @@
 """Embeddings of a batch's queries in training, and the way of their gradient back into the encoder."""
 
-import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from schemas.mapped import ScratchFile
 from trainer.device import CPU
 from trainer.encoders import Encoder
 from trainer.group import Group
@@ -91,8 +91,9 @@ class FrozenQueries(QueryEmbeddings):
             return
         self._tables = tables
         rows = sum(source.rows for source in sources)
-        with tempfile.TemporaryFile(prefix="extremis-frozen-") as scratch:  # the map keeps it
-            self._x = np.memmap(scratch, np.float16, "w+", shape=(max(1, rows), self._encoder.dimension))
+        shape = (max(1, rows), self._encoder.dimension)
+        scratch = ScratchFile("the embeddings of a frozen encoder").reserve(2 * shape[0] * shape[1])
+        self._x = np.ndarray(shape, np.float16, scratch)
         self._encoded = np.zeros(rows, bool)
 
     def embed(self, batch: Batch, first: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ Each rank keeps and writes the embeddings of some shards, and the vectors of its
 """
 
 import itertools
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from schemas import storage, tables
 from schemas.layout import RunLayout, parse_number
 from schemas.manifest import Manifest, Shard, columns_of, is_published, publish, unpublish
+from schemas.mapped import ScratchFile
 from schemas.owners.claim import Claim, Unclaimed
 from schemas.shard_files.parquet import encode, matrix_array, matrix_column, write_shard
 from schemas.storage import join
@@ -64,8 +64,8 @@ class EmbeddingCollector:
         self._first = self._places[0].start if self._places else 0
         self._last = self._places[-1].stop if self._places else 0
         shape = (max(1, self._last - self._first), dimension)
-        with tempfile.TemporaryFile(prefix="extremis-dump-") as scratch:  # the map keeps it
-            self._vectors = np.memmap(scratch, np.float16, "w+", shape=shape)
+        scratch = ScratchFile("the embeddings of a dump").reserve(2 * shape[0] * dimension)
+        self._vectors = np.ndarray(shape, np.float16, scratch)
         self._fresh: list[np.ndarray] = []
         self._arriving: deque[tuple[np.ndarray, LateCopy]] = deque()
 

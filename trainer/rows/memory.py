@@ -1,14 +1,13 @@
-"""Zeros for large matrices: pages that nothing was written to take no memory and no disk."""
+"""Zeros for large matrices: in memory, where pages that nothing was written to take none; in a file; on a GPU."""
 
 import contextlib
 import math
 import mmap
-import os
-import tempfile
 
 import torch
 
-from schemas.errors import InputError
+from schemas.errors import InputError, StorageError
+from schemas.mapped import ScratchFile
 from schemas.sizes import say_bytes
 from trainer.device import CPU
 
@@ -23,8 +22,9 @@ def zeros(
 ) -> torch.Tensor:
     """Return zeros of `shape` on `device`; on a CPU in memory, or in a file of their own in the directory `storage`.
 
-    The file has no name, so that nothing is left of it however the process ends, and no block of it is on disk before
-    it is written to. Raises InputError: no such directory, or no room there, or on a GPU, for all of the matrix.
+    The file has no name, so that nothing is left of it however the process ends, and takes all of its room at once: a
+    disk that is full when a row is written to would end the process. Raises InputError: no such directory, or no room
+    there, or on a GPU, for all of the matrix.
     """
     if device != CPU:
         return _on_device(shape, dtype, device)
@@ -58,22 +58,13 @@ def _anonymous(size: int) -> mmap.mmap:
 
 
 def _file(size: int, directory: str) -> mmap.mmap:
+    remedy = (
+        "Give a local directory with room that can be written to, 'memory' or 'host', or a smaller classifier.dtype."
+    )
     try:
-        room = os.statvfs(directory)
-        free = room.f_bavail * room.f_frsize
-        if free < size:
-            raise InputError(
-                f"classifier.storage = {directory!r}: {say_bytes(size)} are needed there, {say_bytes(free)} are free. "
-                "Choose another local directory, or a smaller classifier.dtype."
-            )
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.truncate(size)
-            memory = mmap.mmap(file.fileno(), size)
-    except OSError as error:
-        raise InputError(
-            f"classifier.storage = {directory!r}: no file can be made there ({error.strerror}). "
-            "Give a local directory that can be written to, or 'memory' or 'host'."
-        ) from error
+        memory = ScratchFile("rows of labels", directory, remedy).reserve(size)
+    except StorageError as error:
+        raise InputError(f"classifier.storage = {error}") from error
     if hasattr(mmap, "MADV_RANDOM"):
         memory.madvise(mmap.MADV_RANDOM)  # the pages around a row are not read along with it
     return memory

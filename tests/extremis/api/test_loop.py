@@ -2,19 +2,24 @@
 
 import csv
 import json
+import multiprocessing
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import extremis
 from tests.command import ROOT, TINY, call, refused
 from tests.command import extremis as extremis_command
 from tests.pages import blocks
+from trainer.export import files
 
 SETTINGS = dict(setting.split("=") for setting in (*TINY, "train.epochs=2", "data.holdout=0.1"))
 CHANGES = {key: float(value) if "." in value else int(value) for key, value in SETTINGS.items()}
@@ -102,6 +107,68 @@ def test_predict_reads_and_writes_a_pipe_and_csv(names: dict[str, Any], folder: 
         (str(n), str(rank), key, text) for n, each in enumerate(expected) for rank, (key, text) in enumerate(each, 1)
     ]
     refused(call("predict", "exported/", "texts.csv", "-", "--json"), "both write to standard output")
+
+
+def in_place(folder: Path, change: Callable[[bytes], bytes]) -> None:
+    """Write over every file below `folder`."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            with path.open("r+b") as file:
+                file.truncate(file.write(change(content)))
+
+
+@pytest.mark.parametrize("change", [lambda content: content[::-1], lambda content: b""], ids=["others", "cut"])
+def test_a_model_is_not_what_is_written_over_its_files(
+    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]
+) -> None:
+    def load(name: str) -> extremis.Model:
+        return extremis.load(shutil.copytree("exported", tmp_path / name), threads=1)
+
+    texts = [f"a ship in storm {n}" for n in range(20)]
+    changed = "changed since the export was opened. Open it again"
+    expected = repr(names["model"].predict(texts))
+    read, unread = load("read"), load("unread")
+    assert repr(read.predict(texts)) == expected
+    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{tmp_path}/read" in line]
+    monkeypatch.setattr(files, "_HASHED", 0)
+    mapped, moved = load("mapped"), load("moved")
+    assert repr(mapped.predict(texts)) == repr(moved.predict(texts)) == expected
+    (tmp_path / "moved").rename(tmp_path / "gone")
+    in_place(tmp_path, change)
+    assert repr(read.predict(texts)) == expected
+    with pytest.raises(extremis.TableError, match=f"unread/labels/.*: {changed}"):
+        unread.predict(texts)
+    with pytest.raises(extremis.TableError, match=f"mapped/vectors/.*: {changed}"):
+        mapped.predict(texts)
+
+
+def test_a_model_predicts_in_threads_and_in_forked_children(names: dict[str, Any]) -> None:
+    """Threads of PyTorch do not cross a fork: a child that waited for them would wait for ever."""
+    texts = [f"a view of the sea number {n}" for n in range(400)]
+    before = torch.get_num_threads()
+    model = extremis.load("exported/", threads=2)
+    try:
+        expected = [[label.key for label in each.labels] for each in model.predict(texts)]
+
+        def check() -> None:
+            with ThreadPoolExecutor(2) as pool:
+                for got in [model.predict(texts), *pool.map(model.predict, [texts] * 2)]:
+                    assert [[label.key for label in each.labels] for each in got] == expected
+
+        check()
+        children = [multiprocessing.get_context("fork").Process(target=check) for _ in range(3)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(60)
+        codes = [child.exitcode for child in children]
+        for child in children:
+            child.kill()
+        assert codes == [0, 0, 0]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_results_read_well(names: dict[str, Any]) -> None:

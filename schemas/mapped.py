@@ -1,0 +1,104 @@
+"""Files mapped into memory, all of them: scratch files, which have their room from the start, and files that are read.
+
+The system ends a process (SIGBUS) that touches a page which its disk has no room for, or which a file that was cut no
+longer has; no message can be given then. So room is taken before, and changes are looked for before a file is used.
+"""
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from schemas.errors import StorageError
+from schemas.sizes import say_bytes
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def stamp(file: str | int) -> tuple[int, int, int]:
+    """Return (inode, bytes, nanoseconds of the last change) of a path or an open file; zeros where no file is."""
+    try:
+        facts = os.stat(file)
+    except FileNotFoundError:
+        return 0, 0, 0
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+class Mapped:
+    """First `length` bytes of a local file, 0: all; a file renamed over it or removed later changes nothing here.
+
+    `private`: the bytes may be written to, in memory alone. Raises FileNotFoundError, and ValueError where the file is
+    shorter.
+    """
+
+    def __init__(self, path: str, length: int = 0, private: bool = False) -> None:
+        access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
+        with open(path, "rb") as file:
+            self.path, self._stamp = path, stamp(file.fileno())
+            self._map = mmap.mmap(file.fileno(), length, access=access)
+        self._length = len(self._map)
+        self.whole = pa.py_buffer(self._map)
+
+    def read(self, start: int, stop: int) -> pa.Buffer:
+        """Return a view of the bytes. Raises ValueError where the file has been cut: they would end the process."""
+        size = self._map.size()
+        if size < self._length:
+            raise ValueError(f"{size} bytes, expected {self._length}")
+        return self.whole.slice(start, stop - start)
+
+    def has_changed(self) -> bool:
+        """Return whether the file was written to since it was mapped."""
+        now = stamp(self.path)
+        return now[0] == self._stamp[0] and now != self._stamp
+
+
+class ScratchFile:
+    """File without a name in TMPDIR, or in `directory`, for `what`: it is gone with its map, however a process ends.
+
+    Raises StorageError where there is no room, which ends with `remedy`.
+    """
+
+    def __init__(
+        self, what: str, directory: str | None = None, remedy: str = "Set TMPDIR to a folder with more room."
+    ) -> None:
+        self._what, self._directory, self._remedy = what, directory or tempfile.gettempdir(), remedy
+        self._size = 0
+        with self._room_for(0):
+            self._file = tempfile.TemporaryFile(prefix="extremis-", dir=self._directory)  # noqa: SIM115
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes."""
+        with self._room_for(data.nbytes):
+            self._file.write(data)
+
+    def reserve(self, size: int) -> mmap.mmap:
+        """Map `size` bytes, zeros, which are all taken from the disk now; on tmpfs, as /dev/shm is, from memory."""
+        with self._room_for(size), self._file:
+            if size > shutil.disk_usage(self._directory).free:  # else it is filled before it is refused
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.posix_fallocate(self._file.fileno(), 0, size)
+            return mmap.mmap(self._file.fileno(), size)
+
+    def map(self) -> mmap.mmap | bytes:
+        """Map what was written, to be read."""
+        with self._room_for(0), self._file:
+            self._file.flush()
+            # An empty file cannot be mapped.
+            return mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._size else b""
+
+    @contextlib.contextmanager
+    def _room_for(self, size: int) -> Iterator[None]:
+        self._size += size
+        try:
+            yield
+        except OSError as error:
+            reason = f"no file can be made there for {self._what} ({error.strerror})"
+            if error.errno in _NO_ROOM:
+                free = shutil.disk_usage(self._directory).free
+                reason = f"{say_bytes(self._size)} are needed there for {self._what}, {say_bytes(free)} are free"
+            raise StorageError(f"{self._directory}: {reason}. {self._remedy}") from error
