@@ -505,7 +505,8 @@ def _descriptor(path: str) -> int | None:
 def _open_stream(path: str) -> IO[bytes]:
     """Open a device, a pipe or an open file to be written through: what is there already stays."""
     number = _descriptor(path)
-    return open(path, "wb") if number is None else os.fdopen(os.dup(number), "wb")
+    with Wait(f"a reader of {path}"):  # of a pipe: nothing else takes that long to open
+        return open(path, "wb") if number is None else os.fdopen(os.dup(number), "wb")
 
 
 def _link(path: str, data: bytes) -> None:
