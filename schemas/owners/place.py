@@ -69,8 +69,9 @@ def unmark(out: str, doing: str) -> None:
 def _require_apart(out: str, reads: Iterable[str | None]) -> None:
     for read in () if storage.is_stream(out) else reads:
         if read is not None and storage.is_within(out, read):
-            where = "is" if storage.is_within(read, out) else "lies within"
-            raise InputError(f"{out}: {where} {read}, which this command reads. Give a place outside of it.")
+            if storage.is_within(read, out):
+                raise InputError(f"{out}: the command reads this, and would write over it. Give another place.")
+            raise InputError(f"{out}: lies within {read}, which the command reads. Give a place outside of it.")
 
 
 def _find(url: str, names: list[str]) -> str | None:

@@ -109,7 +109,7 @@ def test_what_is_there_already_is_kept_and_nothing_else_is_overwritten(
     assert place.stat().st_mtime_ns == written
     with pytest.raises(InputError, match="out: holds a finished embeddings table, not one of kind vectors"):
         embed(small.layout.root, run, out, EmbedOptions(what="labels"))
-    with pytest.raises(InputError, match="which this command reads"):
+    with pytest.raises(InputError, match="the command reads this"):
         embed(small.layout.root, run, small.layout.root)
     (tmp_path / "out" / MARK).write_text("embedded\n")  # by a process that was killed as it replaced the table
     unpublish(out)
