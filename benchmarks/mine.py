@@ -220,11 +220,11 @@ def pipeline(setting: Setting, root: str) -> dict:
 
 def read_profile(root: str) -> dict:
     """Read what `mine` wrote about its time and memory."""
-    from pipelines.mine import PROFILE
     from schemas import storage
+    from schemas.layout import SPENT
 
     folder = join(RunLayout(join(root, "run")).negatives_root, f"epoch-{EPOCH + 2:04d}")
-    profile: dict = json.loads(storage.read_bytes(join(folder, PROFILE)))
+    profile: dict = json.loads(storage.read_bytes(join(folder, SPENT)))
     return profile
 
 

@@ -27,9 +27,9 @@ from extremis.commands.report import report
 from extremis.commands.run import run
 from extremis.commands.shard import shard
 from extremis.commands.train import train
-from extremis.console import output, say_error
+from extremis.console import open_streams, output, say_error
 from extremis.installation import extra_of
-from schemas.errors import ExtremisError, MissingExtra
+from schemas.errors import ExtremisError, MissingExtra, lack_of_memory
 
 TRACEBACK = "EXTREMIS_TRACEBACK"  # environment variable: show tracebacks
 
@@ -94,19 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     `arguments`: by default those of this process. Raises SystemExit unless the command succeeds.
     """
-    if arguments is None and TRACEBACK not in os.environ:
-        sys.unraisablehook = lambda unraisable: None  # destructors of libraries print tracebacks
+    if arguments is None:
+        open_streams()
+        if TRACEBACK not in os.environ:
+            sys.unraisablehook = lambda unraisable: None  # destructors of libraries print tracebacks
     try:
         words = sys.argv[1:] if arguments is None else arguments
         with output(command=shlex.join(["extremis", *words])):
             cli.main(arguments, standalone_mode=False)
-    except ExtremisError as error:
-        _fail(error)
-    except ModuleNotFoundError as error:
-        extra = extra_of(error.name or "")
-        if extra is None:
-            raise
-        _fail(MissingExtra(f"this command needs the module {error.name}, which is not installed", extra))
     except click.exceptions.Abort:
         say_error("interrupted")
         sys.exit(130)
@@ -116,19 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except MemoryError:
-        say_error(
-            "error: out of memory. Give the machine more, or lower what the command holds: batch, dimension, --memory."
-        )
+    except BrokenPipeError:  # whoever read the results has enough
         sys.exit(1)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except Exception as error:  # nobody wants a traceback, but whoever looks for the fault
-        if os.environ.get(TRACEBACK):
-            raise
-        say_error(f"error: a fault of Extremis, not of your input: {describe_fault(error)}")
-        sys.exit(1)
+    except Exception as error:
+        _fail(error)
 
 
 def describe_fault(error: Exception) -> str:
@@ -141,6 +127,16 @@ def describe_fault(error: Exception) -> str:
     )
 
 
-def _fail(error: ExtremisError) -> NoReturn:
-    say_error(f"error: {error}")
-    sys.exit(error.exit_status)
+def _fail(error: Exception) -> NoReturn:
+    """Say in one message what went wrong, and exit; nobody wants a traceback, but whoever looks for a fault."""
+    if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")) is not None:
+        error = MissingExtra(f"this command needs the module {error.name}, which is not installed", extra)
+    message, status = lack_of_memory(error), 1
+    if message is None and isinstance(error, ExtremisError):
+        message, status = str(error), error.exit_status
+    if message is None:
+        if os.environ.get(TRACEBACK):
+            raise error
+        message = f"a fault of Extremis, not of your input: {describe_fault(error)}"
+    say_error(f"error: {message}")
+    sys.exit(status)

@@ -1,6 +1,7 @@
 """Output for people: progress bars on a terminal, plain lines elsewhere, tables, and one JSON object on request."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -26,8 +27,10 @@ from rich.table import Table
 from rich.text import Text
 
 from extremis.waiting import alive, spoke, suspended
+from schemas.errors import StorageError
 from schemas.secrets import redact
 from schemas.sizes import say_count
+from schemas.waits import tell_by
 
 # Control characters: they move the cursor, change colours, or turn the direction of writing.
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
@@ -51,6 +54,58 @@ class _SafeConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Render each string that is printed, also in a cell of a table."""
         return super().render_str(without_controls(redact(text)) if self.is_terminal else redact(text), **options)
+
+
+class _Log(_SafeConsole):
+    """A console of messages. Those that cannot be written are lost, and stop nothing."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except (OSError, ValueError):  # a full disk, a file that is closed
+            self.quiet = True
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+class _Stream(io.FileIO):
+    """Standard output (1) or error (2) of a command: what cannot be written there is an error once, or is lost."""
+
+    _failed = False
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            failed, self._failed = self._failed, True
+            if failed or self.fileno() == 2:
+                return len(data)
+            if isinstance(error, BrokenPipeError):
+                raise
+            cause = error.strerror or type(error).__name__
+            raise StorageError(f"cannot write to standard output: {cause}; give it another place.") from error
+
+
+def open_streams() -> None:
+    """Open the standard streams of a command, whatever they are: closed, a full disk, a pipe that nobody reads."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.set_inheritable(null, True)
+    for number in range(3):  # else the next file that is opened takes the place of one that is closed
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(null, number)
+    if null > 2:
+        os.close(null)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None and name == "stdout":  # results go nowhere
+            continue
+        if stream is getattr(sys, f"__{name}__"):
+            how = {"encoding": "utf-8"} if stream is None else {"encoding": stream.encoding, "errors": stream.errors}
+            raw = io.BufferedWriter(_Stream(number, "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(raw, line_buffering=number == 2 or raw.isatty(), **how))
 
 
 _PIPED_WIDTH = 200  # characters of a table's line where no terminal says how many
@@ -94,9 +149,14 @@ class _Results(_SafeConsole):
 
 
 # Messages go to standard error, results to standard output.
-_width_is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+def _is_terminal(stream: Any) -> bool:
+    """Tell whether `stream` is a terminal; one that is None or closed, as of a daemon, is none."""
+    return stream is not None and not stream.closed and bool(stream.isatty())
+
+
+_width_is_known = _is_terminal(sys.stdout) or "COLUMNS" in os.environ
 _width = None if _width_is_known else _PIPED_WIDTH
-notes = _SafeConsole(stderr=True, width=None if sys.stderr.isatty() else _width)
+notes = _Log(stderr=True, width=None if _is_terminal(sys.stderr) else _width)
 results = _Results(width=_width)
 _output = Output()
 _began = time.monotonic()
@@ -142,6 +202,15 @@ class _Say:
 say = _Say()
 
 
+def _say_wait(line: str) -> None:
+    """Tell of a wait, on one rank of a machine; a library keeps quiet."""
+    if _output.command and os.environ.get("LOCAL_RANK", "0") == "0":
+        say(line)
+
+
+tell_by(_say_wait)
+
+
 def say_lines(message: str) -> None:
     """Tell one line of progress, beside another process that may have a display of its own."""
     say(message)
@@ -163,8 +232,8 @@ def _tell(event: Event) -> None:
 def print_json(body: Mapping[str, Any]) -> None:
     """Print the JSON object that `--json` ends with."""
     spoke()
-    sys.stdout.write(redact(json.dumps(body)) + "\n")
-    sys.stdout.flush()
+    results.file.write(redact(json.dumps(body)) + "\n")
+    results.file.flush()
 
 
 def print_file(path: str) -> None:

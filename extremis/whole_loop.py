@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from extremis.auto.run_auto import AUTO, FOLDER, run_auto
+from extremis.auto.run_auto import AUTO, run_auto
 from extremis.console import metrics_table, results, say, table
 from extremis.evaluating.evaluate import EvaluateOptions, evaluate
 from extremis.training.train import train
 from schemas import storage
 from schemas.errors import InputError
-from schemas.layout import RunLayout
+from schemas.owners.place import require_place
 from schemas.storage import join
 from trainer.config import load_recipe
 from trainer.settings.resolve import resolve
@@ -37,7 +37,8 @@ def demo(folder: str, recipe: str, overrides: Sequence[str]) -> dict[str, Any]:
     shard(raw, data, options, (), say)
     moments.append(time.perf_counter())
     say(f"2/3 train {recipe} into {run}, a miner beside it")
-    _clear(run)
+    require_place(run, "trained")  # that of an earlier demo
+    storage.remove(run, recursive=True)
     outcome = _train(data, run, recipe, overrides)
     moments.append(time.perf_counter())
     say("3/3 evaluate on test")
@@ -73,14 +74,6 @@ def _print(outcome: dict[str, Any], report: dict[str, Any], seconds: dict[str, f
     theirs = [f"{value:.2f}" for value in XR_LINEAR.values()]
     table("beside a linear model (docs/results.md)", ["%", *names], [["this run", *ours], ["PECOS XR-Linear", *theirs]])
     results.print("seconds: " + ", ".join(f"{name} {value:.0f}" for name, value in seconds.items()))
-
-
-def _clear(run: str) -> None:
-    """Remove the run of an earlier demo. Raises InputError where something else is in its place."""
-    begun = storage.exists(RunLayout(run).config) or storage.list_names(join(run, FOLDER))
-    if storage.list_names(run) and not begun:
-        raise InputError(f"{run}: holds files, but no run of a demo. They are kept; choose another DIR.")
-    storage.remove(run, recursive=True)
 
 
 def _example() -> str:

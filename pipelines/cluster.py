@@ -26,6 +26,7 @@ from pipelines.runners.runner import run as run_pipeline
 from schemas.layout import CLUSTERS, MANIFEST, staging
 from schemas.manifest import Manifest, columns_of
 from schemas.owners.build import Build, building, clean_up
+from schemas.owners.place import require_place
 from schemas.reuse import find_made_from
 from schemas.shard_files.shards import open_shard
 from schemas.storage import join
@@ -50,6 +51,7 @@ def cluster(
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
     inputs = open_clustering(data, run, epoch, options.queries, options.for_epoch, options.out)
+    require_place(inputs.out, "clustered", [data, run] if options.out else [])
     plan = make_plan(inputs, options)
     finished = plan.finished_table(options, run)
     if finished is not None:

@@ -29,6 +29,7 @@ from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, shard_url
 from schemas.options import Options
 from schemas.owners.build import building, clean_up
+from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
 from schemas.shard_files.shards import iterate_shard
@@ -111,6 +112,7 @@ def embed(
     """
     data, run, out = (for_workers(beam_options, url) for url in (data, run, out))
     options, layout = options or EmbedOptions(), DataLayout(data)
+    require_place(out, "embedded", [data, run])
     if not beam_options:  # workers elsewhere may have what this machine has not
         open_device(device)
     labels = options.what == "labels"

@@ -30,16 +30,16 @@ from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
 from schemas import storage
-from schemas.layout import MANIFEST
+from schemas.layout import MANIFEST, SPENT
 from schemas.manifest import Manifest, Shard, columns_of
 from schemas.owners.build import Build, building, clean_up
+from schemas.owners.place import require_place
 from schemas.reuse import find_made_from
 from schemas.sizes import say_bytes
 from schemas.storage import join
 
 __all__ = ["MineOptions", "mine", "watch"]
 
-PROFILE = "spent.json"  # beside the tables of a refresh
 
 # Runners may give a worker process several threads; the memory that was planned is that of one work item at a time.
 _ONE_ITEM = threading.Lock()
@@ -63,6 +63,9 @@ def mine(
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or MineOptions()).for_workers(place)
     inputs = open_inputs(data, run, epoch, options)
+    require_place(inputs.root, "mined", [data, run] if options.out else [])
+    if options.keep_index is not None:
+        require_place(options.keep_index, "indexed", [data, run])
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
     finished = plan.finished_tables(run)
@@ -78,7 +81,7 @@ def mine(
         build = held.enter_context(building(inputs.root, "mined", say))
         finished = plan.finished_tables(run)  # the last owner may have made some
         missing = tuple(source for source in inputs.sources if source.name not in finished)
-        index = held.enter_context(building(index_url, "mined", say)) if index_url is not None else None
+        index = held.enter_context(building(index_url, "indexed", say)) if index_url is not None else None
         if missing or index is not None:
             finished |= _make(plan.only(missing).below(build.claim.attempt), build, index, beam_options, say)
         return finished
@@ -139,7 +142,7 @@ def _make(
     profiles = {name: summary["profile"] for name, summary in summaries.items()}
     if profiles:
         body = {"seconds": round(seconds, 3), "estimated_bytes": plan.estimate.total, "tables": profiles}
-        storage.write_bytes(join(inputs.root, PROFILE), json.dumps(body, indent=1, sort_keys=True).encode())
+        storage.write_bytes(join(inputs.root, SPENT), json.dumps(body, indent=1, sort_keys=True).encode())
     watch.summarize()
     peak = max((profile["peak_bytes"] for profile in profiles.values()), default=0)
     memory = f", at most {say_bytes(peak)} in one process" if peak else ""

@@ -62,6 +62,7 @@ from schemas.layout import phases as phases_of
 from schemas.manifest import Manifest, is_published
 from schemas.owners.build import building, clean_up
 from schemas.owners.claim import claimed
+from schemas.owners.place import require_place
 from schemas.sizes import require_room
 from schemas.storage import join
 from schemas.versions.version import own_digest
@@ -92,6 +93,7 @@ def shard(
     if options.onto is not None and isinstance(form, Keyed):
         form = replace(form, labels_needed=False)
     inputs = form.find(source)
+    require_place(data, "sharded", [options.onto])
     base = None if options.onto is None else Base.open(data, inputs, options)
     options = options if base is None else base.inherit(options)
     make_plan.check(inputs, options)
@@ -118,7 +120,7 @@ def shard(
         finished = find_finished()  # the last owner may have made it
         if finished is not None:
             return finished
-        dataset.begin(data)
+        dataset.clear(data)
         with building(data, "sharded", in_phases=True) as build:
             check_workers(beam_options, identity.files_of(inputs)[:1], DataLayout(build.url).staging, say)
             flags = local_workers(beam_options, [*identity.files_of(inputs), data, *([base.url] if base else ())])
@@ -311,7 +313,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
         sampling.sample_texts(raw.blocks_of(table), raw.count_input(table, "rows"), text_length.SAMPLED)
         for table in tables
     )
-    limit = text_length.choose_length(frozen, samples)
+    limit = text_length.choose_length(frozen, samples, options.tokenizer)
     attempt.say(f"texts are cut at {limit} tokens")
     return frozen.cut_at(limit)
 

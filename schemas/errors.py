@@ -1,6 +1,15 @@
 """Errors for users: one clear message each, mapped to an exit status by the command line."""
 
+import errno
+import re
+
 from schemas.secrets import redact
+
+# What libraries say in place of a MemoryError.
+_MEMORY = re.compile(
+    r"MemoryError\b|std::bad_alloc|not enough memory|[Cc]annot allocate memory|can't start new thread|"
+    r"failed to map segment|CUDA out of memory"
+)
 
 
 class ExtremisError(Exception):
@@ -40,3 +49,21 @@ class TableError(InputError):
 
 class StorageError(ExtremisError):
     """Storage refused or lost an operation (disk full, no permission, server error). Exit status 1."""
+
+
+def lack_of_memory(error: BaseException | None) -> str | None:
+    """Return the message of a failure for want of memory, that of `error` or of what caused it; None of any other."""
+    while error is not None:
+        if "shared memory" in str(error) and not isinstance(error, ExtremisError):
+            return (
+                f"no room in shared memory, /dev/shm ({str(error).splitlines()[0][:200]}). Give the container more of "
+                "it (docker run --shm-size=2g), or remove what fills it."
+            )
+        no_room = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if no_room or isinstance(error, MemoryError) or _MEMORY.search(str(error)):
+            return (
+                "out of memory. Give the machine or the process more (ulimit -v), or lower what the command holds: "
+                "batch, dimension, --memory."
+            )
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None

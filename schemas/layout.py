@@ -10,6 +10,7 @@ from schemas.errors import InputError
 from schemas.storage import join
 
 MANIFEST = "manifest.json"
+SPENT = "spent.json"  # beside the tables of a refresh: what mining them took
 # Parameter of a queries table in cluster order, and folder of such tables in a run.
 CLUSTERS = "clusters"
 _NUMBERED = re.compile(r"(epoch|step)-(\d+)")

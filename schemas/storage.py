@@ -9,6 +9,9 @@ import errno
 import hashlib
 import io
 import os
+import re
+import shutil
+import stat
 import tempfile
 import threading
 import uuid
@@ -35,6 +38,7 @@ from tenacity import (
 from schemas.errors import ExtremisError, InputError, MissingExtra, StorageError, TableError
 from schemas.forking import survive_forks
 from schemas.secrets import has_credentials, redact_known
+from schemas.waits import SAY_SECONDS, Wait
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt is begun after these
@@ -47,6 +51,8 @@ SLOWEST_SECONDS = 8.0  # between two attempts
 READS = 3  # of bytes that do not match their checksum
 _LONGEST = 4096  # characters of a path, as systems take them
 TEMPORARY = ".tmp-"
+_OPEN_FILE = re.compile(r"/proc/(?P<process>self|\d+)(?:/task/\d+)?/fd/(?P<number>\d+)|/dev/fd/(?P<opened>\d+)")
+_LINKS = 40  # followed, as systems do
 _LASTING = FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError
 
 T = TypeVar("T")
@@ -113,6 +119,38 @@ def _options(url: str) -> dict[str, Any]:
 def is_local(url: str) -> bool:
     """Return true where `url` is on a local disk."""
     return isinstance(filesystem(url)[0], LocalFileSystem)
+
+
+def is_stream(url: str) -> bool:
+    """Return true where `url` is a local file but no regular one: a device, a pipe, or an open file by its number."""
+    fs, path = filesystem(url)
+    if not isinstance(fs, LocalFileSystem):
+        return False
+    if _descriptor(path) is not None:
+        return True
+    with contextlib.suppress(OSError):
+        mode = os.stat(path).st_mode
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return False
+
+
+def is_folder(url: str) -> bool:
+    """Return true where `url` is a folder of a local disk."""
+    fs, path = filesystem(url)
+    return isinstance(fs, LocalFileSystem) and os.path.isdir(path)
+
+
+def is_within(url: str, prefix: str) -> bool:
+    """Return true where `url` is `prefix` or lies below it; on a local disk by any name, links followed."""
+    (fs, path), (other, root) = filesystem(url), filesystem(prefix)
+    if type(fs) is not type(other):
+        return False
+    if isinstance(fs, LocalFileSystem):
+        with contextlib.suppress(OSError):
+            if os.path.samefile(path, root):
+                return True
+        path, root = os.path.realpath(path), os.path.realpath(root)
+    return f"{path.rstrip('/')}/".startswith(f"{root.rstrip('/')}/")
 
 
 def exists(url: str) -> bool:
@@ -278,10 +316,15 @@ def list_sizes(url: str) -> dict[str, int]:
 def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> None:
     """Publish `data` at `url` whole or not at all: temporary name, fsync and rename on a local disk, one PUT elsewhere.
 
-    Without `durable` the fsync is left out, for files that are not read after a crash.
+    A link is followed; what is no regular file, such as a device or a pipe, is written through. Without `durable` the
+    fsync is left out, for files that are not read after a crash.
     Raises StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
+    if is_stream(url):
+        with writing(url) as temporary, open(temporary, "wb") as out:
+            out.write(data)
+        return
     if isinstance(fs, LocalFileSystem):
 
         def write() -> None:
@@ -338,7 +381,7 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
 
     def rename() -> None:
         for folder in folders:
-            os.makedirs(folder, exist_ok=True)
+            _make_folder(folder)
         for before, after in pairs:
             if os.path.exists(before) or not os.path.exists(after):  # an attempt before this one may have moved it
                 os.replace(before, after)
@@ -352,19 +395,25 @@ def move_files(source: str, target: str, names: Sequence[str]) -> None:
 def writing(url: str, durable: bool = True) -> Iterator[str]:
     """Yield a local path to write to, whose file is published at `url` when the block ends: whole or not at all.
 
-    On a local disk it is renamed into place after fsync; elsewhere it is uploaded from a scratch file (TMPDIR), so that
-    memory does not grow with the file. Left by an error, nothing is published and nothing stays behind. Without
-    `durable` the fsync is left out. Raises StorageError (disk full, no permission, server error).
+    On a local disk it is renamed into place after fsync, where a link leads to; elsewhere it is uploaded from a scratch
+    file (TMPDIR), so that memory does not grow with the file, and so is what is written through a device or a pipe.
+    Left by an error, nothing is published and nothing stays behind. Without `durable` the fsync is left out. Raises
+    StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
+    through = is_stream(url)
     try:
-        if isinstance(fs, LocalFileSystem):
+        if isinstance(fs, LocalFileSystem) and not through:
             with _replacing(path, durable) as temporary:
                 yield temporary
             return
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             temporary = os.path.join(folder, path.rsplit("/", 1)[-1])
             yield temporary
+            if through:
+                with open(temporary, "rb") as made, _open_stream(path) as out:
+                    shutil.copyfileobj(made, out)
+                return
             seconds = _seconds_for(os.path.getsize(temporary))
             _attempt(lambda: _bounded(fs, "put_file", temporary, path, seconds=seconds), "write", url)
     except OSError as error:
@@ -415,10 +464,11 @@ def file_sha256(path: str) -> str:
 
 @contextlib.contextmanager
 def _replacing(path: str, durable: bool) -> Iterator[str]:
-    """Yield a name in the folder of `path`, whose file takes the place of `path` when the block ends."""
-    folder, name = os.path.split(path)
+    """Yield a name beside `path`, or beside what it links to, whose file takes its place when the block ends."""
+    folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
+    path = os.path.join(folder, name)
     temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
-    os.makedirs(folder or ".", exist_ok=True)
+    _make_folder(folder or ".")
     try:
         yield temporary
         if durable:
@@ -431,11 +481,38 @@ def _replacing(path: str, durable: bool) -> Iterator[str]:
             os.unlink(temporary)
 
 
+def _make_folder(path: str) -> None:
+    """Make a folder where `path` leads to, if it is not there. Raises NotADirectoryError where something else is."""
+    try:
+        os.makedirs(os.path.realpath(path), exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
+
+
+def _descriptor(path: str) -> int | None:
+    """Return the number of the open file of this process that `path` names, as /dev/stdout and /proc/self/fd/1 do."""
+    for _ in range(_LINKS):
+        match = _OPEN_FILE.fullmatch(path)
+        if match:
+            is_ours = match["process"] in (None, "self", str(os.getpid()))
+            return int(match["number"] or match["opened"]) if is_ours else None
+        if not os.path.islink(path):
+            return None
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    return None
+
+
+def _open_stream(path: str) -> IO[bytes]:
+    """Open a device, a pipe or an open file to be written through: what is there already stays."""
+    number = _descriptor(path)
+    return open(path, "wb") if number is None else os.fdopen(os.dup(number), "wb")
+
+
 def _link(path: str, data: bytes) -> None:
     """Write a local file that is not there yet. Raises FileExistsError."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f"{TEMPORARY}{uuid.uuid4().hex}-{name}")
-    os.makedirs(folder or ".", exist_ok=True)
+    _make_folder(folder or ".")
     try:
         with open(temporary, "wb") as out:
             out.write(data)
@@ -515,8 +592,11 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
         retry=retry_if_exception(_may_pass),
         reraise=True,
     )
+    # Beyond a local disk; a large file takes its time.
+    wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed", after=SAY_SECONDS)
     try:
-        return retrying(counted)
+        with wait if "://" in url else contextlib.nullcontext():
+            return retrying(counted)
     except (FileNotFoundError, ExtremisError):
         raise
     except (IsADirectoryError, NotADirectoryError) as error:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from schemas.errors import ExtremisError, InputError
+from schemas.waits import Wait
 from trainer.stream.ranks import Ranks, ranks_of_environment
 
 T = TypeVar("T")
@@ -132,14 +133,14 @@ def join(ranks: Ranks) -> Group:
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    wait, silence = timedelta(seconds=JOIN_SECONDS), timedelta(seconds=SILENCE_SECONDS)
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
-        wait = timedelta(seconds=JOIN_SECONDS)
-        store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.ranks, timeout=wait))
-        store.set_timeout(wait)
-        silence = timedelta(seconds=SILENCE_SECONDS)
-        dist.init_process_group(
-            backend, store=dist.PrefixStore("group", store), rank=ranks.rank, world_size=ranks.ranks, timeout=silence
-        )
+        with Wait(f"all {ranks.ranks} ranks to meet at {address}", seconds=JOIN_SECONDS):
+            store, _, _ = next(dist.rendezvous("env://", ranks.rank, ranks.ranks, timeout=wait))
+            store.set_timeout(wait)
+            meeting = dist.PrefixStore("group", store)
+            dist.init_process_group(backend, store=meeting, rank=ranks.rank, world_size=ranks.ranks, timeout=silence)
     except ValueError as error:
         raise InputError(
             f"rank {ranks.rank} of {ranks.ranks} cannot find the others: {_line(error)}. Launch with torchrun, which "
@@ -261,7 +262,8 @@ class _Joined(Group):
 def _naming_loss(group: Group) -> Iterator[None]:
     """Turn errors of torch.distributed into RankLostError."""
     try:
-        yield
+        with Wait("the other ranks", seconds=SILENCE_SECONDS):
+            yield
     except RuntimeError as error:
         raise RankLostError(
             f"rank {group.rank} of {group.ranks} has lost another rank, which was killed or can no longer be reached "

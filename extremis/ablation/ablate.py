@@ -15,6 +15,7 @@ from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest
+from schemas.owners.place import require_place
 from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from trainer.config import Recipe
@@ -33,7 +34,9 @@ def ablate(
     `retry`; the others are compared. Raises InputError where OUT holds runs on other data or of other recipes.
     """
     ks = tuple(sorted({int(name.partition("@")[2]) for name in shown}))
+    require_place(out, "compared", [data])
     report: dict[str, Any] = {}
+    _write(out, report, split, shown)
     for name, recipe in variants.items():
         report[name] = _train_and_score(data, join(out, name), recipe, split, ks, retry)
         _write(out, report, split, shown)

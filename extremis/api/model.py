@@ -153,7 +153,7 @@ class Model:
                 raise InputError(f"texts[{place}] is no string, but {type(text).__name__}: {text!r:.80}")
         for start in range(0, len(listed), _BATCH):
             part = listed[start : start + _BATCH]
-            yield part, pa.table({"input_ids": token_column(self._tokenizer, part)})
+            yield part, pa.table({"input_ids": token_column(self._tokenizer, part, self.url)})
 
 
 def load(export: Url, *, exact: bool = False, threads: int | None = None) -> Model:

@@ -171,6 +171,7 @@ class Predict(Common, total=False):
     no_filter: bool
     safe_cells: bool
     threads: int
+    overwrite: bool
 
 
 class Inspect(Common, total=False):

@@ -16,6 +16,7 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
 from schemas.owners.claim import claimed
+from schemas.owners.place import require_place
 from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step
@@ -45,6 +46,7 @@ def run_auto(
     `process`: of the final run's training.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
+    require_place(run, "trained", [data])
     with claimed(run, "trained", say):
         return _run_auto(data, run, minutes, overrides, resume, beam_options, process)
 

@@ -32,6 +32,7 @@ from schemas.errors import InputError
     "--safe-cells", is_flag=True, help="In CSV: an apostrophe before cells that a spreadsheet would take for a formula."
 )
 @click.option("--threads", type=POSITIVE, help="Default: all cores.")
+@click.option("--overwrite", is_flag=True, help="Replace predictions that are at OUT.")
 @device_option
 @output_options
 def predict(exported: str, places: tuple[str, ...], data: str | None, **options: Any) -> dict[str, Any]:
@@ -62,18 +63,25 @@ def predict(exported: str, places: tuple[str, ...], data: str | None, **options:
     from extremis.predicting.inputs import Texts
     from extremis.predicting.predict import PredictOptions, open_exported, predict_split, predict_texts
     from pipelines.formats.fields import parse_fields
+    from schemas.owners.place import require_file
 
+    texts = (
+        None
+        if data
+        else Texts(places[0], options["form"], parse_fields(options["fields"] or ""), options["text"] == "title")
+    )
+    if places[-1] != "-":
+        reads = [exported, data, *([] if texts is None else texts.places())]
+        require_file(places[-1], reads, "Give --overwrite to replace it, or another OUT.", options["overwrite"])
     opened = open_exported(exported, options["exact"], options["threads"], options["device"])
     if precision is not None:
         threshold = opened.threshold(precision)
     predict_options = PredictOptions(
         options["k"], options["to"], threshold, filter=not options["no_filter"], safe_cells=options["safe_cells"]
     )
-    if data is not None:
+    if texts is None:
         report = predict_split(opened, data, options["split"], places[0], predict_options)
     else:
-        fields = parse_fields(options["fields"] or "")
-        texts = Texts(places[0], options["form"], fields, options["text"] == "title")
         report = predict_texts(opened, texts, options["batch"], places[1], predict_options)
     say(
         f"{report['out']}: {report['predictions']:,} labels for {report['queries']:,} queries, "

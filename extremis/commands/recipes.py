@@ -52,6 +52,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     import tomli_w
 
     from schemas import storage
+    from schemas.owners.place import require_file
     from trainer.config import stated_options
 
     stated = stated_options(recipe, overrides)
@@ -59,8 +60,7 @@ def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str,
     if out is None:
         results.print(text, end="")
         return stated
-    if storage.exists(out):
-        raise InputError(f"{out}: there is a file here already. Choose another name.")
+    require_file(out, (), "Choose another name.")
     storage.write_bytes(out, text.encode())
     say(f"{out}: {recipe}, to be changed; next: extremis recipes validate {out}")
     return {"out": out, "recipe": stated}

@@ -67,6 +67,10 @@ class Texts:
         if not seen:
             raise InputError(f"{self.source}: nothing to predict for: no row in it.")
 
+    def places(self) -> list[str]:
+        """List the URLs of all files; standard input by its number. Raises InputError as `files` does."""
+        return ["/dev/stdin"] if self.source == STANDARD else [url for url, _ in self.files()]
+
     def files(self) -> list[tuple[str, str]]:
         """List (URL, form) of every file, by name. Raises InputError: none there, or one of unknown form."""
         urls = [self.source] if storage.exists(self.source) else self._list()
@@ -137,6 +141,8 @@ def _copy_of_standard_input(folder: str, form: str) -> str:
     """Copy standard input to a file in `folder`, whose name says its form. Raises InputError: Parquet is no stream."""
     if form not in _NAMES:
         raise InputError(f"--form {form}: standard input holds {', '.join(_NAMES)}. Name a file instead.")
+    if sys.stdin is None:
+        raise InputError("standard input is closed. Give the texts there, or name a file.")
     path = Path(folder) / _NAMES[form]
     with path.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)

@@ -56,6 +56,8 @@ def open_writer(out: str, form: str | None, labels: int, safe_cells: bool = Fals
     what to write, and where that does not go with `out` or `safe_cells`; StorageError.
     """
     if out == STANDARD:
+        if sys.stdout is None:
+            raise InputError("standard output is closed. Leave it open, or name a file for the predictions.")
         if form in _BINARY and sys.stdout.isatty():
             raise InputError(f"OUT -: {form} is no text for a terminal. Name a file, or redirect standard output.")
         with tempfile.TemporaryDirectory(prefix="extremis-output-") as folder:

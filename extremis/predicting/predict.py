@@ -100,9 +100,9 @@ def tokenizer_of(exported: Exported) -> Tokenizer:
     return open_tokenizer(place.read_bytes(), str(place))
 
 
-def token_column(tokenizer: Tokenizer, texts: Sequence[str]) -> pa.ListArray:
-    """Return the column `input_ids` of `texts`."""
-    values, offsets, _ = encode_whole(tokenizer, texts)
+def token_column(tokenizer: Tokenizer, texts: Sequence[str], url: str) -> pa.ListArray:
+    """Return the column `input_ids` of `texts`, for the export at `url`. Raises InputError."""
+    values, offsets, _ = encode_whole(tokenizer, texts, f"of {url}")
     return parquet.list_array(values, offsets, pa.uint32())
 
 
@@ -113,5 +113,5 @@ def _encoded(exported: Exported, texts: Texts, batch: int) -> Iterator[pa.Table]
     for rows in texts.batches(batch, "feature_ids" in columns):
         table = pa.Table.from_batches([rows])
         if tokenizer is not None:
-            table = table.append_column("input_ids", token_column(tokenizer, rows["text"].to_pylist()))
+            table = table.append_column("input_ids", token_column(tokenizer, rows["text"].to_pylist(), exported.url))
         yield table

@@ -18,8 +18,12 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import is_published, open_manifest
+from schemas.owners.place import require_file
 from schemas.storage import join
 from trainer.model import require_same_data
+
+NAME = "report.html"  # of a run's own page
+_TITLE, _HEAD = "· Extremis</title>".encode(), 4096  # the end of a page's title, and the bytes that have it
 
 
 def build(
@@ -32,7 +36,9 @@ def build(
     """
     began = time.perf_counter()
     data, runs = _open(urls)
-    out = out or join(runs[0].layout.root, "report.html")
+    own = join(runs[0].layout.root, NAME)
+    out = out or own
+    _require_place(out, own, [*([] if data is None else [data.root]), *(run.layout.root for run in runs)])
     doing("report: reading facts of the data")
     facts = None if data is None else describe(data)
     examples = Sample([], {}, ["give DATA before the runs to see queries as text"])
@@ -63,6 +69,13 @@ def build(
     storage.write_bytes(out, page)
     seconds = round(time.perf_counter() - began, 2)
     return {"out": out, "bytes": len(page), "seconds": seconds, "runs": {run.name: run.layout.root for run in runs}}
+
+
+def _require_place(out: str, own: str, reads: Sequence[str]) -> None:
+    """Refuse to write a page over anything but a page. Raises InputError, StorageError."""
+    if not storage.is_within(out, own):
+        is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))
+        require_file(out, reads, "It is no report; choose another place.", is_page)
 
 
 def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from extremis.console import say
 from schemas.errors import ExtremisError, InputError
+from schemas.waits import Wait, waiting
 
 PAUSES = 2.0, 10.0, 30.0  # seconds before a miner that died is started again
 _LOOK_SECONDS = 0.2
@@ -47,7 +48,8 @@ class Miner:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(10)
+                with Wait("the end of the miner", seconds=10):
+                    self.process.wait(10)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -65,12 +67,12 @@ class Miner:
 
     def _watch_and_restart(self) -> None:
         for number, pause in enumerate([*PAUSES, None], 1):
-            while self.process.poll() is None:
-                if self._stopping.wait(_LOOK_SECONDS):
-                    return
-            ended = _describe(self.process.returncode)
-            if self.process.returncode == 0 or self._stopping.is_set():
+            for _ in waiting("", every=_LOOK_SECONDS, stop=self._stopping):
+                if self.process.poll() is not None:
+                    break
+            if self._stopping.is_set() or self.process.returncode == 0:
                 return
+            ended = _describe(self.process.returncode)
             if pause is None or self.process.returncode == InputError.exit_status:
                 say(f"the miner {ended}; it is not started again, so later epochs use older tables or none")
                 return

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from extremis.console import say
 from schemas.errors import ExtremisError
 from schemas.owners.claim import Claim, Unclaimed, claimed
+from schemas.owners.place import require_place
 from trainer.group import Group
 
 
@@ -31,13 +32,14 @@ def joined() -> Iterator[Group]:
 
 
 @contextlib.contextmanager
-def owning(run: str, group: Group) -> Iterator[Claim]:
-    """Let rank 0 hold the claim on RUN for all ranks while the block lasts. Raises ClaimedError on every rank."""
+def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
+    """Let rank 0 hold the claim on RUN for all ranks while the block lasts. Raises InputError on every rank."""
     with contextlib.ExitStack() as held:
         claim: Claim = Unclaimed()
         refused: ExtremisError | None = None
         if group.first:
             try:
+                require_place(run, "trained", [data])
                 claim = held.enter_context(claimed(run, "trained", say))
             except ExtremisError as error:
                 refused = error

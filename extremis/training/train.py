@@ -38,7 +38,7 @@ def train(
     Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while
     another process trains RUN, StoppedError where a signal stopped this one.
     """
-    with owning(run, group) as claim, stopping_on_signal(process.grace) as asked:
+    with owning(run, group, data) as claim, stopping_on_signal(process.grace) as asked:
         doing("setting up the run")
         is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
         trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group, claim)

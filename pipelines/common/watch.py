@@ -10,6 +10,7 @@ from schemas.manifest import Manifest
 from schemas.owners.claim import ClaimedError
 from schemas.records.json_files import read_json
 from schemas.storage import join
+from schemas.waits import waiting
 
 RETRIES = 5  # of a dump whose work fails; what is wrong with the input is not tried again
 _POLL_LOCAL, _POLL_REMOTE = 0.5, 5.0  # seconds between looks for a dump
@@ -31,22 +32,26 @@ def watch_dumps(
     work fails is tried again, RETRIES times in a row. Raises what `make` raises.
     """
     pause = poll_seconds if poll_seconds is not None else _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
-    seen: dict[int, str] = {}
-    count = failures = 0
-    while True:
+    layout, seen, count, failures, again = RunLayout(run), dict[int, str](), 0, 0, 0.0
+    for wait in waiting(f"a run at {run}", say, every=pause, until="it is stopped, or the run is finished"):
         epoch, digest = None, ""
         try:
-            if storage.exists(RunLayout(run).finished) or (until is not None and until()):
-                return count
-            new = [(epoch, digest) for epoch, digest in complete().items() if seen.get(epoch) != digest]
-            if new:
+            while time.monotonic() >= again:
+                if storage.exists(layout.finished) or (until is not None and until()):
+                    return count
+                dumps = complete()
+                seen = {epoch: seen[epoch] for epoch in seen if epoch in dumps}  # a run may be made anew
+                new = [(epoch, digest) for epoch, digest in dumps.items() if seen.get(epoch) != digest]
+                if not new:
+                    failures = 0
+                    wait.change(f"a dump of {run}" if storage.exists(layout.config) else f"a run at {run}")
+                    break
                 epoch, digest = new[0]
                 count += make(epoch)
-                seen[epoch] = digest
-                failures = 0
-                continue
+                seen[epoch], failures = digest, 0
+                wait.begin(f"a dump of {run}")
         except ClaimedError:
-            pass
+            wait.change(f"another process, which works on the dump of epoch {epoch} of {run},")
         except InputError:
             if epoch is None or complete().get(epoch) == digest:
                 raise
@@ -55,8 +60,9 @@ def watch_dumps(
             if failures > RETRIES:
                 raise
             say(f"{error} Trying again ({failures} of {RETRIES}).")
-            time.sleep(pause * 2**failures)
-        time.sleep(pause)
+            again = time.monotonic() + pause * 2**failures
+            wait.begin(f"the next attempt at the dumps of {run}")
+    return count
 
 
 def require_unused(run: str, url: str, manifest: Manifest) -> None:

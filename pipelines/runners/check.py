@@ -27,6 +27,7 @@ from schemas.errors import ExtremisError, StorageError
 from schemas.manifest import code_version
 from schemas.sizes import say_bytes
 from schemas.storage import join
+from schemas.waits import Wait
 
 _QUESTIONS = 32  # dealt out over the workers; each answers once
 _ANSWERED: set[str] = set()  # on a worker: checks that it has answered
@@ -152,7 +153,7 @@ def _run_within(pipeline: beam.Pipeline, beam_options: Sequence[str], seconds: f
             ended.put(error)
 
     threading.Thread(target=work, name="check-workers", daemon=True).start()
-    with engine.cancelling(started):
+    with engine.cancelling(started), Wait("an answer of the workers", seconds=seconds):
         try:
             error = ended.get(timeout=seconds)
         except queue.Empty:

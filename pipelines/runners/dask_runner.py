@@ -6,7 +6,6 @@ Create, CoGroupByKey, Combine. What passes from step to step is held, and spille
 """
 
 import logging
-import time
 import uuid
 import zlib
 from collections import Counter, defaultdict
@@ -34,6 +33,7 @@ from dask.distributed import Client, KilledWorker, LocalCluster, as_completed
 
 from schemas.errors import ExtremisError, InputError
 from schemas.manifest import code_version
+from schemas.waits import Wait, waiting
 
 PARTITIONS_A_THREAD = 2
 _CONNECT_SECONDS = 30
@@ -226,9 +226,9 @@ def _compute(client: Client, graph: _Graph) -> None:
 
 def _drain(client: Client, run: str) -> None:
     """Wait until no bundle of `run` is at work: one that went on would write into what is cleared, or made again."""
-    limit = time.monotonic() + _DRAIN_SECONDS
-    while any(client.run(stop, run, on_error="ignore").values()) and time.monotonic() < limit:
-        time.sleep(0.1)
+    for _ in waiting("the Dask workers to end what they are at", seconds=_DRAIN_SECONDS):
+        if not any(client.run(stop, run, on_error="ignore").values()):
+            return
 
 
 def stop(run: str) -> int:
@@ -252,9 +252,10 @@ def _connect(options: DaskOptions) -> Iterator[Client]:
         return
     where = settings.get("address") or settings.get("scheduler_file")
     try:
-        client = Client(**{"timeout": _CONNECT_SECONDS, **settings})
-        client.wait_for_workers(1, timeout=_CONNECT_SECONDS)
-        versions = client.run(code_version)
+        with Wait(f"a worker of the Dask scheduler {where}", seconds=2 * _CONNECT_SECONDS):
+            client = Client(**{"timeout": _CONNECT_SECONDS, **settings})
+            client.wait_for_workers(1, timeout=_CONNECT_SECONDS)
+            versions = client.run(code_version)
     except (OSError, ValueError) as error:
         raise ExtremisError(f"the Dask scheduler {where} cannot be used: {error or type(error).__name__}.") from error
     except ImportError as error:

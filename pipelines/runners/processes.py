@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
@@ -22,8 +21,8 @@ from apache_beam.transforms.environments import SubprocessSDKEnvironment
 from google.protobuf import json_format, text_format
 
 from schemas.errors import ExtremisError
+from schemas.waits import Wait, waiting
 
-_AGAIN_SECONDS = 0.1
 _STOP_SECONDS = 20.0  # for a worker to be done with a pipeline
 
 
@@ -53,7 +52,8 @@ class Process:
             self._process.stdin.close()
         self._answers.close()
         try:
-            self._process.wait(_STOP_SECONDS)
+            with Wait("the end of a worker process", seconds=_STOP_SECONDS):
+                self._process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -84,9 +84,8 @@ def make_runner() -> FnApiRunner:
 class WatchedWorker(SubprocessSdkWorkerHandler):
     """Worker process whose death ends the run; Beam's own handler waits for its answers for ever."""
 
-    _closed = False
-
     def start_worker(self) -> None:
+        self._closed = threading.Event()
         self._idle = _IDLE.get()
         self._process = self._idle.pop() if self._idle else Process()
         self.worker_thread = threading.Thread(target=self._watch, name="run_worker", daemon=True)
@@ -104,9 +103,8 @@ class WatchedWorker(SubprocessSdkWorkerHandler):
                 f"a worker process ended before its work was done ({error}). It was out of memory, most likely: give "
                 "the step more of it, or start fewer workers (--direct_num_workers)."
             )
-            while not self._closed:  # requests that are made from now on stay without an answer, too
-                self.control_conn.abort(lost)
-                time.sleep(_AGAIN_SECONDS)
+            for _ in waiting("the end of a pipeline whose worker is lost", stop=self._closed):
+                self.control_conn.abort(lost)  # requests that are made from now on stay without an answer, too
 
     def _environment(self) -> dict[str, str]:
         """Return what Beam's worker reads from its environment. It logs nowhere: its errors come as answers."""
@@ -118,9 +116,10 @@ class WatchedWorker(SubprocessSdkWorkerHandler):
         }
 
     def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         super().close()
 
     def stop_worker(self) -> None:
         """Wait for its end. One that had not connected when another died is never told to stop: it ends with us."""
-        self.worker_thread.join(_STOP_SECONDS)
+        with Wait("the end of a worker process", seconds=_STOP_SECONDS):
+            self.worker_thread.join(_STOP_SECONDS)

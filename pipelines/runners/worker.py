@@ -8,7 +8,8 @@ import logging
 import os
 import sys
 import threading
-import time
+
+from schemas.waits import waiting
 
 _LOOK_SECONDS = 0.5
 
@@ -53,9 +54,9 @@ def _prepare_process() -> None:
 
 def _end_with(parent: int) -> None:
     """End with the launching process: a worker that outlived a killed run would write beside the next one."""
-    while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
-    os._exit(1)
+    for _ in waiting("", every=_LOOK_SECONDS):
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -42,17 +42,6 @@ def open_finished(
     return manifest
 
 
-def begin(data: str) -> None:
-    """Clear what is at `data`, by its owner. Raises InputError: other files are there."""
-    present = [name for name in storage.list_names(data) if name in DataLayout.FOLDERS]
-    if present and not manifests.is_published(data) and not storage.list_names(DataLayout(data).staging):
-        raise InputError(
-            f"{data}: holds {', '.join(present)}, but neither a data set nor an unfinished one. "
-            "It is left alone; give another DATA, or move them away."
-        )
-    clear(data)
-
-
 def clear(data: str) -> None:
     """Remove the data set at `data`, finished or not: invisible first."""
     manifests.unpublish(data)

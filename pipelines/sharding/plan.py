@@ -45,6 +45,7 @@ class TablePlan:
     row_group_rows: int
     vocabulary: int | None  # None: nothing has a text, and there are no token ids
     tokenizer: str  # URL of the file in staging, sealed
+    tokenizer_name: str  # as the options have it
     features: bool
     sources: Mapping[int, str]  # names of the input's parts, by their numbers
     sink: Sink

@@ -26,7 +26,8 @@ def open_tokens(plan: TablePlan) -> Encoder | None:
     """Open the tokenizer of `plan`, None where no row has a text. Raises StorageError."""
     if plan.vocabulary is None:
         return None
-    return Encoder(tokenizer.open_tokenizer(storage.read_sealed(plan.tokenizer), plan.tokenizer))
+    opened = tokenizer.open_tokenizer(storage.read_sealed(plan.tokenizer), plan.tokenizer)
+    return Encoder(opened, plan.tokenizer_name)
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa.RecordBatch:

@@ -16,15 +16,15 @@ _STEP = 32
 _CHARACTERS = 16  # a token, at the very most
 
 
-def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray]) -> int:
+def choose_length(frozen: FrozenTokenizer, tables: Iterable[pa.ChunkedArray], name: str = FILE) -> int:
     """Return what 99 % of the texts of each table have at most: a multiple of 32 tokens in [LEAST, MOST].
 
-    Never more than the model behind the tokenizer reads.
+    Never more than the model behind the tokenizer reads. Raises InputError with the tokenizer's `name`.
     """
     most = min(MOST, frozen.longest or MOST)
     tokenizer = open_tokenizer(frozen.files[FILE], FILE)
     tokenizer.no_truncation()
-    encoder, longest = Encoder(tokenizer), 0.0
+    encoder, longest = Encoder(tokenizer, name), 0.0
     for table in tables:
         texts = pc.utf8_slice_codeunits(table.combine_chunks(), 0, most * _CHARACTERS)
         if len(texts):

@@ -9,9 +9,11 @@ from tokenizers import Tokenizer
 
 from schemas import storage
 from schemas.errors import InputError, TableError
+from schemas.waits import Wait
 
 FILE = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
+_UNKNOWN = "\N{UGARITIC LETTER ALPA}"  # a letter of no vocabulary
 SPECIAL = {
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>"),
@@ -88,7 +90,8 @@ def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
 def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
     """Load the tokenizer `name` from the hub or its local cache. Raises InputError."""
     try:
-        return freeze(Tokenizer.from_pretrained(name), {}, max_tokens)
+        with Wait(f"the hub to give the tokenizer {name}"):
+            return freeze(Tokenizer.from_pretrained(name), {}, max_tokens)
     except Exception as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
@@ -98,7 +101,11 @@ def load_hub(name: str, max_tokens: int) -> FrozenTokenizer:
 
 
 def freeze(tokenizer: Tokenizer, others: Mapping[str, bytes], max_tokens: int) -> FrozenTokenizer:
-    """Make the files that `tokenizers` and `transformers` load, truncating to `max_tokens` and never padding."""
+    """Make the files that `tokenizers` and `transformers` load, truncating to `max_tokens` and never padding.
+
+    Raises what the library does for a vocabulary that lacks the token of unknown words.
+    """
+    tokenizer.encode(_UNKNOWN)
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)

@@ -17,6 +17,7 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from schemas.errors import InputError
 from schemas.ragged import offsets_of
 
 _BATCH_TEXTS = 2048
@@ -46,10 +47,13 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Encoder of text columns into what `tokenizer` makes of each text; the tokenizer is its own from now on."""
+    """Encoder of text columns into what `tokenizer` makes of each text; the tokenizer is its own from now on.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    `name`: the tokenizer's, in errors.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, name: str = "of the data") -> None:
+        self._tokenizer, self._name = tokenizer, name
         self._around: tuple[list[int], list[int]] | None = None
         self._limit: int | None = None  # tokens of a text, without the special ones around it
         if not _ends_at_spaces(tokenizer):
@@ -63,16 +67,17 @@ class Encoder:
             tokenizer.enable_truncation(**cut)
 
     def encode(self, texts: pa.StringArray) -> Encoded:
-        """Encode a column of texts without nulls."""
+        """Encode a column of texts without nulls. Raises InputError."""
         if self._around is None:
-            return encode_whole(self._tokenizer, texts.to_pylist())
+            return encode_whole(self._tokenizer, texts.to_pylist(), self._name)
         parts = [Encoded.empty(), *(self._encode_words(some, *self._around) for some in cut_words(texts))]
         values, lengths, truncated = zip(*((p.values, np.diff(p.offsets), p.truncated) for p in parts), strict=True)
         return Encoded(np.concatenate(values), offsets_of(np.concatenate(lengths)), np.concatenate(truncated))
 
     def _encode_words(self, words: Words, before: Sequence[int], after: Sequence[int]) -> Encoded:
         """Encode some texts by their words, with the special tokens `before` and `after` each."""
-        pieces, index = encode_whole(self._tokenizer, words.different.to_pylist(), special=False), words.places
+        pieces = encode_whole(self._tokenizer, words.different.to_pylist(), self._name, special=False)
+        index = words.places
         counts = np.diff(pieces.offsets)[index]  # tokens of each word
         ends = offsets_of(counts)
         offsets = ends[words.offsets]
@@ -92,14 +97,24 @@ class Encoder:
         return Encoded(values, offsets, truncated)
 
 
-def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], special: bool = True) -> Encoded:
-    """Encode each of `texts` by itself; `special` puts the tokenizer's special tokens around it."""
+def encode_whole(
+    tokenizer: Tokenizer, texts: Sequence[str], name: str = "of the data", special: bool = True
+) -> Encoded:
+    """Encode each of `texts` by itself; `special` puts the tokenizer's special tokens around it.
+
+    Raises InputError with the tokenizer's `name` where it gives a text up.
+    """
     values: list[np.ndarray] = []
     lengths: list[int] = []
     truncated: list[bool] = []
     # An encoding holds far more than its ids: few at a time, so that memory does not grow with the block.
     for start in range(0, len(texts), _BATCH_TEXTS):
-        encodings = tokenizer.encode_batch_fast(texts[start : start + _BATCH_TEXTS], add_special_tokens=special)
+        try:
+            encodings = tokenizer.encode_batch_fast(texts[start : start + _BATCH_TEXTS], add_special_tokens=special)
+        except BaseException as error:  # a panic of Rust is no Exception
+            if type(error) is not Exception and type(error).__name__ != "PanicException":
+                raise
+            raise InputError(f"the tokenizer {name} cannot encode a text: {error}. Give another tokenizer.") from None
         ids = [encoding.ids for encoding in encodings]
         counts = [len(row) for row in ids]
         values.append(np.fromiter(chain.from_iterable(ids), np.uint32, sum(counts)))

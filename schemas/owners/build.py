@@ -85,9 +85,9 @@ def _clear(build: Build, keep_phases: bool) -> None:
 
 def _clear_staging(out: str, keep_phases: bool) -> None:
     """Remove all of the output's staging, or all but what finished phases left."""
-    places = [join(staging(out), name) for name in storage.list_names(staging(out))]
-    if not (keep_phases and phases(out) in places):
-        places = [staging(out)]
+    places = [staging(out)]
+    if keep_phases and storage.list_names(phases(out)):
+        places = [join(staging(out), name) for name in storage.list_names(staging(out))]
     for place in places:
         if place != phases(out):
             storage.remove(place, recursive=True)

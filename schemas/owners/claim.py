@@ -21,23 +21,22 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from schemas import storage
-from schemas.errors import InputError, StorageError
+from schemas.errors import InputError, StorageError, TableError
+from schemas.owners.place import mark, unmark
 from schemas.storage import join
+from schemas.waits import Say, waiting
 
 FILE = ".claim.json"
 BEAT_SECONDS = 2.0
 LEASE_SECONDS = 30.0
 SETTLE_SECONDS = 0.2  # until a write is seen by whoever looks
-_SILENT_SECONDS = 3.0  # seconds of waiting for a beat that nothing is said about
 _JOIN_SECONDS = 10.0  # for a beat that storage does not answer
 _FRESH = 0.8  # share of the lease after which an owner looks again: clocks do not run at quite the same rate
-
-Say = Callable[[str], None]
 
 
 class ClaimedError(InputError):
@@ -174,18 +173,21 @@ class Unclaimed(Claim):
 def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
     """Hold the claim on the output at `root` for the block; what this thread has claimed already it goes on holding.
 
-    A claim whose owner is gone is taken over, and `say` is told. Raises ClaimedError while another process has it;
-    LostError in place of an error of the block where another took over meanwhile; StorageError.
+    A claim whose owner is gone is taken over, and `say` is told. What is made there is marked (`place`). Raises
+    ClaimedError while another process has it; LostError in place of an error of the block where another took over
+    meanwhile; StorageError.
     """
     key = threading.get_ident(), root
     if key in _HELD:
         yield _HELD[key]
         return
     is_new = storage.is_local(root) and not os.path.exists(storage.filesystem(root)[1])
-    claim = _acquire(root, Owner.here(doing), say or _silent)
+    claim = _acquire(root, Owner.here(doing), say)
     claim.start()
     _HELD[key] = claim
+    marked = False
     try:
+        marked = mark(root, doing)
         yield claim
     except Exception:
         with contextlib.suppress(StorageError):
@@ -193,6 +195,10 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
         raise
     finally:
         del _HELD[key]
+        if marked:
+            with contextlib.suppress(LostError, StorageError, TableError):
+                claim.require()
+                unmark(root, doing)
         claim.release()
         if is_new:
             storage.remove_empty(root)
@@ -201,7 +207,7 @@ def claimed(root: str, doing: str, say: Say | None = None) -> Iterator[Claim]:
 _HELD: dict[tuple[int, str], Claim] = {}  # of this process, by thread and root
 
 
-def _acquire(root: str, owner: Owner, say: Say) -> Claim:
+def _acquire(root: str, owner: Owner, say: Say | None) -> Claim:
     """Claim `root`. Raises ClaimedError, StorageError."""
     body = storage.seal(json.dumps(asdict(owner)).encode())
     while True:
@@ -216,7 +222,7 @@ def _acquire(root: str, owner: Owner, say: Say) -> Claim:
         chain = _chain(root)
         is_ours = bool(chain) and chain[-1] == owner
         if is_ours and (last is None or _read(_beat_of(root, last)) == beat):
-            if last is not None:
+            if last is not None and say is not None:
                 say(f"{root}: taken over from {last}, which is gone")
             return claim
         is_cut_off = owner not in chain and Owner.read(_read(place) or b"") == owner
@@ -224,16 +230,15 @@ def _acquire(root: str, owner: Owner, say: Say) -> Claim:
             storage.remove(place)
 
 
-def _is_gone(root: str, owner: Owner, say: Say) -> bool:
+def _is_gone(root: str, owner: Owner, say: Say | None) -> bool:
     """Tell whether the last owner is gone, False if it has just released `root`; watches for up to LEASE_SECONDS.
 
     Raises ClaimedError as soon as it is seen to work.
     """
-    began, said, beat = _clock(), False, _read(_beat_of(root, owner))
-    while _clock() - began < LEASE_SECONDS:
+    beat, every = _read(_beat_of(root, owner)), min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10)
+    for _ in waiting(f"a sign of life of {owner}, which was at work at {root},", say, LEASE_SECONDS, every):
         if owner.has_ended():  # a process that is being killed takes a moment
             return True
-        time.sleep(min(0.2 if storage.is_local(root) else 1.0, LEASE_SECONDS / 10))
         changed = _read(_beat_of(root, owner)) != beat
         chain = _chain(root)
         if not chain or chain[-1] != owner:
@@ -243,9 +248,6 @@ def _is_gone(root: str, owner: Owner, say: Say) -> bool:
                 f"{root}: being {owner.doing} by {owner} since {owner.since}. Let it finish, or end it and run the "
                 "same command again."
             )
-        if not said and _clock() - began > _SILENT_SECONDS:
-            say(f"{root}: {owner} was at work here; waiting up to {LEASE_SECONDS:g} seconds to see whether it still is")
-            said = True
     return True
 
 
@@ -312,7 +314,3 @@ def _born(pid: int) -> str:
     except PermissionError:
         pass
     return "running"
-
-
-def _silent(_: str) -> None:
-    """Say nothing."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from schemas.checksums import crc32
 from schemas.errors import InputError
 from schemas.storage import TEMPORARY
+from schemas.waits import Wait
 
 MARKER = ".extremis-cache"
 _COUNT = ".bytes"
@@ -168,7 +169,8 @@ class LocalCache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with open(self._path(MARKER)) as marker:
-            fcntl.flock(marker, fcntl.LOCK_EX)
+            with Wait(f"another process that is at the cache {self.folder}"):
+                fcntl.flock(marker, fcntl.LOCK_EX)
             yield
 
     def _path(self, name: str) -> str:

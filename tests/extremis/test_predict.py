@@ -354,7 +354,7 @@ class TestRefusals:
         refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
         both = ("--threshold", "1", "--precision", "0.5")
         refused(call("predict", exported, out, "--data", data, *both), "Give one of them")
-        refused(call("export", data, run, data), "holds a finished data", "Give another place")
+        refused(call("export", data, run, data), "which this command reads", "Give a place outside of it")
         refused(
             call("export", data, run, tmp_path / "e", "--index", "IVF9,Nonsense"), "IVF9,Nonsense", "cannot be made"
         )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.mine import PROFILE
 from schemas import storage
 from schemas.errors import StorageError
+from schemas.layout import SPENT
 from tests.command import call, refused, sets
 from tests.faults import Faults, Proxy
 from tests.pipelines.mining.world import World, random_world
@@ -48,11 +48,11 @@ def stored(server: tuple[str, int], prefix: str) -> dict[str, bytes]:
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
     keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
     bodies = {key.removeprefix(prefix): s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
-    return {name: body for name, body in bodies.items() if not name.endswith(PROFILE)}  # what a clock measured
+    return {name: body for name, body in bodies.items() if not name.endswith(SPENT)}  # what a clock measured
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != PROFILE]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != SPENT]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.embed import EmbedOptions, embed
-from pipelines.mine import PROFILE, MineOptions, mine
+from pipelines.mine import MineOptions, mine
 from pipelines.shard import ShardOptions, shard
+from schemas.layout import SPENT
 from tests.command import PROCESSES, ROOT, call, command, environment, sets
 from tests.pipelines.mining.world import World, random_world
 from tests.pipelines.raw import write_tate
@@ -24,7 +25,7 @@ Flags = tuple[str, ...]
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below `folder` by its path, but for what a clock measured."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != PROFILE]
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SPENT]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -8,6 +8,7 @@ from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, open_manifest, publish, unpublish, verify
+from schemas.owners.place import MARK
 from schemas.shard_files.parquet import matrix_column
 from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data
@@ -108,8 +109,9 @@ def test_what_is_there_already_is_kept_and_nothing_else_is_overwritten(
     assert place.stat().st_mtime_ns == written
     with pytest.raises(InputError, match="out: holds a finished embeddings table, not one of kind vectors"):
         embed(small.layout.root, run, out, EmbedOptions(what="labels"))
-    with pytest.raises(InputError, match="data: holds a finished data table"):
+    with pytest.raises(InputError, match="which this command reads"):
         embed(small.layout.root, run, small.layout.root)
+    (tmp_path / "out" / MARK).write_text("embedded\n")  # by a process that was killed as it replaced the table
     unpublish(out)
     assert embed(small.layout.root, run, out) == made
 

@@ -31,7 +31,7 @@ def world(tmp_path) -> World:
 
 def table(world: World, source: str = "queries", **options) -> tuple[np.ndarray, dict]:
     """Label ids [N, K] and the manifest of a table mined into a place of its own."""
-    out = join(world.run, "out")
+    out = f"{world.run}-out"
     storage.remove(out, recursive=True)
     manifest = mine(world.data, world.run, options=check(MineOptions, {"out": out, **options}))[source]
     _, label_ids, _ = read_negatives(join(out, source), manifest)
@@ -168,7 +168,7 @@ class TestOtherTables:
 class TestKeptIndex:
     @pytest.mark.parametrize("spec", ["exact", "IVF4,PQ3x4fs", "HNSW8"])
     def test_it_finds_what_the_table_holds(self, world, spec):
-        url = join(world.run, "index")
+        url = f"{world.run}-index"
         options = {"index": spec, "keep_index": url, "block_rows": 20, "target_recall": 1.0, "width": 5}
         first, _ = table(world, **options)
         manifest = open_manifest(url, "index")
@@ -190,7 +190,7 @@ class TestKeptIndex:
             assert (bare == label_ids[:, :5]).mean() > 0.95
 
     def test_it_is_made_for_a_table_that_is_there_and_kept_with_the_same_bytes(self, world):
-        url = join(world.run, "index")
+        url = f"{world.run}-index"
         mine(world.data, world.run)
         assert storage.list_names(url) == []
         mine(world.data, world.run, options=MineOptions(keep_index=url))
@@ -200,10 +200,10 @@ class TestKeptIndex:
         mine(world.data, world.run, options=MineOptions(keep_index=url))
         assert open_manifest(url, "index") == made
         with pytest.raises(InputError, match=r"index: holds a finished index table .*--keep-index"):
-            mine(world.data, world.run, options=MineOptions(keep_index=url, width=3, out=join(world.run, "other")))
+            mine(world.data, world.run, options=MineOptions(keep_index=url, width=3, out=f"{world.run}-other"))
 
     def test_damage_is_named(self, world):
-        url = join(world.run, "index")
+        url = f"{world.run}-index"
         mine(world.data, world.run, options=MineOptions(keep_index=url))
         place = Path(url, open_manifest(url).shards[0].path)
         content = place.read_bytes()

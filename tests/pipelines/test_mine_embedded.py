@@ -31,7 +31,7 @@ def run(small: SmallData) -> str:
     for _ in Trainer.start(small.layout.root, run, RECIPE, lambda line: None).train():
         pass
     for what in ("queries", "labels"):
-        embed(small.layout.root, run, join(run, what), EmbedOptions(what=what, split="train", dtype="float32"))
+        embed(small.layout.root, run, f"{run}-{what}", EmbedOptions(what=what, split="train", dtype="float32"))
     return run
 
 
@@ -40,22 +40,20 @@ def matrix(url: str) -> np.ndarray:
 
 
 def test_embedded_queries_meet_embedded_labels(small: SmallData, run: str, tmp_path: Path) -> None:
-    options = MineOptions(
-        queries=join(run, "queries"), vectors=join(run, "labels"), out=str(tmp_path), width=4, block_rows=11
-    )
+    options = MineOptions(queries=f"{run}-queries", vectors=f"{run}-labels", out=str(tmp_path), width=4, block_rows=11)
     manifest = mine(small.layout.root, run, options=options)["queries"]
     _, label_ids, _ = read_negatives(join(str(tmp_path), "queries"), manifest)
-    x, z = (matrix(join(run, what)).astype(np.float64) for what in ("queries", "labels"))
+    x, z = (matrix(f"{run}-{what}").astype(np.float64) for what in ("queries", "labels"))
     assert (x[:, -1] == 1).all()
     assert (z[:, -1] == 1).all()  # meets the bias column of classifier vectors, and says nothing here
     scores = x[:, :-1] @ z[:, :-1].T
     assert (label_ids == brute_force(scores, [{*row} for row in small.points["train"].positives], 4)).all()
     assert manifest.parameters["by"] == "labels"
-    assert manifest.parents["vectors"] == open_manifest(join(run, "labels"), "vectors").digest
+    assert manifest.parents["vectors"] == open_manifest(f"{run}-labels", "vectors").digest
 
 
 def test_where_it_goes_has_to_be_said(small: SmallData, run: str) -> None:
-    options = MineOptions(queries=join(run, "queries"), vectors=join(run, "labels"), width=4)
+    options = MineOptions(queries=f"{run}-queries", vectors=f"{run}-labels", width=4)
     with pytest.raises(InputError, match="say where the table goes, with --for-epoch E or --out URL"):
         mine(small.layout.root, run, options=options)
     mine(small.layout.root, run, options=options.model_copy(update={"for_epoch": 7}))
@@ -65,15 +63,15 @@ def test_where_it_goes_has_to_be_said(small: SmallData, run: str) -> None:
 
 def test_tables_of_two_checkpoints_or_of_other_data_are_refused(small: SmallData, run: str, tmp_path: Path) -> None:
     steps = [int(name.removeprefix("step-")) for name in storage.list_names(RunLayout(run).checkpoints)]
-    early = join(run, "early")
+    early = f"{run}-early"
     embed(small.layout.root, run, early, EmbedOptions(what="labels", step=min(steps)))
-    options = MineOptions(queries=join(run, "queries"), vectors=early, out=str(tmp_path), width=4)
+    options = MineOptions(queries=f"{run}-queries", vectors=early, out=str(tmp_path), width=4)
     with pytest.raises(TableError, match=r"is of step \d+, .* of step \d+ .*extremis embed --step"):
         mine(small.layout.root, run, options=options)
     other = build_data(str(tmp_path / "other"), labels=31, seed=1)
     with pytest.raises(TableError, match="made from another queries table"):
         mine(other.layout.root, run, options=options)
-    wrong = options.model_copy(update={"vectors": join(run, "queries"), "by": "labels"})
+    wrong = options.model_copy(update={"vectors": f"{run}-queries", "by": "labels"})
     with pytest.raises(TableError, match=r"expected the vectors|no label embeddings"):
         mine(small.layout.root, run, options=wrong)
 

@@ -12,6 +12,7 @@ from schemas import storage
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, Shard, publish, unpublish
 from schemas.owners.claim import Claim, Unclaimed
+from schemas.waits import Wait
 from trainer.checkpoints.checkpoint import drop_old_checkpoints, row_ranges, write_rows, write_tensors
 from trainer.checkpoints.snapshot import RowSnapshot
 from trainer.group import ALONE, Group
@@ -94,8 +95,7 @@ class CheckpointWriter:
 
     def wait(self) -> None:
         """Wait until what was begun is published. Raises StorageError; RankLostError."""
-        if self._thread is not None:
-            self._thread.join()
+        self.close()
         self._thread = self._snapshot = None
         failed, self._failed = self._failed, None
         if failed is not None:
@@ -104,7 +104,8 @@ class CheckpointWriter:
     def close(self) -> None:
         """Wait for the thread, and raise nothing: an error may be on its way already."""
         if self._thread is not None:
-            self._thread.join()
+            with Wait(f"a checkpoint of {self._run.root} to be written", until="it is there"):
+                self._thread.join()
 
     def _work(self, contents: Contents, snapshot: RowSnapshot) -> None:
         try:

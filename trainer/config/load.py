@@ -29,6 +29,7 @@ REMOVED: dict[str, Any] = {
     "negatives.cache_steps": 32,
 }
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # of a TOML file
+_SHOWN = 8  # recipes of a circle that a message names
 _SEAL_MARK = b"# CRC-32 of all above: "  # the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
 # Values that leave an option to the data (trainer.settings).
@@ -199,19 +200,22 @@ def recipe_names() -> list[str]:
     return sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
-def _read_layers(source: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def _read_layers(source: str) -> list[dict[str, Any]]:
     """Read the recipe's TOML and, before it, those that it `extends`: by name, or by a path from its own folder."""
-    if source in seen:
-        raise InputError(f"recipe {source}: extends itself ({' -> '.join([*seen, source])}). Fix one of them.")
-    body = _parse(_read_text(source), source)
-    base = body.pop("extends", None)
-    if base is None:
-        return [body]
-    if str(base).endswith(".toml") and not base.startswith("~"):
-        from schemas.views.relative import resolve
+    layers: dict[str, dict[str, Any]] = {}
+    base: Any = source
+    while base is not None:
+        source = str(base)
+        if source in layers:
+            chain = " -> ".join([*list(layers)[list(layers).index(source) :][:_SHOWN], source])
+            raise InputError(f"recipe {source}: extends itself ({chain}). Fix one of them.")
+        layers[source] = _parse(_read_text(source), source)
+        base = layers[source].pop("extends", None)
+        if str(base).endswith(".toml") and not str(base).startswith("~"):
+            from schemas.views.relative import resolve
 
-        base = resolve(source[: source.rfind("/") + 1], base)
-    return [*_read_layers(str(base), (*seen, source)), body]
+            base = resolve(source[: source.rfind("/") + 1], base)
+    return [*layers.values()][::-1]
 
 
 def _lay_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:

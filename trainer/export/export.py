@@ -14,6 +14,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, open_manifest, read_files, write_file
 from schemas.owners.build import building, clean_up
+from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
@@ -101,6 +102,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     if fusion is not None:
         parents["fusion"] = fusion.manifest.digest
     earlier = None if options.onto is None else Earlier.open(options.onto, out, layout)
+    require_place(out, "exported", [data, run, None if earlier is None else earlier.url])
     plan = _Plan(layout, RunLayout(run), options, recipe, checkpoint, fusion, split, earlier)
     onto = None if earlier is None else earlier.manifest.digest
     request = Request(KIND, parents, {"options": {**described, **({"onto": onto} if onto else {})}})

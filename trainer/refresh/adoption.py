@@ -6,8 +6,7 @@ about what it found.
 """
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 
 from schemas import storage
@@ -15,12 +14,10 @@ from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published, open_manifest
 from schemas.records.json_files import read_json, write_json
+from schemas.waits import waiting
 from trainer.checkpoints.stopping import StoppedError
 from trainer.config import LEAD, Recipe
 from trainer.stream import Source
-
-_POLL_SECONDS = 0.1  # between looks for a table
-_SILENT_SECONDS, _SAY_SECONDS = 3.0, 60.0  # of waiting, until it is said, and said again
 
 
 @dataclass(frozen=True)
@@ -113,15 +110,13 @@ def follow(
 
     Raises InputError when no decision is recorded in time, TableError as `adopt` does.
     """
-    deadline = time.monotonic() + seconds
-    while not storage.exists(run.adoption(epoch)):
-        if time.monotonic() > deadline:
-            raise InputError(
-                f"{run.adoption(epoch)}: no decision about epoch {epoch} after {seconds:g} seconds. Does rank 0 run, "
-                "and do all ranks have the same RUN?"
-            )
-        time.sleep(0.1)
-    return adopt(run, recipe, sources, epoch, print)
+    for _ in waiting(f"rank 0 and its decision about epoch {epoch}, {run.adoption(epoch)},", print, seconds):
+        if storage.exists(run.adoption(epoch)):
+            return adopt(run, recipe, sources, epoch, print)
+    raise InputError(
+        f"{run.adoption(epoch)}: no decision about epoch {epoch} after {seconds:g} seconds. Does rank 0 run, "
+        "and do all ranks have the same RUN?"
+    )
 
 
 def _recorded(run: RunLayout, epoch: int) -> Adoption | None:
@@ -149,10 +144,14 @@ def _decide(
     if newest is None and epoch < options.start:  # clusters that nobody made before
         return Adoption(epoch, None, {}, False)
     if options.stale == "wait":
-        for _ in _poll(_describe_table(due, recipe), epoch, options.wait_seconds, say, interrupts):
-            if not _is_stale(newest, epoch, recipe):
+        table = _describe_table(due, recipe)
+        seconds, limit = options.wait_seconds, "refresh.wait_seconds"
+        for _ in waiting(table, say, seconds, until=limit, stop=interrupts.stop):
+            no_miner, newest = interrupts.miner_ended.is_set(), _newest(run, recipe, sources, epoch)
+            if no_miner or not _is_stale(newest, epoch, recipe):
                 break
-            newest = _newest(run, recipe, sources, epoch)
+        if interrupts.stop.is_set() and _is_stale(newest, epoch, recipe):
+            raise StoppedError(f"stopped by a signal while epoch {epoch} waited for {table}.")
     late, stale = newest is None or newest < due, _is_stale(newest, epoch, recipe)
     if late or stale:
         _report_missing(newest, due, epoch, stale, recipe, say)
@@ -164,27 +163,6 @@ def _decide(
     digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")
     return Adoption(epoch, newest, digests, late, stale, step, _overlap(list(tables.values())))
-
-
-def _poll(table: str, epoch: int, seconds: float, say: Callable[[str], None], interrupts: Interrupts) -> Iterator[None]:
-    """Yield now and then for `seconds` while a miner may come; say for what, since when, until when.
-
-    Raises StoppedError.
-    """
-    began = time.monotonic()
-    said, since, until = began - _SAY_SECONDS + _SILENT_SECONDS, _time_of_day(0), _time_of_day(seconds)
-    while time.monotonic() < began + seconds and not interrupts.miner_ended.is_set():
-        yield
-        if interrupts.stop.wait(_POLL_SECONDS):
-            raise StoppedError(f"stopped by a signal while epoch {epoch} waited for {table}.")
-        if time.monotonic() - said >= _SAY_SECONDS:
-            said = time.monotonic()
-            say(f"epoch {epoch}: waiting for {table} since {since}, until {until} at the latest (refresh.wait_seconds)")
-
-
-def _time_of_day(seconds: float) -> str:
-    """Return the time of day in so many seconds."""
-    return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
 def _describe_table(due: int, recipe: Recipe) -> str:

@@ -39,13 +39,13 @@ def zeros(
 def _on_device(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     try:
         return torch.zeros(shape, dtype=dtype, device=device)
-    except torch.OutOfMemoryError as error:
+    except torch.OutOfMemoryError:
         free, _ = torch.cuda.mem_get_info(device)
         raise InputError(
             f"{device}: {say_bytes(math.prod(shape) * dtype.itemsize)} are needed for {shape[0]:,} rows, "
             f"{say_bytes(free)} are free. Keep the classifier's in main memory (classifier.storage = 'host'), or take "
             "a smaller classifier.dtype or encoder.dimension, or more GPUs (torchrun)."
-        ) from error
+        ) from None
 
 
 def _anonymous(size: int) -> mmap.mmap:

@@ -34,7 +34,9 @@ def map_arrays(value: T, change: Callable[[Any], Any], kinds: tuple[type, ...] =
 
 
 def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
-    """Return `value` with places instead of its NumPy arrays, and the uint8 tensor that holds them; None without any.
+    """Return `value` with places instead of its NumPy arrays, and the uint8 tensor that holds them.
+
+    None without any, and where shared memory has no room.
 
     In a DataLoader worker the tensor lies in shared memory, so another process gets the arrays without a copy.
     `pinned`: in memory that a device copies from by itself.
@@ -56,7 +58,10 @@ def pack(value: T, pinned: bool = False) -> tuple[T, torch.Tensor] | None:
     if get_worker_info() is None:
         buffer = torch.empty(end, dtype=torch.uint8, pin_memory=pinned)
     else:
-        storage = torch.UntypedStorage._new_shared(max(end, 1), device="cpu")
+        try:
+            storage = torch.UntypedStorage._new_shared(max(end, 1), device="cpu")
+        except RuntimeError:  # /dev/shm is full, or cannot be written
+            return None
         buffer = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
     memory = buffer.numpy()
     for position, array in zip(places, arrays, strict=True):

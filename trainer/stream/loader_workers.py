@@ -1,6 +1,7 @@
 """A stream in worker processes of a DataLoader: slices of the steps, and a channel from the main process."""
 
 import json
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +31,15 @@ def slice_of_process() -> WorkerSlice | None:
 class WorkerChannel:
     """Last message of the main process to copies of a stream in workers that outlive an epoch, in shared memory.
 
-    The memory has no name, and is gone with the processes. Writer and readers take turns: a loader makes its workers
-    begin an epoch only after whoever owns it has called `set_epoch`.
+    The memory has no name, and is gone with the processes; it is not in /dev/shm, of which a container may have little,
+    until a loader spawns workers. Writer and readers take turns: a loader makes its workers begin an epoch only after
+    whoever owns it has called `set_epoch`.
     """
 
     def __init__(self) -> None:
-        self._text = torch.zeros(_BYTES, dtype=torch.uint8).share_memory_()
+        self._text = torch.frombuffer(mmap.mmap(-1, _BYTES), dtype=torch.uint8)
         # (number, bytes of the text, skipped rows)
-        self._header = torch.zeros(3, dtype=torch.int64).share_memory_()
+        self._header = torch.frombuffer(mmap.mmap(-1, 3 * 8), dtype=torch.int64)
 
     @property
     def number(self) -> int:

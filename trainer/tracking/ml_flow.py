@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import InputError, MissingExtra
+from schemas.waits import Wait
 from trainer.config.flatten import flatten
 from trainer.tracking.services import RunFacts
 
@@ -61,7 +62,8 @@ class MLflow:
 
     def close(self, finished: bool) -> None:
         self._waiting.put(None)
-        self._thread.join(_WAIT_SECONDS)
+        with Wait("MLflow to take what is not sent yet", self._facts.say, _WAIT_SECONDS):
+            self._thread.join(_WAIT_SECONDS)
         if self._thread.is_alive():
             self._facts.say(f"MLflow: not all was sent within {_WAIT_SECONDS:g} s; metrics.jsonl has it")
             return

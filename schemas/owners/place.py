@@ -1,0 +1,98 @@
+"""Place of an output: absent, empty, of the kind that is written, or an unfinished one; and apart from all inputs.
+
+A kind is told by what the output's owner does: sharded, trained, exported. A manifest tells it, or a run's recipe, and
+before either the file `.kind`, which is written before all others and removed with the claim.
+"""
+
+from collections.abc import Iterable
+
+from schemas import storage
+from schemas.errors import InputError
+from schemas.layout import CLUSTERS, MANIFEST, SPENT, RunLayout
+from schemas.manifest import is_published, open_manifest
+from schemas.storage import join
+
+MARK = ".kind"
+_OTHER = "other files"
+_MADE = {"data": "sharded", "export": "exported", "embeddings": "embedded", "vectors": "embedded", "negatives": "mined"}
+_MADE["index"] = "indexed"
+_LOOSE = (SPENT, "ablation.json")  # beside tables, and in runs that failed
+_NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
+_NAMES |= {"mined": "hard negatives", "clustered": "queries in cluster order", "compared": "a comparison of recipes"}
+_RECIPE = RunLayout("").config.strip("/")
+
+
+def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> None:
+    """Refuse to write what is `doing` at the prefix `out` over anything else, or within what the command `reads`.
+
+    Raises InputError, StorageError; TableError where what is there is damaged.
+    """
+    _require_apart(out, reads)
+    if storage.is_stream(out) or storage.exists(out):
+        raise InputError(f"{out}: a file, where a folder is written. Give another place.")
+    present = _find(out, storage.list_names(out))
+    if present not in (None, doing):
+        wanted = _NAMES.get(doing, doing)
+        raise InputError(
+            f"{out}: holds {_NAMES.get(present, present)}, and {wanted} would be written there. It is left alone; give "
+            "another place."
+        )
+
+
+def require_file(out: str, reads: Iterable[str | None], remedy: str, may_replace: bool = False) -> None:
+    """Refuse to write a file at `out` over what the command `reads`, within it, or over a file that it may not replace.
+
+    What is no regular file, such as a device or a pipe, is written through. Raises InputError that ends with `remedy`
+    where a file is there; StorageError.
+    """
+    _require_apart(out, reads)
+    if storage.is_folder(out):
+        raise InputError(f"{out}: a folder, where a file is written. Name a file in it.")
+    if not (may_replace or storage.is_stream(out)) and storage.exists(out):
+        raise InputError(f"{out}: there is a file already. {remedy}")
+
+
+def mark(out: str, doing: str) -> bool:
+    """Write at `out`, before anything else, that something is `doing` there; return whether the mark is there."""
+    if doing in _NAMES:
+        storage.write_bytes(join(out, MARK), f"{doing}\n".encode())
+    return doing in _NAMES
+
+
+def unmark(out: str, doing: str) -> None:
+    """Remove the mark where something else tells what is at `out`, or nothing is left there."""
+    names = [name for name in storage.list_names(out) if name != MARK]
+    if ".staging" not in names and _find(out, names) in (None, doing):
+        storage.remove(join(out, MARK))
+
+
+def _require_apart(out: str, reads: Iterable[str | None]) -> None:
+    for read in () if storage.is_stream(out) else reads:
+        if read is not None and storage.is_within(out, read):
+            where = "is" if storage.is_within(read, out) else "lies within"
+            raise InputError(f"{out}: {where} {read}, which this command reads. Give a place outside of it.")
+
+
+def _find(url: str, names: list[str]) -> str | None:
+    """Return what is made at `url`, which holds `names`; None for nothing. Raises TableError, StorageError."""
+    if MANIFEST in names:
+        return _made(url)
+    if _RECIPE in names:
+        return "trained"
+    if "ablation.md" in names:
+        return "compared"
+    visible = [name for name in names if not name.startswith(".") and name not in _LOOSE]
+    if not visible and ".staging" not in names:
+        return None
+    if MARK in names:
+        return storage.read_bytes(join(url, MARK)).decode(errors="replace").strip()
+    below = {_made(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
+    made = below - {"indexed"} or below  # an index may lie beside the tables that it served
+    return _OTHER if len(made) > 1 else made.pop() if made else None
+
+
+def _made(url: str) -> str:
+    """Return how the finished table at `url` is made. Raises TableError."""
+    manifest = open_manifest(url)
+    made = "clustered" if CLUSTERS in manifest.parameters else f"a table of {manifest.kind}"
+    return _MADE.get(manifest.kind, made)

@@ -1,0 +1,110 @@
+"""Waits for what happens outside of this process: whoever waits says for what, since when and until when."""
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from schemas.secrets import redact
+
+SILENT_SECONDS, SAY_SECONDS = 5.0, 60.0  # of a wait before it is said, and before it is said again
+_LOOK_SECONDS = 0.25
+
+Say = Callable[[str], None]
+
+
+class Wait:
+    """A wait for `what`, as a context manager: `say` is told first `after` so many seconds, then every minute.
+
+    It ends after `seconds` at the latest, which `until` set, or, where these are None, when `until` says. `say` None:
+    that of `tell_by`. An empty `what` is a watch over something, which nobody waits for, and nobody is told of.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        say: Say | None = None,
+        seconds: float | None = None,
+        until: str = "",
+        after: float = SILENT_SECONDS,
+    ) -> None:
+        self._say, self._seconds, self._until, self._after = say, seconds, until, after
+        self.begin(what)
+
+    def begin(self, what: str) -> None:
+        """Wait for `what` from now on."""
+        self._what, self._since, self._due = what, time.time(), time.monotonic() + self._after
+
+    def change(self, what: str) -> None:
+        """Wait for `what`: from now on, if it was something else before."""
+        if what != self._what:
+            self.begin(what)
+
+    def __enter__(self) -> "Wait":
+        _start_teller(os.getpid())
+        _going_on.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _going_on.discard(self)
+
+    def tell(self) -> None:
+        """Say that this wait goes on, where it is time."""
+        if not self._what or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + SAY_SECONDS
+        until = self._until or "it is stopped"
+        if self._seconds is not None:
+            setting = f" ({self._until})" if self._until else ""
+            until = f"{_time_of_day(self._since + self._seconds)} at the latest{setting}"
+        (self._say or _say)(redact(f"waiting for {self._what} since {_time_of_day(self._since)}, until {until}"))
+
+
+def waiting(
+    what: str,
+    say: Say | None = None,
+    seconds: float | None = None,
+    every: float = 0.1,
+    until: str = "",
+    stop: threading.Event | None = None,
+) -> Iterator[Wait]:
+    """Yield the wait at once, and again `every` so many seconds until `seconds` are over or `stop` is set."""
+    wait, over, began = Wait(what, say, seconds, until), stop or threading.Event(), time.monotonic()
+    while not over.is_set() and (seconds is None or time.monotonic() < began + seconds):
+        yield wait
+        with wait:
+            over.wait(every)
+
+
+def tell_by(say: Say) -> None:
+    """Let `say` be told of waits that have nobody else to tell; at first nobody is."""
+    global _say
+    _say = say
+
+
+def _tell_nobody(line: str) -> None: ...
+
+
+_say: Say = _tell_nobody
+_going_on: set[Wait] = set()
+os.register_at_fork(after_in_child=_going_on.clear)
+
+
+@functools.cache
+def _start_teller(process: int) -> None:
+    """Start the thread of this process that tells of waits; once, and again in a process that was forked."""
+
+    def work() -> None:
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            for wait in tuple(_going_on):
+                with contextlib.suppress(Exception):  # whoever is told must not end what waits
+                    wait.tell()
+
+    threading.Thread(target=work, name="waits", daemon=True).start()
+
+
+def _time_of_day(moment: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(moment))
