@@ -119,7 +119,8 @@ def chaos(minutes: float, seed: int) -> dict:
             calm.run(step)
         expected = artifacts(calm.place)
         began, counts = time.monotonic(), Counter[str]()
-        loops, differences, leftovers, wrong, silence, requests = 0, list[str](), list[str](), list[str](), 0.0, 0
+        differences, leftovers, wrong = list[str](), list[str](), list[str]()
+        loops, requests, longest, silence = 0, 0, 0.0, 0.0
         while loops == 0 or time.monotonic() - began < 60 * minutes:
             local = sky.mounts and (loops + seed) % 2
             loop = Loop(raw, f"{sky.disk if local else f's3://{BUCKET}'}/loop-{loops}", sky)
@@ -134,7 +135,8 @@ def chaos(minutes: float, seed: int) -> dict:
             counts.update(loop.counts)
             counts.update({f"fault: {kind}": count for kind, count in faults.done.items()})
             wrong += loop.wrong
-            silence, requests, loops = max(silence, loop.silence), requests + faults.requests, loops + 1
+            loops, requests = loops + 1, requests + faults.requests
+            longest, silence = max(longest, loop.longest), max(silence, loop.silence)
             place = "on the disk" if local else "on S3"
             sys.stderr.write(f"loop {loops}, {place}: {dict(loop.counts)}, {len(differences)} differences\n")
             sys.stderr.writelines(f"{line}\n" for line in differing_now)
@@ -152,7 +154,8 @@ def chaos(minutes: float, seed: int) -> dict:
             "loops": loops,
             "disturbances": disturbances,
             "commands started again": counts["started again"],
-            "seconds in the longest command": counts["longest"],
+            "commands without room": counts["without room"],
+            "seconds in the longest command": round(longest),
             "seconds of the longest silence": round(silence, 1),
             "artifacts compared": loops * len(expected),
             "requests": requests,
@@ -277,6 +280,7 @@ class Loop:
     sky: Sky
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    longest: float = 0.0  # seconds of a command
     silence: float = 0.0
 
     def steps(self) -> list[list[str]]:
@@ -310,7 +314,7 @@ class Loop:
                     statuses = [self._end(step, rival) for rival in rivals]
             else:
                 statuses = [self._end(step, self.sky.start(step, []))]
-            self.counts["longest"] = max(self.counts["longest"], int(time.monotonic() - began))
+            self.longest = max(self.longest, time.monotonic() - began)
             if 0 in statuses:
                 return
             self.counts["started again"] += 1
@@ -375,6 +379,7 @@ class Loop:
         if rival.silence >= SILENT_SECONDS:
             self.wrong.append(f"{step[0]} was silent for {rival.silence:.0f} seconds: {rival.said[-2000:]}")
         said = rival.said
+        self.counts["without room"] += "No space left" in said
         is_told = status in (1, 2, 143) and sum(line.startswith("error: ") for line in said.splitlines()) == 1
         if status == 2 and not any(words in said for words in OWNED):
             is_told = False
