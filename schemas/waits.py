@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 
 
 class Wait:
-    """A wait for `what`, as a context manager: `say` is told first `after` so many seconds, then every minute.
+    """A wait for `what`, as a context manager: `say` is told first `after` so many seconds (5), then every minute.
 
     It ends after `seconds` at the latest, which `until` set, or, where these are None, when `until` says. `say` None:
     that of `tell_by`. An empty `what` is a watch over something, which nobody waits for, and nobody is told of.
@@ -28,9 +28,10 @@ class Wait:
         say: Say | None = None,
         seconds: float | None = None,
         until: str = "",
-        after: float = SILENT_SECONDS,
+        after: float | None = None,
     ) -> None:
-        self._say, self._seconds, self._until, self._after = say, seconds, until, after
+        self._say, self._seconds, self._until = say, seconds, until
+        self._after = SILENT_SECONDS if after is None else after
         self.begin(what)
 
     def begin(self, what: str) -> None:
@@ -43,8 +44,10 @@ class Wait:
             self.begin(what)
 
     def __enter__(self) -> "Wait":
-        _start_teller(os.getpid())
-        _going_on.add(self)
+        if self._what:
+            _going_on.add(self)
+            with contextlib.suppress(RuntimeError):  # no room for a thread: nothing is said
+                _start_teller(os.getpid())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +55,7 @@ class Wait:
 
     def tell(self) -> None:
         """Say that this wait goes on, where it is time."""
-        if not self._what or time.monotonic() < self._due:
+        if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + SAY_SECONDS
         until = self._until or "it is stopped"

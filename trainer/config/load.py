@@ -207,8 +207,9 @@ def _read_layers(source: str) -> list[dict[str, Any]]:
     while base is not None:
         source = str(base)
         if source in layers:
-            chain = " -> ".join([*list(layers)[list(layers).index(source) :][:_SHOWN], source])
-            raise InputError(f"recipe {source}: extends itself ({chain}). Fix one of them.")
+            circle = [*layers][[*layers].index(source) :]
+            shown = circle[:_SHOWN] + ["…"] * (len(circle) > _SHOWN)
+            raise InputError(f"recipe {source}: extends itself ({' -> '.join([*shown, source])}). Fix one of them.")
         layers[source] = _parse(_read_text(source), source)
         base = layers[source].pop("extends", None)
     return [*layers.values()][::-1]
