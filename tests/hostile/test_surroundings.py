@@ -93,7 +93,11 @@ def test_another_failure_is_not_want_of_memory() -> None:
         wrapped(from_none=True)
     assert lack_of_memory(failure.value) is None
     assert lack_of_memory(ValueError("/dev/shm/run: no table")) is None
-    for words in ("unable to allocate shared memory(shm) for file </torch_1>", "out of shared memory"):
+    assert lack_of_memory(RuntimeError("out of resource: shared memory, Required: 294912")) is None  # of a GPU
+    for words in (
+        "unable to allocate shared memory(shm) for file </torch_1>",
+        "Error while creating shared memory segment",
+    ):
         message = lack_of_memory(RuntimeError(words))
         assert message is not None
         assert "--shm-size" in message

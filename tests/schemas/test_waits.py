@@ -7,7 +7,7 @@ import time
 import pytest
 
 from schemas import waits
-from schemas.waits import Wait, tell_by, waiting
+from schemas.waits import Wait, waiting
 
 CLOCK = r"\d\d:\d\d:\d\d"
 
@@ -27,7 +27,9 @@ def test_a_wait_is_said_once_it_lasts_and_again_after_a_while() -> None:
         time.sleep(0.6)
     assert lines == []
     began = time.monotonic()
-    for _ in waiting("s3://user:secret@host/run", lines.append, seconds=1.8, every=0.05, until="refresh.wait_seconds"):
+    for _ in waiting(
+        "s3://user:secret@host/run", lines.append, seconds=1.8, every=0.05, until="(refresh.wait_seconds)"
+    ):
         pass
     assert time.monotonic() - began == pytest.approx(1.8, abs=0.5)
     assert len(lines) == 2
@@ -37,8 +39,7 @@ def test_a_wait_is_said_once_it_lasts_and_again_after_a_while() -> None:
 
 def test_what_has_nobody_else_to_tell_tells_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(waits, "_say", waits._say)
-    tell_by(lines.append)
+    monkeypatch.setattr(waits, "_listener", [lines.append])
     with Wait("the others", until="they come"):
         time.sleep(0.7)
     assert [re.sub(CLOCK, "NOW", line) for line in lines] == ["waiting for the others since NOW, until they come"]

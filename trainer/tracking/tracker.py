@@ -110,8 +110,7 @@ class Tracker:
         with self._goes_on():
             self._file.close()
         for service in self._services.values():
-            with self._goes_on():
-                service.close(finished)
+            service.close(finished)
         if self._folder is not None:
             self._folder.cleanup()
 
