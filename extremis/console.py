@@ -78,34 +78,25 @@ class _Stream(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            failed, self._failed = self._failed, True
-            if failed or self.fileno() == 2:
+            is_lost, self._failed = self._failed or self.fileno() == 2, True
+            if is_lost:
                 return len(data)
             if isinstance(error, BrokenPipeError):
                 raise
-            cause = error.strerror or type(error).__name__
-            raise StorageError(f"cannot write to standard output: {cause}; give it another place.") from error
+            raise StorageError(f"cannot write to standard output: {error.strerror}; give it another place.") from error
 
 
 def open_streams() -> None:
     """Open the standard streams of a command, whatever they are: closed, a full disk, a pipe that nobody reads."""
-    null = os.open(os.devnull, os.O_RDWR)
-    os.set_inheritable(null, True)
-    for number in range(3):  # else the next file that is opened takes the place of one that is closed
-        try:
-            os.fstat(number)
-        except OSError:
-            os.dup2(null, number)
-    if null > 2:
-        os.close(null)
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a file of ours takes the place of one that is closed
+        os.set_inheritable(null, True)
+    os.close(null)
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if stream is None and name == "stdout":  # results go nowhere
-            continue
-        if stream is getattr(sys, f"__{name}__"):
-            how = {"encoding": "utf-8"} if stream is None else {"encoding": stream.encoding, "errors": stream.errors}
+        if stream is getattr(sys, f"__{name}__") and (stream is not None or number == 2):
             raw = io.BufferedWriter(_Stream(number, "w", closefd=False))
-            setattr(sys, name, io.TextIOWrapper(raw, line_buffering=number == 2 or raw.isatty(), **how))
+            form = getattr(stream, "encoding", "utf-8"), getattr(stream, "errors", "replace")
+            setattr(sys, name, io.TextIOWrapper(raw, *form, line_buffering=number == 2 or raw.isatty()))
 
 
 _PIPED_WIDTH = 200  # characters of a table's line where no terminal says how many
@@ -149,14 +140,9 @@ class _Results(_SafeConsole):
 
 
 # Messages go to standard error, results to standard output.
-def _is_terminal(stream: Any) -> bool:
-    """Tell whether `stream` is a terminal; one that is None or closed, as of a daemon, is none."""
-    return stream is not None and not stream.closed and bool(stream.isatty())
-
-
-_width_is_known = _is_terminal(sys.stdout) or "COLUMNS" in os.environ
+_width_is_known = os.isatty(1) or "COLUMNS" in os.environ  # a daemon's may be None, or closed
 _width = None if _width_is_known else _PIPED_WIDTH
-notes = _Log(stderr=True, width=None if _is_terminal(sys.stderr) else _width)
+notes = _Log(stderr=True, width=None if os.isatty(2) else _width)
 results = _Results(width=_width)
 _output = Output()
 _began = time.monotonic()
@@ -200,15 +186,8 @@ class _Say:
 
 
 say = _Say()
-
-
-def _say_wait(line: str) -> None:
-    """Tell of a wait, on one rank of a machine; a library keeps quiet."""
-    if _output.command and os.environ.get("LOCAL_RANK", "0") == "0":
-        say(line)
-
-
-tell_by(_say_wait)
+# Of waits one rank of a machine tells, and a library does not.
+tell_by(lambda line: say(line) if _output.command and os.environ.get("LOCAL_RANK", "0") == "0" else None)
 
 
 def say_lines(message: str) -> None:

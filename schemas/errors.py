@@ -5,11 +5,12 @@ import re
 
 from schemas.secrets import redact
 
-# What libraries say in place of a MemoryError.
+# What libraries say in place of a MemoryError, and where /dev/shm has no room.
 _MEMORY = re.compile(
-    r"MemoryError\b|std::bad_alloc|not enough memory|[Cc]annot allocate memory|can't start new thread|"
-    r"failed to map segment|CUDA out of memory"
+    "(?<!OutOf)MemoryError|bad_alloc|not enough memory|annot allocate memory|CUDA out of memory|start new thread|"
+    "failed to map segment"
 )
+_SHARED = re.compile(r"shared memory (?:object|segment)|shared memory\(shm\)|workers are out of shared memory")
 
 
 class ExtremisError(Exception):
@@ -54,13 +55,11 @@ class StorageError(ExtremisError):
 def lack_of_memory(error: BaseException | None) -> str | None:
     """Return the message of a failure for want of memory, that of `error` or of what caused it; None of any other."""
     while error is not None:
-        if "shared memory" in str(error) and not isinstance(error, ExtremisError):
-            return (
-                f"no room in shared memory, /dev/shm ({str(error).splitlines()[0][:200]}). Give the container more of "
-                "it (docker run --shm-size=2g), or remove what fills it."
-            )
-        no_room = isinstance(error, OSError) and error.errno == errno.ENOMEM
-        if no_room or isinstance(error, MemoryError) or _MEMORY.search(str(error)):
+        text = str(error)
+        if _SHARED.search(text):
+            cause = text.splitlines()[0][:200]
+            return f"no room in /dev/shm ({cause}). Give the container more of it (docker run --shm-size=2g)."
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or _MEMORY.search(text):
             return (
                 "out of memory. Give the machine or the process more (ulimit -v), or lower what the command holds: "
                 "batch, dimension, --memory."

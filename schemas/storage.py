@@ -38,7 +38,7 @@ from tenacity import (
 from schemas.errors import ExtremisError, InputError, MissingExtra, StorageError, TableError
 from schemas.forking import survive_forks
 from schemas.secrets import has_credentials, redact_known
-from schemas.waits import SAY_SECONDS, Wait
+from schemas.waits import SAY_SECONDS, SILENT_SECONDS, Wait
 
 ATTEMPTS = 5
 DEADLINE_SECONDS = 300.0  # no further attempt is begun after these
@@ -593,8 +593,8 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
         retry=retry_if_exception(_may_pass),
         reraise=True,
     )
-    # Beyond a local disk; a large file takes its time.
-    wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed", after=SAY_SECONDS)
+    wait = Wait(f"storage to {verb} {url}", until=f"{ATTEMPTS} attempts have failed")
+    wait.due += SAY_SECONDS - SILENT_SECONDS  # a large file takes its time
     try:
         with wait if "://" in url else contextlib.nullcontext():
             return retrying(counted)

@@ -10,41 +10,33 @@ from collections.abc import Callable, Iterator
 from schemas.secrets import redact
 
 SILENT_SECONDS, SAY_SECONDS = 5.0, 60.0  # of a wait before it is said, and before it is said again
-_LOOK_SECONDS = 0.25
 
 Say = Callable[[str], None]
+_listener: list[Say] = []  # told of waits that have nobody else to tell
+tell_by = _listener.append
 
 
 class Wait:
-    """A wait for `what`, as a context manager: `say` is told first `after` so many seconds, then every minute.
+    """A wait for `what`, as a context manager: `say` is told after SILENT_SECONDS, then every SAY_SECONDS.
 
     It ends after `seconds` at the latest, which `until` set, or, where these are None, when `until` says. `say` None:
     that of `tell_by`. An empty `what` is a watch over something, which nobody waits for, and nobody is told of.
     """
 
-    def __init__(
-        self,
-        what: str,
-        say: Say | None = None,
-        seconds: float | None = None,
-        until: str = "",
-        after: float = SILENT_SECONDS,
-    ) -> None:
-        self._say, self._seconds, self._until, self._after = say, seconds, until, after
-        self.begin(what)
-
-    def begin(self, what: str) -> None:
-        """Wait for `what` from now on."""
-        self._what, self._since, self._due = what, time.time(), time.monotonic() + self._after
+    def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
+        self._what, self._say, self._seconds, self._until = what, say, seconds, until
+        self._since, self.due = time.time(), time.monotonic() + SILENT_SECONDS
 
     def change(self, what: str) -> None:
         """Wait for `what`: from now on, if it was something else before."""
         if what != self._what:
-            self.begin(what)
+            self._what, self._since, self.due = what, time.time(), time.monotonic() + SILENT_SECONDS
 
     def __enter__(self) -> "Wait":
-        _start_teller(os.getpid())
-        _going_on.add(self)
+        if self._what:
+            _going_on.add(self)
+            with contextlib.suppress(RuntimeError):  # no room for a thread: nothing is said
+                _start_teller(os.getpid())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,14 +44,14 @@ class Wait:
 
     def tell(self) -> None:
         """Say that this wait goes on, where it is time."""
-        if not self._what or time.monotonic() < self._due:
+        if time.monotonic() < self.due:
             return
-        self._due = time.monotonic() + SAY_SECONDS
+        self.due = time.monotonic() + SAY_SECONDS
         until = self._until or "it is stopped"
         if self._seconds is not None:
-            setting = f" ({self._until})" if self._until else ""
-            until = f"{_time_of_day(self._since + self._seconds)} at the latest{setting}"
-        (self._say or _say)(redact(f"waiting for {self._what} since {_time_of_day(self._since)}, until {until}"))
+            until = f"{_time_of_day(self._since + self._seconds)} at the latest {self._until}".rstrip()
+        for say in [self._say] if self._say else _listener:
+            say(redact(f"waiting for {self._what} since {_time_of_day(self._since)}, until {until}"))
 
 
 def waiting(
@@ -78,16 +70,6 @@ def waiting(
             over.wait(every)
 
 
-def tell_by(say: Say) -> None:
-    """Let `say` be told of waits that have nobody else to tell; at first nobody is."""
-    global _say
-    _say = say
-
-
-def _tell_nobody(line: str) -> None: ...
-
-
-_say: Say = _tell_nobody
 _going_on: set[Wait] = set()
 os.register_at_fork(after_in_child=_going_on.clear)
 
@@ -98,7 +80,7 @@ def _start_teller(process: int) -> None:
 
     def work() -> None:
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(0.25)
             for wait in tuple(_going_on):
                 with contextlib.suppress(Exception):  # whoever is told must not end what waits
                     wait.tell()

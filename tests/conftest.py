@@ -62,3 +62,15 @@ def flags(request: pytest.FixtureRequest) -> tuple[str, ...]:
     if request.param == "dask":
         return request.getfixturevalue("dask")
     return PROCESSES if request.param == "two processes" else ()
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """Return a device of our own that takes nothing."""
+    node = tmp_path / "full"
+    try:
+        os.mknod(node, 0o020666, os.makedev(1, 7))
+        node.open("wb").close()
+    except PermissionError:
+        pytest.skip("no device can be made here")
+    return node

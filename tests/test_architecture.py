@@ -125,6 +125,18 @@ def test_folders_do_not_import_each_other_in_a_circle() -> None:
     assert {"trainer.heads", "trainer.loop", "pipelines.mining"} <= finished
 
 
+def test_one_place_waits_for_others() -> None:
+    """A loop that sleeps elsewhere is a thread's rhythm, or a pause that was said."""
+    rhythms = {"schemas.owners.claim", "pipelines.common.progress", "extremis.waiting", "extremis.training.miner"}
+    sleeping = set()
+    for module, path in MODULES.items():
+        loops = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.While | ast.For)]
+        calls = [call.func for loop in loops for call in ast.walk(loop) if isinstance(call, ast.Call)]
+        if any(isinstance(call, ast.Attribute) and call.attr in ("sleep", "wait") for call in calls):
+            sleeping.add(module)
+    assert sleeping == {"schemas.waits", *rhythms}
+
+
 @pytest.mark.parametrize(
     ("package", "most"), [("schemas", 14), ("search", 11), ("trainer", 14), ("pipelines", 5), ("extremis", 6)]
 )

@@ -32,7 +32,7 @@ def watch_dumps(
     work fails is tried again, RETRIES times in a row. Raises what `make` raises.
     """
     pause = poll_seconds if poll_seconds is not None else _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
-    layout, seen, count, failures, again = RunLayout(run), dict[int, str](), 0, 0, 0.0
+    layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0
     for wait in waiting(f"a run at {run}", say, every=pause, until="it is stopped, or the run is finished"):
         epoch, digest = None, ""
         try:
@@ -44,12 +44,11 @@ def watch_dumps(
                 new = [(epoch, digest) for epoch, digest in dumps.items() if seen.get(epoch) != digest]
                 if not new:
                     failures = 0
-                    wait.change(f"a dump of {run}" if storage.exists(layout.config) else f"a run at {run}")
+                    wait.change(f"a dump of {run}{after}" if storage.exists(layout.config) else f"a run at {run}")
                     break
                 epoch, digest = new[0]
                 count += make(epoch)
-                seen[epoch], failures = digest, 0
-                wait.begin(f"a dump of {run}")
+                seen[epoch], failures, after = digest, 0, f" after epoch {epoch}"
         except ClaimedError:
             wait.change(f"another process, which works on the dump of epoch {epoch} of {run},")
         except InputError:
@@ -61,7 +60,7 @@ def watch_dumps(
                 raise
             say(f"{error} Trying again ({failures} of {RETRIES}).")
             again = time.monotonic() + pause * 2**failures
-            wait.begin(f"the next attempt at the dumps of {run}")
+            wait.change(f"attempt {failures + 1} at the dumps of {run}")
     return count
 
 

@@ -244,10 +244,14 @@ def _connect(options: DaskOptions) -> Iterator[Client]:
     settings = options.get_all_options(drop_default=True, current_only=True)
     settings = {name: value for name, value in settings.items() if name in names}
     if not {"address", "scheduler_file"} & settings.keys():
-        with (
-            LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL) as cluster,
-            Client(cluster) as client,
-        ):
+        try:
+            cluster = LocalCluster(threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL)
+        except RuntimeError as error:
+            raise ExtremisError(
+                f"Dask cannot start workers here: {error} Look whether /dev/shm can be written and has room (docker "
+                "run --shm-size=1g), or name a scheduler elsewhere (--dask_client_address)."
+            ) from error
+        with cluster, Client(cluster) as client:
             yield client
         return
     where = settings.get("address") or settings.get("scheduler_file")

@@ -38,6 +38,7 @@ def serve_many(answers: int) -> None:
     _prepare_process()
     from apache_beam.runners.worker import sdk_worker_main
 
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 Beam prints there what it passes on
     with open(answers, "w", encoding="ascii") as done:
         for line in sys.stdin:
             os.environ.update(json.loads(line))

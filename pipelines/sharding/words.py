@@ -47,12 +47,9 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Encoder of text columns into what `tokenizer` makes of each text; the tokenizer is its own from now on.
+    """Encoder of text columns into what `tokenizer`, its own from now on, makes of each text; errors have `name`."""
 
-    `name`: the tokenizer's, in errors.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, name: str = "of the data") -> None:
+    def __init__(self, tokenizer: Tokenizer, name: str = "") -> None:
         self._tokenizer, self._name = tokenizer, name
         self._around: tuple[list[int], list[int]] | None = None
         self._limit: int | None = None  # tokens of a text, without the special ones around it
@@ -76,8 +73,7 @@ class Encoder:
 
     def _encode_words(self, words: Words, before: Sequence[int], after: Sequence[int]) -> Encoded:
         """Encode some texts by their words, with the special tokens `before` and `after` each."""
-        pieces = encode_whole(self._tokenizer, words.different.to_pylist(), self._name, special=False)
-        index = words.places
+        pieces, index = encode_whole(self._tokenizer, words.different.to_pylist(), self._name, False), words.places
         counts = np.diff(pieces.offsets)[index]  # tokens of each word
         ends = offsets_of(counts)
         offsets = ends[words.offsets]
@@ -97,9 +93,7 @@ class Encoder:
         return Encoded(values, offsets, truncated)
 
 
-def encode_whole(
-    tokenizer: Tokenizer, texts: Sequence[str], name: str = "of the data", special: bool = True
-) -> Encoded:
+def encode_whole(tokenizer: Tokenizer, texts: Sequence[str], name: str = "", special: bool = True) -> Encoded:
     """Encode each of `texts` by itself; `special` puts the tokenizer's special tokens around it.
 
     Raises InputError with the tokenizer's `name` where it gives a text up.

@@ -1,5 +1,6 @@
 """Recipes: what is known, what is refused and how it is said, and that they come back as they were saved."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -159,6 +160,14 @@ def test_a_recipe_extends_another_and_no_circle_is_followed(tmp_path: Path) -> N
     for itself in (tmp_path / "mine.toml", "mine.toml", f"../{tmp_path.name}/mine.toml"):
         with pytest.raises(InputError, match="extends itself"):
             load_recipe(toml(tmp_path, f'extends = "{itself}"\n'))
+    toml(tmp_path, 'extends = "astra"\n')
+    steps = [tmp_path / f"{number}.toml" for number in range(1500)]  # more than Python would recurse
+    for step, base in itertools.pairwise([*steps, tmp_path / "mine.toml"]):
+        step.write_text(f'extends = "{base}"\n')
+    assert read_recipe(str(steps[0])) == read_recipe(str(tmp_path / "mine.toml"))
+    (tmp_path / "mine.toml").write_text(f'extends = "{steps[-3]}"\n')
+    with pytest.raises(InputError, match=r"1497.toml: extends itself, by .*mine.toml"):
+        load_recipe(str(steps[-9]))
 
 
 @pytest.mark.parametrize("root", ["", "/", "memory://", "memory://bucket/"])

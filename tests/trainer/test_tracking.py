@@ -53,6 +53,19 @@ def test_a_line_cut_off_by_a_crash_is_left_out(run: RunLayout) -> None:
     assert [json.loads(line)["step"] for line in storage.read_bytes(run.metrics).splitlines()] == [1, 2, 3, 4]
 
 
+def test_records_that_cannot_be_written_stop_nothing_and_are_told_once(tmp_path: Path, full: Path) -> None:
+    lines: list[str] = []
+    tracker = Tracker(RunLayout(str(tmp_path)), Logging(tensorboard=False), say=lines.append)
+    tracker.start(0)
+    tracker._file.close()
+    tracker._file = full.open("a")
+    for step in range(1, 4):
+        tracker.record("train", step, {"loss": 1.0})
+        tracker.sync()
+    tracker.close()
+    assert lines == [f"{tmp_path}/metrics.jsonl: records are lost: No space left on device. Training goes on"]
+
+
 def test_tensorboard_holds_the_numbers(run: RunLayout, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -29,7 +29,6 @@ REMOVED: dict[str, Any] = {
     "negatives.cache_steps": 32,
 }
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # of a TOML file
-_SHOWN = 8  # recipes of a circle that a message names
 _SEAL_MARK = b"# CRC-32 of all above: "  # the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
 # Values that leave an option to the data (trainer.settings).
@@ -207,8 +206,7 @@ def _read_layers(source: str) -> list[dict[str, Any]]:
     while base is not None:
         source = str(base)
         if source in layers:
-            chain = " -> ".join([*list(layers)[list(layers).index(source) :][:_SHOWN], source])
-            raise InputError(f"recipe {source}: extends itself ({chain}). Fix one of them.")
+            raise InputError(f"recipe {source}: extends itself, by {[*layers][-1]}. Fix one of them.")
         layers[source] = _parse(_read_text(source), source)
         base = layers[source].pop("extends", None)
         if str(base).endswith(".toml") and not str(base).startswith("~"):

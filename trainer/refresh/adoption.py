@@ -145,8 +145,8 @@ def _decide(
         return Adoption(epoch, None, {}, False)
     if options.stale == "wait":
         table = _describe_table(due, recipe)
-        seconds, limit = options.wait_seconds, "refresh.wait_seconds"
-        for _ in waiting(table, say, seconds, until=limit, stop=interrupts.stop):
+        setting = "(refresh.wait_seconds)"
+        for _ in waiting(table, say, options.wait_seconds, until=setting, stop=interrupts.stop):
             no_miner, newest = interrupts.miner_ended.is_set(), _newest(run, recipe, sources, epoch)
             if no_miner or not _is_stale(newest, epoch, recipe):
                 break

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Tracker:
         claim: Claim | None = None,
         say: Say = print,
     ) -> None:
-        self._run, self._claim = run, claim or Unclaimed()
+        self._run, self._claim, self._say = run, claim or Unclaimed(), say
         self._local = storage.is_local(run.root)
         self._folder: tempfile.TemporaryDirectory | None = None
         if self._local:
@@ -47,6 +47,7 @@ class Tracker:
         self._metrics = root / "metrics.jsonl"
         self._events = root / FOLDER
         self._file: Any = None
+        self._failed = False
         self._watchers: list[Watcher] = []
         self._services = open_services(options, RunFacts(run.root, root, not self._local, recipe or {}, say))
 
@@ -81,16 +82,18 @@ class Tracker:
         """Write a line {"kind", "step", ...}; its numbers also go to the services, by their `tag`."""
         for watcher in self._watchers:
             watcher(kind, step, values)
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
-        for service in self._services.values():
-            service.record(step, numbers_of(kind, values))
+        with self._goes_on():
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
+            for service in self._services.values():
+                service.record(step, numbers_of(kind, values))
 
     def sync(self) -> None:
         """Publish what was recorded so far. Raises LostError, StorageError."""
-        self._file.flush()
-        for service in self._services.values():
-            service.flush()
+        with self._goes_on():
+            self._file.flush()
+            for service in self._services.values():
+                service.flush()
         if self._local:
             return
         self._claim.require()
@@ -104,11 +107,22 @@ class Tracker:
             return
         with contextlib.suppress(LostError):  # the records there are another's
             self.sync()
-        self._file.close()
+        with self._goes_on():
+            self._file.close()
         for service in self._services.values():
             service.close(finished)
         if self._folder is not None:
             self._folder.cleanup()
+
+    @contextlib.contextmanager
+    def _goes_on(self) -> Iterator[None]:
+        """Go on where a record cannot be written, and say so once: no log stops a training."""
+        try:
+            yield
+        except OSError as error:
+            if not self._failed:
+                self._say(f"{self._run.metrics}: records are lost: {error.strerror}. Training goes on")
+            self._failed = True
 
 
 class NoTracker:

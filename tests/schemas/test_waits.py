@@ -1,0 +1,63 @@
+"""Every wait says for what it waits, since when and until when: not at once, and not too often."""
+
+import re
+import threading
+import time
+
+import pytest
+
+from schemas import waits
+from schemas.waits import Wait, waiting
+
+CLOCK = r"\d\d:\d\d:\d\d"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say after a fifth of a second what is said after 5, and again after a second in place of a minute."""
+    monkeypatch.setattr(waits, "SAY_SECONDS", 1.0)
+    monkeypatch.setattr(waits, "SILENT_SECONDS", 0.2)
+
+
+def test_a_wait_is_said_once_it_lasts_and_again_after_a_while() -> None:
+    lines: list[str] = []
+    with Wait("the moon", lines.append):
+        pass
+    with Wait("", lines.append):
+        time.sleep(0.6)
+    assert lines == []
+    began = time.monotonic()
+    for _ in waiting(
+        "s3://user:secret@host/run", lines.append, seconds=1.8, every=0.05, until="(refresh.wait_seconds)"
+    ):
+        pass
+    assert time.monotonic() - began == pytest.approx(1.8, abs=0.5)
+    assert len(lines) == 2
+    said = rf"waiting for s3://\*\*\*@host/run since {CLOCK}, until {CLOCK} at the latest \(refresh.wait_seconds\)"
+    assert all(re.fullmatch(said, line) for line in lines), lines
+
+
+def test_what_has_nobody_else_to_tell_tells_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(waits, "_listener", [lines.append])
+    with Wait("the others", until="they come"):
+        time.sleep(0.7)
+    assert [re.sub(CLOCK, "NOW", line) for line in lines] == ["waiting for the others since NOW, until they come"]
+
+
+def test_another_thing_is_waited_for_anew_and_a_signal_ends_it() -> None:
+    lines: list[str] = []
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        raise ValueError("whoever is told must not end what waits")
+
+    stop = threading.Event()
+    for number, wait in enumerate(waiting("a run", tell, every=0.05, stop=stop)):
+        wait.change("a run" if number < 10 else "a dump")
+        if len(lines) == 2:
+            stop.set()
+    assert [re.sub(CLOCK, "NOW", line) for line in lines] == [
+        "waiting for a run since NOW, until it is stopped",
+        "waiting for a dump since NOW, until it is stopped",
+    ]
