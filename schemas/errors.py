@@ -31,6 +31,10 @@ class InputError(ExtremisError):
     exit_status = 2
 
 
+class RoomError(InputError):
+    """A disk has less room than is needed, and may have more later. Exit status 2."""
+
+
 class MissingExtra(InputError):
     """Something is not installed that an extra of this project brings: `problem`, and how to install it.
 

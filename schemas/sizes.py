@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from schemas.errors import InputError
+from schemas.errors import InputError, RoomError
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -35,7 +35,7 @@ def say_bytes(count: float) -> str:
 def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
     """Refuse to write more than is free where `url` is, or will be: `needs`, the least bytes by what they are.
 
-    Only local disks say what is free. Raises InputError that ends with `remedy`.
+    Only local disks say what is free. Raises RoomError that ends with `remedy`.
     """
     from schemas import storage  # who reads a size alone needs no fsspec
 
@@ -43,4 +43,4 @@ def require_room(url: str, needs: Mapping[str, int], remedy: str) -> None:
     if free is None or sum(needs.values()) <= free:
         return
     parts = " and ".join(f"{say_bytes(size)} of {what}" for what, size in needs.items())
-    raise InputError(f"{url}: at least {parts} are written there, and {say_bytes(free)} are free. {remedy}")
+    raise RoomError(f"{url}: at least {parts} are written there, and {say_bytes(free)} are free. {remedy}")

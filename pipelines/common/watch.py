@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from schemas import storage
-from schemas.errors import ExtremisError, InputError
+from schemas.errors import ExtremisError, InputError, RoomError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
 from schemas.owners.claim import ClaimedError
@@ -28,8 +28,8 @@ def watch_dumps(
 
     Or until `until()` is true. `make` tells whether there was anything to make; returns how many times there was. A
     dump that the trainer takes back meanwhile (it resumed from an earlier checkpoint) is left and taken up again when
-    it is complete; one that another process works on is left to it. Storage that fails is waited for, and a dump whose
-    work fails is tried again, RETRIES times in a row. Raises what `make` raises.
+    it is complete; one that another process works on is left to it. Storage that fails or has no room is waited for,
+    and a dump whose work fails is tried again, RETRIES times in a row. Raises what `make` raises.
     """
     pause = poll_seconds if poll_seconds is not None else _POLL_LOCAL if storage.is_local(run) else _POLL_REMOTE
     layout, seen, after, count, failures, again = RunLayout(run), dict[int, str](), "", 0, 0, 0.0
@@ -51,12 +51,12 @@ def watch_dumps(
                 seen[epoch], failures, after = digest, 0, f" after epoch {epoch}"
         except ClaimedError:
             wait.change(f"another process, which works on the dump of epoch {epoch} of {run},")
-        except InputError:
-            if epoch is None or complete().get(epoch) == digest:
-                raise
         except ExtremisError as error:
+            lasts = isinstance(error, InputError) and not isinstance(error, RoomError)
+            if lasts and epoch is not None and complete().get(epoch) != digest:
+                continue
             failures += 1
-            if failures > RETRIES:
+            if lasts or failures > RETRIES:
                 raise
             say(f"{error} Trying again ({failures} of {RETRIES}).")
             again = time.monotonic() + pause * 2**failures

@@ -287,7 +287,7 @@ class TestFullDisk:
 
     @pytest.mark.slow
     def test_train(self, tiny_data: Path, run: Path, disk: Callable[[int], Path]) -> None:
-        small = disk(64)  # the room that is asked for beforehand is there, all that is written has none
+        small = disk(72)  # the room that is asked for beforehand is there, all that is written has none
         arguments = ("train", "astra", tiny_data, small / "run", *sets("train.epochs=1", "order.batch=16"))
         refused(extremis(*arguments, check=False), str(small), *self.WORDS, status=1)
         assert not list(small.rglob("manifest.json"))

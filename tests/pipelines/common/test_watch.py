@@ -1,5 +1,6 @@
 """Beside a trainer that is not there yet, or no longer: the watcher says for what it waits, and misses nothing."""
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from pipelines.common.watch import watch_dumps
 from schemas import waits
+from schemas.errors import ExtremisError, InputError, RoomError, StorageError
 
 
 def test_a_run_that_comes_goes_and_comes_again_is_waited_for_aloud(
@@ -39,3 +41,23 @@ def test_a_run_that_comes_goes_and_comes_again_is_waited_for_aloud(
     assert made == [3, 3]
     waited = [line.removeprefix("waiting for a ").partition(" ")[0] for line in lines]
     assert waited == ["run", "dump", "dump", "run", "dump"]
+
+
+@pytest.mark.parametrize("error", [RoomError("full"), StorageError("full"), InputError("wrong")])
+def test_a_disk_without_room_is_tried_again_and_wrong_input_is_not(error: ExtremisError) -> None:
+    made = list[int]()
+
+    def make(epoch: int) -> bool:
+        made.append(epoch)
+        if len(made) < 3:
+            raise error
+        return True
+
+    dumps, lines = {2: "digest"}, list[str]()
+    watch = functools.partial(watch_dumps, "memory://nowhere", lambda: dumps, make, lines.append, 0.001)
+    if type(error) is InputError:
+        with pytest.raises(InputError, match="wrong"):
+            watch()
+    else:
+        assert watch(lambda: len(made) == 3) == 1
+        assert lines == [f"full Trying again ({number} of 5)." for number in (1, 2)]
