@@ -137,14 +137,6 @@ def test_one_place_waits_for_others() -> None:
     assert sleeping == {"schemas.waits", *rhythms}
 
 
-@pytest.mark.parametrize(
-    ("package", "most"), [("schemas", 14), ("search", 11), ("trainer", 14), ("pipelines", 5), ("extremis", 6)]
-)
-def test_few_files_are_loose(package: str, most: int) -> None:
-    loose = sorted(path.name for path in (ROOT / package).glob("*.py") if path.name != "__init__.py")
-    assert len(loose) <= most, f"{package}/ has {len(loose)} loose files, at most {most}: find {loose} a room"
-
-
 def test_the_loop_is_the_loop_and_nothing_else() -> None:
     assert len((ROOT / "trainer" / "loop.py").read_text().splitlines()) <= 200
 
