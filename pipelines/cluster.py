@@ -51,7 +51,8 @@ def cluster(
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or ClusterOptions()).for_workers(place)
     inputs = open_clustering(data, run, epoch, options.queries, options.for_epoch, options.out)
-    require_place(inputs.out, "clustered", [data, run] if options.out else [])
+    if options.out is not None:
+        require_place(options.out, "clustered", [data, run])
     plan = make_plan(inputs, options)
     finished = plan.finished_table(options, run)
     if finished is not None:

@@ -63,9 +63,9 @@ def mine(
     say, place = progress or silent, functools.partial(for_workers, beam_options)
     data, run, options = place(data), place(run), (options or MineOptions()).for_workers(place)
     inputs = open_inputs(data, run, epoch, options)
-    require_place(inputs.root, "mined", [data, run] if options.out else [])
-    if options.keep_index is not None:
-        require_place(options.keep_index, "indexed", [data, run])
+    for out, doing in ((options.out, "mined"), (options.keep_index, "indexed")):
+        if out is not None:
+            require_place(out, doing, [data, run])
     previous = {source.name: find_previous(run, source, inputs.use_from) for source in inputs.sources}
     plan = make_plan(inputs, options, {name: table for name, table in previous.items() if table is not None})
     finished = plan.finished_tables(run)

@@ -62,7 +62,7 @@ def mark(out: str, doing: str) -> bool:
 def unmark(out: str, doing: str) -> None:
     """Remove the mark where something else tells what is at `out`, or nothing is left there."""
     names = [name for name in storage.list_names(out) if name != MARK]
-    if ".staging" not in names and _find(out, names) in (None, doing):
+    if ".staging" not in names and (MANIFEST in names or _find(out, names) in (None, doing)):
         storage.remove(join(out, MARK))
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,14 @@ from tests.loop.test_kill import last_checkpoint, records, wait_for_step
 CHOICES = sets("train.epochs=3", "logging.tensorboard=false", "refresh.start=9", "checkpoint.every_epochs=0")
 
 
-def start(*arguments: str | Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        command(*arguments), env=environment(), cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
+def launch(words: list[str], **streams: Any) -> subprocess.Popen[str]:
+    """Start a process that hears SIGHUP, although these tests themselves may have been started under nohup."""
+    hear = lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)  # noqa: E731
+    return subprocess.Popen(words, env=environment(), cwd=ROOT, text=True, preexec_fn=hear, **streams)
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    return launch(command(*arguments), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 
 _WAIT = """
@@ -37,7 +42,7 @@ with stopping_on_signal(30) as asked:
 )
 def test_a_signal_is_heard_unless_nohup_ignores_it(number: int, prefix: list[str], heard: bool) -> None:
     command = [*prefix, sys.executable, "-c", _WAIT]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with launch(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
