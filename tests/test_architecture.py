@@ -82,6 +82,11 @@ def test_only_pipelines_know_beam_and_only_the_trainer_knows_torch(module: str) 
     assert not wrong, f"{module} imports {sorted(wrong)}"
 
 
+def test_one_place_maps_files() -> None:
+    mapping = {name for name, path in MODULES.items() if "mmap" in imports_of(name) or "memmap(" in path.read_text()}
+    assert mapping == {"schemas.mapped", "trainer.rows.memory"}, "map files by schemas.mapped"  # rows map memory
+
+
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
     """Within functions too: a cycle that is hidden in a function is still one."""
     finished: set[str] = set()

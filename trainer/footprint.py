@@ -60,17 +60,19 @@ def require_memory(recipe: Recipe, facts: DataFacts, ranks: int) -> None:
     )
 
 
-def require_scratch(recipe: Recipe, rows: int, ranks: int) -> None:
-    """Refuse a run on `rows` training rows whose embeddings TMPDIR has no room for, with all ranks of this machine.
+def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int) -> None:
+    """Refuse a run on `rows` training rows whose scratch files TMPDIR has no room for, of all ranks of this machine.
 
     Raises InputError.
     """
-    a_row, here = 2 * recipe.encoder.dimension, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    a_row, here = 2 * recipe.encoder.dimension, min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needs = {}
     if recipe.table_epochs():
         needs["embeddings for dumps"] = -(-rows // ranks) * here * a_row
     if recipe.train.freeze_encoder:
         needs["embeddings of a frozen encoder"] = rows * here * a_row
+    if recipe.head.encodes_labels:
+        needs["texts of labels"] = 8 * labels * here  # and their tokens
     require_room(tempfile.gettempdir(), needs, "Set TMPDIR to a folder with more room, or lower encoder.dimension.")
 
 

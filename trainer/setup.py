@@ -92,7 +92,7 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     validator = Validator(recipe.validation, recipe.data, data, group)
     validator.check(recipe.encoder.inputs)
     require_memory(recipe, facts, group.ranks)
-    require_scratch(recipe, sum(table.rows for table in tables), group.ranks)
+    require_scratch(recipe, sum(table.rows for table in tables), facts.labels, group.ranks)
     planner = open_planner(recipe, data, facts.labels, group, say, device)
     texts = open_texts(data, recipe)
     model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
