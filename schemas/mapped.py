@@ -60,14 +60,12 @@ class Mapped:
 class ScratchFile:
     """File without a name in TMPDIR, or in `directory`, for `what`: it is gone with its map, however a process ends.
 
-    Raises StorageError where there is no room, which ends with `remedy`.
+    Raises StorageError where there is no room.
     """
 
-    def __init__(
-        self, what: str, directory: str | None = None, remedy: str = "Set TMPDIR to a folder with more room."
-    ) -> None:
-        self._what, self._directory, self._remedy = what, directory or tempfile.gettempdir(), remedy
-        self._size = 0
+    def __init__(self, what: str, directory: str = "") -> None:
+        self._what, self._directory, self._size = what, directory or tempfile.gettempdir(), 0
+        self._remedy = "Choose another one" if directory else "Set TMPDIR to a folder with more room"
         with self._room_for(0):
             self._file = tempfile.TemporaryFile(prefix="extremis-", dir=self._directory)  # noqa: SIM115
 
@@ -101,4 +99,4 @@ class ScratchFile:
             if error.errno in _NO_ROOM:
                 free = shutil.disk_usage(self._directory).free
                 reason = f"{say_bytes(self._size)} are needed there for {self._what}, {say_bytes(free)} are free"
-            raise StorageError(f"{self._directory}: {reason}. {self._remedy}") from error
+            raise StorageError(f"{self._directory}: {reason}. {self._remedy}.") from error

@@ -33,7 +33,7 @@ class Files:
     def __init__(self, url: str, manifest: Manifest) -> None:
         self.url, self.manifest = url, manifest
         self._scratch: Any = None
-        self._checked: dict[Path, tuple[int, int, int]] = {}
+        self._checked: dict[str, tuple[int, int, int]] = {}
         self._mapped: list[Mapped] = []
 
     @cached_property
@@ -52,12 +52,18 @@ class Files:
 
     def path(self, shard: Shard) -> Path:
         """Return where a file is, checked once. Raises TableError: gone, damaged, or changed since; StorageError."""
-        path = self._place(shard)
-        if path not in self._checked:
-            self._check(shard, path)
-        elif stamp(str(path)) != self._checked[path]:
-            raise _changed(path)
-        return path
+        path, local = self._place(shard)
+        if path in self._checked:
+            if stamp(path) != self._checked[path]:
+                raise _changed(path)
+            return Path(path)
+        if not local:
+            self._fetch(shard, Path(path))
+        before = stamp(path)
+        if local:
+            (check_shard if shard.bytes <= _HASHED else find_shard)(self.url, shard, REMEDY)
+        self._checked[path] = before
+        return Path(path)
 
     def check_all(self) -> None:
         """Check, or fetch, all files; the second time, that none has changed since. Raises TableError, StorageError."""
@@ -75,13 +81,16 @@ class Files:
 
         They are in memory, or mapped where the file is large.
         """
+        path, local = self._place(shard)
         if shard.bytes > _HASHED:
             self._mapped.append(Mapped(str(self.path(shard)), shard.bytes, private=True))
             rows = map_vectors(self._mapped[-1])
+        elif local:
+            before = stamp(path)
+            rows = read_vectors(check_shard(self.url, shard, REMEDY))  # read once for both
+            self._checked.setdefault(path, before)
         else:
-            path = self._place(shard)
-            checked = b"" if path in self._checked else self._check(shard, path)
-            rows = read_vectors(checked or self.path(shard).read_bytes())
+            rows = read_vectors(self.path(shard).read_bytes())
         if shard.view is not None and shard.view.changed is not None:
             patch_vectors(rows, read_patch(self.url, shard.view.changed))
         return rows
@@ -103,22 +112,11 @@ class Files:
             groups = [read_group(viewed, group, columns, str(path)) for group in range(viewed.num_row_groups)]
         return pa.concat_tables(groups).select([*columns])
 
-    def _place(self, shard: Shard) -> Path:
+    def _place(self, shard: Shard) -> tuple[str, bool]:
+        """Return the path of a file, and whether it lies there by itself."""
         place = shard_url(self.url, shard)
-        return Path(storage.filesystem(place)[1]) if storage.is_local(place) else self._copies / shard.path
-
-    def _check(self, shard: Shard, path: Path) -> bytes:
-        """Check a file, or fetch it; return its content where it was read whole for that, else nothing."""
-        local, content = storage.is_local(shard_url(self.url, shard)), b""
-        if not local:
-            self._fetch(shard, path)
-        before = stamp(str(path))
-        if local and shard.bytes <= _HASHED:
-            content = check_shard(self.url, shard, REMEDY)
-        elif local:
-            find_shard(self.url, shard, REMEDY)
-        self._checked[path] = before
-        return content
+        local = storage.is_local(place)
+        return storage.filesystem(place)[1] if local else str(self._copies / shard.path), local
 
     def _fetch(self, shard: Shard, path: Path) -> None:
         place = find_shard(self.url, shard, REMEDY)
@@ -129,7 +127,7 @@ class Files:
             raise TableError(f"{place}: damaged: its SHA-256 is not that of the manifest. {REMEDY}")
 
 
-def _changed(path: Path | str) -> TableError:
+def _changed(path: str) -> TableError:
     return TableError(
         f"{path}: changed since the export was opened. Open it again; and write a new export into a folder of its own, "
         "which --current switches to, instead of over the files of one that is in use."

@@ -58,13 +58,10 @@ def _anonymous(size: int) -> mmap.mmap:
 
 
 def _file(size: int, directory: str) -> mmap.mmap:
-    remedy = (
-        "Give a local directory with room that can be written to, 'memory' or 'host', or a smaller classifier.dtype."
-    )
     try:
-        memory = ScratchFile("rows of labels", directory, remedy).reserve(size)
+        memory = ScratchFile("rows of labels", directory).reserve(size)
     except StorageError as error:
-        raise InputError(f"classifier.storage = {error}") from error
+        raise InputError(f"classifier.storage = {error} Or take 'memory', 'host', or a smaller dtype.") from error
     if hasattr(mmap, "MADV_RANDOM"):
         memory.madvise(mmap.MADV_RANDOM)  # the pages around a row are not read along with it
     return memory
