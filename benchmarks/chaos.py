@@ -293,7 +293,7 @@ class Loop:
             ["evaluate", data, run],
             ["fuse", data, run, "--queries", "100"],
             ["export", data, run, exported],
-            ["predict", exported, "--data", data, f"{self.place}/predictions.jsonl"],
+            ["predict", exported, "--data", data, f"{self.place}/predictions.jsonl", "--overwrite"],
         ]
 
     def run(self, step: list[str]) -> None:
