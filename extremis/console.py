@@ -26,11 +26,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from extremis.waiting import alive, spoke, suspended
+from extremis.spinner import alive, spoke, suspended
 from schemas.errors import StorageError
 from schemas.secrets import redact
 from schemas.sizes import say_count
-from schemas.waits import tell_by
+from schemas.waits import add_listener
 
 # Control characters: they move the cursor, change colours, or turn the direction of writing.
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
@@ -187,7 +187,7 @@ class _Say:
 
 say = _Say()
 # Of waits one rank of a machine tells, and a library does not.
-tell_by(lambda line: say(line) if _output.command and os.environ.get("LOCAL_RANK", "0") == "0" else None)
+add_listener(lambda line: say(line) if _output.command and os.environ.get("LOCAL_RANK", "0") == "0" else None)
 
 
 def say_lines(message: str) -> None:
@@ -227,7 +227,7 @@ def print_file(path: str) -> None:
     sys.stdout.buffer.flush()
 
 
-class _Words(TextColumn):
+class _SafeTextColumn(TextColumn):
     """A column of a bar with text as the console has it."""
 
     def render(self, task: Task) -> Text:
@@ -247,12 +247,12 @@ class Bar:
         self._done = 0
         self._next = time.monotonic() + seconds
         self._progress = Progress(
-            _Words("{task.description}"),
+            _SafeTextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            _Words("{task.fields[note]}"),
+            _SafeTextColumn("{task.fields[note]}"),
             console=notes,
             disable=quiet or self._plain,
             transient=True,
@@ -328,7 +328,7 @@ class StepBars:
 
     def _start(self) -> None:
         """Put the bars in the place of the sign of life."""
-        columns = _Words("{task.description}"), BarColumn(), _Words("{task.fields[note]}")
+        columns = _SafeTextColumn("{task.description}"), BarColumn(), _SafeTextColumn("{task.fields[note]}")
         self._progress = Progress(*columns, console=notes, transient=True)
         self._shown.enter_context(suspended())
         self._shown.enter_context(self._progress)

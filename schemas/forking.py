@@ -34,7 +34,7 @@ def survive_forks() -> None:
     os.register_at_fork(before=remember, after_in_child=part)
 
 
-def one_in_children(set_threads: Callable[[int], object]) -> Callable[[int], object]:
+def one_thread_in_children(set_threads: Callable[[int], object]) -> Callable[[int], object]:
     """Return `set_threads` of a library that computes by OpenMP, which sets 1 in forked children, whatever it is told.
 
     It is called there at once: OpenMP's threads do not cross a fork, and a child that had more than one would wait for

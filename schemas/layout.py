@@ -11,6 +11,8 @@ from schemas.storage import join
 
 MANIFEST = "manifest.json"
 SPENT = "spent.json"  # beside the tables of a refresh: what mining them took
+# What `extremis ablate` writes: of one run in its RUN, of all of them in OUT; and its page in OUT.
+COMPARED, COMPARISON = "ablation.json", "ablation.md"
 # Parameter of a queries table in cluster order, and folder of such tables in a run.
 CLUSTERS = "clusters"
 _NUMBERED = re.compile(r"(epoch|step)-(\d+)")

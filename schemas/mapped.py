@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from schemas.errors import StorageError
 from schemas.sizes import say_bytes
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from schemas.storage import is_full
 
 
 def stamp(file: str | int) -> tuple[int, int, int]:
@@ -96,7 +95,7 @@ class ScratchFile:
             yield
         except OSError as error:
             reason = f"no file can be made there for {self._what} ({error.strerror})"
-            if error.errno in _NO_ROOM:
+            if is_full(error):
                 free = shutil.disk_usage(self._directory).free
                 reason = f"{say_bytes(self._size)} are needed there for {self._what}, {say_bytes(free)} are free"
             raise StorageError(f"{self._directory}: {reason}. {self._remedy}.") from error

@@ -123,7 +123,10 @@ def is_local(url: str) -> bool:
 
 def is_stream(url: str) -> bool:
     """Return true where `url` is a local file but no regular one: a device, a pipe, or an open file by its number."""
-    fs, path = filesystem(url)
+    return _is_stream(*filesystem(url))
+
+
+def _is_stream(fs: fsspec.AbstractFileSystem, path: str) -> bool:
     if not isinstance(fs, LocalFileSystem):
         return False
     if _descriptor(path) is not None:
@@ -321,7 +324,7 @@ def write_bytes(url: str, data: bytes | memoryview, durable: bool = True) -> Non
     Raises StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
-    if is_stream(url):
+    if _is_stream(fs, path):
         with writing(url) as temporary, open(temporary, "wb") as out:
             out.write(data)
         return
@@ -401,7 +404,7 @@ def writing(url: str, durable: bool = True) -> Iterator[str]:
     StorageError (disk full, no permission, server error).
     """
     fs, path = filesystem(url)
-    through = is_stream(url)
+    through = _is_stream(fs, path)
     try:
         if isinstance(fs, LocalFileSystem) and not through:
             with _replacing(path, durable) as temporary:
@@ -610,16 +613,17 @@ def _attempt(action: Callable[[], T], verb: str, url: str, given_up: threading.E
 
 
 def _remedy(error: BaseException) -> str:
-    return "free some space and run the same command again" if _is_full(error) else "fix the cause and run again"
+    return "free some space and run the same command again" if is_full(error) else "fix the cause and run again"
 
 
-def _is_full(error: BaseException) -> bool:
+def is_full(error: BaseException) -> bool:
+    """Return true for an error of a disk that has no more room, or none for this user or file."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _may_pass(error: BaseException) -> bool:
     """Return true for errors of a network; a missing file, a refused permission and a full disk do not pass."""
-    if isinstance(error, _LASTING) or _is_full(error):
+    if isinstance(error, _LASTING) or is_full(error):
         return False
     if isinstance(error, RuntimeError) and "dictionary changed size" in str(error):
         return True  # fsspec's memory:// lists its files while another thread writes one

@@ -12,15 +12,15 @@ from schemas.secrets import redact
 SILENT_SECONDS, SAY_SECONDS = 5.0, 60.0  # of a wait before it is said, and before it is said again
 
 Say = Callable[[str], None]
-_listener: list[Say] = []  # told of waits that have nobody else to tell
-tell_by = _listener.append
+_listeners: list[Say] = []  # told of waits that have nobody else to tell
+add_listener = _listeners.append
 
 
 class Wait:
     """A wait for `what`, as a context manager: `say` is told after SILENT_SECONDS, then every SAY_SECONDS.
 
     It ends after `seconds` at the latest, which `until` set, or, where these are None, when `until` says. `say` None:
-    that of `tell_by`. An empty `what` is a watch over something, which nobody waits for, and nobody is told of.
+    those of `add_listener`. An empty `what` is a watch over something, which nobody waits for, and nobody is told of.
     """
 
     def __init__(self, what: str, say: Say | None = None, seconds: float | None = None, until: str = "") -> None:
@@ -50,7 +50,7 @@ class Wait:
         until = self._until or "it is stopped"
         if self._seconds is not None:
             until = f"{_time_of_day(self._since + self._seconds)} at the latest {self._until}".rstrip()
-        for say in [self._say] if self._say else _listener:
+        for say in [self._say] if self._say else _listeners:
             say(redact(f"waiting for {self._what} since {_time_of_day(self._since)}, until {until}"))
 
 

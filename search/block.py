@@ -12,7 +12,7 @@ from functools import cached_property
 import faiss
 import numpy as np
 
-from schemas.forking import one_in_children
+from schemas.forking import one_thread_in_children
 from schemas.ragged import Ragged
 from search.candidates import best, pack, unpack
 from search.nearest import nearest
@@ -22,7 +22,7 @@ _SLACK = 8  # fetched beyond the need, so that almost every row proves itself
 _PAIRS = 1 << 22  # scores held at once for the rows that do not
 _ONE = threading.Lock()  # of the threads that search, one holds them
 os.register_at_fork(before=_ONE.acquire, after_in_parent=_ONE.release, after_in_child=_ONE.release)
-set_threads = one_in_children(faiss.omp_set_num_threads)
+set_threads = one_thread_in_children(faiss.omp_set_num_threads)
 
 
 @dataclass(frozen=True)

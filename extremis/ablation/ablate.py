@@ -13,15 +13,13 @@ from extremis.reporting.build import build
 from extremis.training.train import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
-from schemas.layout import RunLayout
+from schemas.layout import COMPARED, COMPARISON, RunLayout
 from schemas.manifest import open_manifest
 from schemas.owners.place import require_place
 from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from trainer.config import Recipe
 
-RESULT = "ablation.json"  # of one run in its RUN, of all of them in OUT
-PAGE = "ablation.md"
 CHARTS = "ablation.html"  # `extremis report` of all runs, where plotly is installed
 
 
@@ -42,7 +40,7 @@ def ablate(
         _write(out, report, split, shown)
     rows = [[name, *_cells(result, shown)] for name, result in report.items()]
     table(f"{split}, %, with half of a 95 % interval", ["recipe", *shown, "train s"], rows)
-    files = [RESULT, PAGE]
+    files = [COMPARED, COMPARISON]
     runs = [result["run"] for result in report.values() if result["error"] is None]
     if runs and find_spec("plotly"):
         build(runs, join(out, CHARTS), say, queries=0)
@@ -85,13 +83,13 @@ def _train_and_score(
     except ExtremisError as error:
         say(f"{name}: {error}")
         result["error"] = str(error)
-    write_json(join(run, RESULT), {"made_from": made_from, "result": result}, indent=1)
+    write_json(join(run, COMPARED), {"made_from": made_from, "result": result}, indent=1)
     return result
 
 
 def _read(run: str) -> dict[str, Any] | None:
     try:
-        return read_json(join(run, RESULT))
+        return read_json(join(run, COMPARED))
     except FileNotFoundError:
         return None
 
@@ -106,10 +104,10 @@ def _cells(result: Mapping[str, Any], shown: Sequence[str]) -> list[str]:
 
 def _write(out: str, report: Mapping[str, Any], split: str, shown: Sequence[str]) -> None:
     """Write the comparison so far, as JSON and as a page."""
-    storage.write_bytes(join(out, RESULT), json.dumps(report, indent=1, sort_keys=True).encode())
+    storage.write_bytes(join(out, COMPARED), json.dumps(report, indent=1, sort_keys=True).encode())
     lines = [f"Split {split}, %, with half of a 95 % bootstrap interval over queries.", ""]
     lines += ["| recipe | " + " | ".join([*shown, "train s"]) + " |", "|---" * (len(shown) + 2) + "|"]
     for name, result in report.items():
         lines.append("| " + " | ".join([f"`{name}`", *_cells(result, shown)]) + " |")
     failed = [f"- `{name}` failed: {result['error']}" for name, result in report.items() if result["error"]]
-    storage.write_bytes(join(out, PAGE), "\n".join([*lines, *([""] if failed else []), *failed, ""]).encode())
+    storage.write_bytes(join(out, COMPARISON), "\n".join([*lines, *([""] if failed else []), *failed, ""]).encode())

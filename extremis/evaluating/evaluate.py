@@ -5,8 +5,8 @@ from typing import Any
 
 from extremis.console import Bar
 from extremis.inspecting.data_summary import seen_queries
+from extremis.spinner import doing
 from extremis.training.commands import keep_command
-from extremis.waiting import doing
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest

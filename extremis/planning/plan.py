@@ -8,7 +8,7 @@ from extremis.planning import sample
 from extremis.planning.engine import plan_engine
 from extremis.planning.sizes import measure
 from extremis.planning.workload import Workload
-from extremis.waiting import doing
+from extremis.spinner import doing
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest

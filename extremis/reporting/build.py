@@ -13,7 +13,7 @@ from extremis.reporting.page import render
 from extremis.reporting.queries import Sample, sample
 from extremis.reporting.run_records import Run, differing, names_of, open_run, ordered_splits
 from extremis.reporting.weakest import weakest
-from extremis.waiting import doing
+from extremis.spinner import doing
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
@@ -38,7 +38,7 @@ def build(
     data, runs = _open(urls)
     own = join(runs[0].layout.root, NAME)
     out = out or own
-    _require_place(out, own, [*([] if data is None else [data.root]), *(run.layout.root for run in runs)])
+    _require_page(out, own, [*([] if data is None else [data.root]), *(run.layout.root for run in runs)])
     doing("report: reading facts of the data")
     facts = None if data is None else describe(data)
     examples = Sample([], {}, ["give DATA before the runs to see queries as text"])
@@ -71,7 +71,7 @@ def build(
     return {"out": out, "bytes": len(page), "seconds": seconds, "runs": {run.name: run.layout.root for run in runs}}
 
 
-def _require_place(out: str, own: str, reads: Sequence[str]) -> None:
+def _require_page(out: str, own: str, reads: Sequence[str]) -> None:
     """Refuse to write a page over anything but a page. Raises InputError, StorageError."""
     if not storage.is_within(out, own):
         is_page = storage.exists(out) and _TITLE in storage.read_range(out, 0, min(storage.size(out), _HEAD))

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from extremis.console import Bar, say
+from extremis.spinner import doing
 from extremis.training.commands import keep_command
 from extremis.training.metrics_state import MetricsState
 from extremis.training.miner import start_miner
 from extremis.training.process import DEFAULT, ProcessOptions
 from extremis.training.prometheus import serving
 from extremis.training.ranks import owning
-from extremis.waiting import doing
 from schemas import storage
 from schemas.errors import StorageError
 from schemas.layout import RunLayout

@@ -8,15 +8,22 @@ from collections.abc import Iterable
 
 from schemas import storage
 from schemas.errors import InputError
-from schemas.layout import CLUSTERS, MANIFEST, SPENT, RunLayout
+from schemas.layout import CLUSTERS, COMPARED, COMPARISON, MANIFEST, SPENT, RunLayout
 from schemas.manifest import is_published, open_manifest
 from schemas.storage import join
 
 MARK = ".kind"
 _OTHER = "other files"
-_MADE = {"data": "sharded", "export": "exported", "embeddings": "embedded", "vectors": "embedded", "negatives": "mined"}
-_MADE["index"] = "indexed"
-_LOOSE = (SPENT, "ablation.json")  # beside tables, and in runs that failed
+# What an owner does, by the kind of the table that comes of it.
+_DOING = {
+    "data": "sharded",
+    "export": "exported",
+    "embeddings": "embedded",
+    "vectors": "embedded",
+    "negatives": "mined",
+    "index": "indexed",
+}
+_LOOSE = (SPENT, COMPARED)  # beside tables, and in runs that failed
 _NAMES = {"sharded": "a data set", "trained": "a run", "exported": "an export", "embedded": "embeddings"}
 _NAMES |= {"mined": "hard negatives", "clustered": "queries in cluster order", "compared": "a comparison of recipes"}
 _RECIPE = RunLayout("").config.strip("/")
@@ -30,7 +37,7 @@ def require_place(out: str, doing: str, reads: Iterable[str | None] = ()) -> Non
     _require_apart(out, reads)
     if storage.is_stream(out) or storage.exists(out):
         raise InputError(f"{out}: a file, where a folder is written. Give another place.")
-    present = _find(out, storage.list_names(out))
+    present = _doing_at(out, storage.list_names(out))
     if present not in (None, doing):
         wanted = _NAMES.get(doing, doing)
         raise InputError(
@@ -62,7 +69,7 @@ def mark(out: str, doing: str) -> bool:
 def unmark(out: str, doing: str) -> None:
     """Remove the mark where something else tells what is at `out`, or nothing is left there."""
     names = [name for name in storage.list_names(out) if name != MARK]
-    if ".staging" not in names and (MANIFEST in names or _find(out, names) in (None, doing)):
+    if ".staging" not in names and (MANIFEST in names or _doing_at(out, names) in (None, doing)):
         storage.remove(join(out, MARK))
 
 
@@ -74,26 +81,26 @@ def _require_apart(out: str, reads: Iterable[str | None]) -> None:
             raise InputError(f"{out}: lies within {read}, which the command reads. Give a place outside of it.")
 
 
-def _find(url: str, names: list[str]) -> str | None:
+def _doing_at(url: str, names: list[str]) -> str | None:
     """Return what is made at `url`, which holds `names`; None for nothing. Raises TableError, StorageError."""
     if MANIFEST in names:
-        return _made(url)
+        return _doing_of(url)
     if _RECIPE in names:
         return "trained"
-    if "ablation.md" in names:
+    if COMPARISON in names:
         return "compared"
     visible = [name for name in names if not name.startswith(".") and name not in _LOOSE]
     if not visible and ".staging" not in names:
         return None
     if MARK in names:
         return storage.read_bytes(join(url, MARK)).decode(errors="replace").strip()
-    below = {_made(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
+    below = {_doing_of(join(url, name)) if is_published(join(url, name)) else _OTHER for name in visible}
     made = below - {"indexed"} or below  # an index may lie beside the tables that it served
     return _OTHER if len(made) > 1 else made.pop() if made else None
 
 
-def _made(url: str) -> str:
+def _doing_of(url: str) -> str:
     """Return how the finished table at `url` is made. Raises TableError."""
     manifest = open_manifest(url)
     made = "clustered" if CLUSTERS in manifest.parameters else f"a table of {manifest.kind}"
-    return _MADE.get(manifest.kind, made)
+    return _DOING.get(manifest.kind, made)

@@ -39,7 +39,7 @@ def test_a_wait_is_said_once_it_lasts_and_again_after_a_while() -> None:
 
 def test_what_has_nobody_else_to_tell_tells_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(waits, "_listener", [lines.append])
+    monkeypatch.setattr(waits, "_listeners", [lines.append])
     with Wait("the others", until="they come"):
         time.sleep(0.7)
     assert [re.sub(CLOCK, "NOW", line) for line in lines] == ["waiting for the others since NOW, until they come"]

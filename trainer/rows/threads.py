@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from schemas.forking import one_in_children
+from schemas.forking import one_thread_in_children
 
 PARTS = 8  # of one loop: a fixed number, so that sums of parts do not depend on the number of threads
 _ALONE = 2048  # rows for which a second thread costs more than it does
@@ -46,7 +46,7 @@ def _afresh() -> None:
 
 
 os.register_at_fork(after_in_child=_afresh)  # threads do not cross a fork
-set_threads = one_in_children(torch.set_num_threads)
+set_threads = one_thread_in_children(torch.set_num_threads)
 
 
 def _threads(count: int) -> ThreadPoolExecutor:

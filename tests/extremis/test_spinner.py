@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from extremis.waiting import alive, doing, suspended
+from extremis.spinner import alive, doing, suspended
 from tests.command import ROOT, environment
 
 _COMMAND = """
