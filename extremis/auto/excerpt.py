@@ -17,7 +17,8 @@ from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, list_column
 from schemas.storage import join
-from schemas.versions.version import PARTS, VERSION
+from schemas.table import PARTS
+from schemas.versions.version import VERSION
 from trainer.stream import open_queries
 from trainer.stream.part import WHOLE, iterate_part
 

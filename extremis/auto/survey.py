@@ -8,10 +8,11 @@ import numpy as np
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
+from schemas.table import Table
 from trainer.inputs import Kind
 from trainer.model import DataFacts
 from trainer.settings.facts import Facts, measure
-from trainer.stream import Table, open_queries
+from trainer.stream import open_queries
 from trainer.stream.part import WHOLE, iterate_part
 
 _ROWS = 200_000  # of queries and of labels that are compared

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from schemas import tables
+from schemas import arrow
 from schemas.errors import InputError, TableError
 from trainer.inputs import Kind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
@@ -78,7 +78,7 @@ class JoinedStream(IterableDataset):
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")
-        self._label_type = tables.label_type(labels)
+        self._label_type = arrow.label_type(labels)
         self._sources = sources
         self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self._epoch, self._step = 0, 0
@@ -127,7 +127,7 @@ class JoinedStream(IterableDataset):
             return 1, None
         if self._groups.mix:
             raise InputError("sources with weights are dealt row by row: leave out data.mix, or set order.cluster = 1.")
-        tables = [(source.table.url, source.table.manifest) for source in self._sources]
+        tables = [source.table for source in self._sources]
         share = self._options.batch // self._options.streams
         size = self._options.clusters.at(self._epoch, math.gcd(share, *cluster_sizes(tables)))
         clusters = dealt_clusters(tables, size) if size > 1 else None

@@ -6,23 +6,10 @@ from dataclasses import dataclass, replace
 
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout
-from schemas.manifest import Manifest, open_manifest, require_parent
+from schemas.table import Table
 from trainer.inputs import Kind, require_inputs
 from trainer.schedule import MOST_WEIGHT
 from trainer.stream.part import WHOLE, Part
-
-
-@dataclass(frozen=True)
-class Table:
-    """A published table and its manifest."""
-
-    url: str
-    manifest: Manifest
-
-    @classmethod
-    def open(cls, url: str, kind: str) -> "Table":
-        """Open the table at `url`. Raises TableError when it is unfinished, foreign or damaged."""
-        return cls(url, open_manifest(url, kind))
 
 
 @dataclass(frozen=True)
@@ -49,33 +36,26 @@ class Source:
 
     @property
     def rows(self) -> int:
-        return self.table.manifest.rows
+        return self.table.rows
 
     @property
     def negatives_width(self) -> int:
         """K of the joined negatives; 0 where there are none. Raises TableError."""
-        if self.negatives is None:
-            return 0
-        for column in self.negatives.manifest.columns:
-            if column.name == "label_ids":
-                return int(column.type.rsplit("[", 1)[1].rstrip("]"))
-        raise TableError(f"{self.negatives.url}: a negatives table without label_ids. Mine it again.")
+        return 0 if self.negatives is None else self.negatives.width("label_ids")
 
     def with_negatives(self, url: str | None) -> "Source":
         """Join the rows with the table at `url`. Raises TableError when it was made from other rows."""
         if url is None:
             return replace(self, negatives=None)
         negatives = Table.open(url, "negatives")
-        require_parent(url, negatives.manifest, "queries", self.table.manifest.digest, self.table.url)
-        if negatives.manifest.cut != self.table.manifest.cut:
-            raise TableError(f"{url}: its shards or row groups do not line up with {self.table.url}. Mine it again.")
+        negatives.require_aligned(self.table, "Mine it again.")
         return replace(self, negatives=negatives)
 
     def in_clusters(self, url: str) -> "Source":
         """Take the rows in the order of the clustered table at `url`. Raises TableError when it has other rows."""
         table = Table.open(url, "queries")
-        require_parent(url, table.manifest, "queries", self.table.manifest.digest, self.table.url)
-        if CLUSTERS not in table.manifest.parameters or table.manifest.rows != self.rows:
+        table.require_made_from("queries", self.table)
+        if CLUSTERS not in table.parameters or table.rows != self.rows:
             raise TableError(
                 f"{url}: not the rows of {self.table.url} in cluster order. Make it with extremis cluster."
             )
@@ -85,7 +65,7 @@ class Source:
 def open_queries(data: DataLayout, split: str) -> Table:
     """Open the queries of `split`. Raises InputError where DATA has no such split, TableError where unfinished."""
     prefix = "queries/"
-    splits = [name.removeprefix(prefix) for name in open_manifest(data.root, "data").parents if name.startswith(prefix)]
+    splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
     if split not in splits:
         raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
     return Table.open(data.queries(split), "queries")

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from schemas.versions.parts import choose_parts, rows_of_parts, source_of_part
-from schemas.versions.version import PartTable, parts_of
-from trainer.stream.source import Source, Table
+from schemas.layout import source_of_part
+from schemas.table import PartTable
+from trainer.stream.source import Source
 
 _LEAST = 1e-12  # weight: no row of any part that there is
 
@@ -29,12 +29,12 @@ def in_window(
     if not window and not half_life and replay is None:
         return sources
     queries, *others = sources
-    parts = choose_parts(queries.table.url, queries.table.manifest, window)
+    parts = queries.table.choose_parts(window)
     ages = range(len(parts) - 1, -1, -1)
     weights = [max(_LEAST, 0.5 ** (age / half_life)) if half_life else 1.0 for age in ages]
     dealt = [_source_of(queries, part, weight, replay) for part, weight in zip(parts, weights, strict=True)]
     for source in others:
-        parts = list(parts_of(source.table.manifest)) if replay else []
+        parts = list(source.table.parts) if replay else []
         dealt += [_source_of(source, part, source.weight, replay) for part in parts] or [source]
     return [source for source in dealt if source.rows] or dealt[:1]
 
@@ -42,5 +42,4 @@ def in_window(
 def _source_of(source: Source, part: PartTable, weight: float, replay: Replay | None) -> Source:
     """Return the rows of one part as a source."""
     times = replay.times if replay and part.name in replay.trained else 1.0
-    rows = Table(source.table.url, rows_of_parts(source.table.manifest, [part]))
-    return Source(source_of_part(source.name, part.name), rows, weight=weight * times)
+    return Source(source_of_part(source.name, part.name), source.table.of_parts([part]), weight=weight * times)

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
+from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.config.data import Data
@@ -14,7 +15,6 @@ from trainer.device import open_device
 from trainer.evaluation.held_out import HOLDOUT, open_split
 from trainer.inputs import scored_columns
 from trainer.model import Model, load_model
-from trainer.stream import Table
 from trainer.stream.part import Part, iterate_part
 
 
