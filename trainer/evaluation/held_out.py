@@ -7,12 +7,12 @@ from schemas.layout import DataLayout
 from schemas.table import Table
 from trainer.config.data import Data
 from trainer.stream import open_queries
-from trainer.stream.part import WHOLE, Part
+from trainer.stream.sources import ALL_ROWS, RowShare
 
 HOLDOUT = "holdout"
 
 
-def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequence[str] = "") -> tuple[Table, Part]:
+def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequence[str] = "") -> tuple[Table, RowShare]:
     """Open the queries of `split`, and the part of them to score; `trained`: the rows that the run trains on.
 
     `window`: parts of a version, to score these alone.
@@ -20,7 +20,7 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
     """
     if split != HOLDOUT:
         table = open_queries(data, split)
-        return table.of_parts(table.choose_parts(window)) if window else table, WHOLE
+        return table.of_parts(table.choose_parts(window)) if window else table, ALL_ROWS
     if not trained.holdout:
         raise InputError(
             f"split {HOLDOUT!r}: this run trains on all rows of {trained.split}. Name a split of {data.root}, or train "

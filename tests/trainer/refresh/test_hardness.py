@@ -12,6 +12,7 @@ from schemas.layout import RunLayout
 from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import write_table
 from schemas.storage import join
+from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.config import Recipe
 from trainer.group import ALONE
