@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Self
 
@@ -25,7 +25,7 @@ from pydantic import (
 
 from schemas import checksums, storage
 from schemas.errors import TableError
-from schemas.layout import MANIFEST
+from schemas.layout import EARLIER_MANIFEST, MANIFEST
 from schemas.records import manifest_rules
 from schemas.storage import join
 from schemas.views.relative import resolve
@@ -183,11 +183,23 @@ def publish_new(url: str, manifest: Manifest) -> bool:
 def unpublish(url: str) -> None:
     """Make the table at `url` invisible before its shards are overwritten."""
     storage.remove(join(url, MANIFEST))
+    storage.remove(join(url, EARLIER_MANIFEST))
 
 
 def is_published(url: str) -> bool:
     """Return true where a finished table is at `url`."""
-    return storage.exists(join(url, MANIFEST))
+    return storage.exists(join(url, MANIFEST)) or storage.exists(join(url, EARLIER_MANIFEST))
+
+
+def names_manifest(names: Iterable[str]) -> bool:
+    """Return true where the files `names` of a folder are those of a finished table."""
+    return not {MANIFEST, EARLIER_MANIFEST}.isdisjoint(names)
+
+
+def manifest_url(url: str) -> str:
+    """Return the URL of the manifest of the finished table at `url`, or of the one that is not there yet."""
+    earlier = join(url, EARLIER_MANIFEST)
+    return earlier if not storage.exists(join(url, MANIFEST)) and storage.exists(earlier) else join(url, MANIFEST)
 
 
 def open_manifest(url: str, kind: str | None = None) -> Manifest:
@@ -197,7 +209,12 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     """
     place = join(url, MANIFEST)
     try:
-        if (length := storage.size(place)) > MAX_BYTES:
+        try:
+            length = storage.size(place)
+        except FileNotFoundError:
+            place = join(url, EARLIER_MANIFEST)
+            length = storage.size(place)
+        if length > MAX_BYTES:
             raise TableError(f"{place}: {length:,} bytes; a manifest has at most {MAX_BYTES:,}. Is the path right?")
         body, whole = storage.read_matching(lambda: _parse(storage.read_bytes(place)), lambda parsed: parsed[1])
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from extremis.inspecting.sharding_command import sharding_command
 from extremis.inspecting.table import inspect_table, print_facts, print_section, verify_tables
 from schemas import storage
 from schemas.errors import TableError
-from schemas.layout import MANIFEST, DataLayout, RunLayout
+from schemas.layout import EARLIER_MANIFEST, MANIFEST, DataLayout, RunLayout
 from schemas.manifest import is_published, open_manifest
 
 
@@ -18,7 +18,7 @@ def inspect_url(
     url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
 ) -> dict[str, Any]:
     """Print and return what is at `url`. Raises InputError; TableError where there is no table, or a damaged one."""
-    url = url.removesuffix("/").removesuffix("/" + MANIFEST)
+    url = url.removesuffix("/").removesuffix("/" + MANIFEST).removesuffix("/" + EARLIER_MANIFEST)
     layout = None if run is None else require_run(run)
     if key is not None or layout is not None:
         body = inspect_queries(DataLayout(url), rows, split, key, layout)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import MANIFEST
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest, names_manifest, open_manifest
 from schemas.storage import join
 
-DEPTH = 3  # levels of folders that are searched
+DEPTH = 4  # levels of folders that are searched
 FOLDERS = 10_000  # most folders that are searched
 
 
@@ -35,7 +35,7 @@ def list_tables(url: str) -> list[ListedTable]:
         nonlocal folders
         entries = storage.list_names(place)
         folders += 1
-        if name and MANIFEST in entries:
+        if name and names_manifest(entries):
             yield _open(name, place)
         elif any(entry.startswith("part-") for entry in entries):
             yield ListedTable(name, place, None, f"unfinished: {len(entries)} file(s) and no {MANIFEST}")

@@ -66,7 +66,7 @@ def test_what_is_exported(data: Path, run: Path, exported: Path) -> None:
     manifest = open_manifest(str(exported), "export")
     verify(str(exported), manifest)
     files = {str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file()}
-    assert files == {"manifest.json", *(shard.path for shard in manifest.shards)}
+    assert files == {"_manifest.json", *(shard.path for shard in manifest.shards)}
     assert {"encoder/model.safetensors", "encoder/tokenizer.json", "thresholds.json"} <= files
     labels = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
     assert labels.column_names == ["label_id", "key", "text", "frequency"]
@@ -349,7 +349,7 @@ class TestRefusals:
         refused(call("predict", exported, out), "expected INPUT and OUT")
         refused(call("predict", exported, "in", out, "--data", data), "expected OUT alone")
         refused(call("predict", exported, tmp_path / "out", "--data", data), "does not say what to write", "--to")
-        refused(call("predict", run, out, "--data", data), str(run), "no manifest.json")
+        refused(call("predict", run, out, "--data", data), str(run), "no _manifest.json")
         refused(call("predict", data, out, "--data", data), "expected a export table, got a data table")
         refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
         both = ("--threshold", "1", "--precision", "0.5")
@@ -360,7 +360,7 @@ class TestRefusals:
         )
         refused(call("export", data, run, tmp_path / "e", "--precision", "half"), "'--precision': 'half'")
         assert not out.exists()
-        assert not (tmp_path / "e" / "manifest.json").exists()
+        assert not (tmp_path / "e" / "_manifest.json").exists()
 
     def test_a_damaged_export(self, data: Path, exported: Path, tmp_path: Path) -> None:
         import shutil
@@ -371,7 +371,7 @@ class TestRefusals:
         refused(call("predict", broken, tmp_path / "p.npz", "--data", data), vectors.name, "damaged", "Export")
         vectors.unlink()
         refused(call("predict", broken, tmp_path / "p.npz", "--data", data), vectors.name, "gone", "Export")
-        (broken / "manifest.json").unlink()
+        (broken / "_manifest.json").unlink()
         refused(call("predict", broken, tmp_path / "p.npz", "--data", data), "unfinished table")
 
     def test_other_data(self, exported: Path, raw: Path, tmp_path: Path) -> None:

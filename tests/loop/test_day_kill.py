@@ -48,7 +48,7 @@ def of_run(run: Path) -> Any:
 
 
 def of_tree(folder: Path) -> Any:
-    for place in folder.rglob("manifest.json"):
+    for place in folder.rglob("_manifest.json"):
         verify(str(place.parent), open_manifest(str(place.parent)))
     return tree(folder)
 
@@ -164,7 +164,7 @@ def test_a_reader_of_the_base_is_not_disturbed(host: Forks, days: Days, tmp_path
     thread.join()
     assert reads > 3
     assert tree(root / "data/0") == before
-    assert (root / "data/1/manifest.json").exists()
+    assert (root / "data/1/_manifest.json").exists()
 
 
 def test_a_part_that_is_deleted_is_named_by_each_command(host: Forks, days: Days, tmp_path: Path) -> None:

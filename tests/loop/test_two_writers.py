@@ -58,7 +58,7 @@ def writer(kind: str, world: World, out: Path, choice: int) -> list[str]:
 
 def check_made(kind: str, out: Path, by_choice: list[tuple[int, str]]) -> None:
     """`out` is whole, and it is what one of the writers, (choice, last line), said that it made."""
-    tables = [path.parent for path in out.rglob("manifest.json")]
+    tables = [path.parent for path in out.rglob("_manifest.json")]
     assert tables
     for table in tables:
         manifest = open_manifest(str(table))

@@ -164,7 +164,7 @@ def test_the_bytes_are_the_same_on_every_runner(
     out, threads = str(tmp_path / "out"), ("--direct_num_workers=2", "--direct_running_mode=multi_threading")
     options = ClusterOptions(out=out, part_rows=400, seed=1)
     assert cluster(data.layout.root, run, options=options, beam_options=flags or threads) == parted
-    assert storage.list_names(out) == ["manifest.json", *(shard.path for shard in parted.shards)]
+    assert storage.list_names(out) == ["_manifest.json", *(shard.path for shard in parted.shards)]
 
 
 def test_a_table_made_before_is_left_and_another_is_not_replaced(data: SmallData, run: str) -> None:

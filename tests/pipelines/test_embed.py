@@ -78,7 +78,7 @@ def test_it_is_aligned_and_knows_its_parents(small: SmallData, run: str, tmp_pat
     assert (manifest.rows, manifest.row_group_rows) == (queries.rows, queries.row_group_rows)
     checkpoint = Checkpoint.open(RunLayout(run).checkpoint(manifest.parameters["step"]))
     assert manifest.parents == {"queries": queries.digest, "checkpoint": checkpoint.manifest.digest}
-    assert storage.list_names(out) == ["manifest.json", *(shard.path for shard in manifest.shards)]
+    assert storage.list_names(out) == ["_manifest.json", *(shard.path for shard in manifest.shards)]
 
 
 def test_two_runs_give_the_same_bytes(small: SmallData, run: str, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_value_beyond_the_dtype_is_named(run: str, small: SmallData, tmp_path:
     out = str(tmp_path / "out")
     with pytest.raises(InputError, match=r"step 0: .*float16 does not hold\. Embed with --dtype float32"):
         embed(small.layout.root, other, out)
-    assert not storage.exists(str(tmp_path / "out" / "manifest.json"))
+    assert not storage.exists(str(tmp_path / "out" / "_manifest.json"))
     assert embed(small.layout.root, other, out, EmbedOptions(dtype="float32")).rows == 20
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_shard_is_named(run: str, tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-9])
     with pytest.raises(TableError, match=r"part-00001-of-00003.parquet: damaged"):
         embed(broken.layout.root, run, str(tmp_path / "out"))
-    assert not storage.exists(str(tmp_path / "out" / "manifest.json"))
+    assert not storage.exists(str(tmp_path / "out" / "_manifest.json"))
 
 
 def test_a_foreign_table_is_no_run(small: SmallData, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_no_table_is_not_an_unfinished_table() -> None:
 def test_an_unfinished_table_is_invisible_and_says_so(table: Manifest) -> None:
     unpublish(URL)
     assert not is_published(URL)
-    with pytest.raises(TableError, match=r"unfinished table: it holds 2 file\(s\) but no manifest.json"):
+    with pytest.raises(TableError, match=r"unfinished table: it holds 2 file\(s\) but no _manifest.json"):
         open_manifest(URL)
 
 

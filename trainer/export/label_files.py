@@ -80,7 +80,7 @@ def _patched(piece: Range, after: pa.Table, out: str, earlier: Earlier) -> Shard
 
 
 def _write_patch(piece: Range, kind: str, rows: pa.Table, out: str) -> Patch:
-    place, content = f"{LABELS}/{kind}-{piece.number:05d}.parquet", memoryview(encode(rows, _PATCH_ROWS))
+    place, content = f"{LABELS}/_{kind}-{piece.number:05d}.parquet", memoryview(encode(rows, _PATCH_ROWS))
     storage.write_bytes(join(out, place), content)
     return Patch(place=place, bytes=len(content), sha256=storage.sha256(content))
 

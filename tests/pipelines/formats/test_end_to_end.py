@@ -234,7 +234,7 @@ def test_one_data_set_in_two_forms_gives_the_same_shards(
     make_once: Callable[[str], Path], first: str, second: str
 ) -> None:
     made = [contents(make_once(name)) for name in (first, second)]
-    shard_bytes = [{k: v for k, v in files.items() if not k.endswith("manifest.json")} for files in made]
+    shard_bytes = [{k: v for k, v in files.items() if not k.endswith("_manifest.json")} for files in made]
     assert shard_bytes[0] == shard_bytes[1]
 
 
