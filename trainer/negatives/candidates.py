@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
-from schemas.tables import PAD
 from trainer.negatives.merge import merge, merge_with_pool, side_by_side
 from trainer.stream.batch import Batch, Candidates, DrawnLabels
 

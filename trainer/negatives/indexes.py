@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 from search.factory import AUTO, EXACT
 from trainer.negatives.base import NegativeSource, Sampled, SourceContext, best_of_ranks, within
 from trainer.negatives.index_kinds import MIPS

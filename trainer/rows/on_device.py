@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import softplus
 
-from schemas.tables import PAD
+from schemas import PAD
 from trainer.rows.kernels import ADAGRAD, MOMENTUM, SGD, Rule
 from trainer.rows.lanes import LOWBIAS
 from trainer.stream.batch import Candidates
