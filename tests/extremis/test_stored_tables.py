@@ -41,7 +41,7 @@ def test_they_are_read_and_nothing_is_written(stored: Path) -> None:
 
 def test_a_run_is_evaluated(stored: Path, tmp_path: Path) -> None:
     run = shutil.copytree(stored / "run", tmp_path / "run")
-    done = call("evaluate", stored / "data0", run, "--split", "train")
+    done = call("evaluate", stored / "data0", run, "--split", "train", "--json")
     assert done.json["metrics"]["P@1"] == pytest.approx(P_AT_1, abs=0.01)
 
 
@@ -51,7 +51,7 @@ def test_a_version_goes_on_from_them_as_from_new_ones(stored: Path, tmp_path: Pa
         data = [str(root / f"data{number}") for number in range(3)]
         for number in range(3):
             if not Path(data[number]).exists():
-                raw = write(tmp_path / f"raw{number}", SEQUENCE[number])
+                raw = write(root / f"raw{number}", SEQUENCE[number])
                 onto = data[number - 1] if number else None
                 shard(raw, data[number], OPTIONS.model_copy(update={"onto": onto}))
         layout = DataLayout(data[2])
