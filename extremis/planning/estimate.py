@@ -13,11 +13,11 @@ from pipelines.common import assign
 from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import Blocks, settle, sizes_of
 from pipelines.sharding.options import ShardOptions
-from schemas import tables
+from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name
-from schemas.manifest import Manifest, Shard, open_manifest
-from schemas.shard_files.shards import iterate
+from schemas.manifest import Manifest, Shard
+from schemas.table import Table
 from trainer.checkpoints.checkpoint import FILE_BYTES, row_ranges
 from trainer.config import Recipe
 from trainer.footprint import label_bytes, parameter_bytes
@@ -124,8 +124,8 @@ class Workload:
     @property
     def row_bytes(self) -> dict[str, float]:
         """Estimate the bytes of a row of queries and of labels in memory."""
-        token = tables.token_type(self.vocabulary).bit_width / 8
-        label = tables.label_type(self.labels).bit_width / 8
+        token = arrow.token_type(self.vocabulary).bit_width / 8
+        label = arrow.label_type(self.labels).bit_width / 8
         return {
             "queries": 20 + self.key_bytes + token * self.tokens + label * self.labels_per_query,
             "labels": 28 + self.key_bytes + self.text_bytes + token * self.label_tokens,
@@ -134,8 +134,8 @@ class Workload:
     def like(self, data: str) -> "Workload":
         """Return the workload with the averages of DATA. Raises TableError."""
         layout = DataLayout(data)
-        queries, queries_bytes = _sample(layout.queries("train"), "queries")
-        labels, labels_bytes = _sample(layout.labels, "labels")
+        queries, queries_bytes = _sample(Table.open(layout.queries("train"), "queries"))
+        labels, labels_bytes = _sample(Table.open(layout.labels, "labels"))
         return replace(
             self,
             tokens=_mean(pc.list_value_length(queries["input_ids"])),
@@ -143,7 +143,7 @@ class Workload:
             labels_per_query=_mean(pc.list_value_length(queries["label_ids"])),
             key_bytes=_mean(pc.binary_length(queries["key"])),
             text_bytes=_mean(pc.binary_length(labels["text"])),
-            vocabulary=int(open_manifest(layout.tokenizer, "tokenizer").parameters["vocabulary"]),
+            vocabulary=int(Table.open(layout.tokenizer, "tokenizer").parameters["vocabulary"]),
             stored={"queries": queries_bytes, "labels": labels_bytes},
         )
 
@@ -297,14 +297,10 @@ def _step_seconds(workload: Workload, encoder_bytes: int) -> float:
     return _STEP + encoded + columns * (_PER_PAIR * own + _PER_WEIGHT * batch * pool)
 
 
-def _sample(url: str, kind: str) -> tuple[pa.Table, float]:
+def _sample(table: Table) -> tuple[pa.Table, float]:
     """Return the first rows of a table, and the bytes of a row on storage."""
-    manifest, parts = open_manifest(url, kind), list[pa.Table]()
-    for part in iterate(url, manifest):
-        parts.append(part)
-        if sum(part.num_rows for part in parts) >= _SAMPLE:
-            break
-    return pa.concat_tables(parts), sum(shard.bytes for shard in manifest.shards) / max(1, manifest.rows)
+    rows = pa.concat_tables(table.batches(stop=_SAMPLE))
+    return rows, sum(shard.bytes for shard in table.shards) / table.rows
 
 
 def _mean(lengths: Any) -> float:

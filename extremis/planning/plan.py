@@ -8,8 +8,8 @@ from extremis.console import results, table
 from extremis.planning.estimate import Workload, estimate
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.sizes import parse_bytes, say_bytes
+from schemas.table import Table
 from trainer.config import Recipe
 from trainer.config.load import auto_keys, read_recipe
 from trainer.settings.facts import HEAPS, Facts, measure
@@ -64,8 +64,8 @@ def workload(
     """Make a workload; numbers that are None are those of DATA. Raises InputError, TableError."""
     if data is not None:
         layout = DataLayout(data)
-        queries = queries or open_manifest(layout.queries("train"), "queries").rows
-        labels = labels or open_manifest(layout.labels, "labels").rows
+        queries = queries or Table.open(layout.queries("train"), "queries").rows
+        labels = labels or Table.open(layout.labels, "labels").rows
     if queries is None or labels is None:
         raise InputError("how much data is there? Give --queries N and --labels L, or --data DATA for one like it.")
     return Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
