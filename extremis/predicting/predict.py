@@ -17,9 +17,8 @@ from pipelines.sharding.words import encode_whole
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.shard_files import parquet
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from trainer.device import open_device
 from trainer.export.exported import ENCODER, Exported, iterate_ranked, use_threads
 from trainer.inputs import require_inputs
@@ -60,17 +59,17 @@ def predict_split(exported: Exported, data: str, split: str, out: str, options: 
 
     These are the predictions that `extremis evaluate` counts: the same batches, the same filter. Raises ExtremisError.
     """
-    digest, trained = open_manifest(data, "data").digest, exported.manifest.parents["data"]
+    digest, trained = Table.open(data, "data").digest, exported.manifest.parents["data"]
     if digest != trained:
         raise InputError(
             f"{exported.url}: exported from a run on other data (digest {trained[:12]}…) than {data} "
             f"(digest {digest[:12]}…). Pass the data it was made from, or its texts as INPUT."
         )
     queries = open_queries(DataLayout(data), split)
-    require_inputs(queries.url, queries.manifest, exported.recipe.encoder.inputs)
+    require_inputs(queries, exported.recipe.encoder.inputs)
     present = {column.name for column in queries.manifest.columns}
     columns = ["key", *exported.serving.model.columns, *({"filter_label_ids"} & present)]
-    rows = iterate(queries.url, queries.manifest, columns)
+    rows = queries.batches(columns)
     return _predict(exported, rows, queries.manifest.rows, out, options)
 
 

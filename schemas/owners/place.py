@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import CLUSTERS, COMPARED, COMPARISON, SPENT, RunLayout
-from schemas.manifest import is_published, names_manifest, open_manifest
+from schemas.manifest import is_published, names_manifest
 from schemas.storage import join
+from schemas.table import Table
 
 MARK = ".kind"
 _OTHER = "other files"
@@ -101,6 +102,6 @@ def _doing_at(url: str, names: list[str]) -> str | None:
 
 def _doing_of(url: str) -> str:
     """Return how the finished table at `url` is made. Raises TableError."""
-    manifest = open_manifest(url)
-    made = "clustered" if CLUSTERS in manifest.parameters else f"a table of {manifest.kind}"
-    return _DOING.get(manifest.kind, made)
+    table = Table.open(url)
+    made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"
+    return _DOING.get(table.kind, made)

@@ -15,8 +15,9 @@ import pytest
 
 from schemas.errors import TableError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.records.json_files import read_json
+from schemas.table import Table
 from tests.command import ROOT, environment, refused
 from tests.days import TINY
 from tests.forks import Forks, forks, tree
@@ -49,7 +50,7 @@ def of_run(run: Path) -> Any:
 
 def of_tree(folder: Path) -> Any:
     for place in folder.rglob("_manifest.json"):
-        verify(str(place.parent), open_manifest(str(place.parent)))
+        Table.open(str(place.parent)).verify()
     return tree(folder)
 
 

@@ -14,8 +14,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from schemas.layout import RunLayout
-from schemas.manifest import Manifest, open_manifest, verify
+from schemas.manifest import Manifest, open_manifest
 from schemas.storage import list_names
+from schemas.table import Table
 from tests.command import ROOT, call, command, environment, extremis, refused, sets
 from tests.processes import wait_until_gone
 from trainer.config import load_config
@@ -46,7 +47,7 @@ def tables(run: Path) -> dict[str, str]:
     for place in sorted([*run.glob("dumps/*/*/_manifest.json"), *run.glob("negatives/*/*/_manifest.json")]):
         url = str(place.parent)
         manifest = open_manifest(url)
-        verify(url, manifest)
+        Table(url, manifest).verify()
         digests[str(place.parent.relative_to(run))] = manifest.digest
     return digests
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
+from schemas.table import Table
 from tests.command import ROOT, command, environment, extremis, sets
 from tests.pipelines.raw import write_tate
 
@@ -62,7 +63,7 @@ def check_made(kind: str, out: Path, by_choice: list[tuple[int, str]]) -> None:
     assert tables
     for table in tables:
         manifest = open_manifest(str(table))
-        verify(str(table), manifest)
+        Table(str(table), manifest).verify()
     if kind == "train":
         ((choice, _),) = by_choice
         config = (out / "config.toml").read_text()

@@ -20,10 +20,11 @@ from pipelines.clustering.top import grow, parts_of
 from schemas import arrow, storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
-from schemas.manifest import Manifest, open_manifest, verify
+from schemas.manifest import Manifest, open_manifest
 from schemas.options import check
 from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import iterate, write_table
+from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.stream.sources import clusters_of
 
@@ -70,7 +71,7 @@ def run(data: SmallData) -> str:
 
 def read(url: str) -> pa.Table:
     manifest = open_manifest(url, "queries")
-    verify(url, manifest)
+    Table(url, manifest).verify()
     return pa.concat_tables(iterate(url, manifest))
 
 

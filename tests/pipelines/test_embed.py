@@ -7,10 +7,11 @@ from pipelines.embed import EmbedOptions, embed
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, open_manifest, publish, unpublish, verify
+from schemas.manifest import Manifest, open_manifest, publish, unpublish
 from schemas.owners.place import MARK
 from schemas.shard_files.parquet import matrix_column
 from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import validate
@@ -58,7 +59,7 @@ def test_rows_are_what_the_model_gives_in_the_order_of_the_table(
     url = table_of(small.layout, what)
     source = open_manifest(url, what)
     _, model, _ = load_model(small.layout, RunLayout(run))
-    verify(out, manifest)
+    Table(out, manifest).verify()
     assert manifest == open_manifest(out, "vectors" if what == "labels" else "embeddings")
     groups = list(zip(iterate(out, manifest), iterate(url, source), strict=True))
     assert sum(rows.num_rows for rows, _ in groups) == source.rows > 0

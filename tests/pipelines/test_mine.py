@@ -17,11 +17,12 @@ from pipelines.mine import MineOptions, mine, watch
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
-from schemas.manifest import open_manifest, unpublish, verify
+from schemas.manifest import open_manifest, unpublish
 from schemas.owners import claim
 from schemas.owners.claim import ClaimedError
 from schemas.shard_files.parquet import open_shard
 from schemas.storage import join
+from schemas.table import Table
 from tests.owners import held_elsewhere
 from tests.pipelines.mining.world import World, brute_force, random_rows, random_world, read_negatives
 
@@ -81,7 +82,7 @@ def test_a_row_holds_its_best_negatives_and_nothing_else(
     for source, manifest in mine(world.data, world.run, options=options).items():
         url = world.layout.negatives(world.epoch + 2, source)
         assert open_manifest(url, "negatives") == manifest
-        verify(url, manifest)
+        Table(url, manifest).verify()
         ids, label_ids, scores = read_negatives(url, manifest)
         expected = brute_force(world.scores(source), world.excluded(source), width)
         assert ids.tolist() == list(range(len(expected)))

@@ -14,10 +14,11 @@ from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import queries, read
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.options import check
 from schemas.owners.place import MARK
 from schemas.shard_files import shards
+from schemas.table import Table
 from tests.pipelines.raw import point, read_lines, write_lines, write_tate, write_tiny
 
 OPTIONS = ShardOptions(tokenizer="train:300")
@@ -57,7 +58,7 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     train_counts: Counter[int] = Counter()
     for split, name in (("train", "trn"), ("test", "tst")):
         table = open_manifest(f"{data}/queries/{split}", "queries")
-        verify(f"{data}/queries/{split}", table)
+        Table(f"{data}/queries/{split}", table).verify()
         rows = rows_of(f"{data}/queries/{split}")
         points = read_lines(raw / f"{name}.json.gz")
         assert [row["query_id"] for row in rows] == list(range(len(points)))

@@ -17,10 +17,10 @@ from schemas.manifest import (
     publish,
     require_parent,
     unpublish,
-    verify,
 )
 from schemas.shard_files.shards import write_table
 from schemas.storage import join
+from schemas.table import Table
 
 URL = "memory://manifests/table"
 
@@ -61,7 +61,7 @@ def test_what_was_published_is_opened(table: Manifest) -> None:
     assert opened == table
     assert opened.digest == table.digest
     assert opened.rows == sum(shard.rows for shard in opened.shards) == 10
-    verify(URL, opened)
+    Table(URL, opened).verify()
 
 
 def test_the_same_table_has_the_same_digest_and_another_has_another(table: Manifest) -> None:
@@ -171,7 +171,7 @@ def test_verify_names_the_shard_that_differs(table: Manifest, change, message: s
     if change:
         storage.write_bytes(place, change(content))
     with pytest.raises(TableError, match=f"{place}: .*{message}|{place}: {message}"):
-        verify(URL, table)
+        Table(URL, table).verify()
 
 
 def test_a_child_of_another_parent_names_both(table: Manifest) -> None:
