@@ -207,7 +207,6 @@ class Plan(Common, total=False):
     workers: int
     engine: Literal["flink", "spark", "dataflow"]
     memory: Memory
-    calibrate: bool
 
 
 class Recipes(Common, total=False):

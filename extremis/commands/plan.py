@@ -30,23 +30,20 @@ from extremis.console import say
     "--engine", type=click.Choice(["flink", "spark", "dataflow"]), help="Cluster of the pipelines. Default: none."
 )
 @click.option("--memory", default="8GiB", help="Memory of each process.")
-@click.option("--calibrate/--no-calibrate", default=True, help="Measure this machine to estimate the times.")
 @output_options
-def plan(
-    recipe: str, overrides: tuple[str, ...], calibrate: bool, engine: str | None, **options: Any
-) -> dict[str, Any]:
+def plan(recipe: str, overrides: tuple[str, ...], engine: str | None, **options: Any) -> dict[str, Any]:
     """Say what a run will take before it is started: bytes of every table, memory and time of every step.
 
+    Times are of cores like those that the formulas' figures were measured on.
     What a recipe leaves to the data is set as the numbers here would decide.
 
     \b
     Examples:
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
-      extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
+      extremis plan --data data/ --queries 370e6 --labels 120e6 --json
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --engine flink --workers 64
     """
     from extremis.planning import plan as planning
-    from extremis.planning.settings import resolve_for
     from trainer.config import load_recipe
 
     keys = {"dimension": "encoder.dimension", "width": "negatives.width", "epochs": "train.epochs"}
@@ -54,10 +51,10 @@ def plan(
     overrides = (*overrides, *(f"{key}={value}" for key, value in changes.items()))
     data, queries, labels, memory = (options.pop(name) for name in ("data", "queries", "labels", "memory"))
     workload = planning.workload(data, queries, labels, load_recipe(recipe, overrides), memory, options)
-    resolved = resolve_for(workload, recipe, overrides, data)
+    resolved = planning.resolve_for(workload, recipe, overrides, data)
     for line in resolved.reasons:
         say(line)
-    report = planning.plan(replace(workload, recipe=resolved.recipe), data, calibrate, engine)
+    report = planning.plan(replace(workload, recipe=resolved.recipe), data, engine)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)
     say(f"next: extremis run {recipe} {data or 'DATA'} RUN")
