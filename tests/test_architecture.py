@@ -133,7 +133,7 @@ def test_folders_do_not_import_each_other_in_a_circle() -> None:
 
 def test_one_place_waits_for_others() -> None:
     """A loop that sleeps elsewhere is a thread's rhythm, or a pause that was said."""
-    rhythms = {"schemas.owners.claim", "pipelines.common.progress", "extremis.spinner", "extremis.training.miner"}
+    rhythms = {"schemas.owners.claim", "pipelines.common.progress", "extremis.spinner", "extremis.miner"}
     sleeping = set()
     for module, path in MODULES.items():
         loops = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.While | ast.For)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from extremis.planning.sizes import Sizes
 from extremis.planning.workload import Workload
-from pipelines.mining.options import MineOptions
+from pipelines.options import MineOptions
 from pipelines.shard import ShardOptions, shard
 from schemas.storage import join
 from search import index

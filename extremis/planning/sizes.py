@@ -8,9 +8,8 @@ from extremis.planning import sample
 from extremis.planning.workload import Workload
 from pipelines.clustering.plan import worker_bytes
 from pipelines.common import assign
-from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import Blocks, settle, sizes_of
-from pipelines.sharding.options import ShardOptions
+from pipelines.options import MineOptions, ShardOptions
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard
 from schemas.shard_files.parquet import encode

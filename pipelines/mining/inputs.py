@@ -5,7 +5,7 @@ from typing import Any
 
 from pipelines.common.aligned import Source, open_source
 from pipelines.common.vector_blocks import dimension_of
-from pipelines.mining.options import MineOptions
+from pipelines.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, numbered, staging
