@@ -6,6 +6,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -41,7 +42,7 @@ class _Commands(Mapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name not in [*self]:
             raise KeyError(name)
-        line: click.Command = getattr(extremis, name).command_line
+        line: click.Command = getattr(extremis, name).command.line
         return line
 
     def __iter__(self) -> Iterator[str]:
@@ -51,13 +52,19 @@ class _Commands(Mapping[str, click.Command]):
         return sum(map(len, STEPS.values()))
 
 
+def _summary(name: str) -> str:
+    """Read the first line of a command's docstring from its source: the help of all loads no command."""
+    source = (Path(__file__).parent / "commands" / f"{name}.py").read_text(encoding="utf-8")
+    return source.partition(f"\ndef {name}(")[2].partition('"""')[2].partition("\n")[0]
+
+
 class _Loop(click.Group):
     """Commands in the help by the step of the loop that they are for."""
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         for title, names in STEPS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=200)) for name in names])
+                formatter.write_dl([(name, _summary(name)) for name in names])
 
 
 @click.group(

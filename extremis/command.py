@@ -79,18 +79,17 @@ def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]]
     """
 
     def decorate(function: Callable[P, Any]) -> Callable[P, Result]:
-        declaration = _Declaration(function, model)
-        line = declaration.command_line()
+        made = Command(function, model)
 
         @functools.wraps(function)
         def from_python(*arguments: P.args, **options: P.kwargs) -> Result:
-            return _call(line, function, arguments, options)
+            return made.call(arguments, options)
 
         kinds = get_type_hints(function)
-        kept = [each.replace(annotation=kinds[name]) for name, each in declaration.parameters.items()]
+        kept = [each.replace(annotation=kinds[name]) for name, each in made.parameters.items()]
         from_python.__signature__ = inspect.Signature(kept, return_annotation=Result)  # type: ignore[attr-defined]
-        from_python.__doc__ = declaration.documentation(line)
-        from_python.command_line = line  # type: ignore[attr-defined]
+        from_python.__doc__ = made.documentation()
+        from_python.command = made  # type: ignore[attr-defined]
         return from_python
 
     return decorate
@@ -112,8 +111,8 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-class _Declaration:
-    """Signature, docstring and model of a command."""
+class Command:
+    """A command by its function: a command line, a docstring with all options, and calls from Python."""
 
     def __init__(self, function: Callable[..., Any], model: "type[Options] | None") -> None:
         self.function, self.parameters = function, inspect.signature(function).parameters
@@ -122,7 +121,8 @@ class _Declaration:
         self._fields: dict[str, Any] = {field.alias or name: field for name, field in of_model.items()}
         self._text, self._helps = _read_docstring(inspect.getdoc(function) or "")
 
-    def command_line(self) -> click.Command:
+    @functools.cached_property
+    def line(self) -> click.Command:
         """Return the command line: arguments, options, those of all commands, and the words for Beam."""
         params = [self._parameter(each) for name, each in self.parameters.items() if name not in _PYTHON_ONLY]
         params += _terminal_options()
@@ -137,16 +137,53 @@ class _Declaration:
         text = re.sub(r"^(?=Examples?:$)", "\b\n", self._text, flags=re.MULTILINE)
         return click.Command(self.function.__name__, callback=prepare, params=params, help=text)
 
-    def documentation(self, line: click.Command) -> str:
+    def documentation(self) -> str:
         """Return the docstring with a line for every option."""
         lines = []
         for name, parameter in self.parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and name != "progress":
-                help, default = _in_python(self._help(name).replace("{names}", ""), line), self._default(name)
+                help, default = self.in_python(self._help(name).replace("{names}", "")), self._default(name)
                 stated = "" if default in (None, False, (), "") or "Default:" in help else f" Default: {default}."
                 lines.append(f"    {name}: {help}{stated}")
         head, mark, examples = self._text.partition("\n\nExample")
         return "\n".join([f"{head}\n\nOptions:", *lines, _PROGRESS + mark + examples])
+
+    def call(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Result:
+        """Run the command from Python, by the words of its command line."""
+        name = self.function.__name__
+        for option in options:
+            if option not in self.parameters:
+                near = difflib.get_close_matches(option, self.parameters, 1)
+                meant = f"did you mean {near[0]!r}? " if near else ""
+                raise InputError(f"{name}: no option {option!r}; {meant}There are {', '.join(self.parameters)}.")
+        stated = inspect.signature(self.function).bind(*arguments, **options).arguments
+        progress, beam_options = stated.pop("progress", True), stated.pop("beam_options", ())
+        objects = {key: value for key, value in stated.items() if key == "input" and not _is_place(value)}
+        words = [*_words(self.line, stated | dict.fromkeys(objects, "-")), *beam_options]
+        typed = shlex.join(["extremis", name, *words])
+        listener = progress if callable(progress) else None
+        with output(listener=listener, quiet=progress is False, tables="nowhere", command=typed):
+            try:
+                params = self.line.make_context(name, words).params | objects
+                places, settings = _bound(self.function, {key: params[key] for key in params if key not in _SHELL_ONLY})
+                return Result(name, self.function(*places, **settings) or {})
+            except click.ClickException as error:
+                raise InputError(self.in_python(f"{name}: {error.format_message()}")) from None
+            except ExtremisError as error:
+                error.args = (self.in_python(str(error)),)
+                raise
+
+    def in_python(self, message: str) -> str:
+        """Return a message with arguments in the place of flags: `max_tokens` for --max-tokens."""
+        names: dict[str, str] = {}
+        for name, parameter in self.parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                kind, option = self._option(name)
+                flags = (_flag(name), *(option.flags or ()))
+                names |= dict.fromkeys(flags, f"{name}=True" if kind is bool else name)
+                names[f"--no-{_flag(name)[2:]}"] = f"{name}=False"
+        message = re.sub(r"--set ([\w.]+)=([\w.]+)", r'set={"\1": \2}', message)
+        return re.sub(r"--[a-z][a-z-]*", lambda flag: names.get(flag[0], flag[0]), message)
 
     def _option(self, name: str) -> tuple[Any, Option]:
         """Return the type of a parameter without None, and the facts about it."""
@@ -293,32 +330,6 @@ def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
         print_json(body)
 
 
-def _call(line: click.Command, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Result:
-    """Run a command from Python, by the words of its command line."""
-    parameters = inspect.signature(function).parameters
-    for option in options:
-        if option not in parameters:
-            near = difflib.get_close_matches(option, parameters, 1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
-            raise InputError(f"{line.name}: no option {option!r}; {meant}There are {', '.join(parameters)}.")
-    stated = inspect.signature(function).bind(*arguments, **options).arguments
-    progress, beam_options = stated.pop("progress", True), stated.pop("beam_options", ())
-    objects = {name: value for name, value in stated.items() if name == "input" and not _is_place(value)}
-    words = [*_words(line, stated | dict.fromkeys(objects, "-")), *beam_options]
-    typed = shlex.join(["extremis", str(line.name), *words])
-    listener = progress if callable(progress) else None
-    with output(listener=listener, quiet=progress is False, tables="nowhere", command=typed):
-        try:
-            params = line.make_context(line.name, words).params | objects
-            places, settings = _bound(function, {name: params[name] for name in params if name not in _SHELL_ONLY})
-            return Result(str(line.name), function(*places, **settings) or {})
-        except click.ClickException as error:
-            raise InputError(_in_python(f"{line.name}: {error.format_message()}", line)) from None
-        except ExtremisError as error:
-            error.args = (_in_python(str(error), line),)
-            raise
-
-
 def _bound(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments and the options to call `function` with.
 
@@ -371,17 +382,6 @@ def text_of(value: Any) -> str:
 
 def _is_place(value: Any) -> bool:
     return isinstance(value, str | os.PathLike)
-
-
-def _in_python(message: str, line: click.Command) -> str:
-    """Return a message with arguments of the function in the place of flags: `max_tokens` for --max-tokens."""
-    names: dict[str, str] = {}
-    for param in line.params:
-        if isinstance(param, click.Option) and param.name not in _SHELL_ONLY:
-            names |= dict.fromkeys(param.opts, f"{param.name}=True" if param.is_flag else str(param.name))
-            names |= dict.fromkeys(param.secondary_opts, f"{param.name}=False")
-    message = re.sub(r"--set ([\w.]+)=([\w.]+)", r'set={"\1": \2}', message)
-    return re.sub(r"--[a-z][a-z-]*", lambda flag: names.get(flag[0], flag[0]), message)
 
 
 def comma_list(

@@ -9,7 +9,6 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from schemas.errors import InputError
-from schemas.layout import check_name
 from schemas.options import DEVICES, Options
 from schemas.shard_files.sinks import Sink
 from schemas.sizes import parse_bytes
@@ -87,6 +86,8 @@ class ShardOptions(Options):
     @field_validator("part")
     @classmethod
     def _names_a_part(cls, name: str | None) -> str | None:
+        from schemas.layout import check_name  # heavier than the help needs
+
         return name if name is None else check_name("--part", name)
 
     @model_validator(mode="after")

@@ -47,7 +47,9 @@ def mine(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Make hard-negative tables from the dumps of RUN. Everything after -- goes to Beam.
+    """Make hard-negative tables from the dumps of RUN.
+
+    Everything after -- goes to Beam.
 
     Options:
         epoch: Epoch of the dump. Default: the newest complete dump.

@@ -60,12 +60,13 @@ def shard(
     beam_options: BeamOptions = (),
     progress: Progress = True,
 ) -> dict[str, Any]:
-    """Tokenize and shard raw data: INPUT to DATA. Everything after -- goes to Beam.
+    """Tokenize and shard raw data: INPUT to DATA.
 
     INPUT is a prefix with files of one of the forms of docs/formats.md, or a pattern such as raw/*-2024.jsonl.
     In Python it may be rows, as dictionaries or as pairs of text and label, an Arrow table, a pandas frame, a Hugging
     Face data set, or a dictionary of these by split ("train", "test", "labels").
-    Rows that cannot be used go to DATA/rejects. Without Beam options all cores of this machine are used.
+    Rows that cannot be used go to DATA/rejects. Everything after -- goes to Beam; without it all
+    cores of this machine are used.
 
     Options:
         propensity: Propensity constants, e.g. 0.55,1.5. Default: unknown, and no PSP metrics.

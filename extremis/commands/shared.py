@@ -7,10 +7,11 @@ from os import PathLike
 from typing import Annotated, Any, Literal
 
 from extremis.command import Option, comma_list
-from schemas.options import DEVICES
 
 
 def _device(text: str) -> str:
+    from schemas.options import DEVICES
+
     if not re.match(DEVICES, text):
         raise ValueError("auto, cpu, cuda, or a GPU's number as in cuda:1")
     return text

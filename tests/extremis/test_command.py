@@ -63,7 +63,7 @@ def words(**options: Any) -> dict[str, Any]:
 
 def parsed(*arguments: str) -> dict[str, Any]:
     """Return what the command line makes of the same options."""
-    line: click.Command = example.command_line
+    line: click.Command = example.command.line
     return {**line.make_context("example", [*arguments, "here", "there"]).params}
 
 
@@ -101,7 +101,7 @@ def test_faults_name_arguments_in_python_and_flags_in_a_shell() -> None:
         example("here", "there", count=0)
     with pytest.raises(InputError, match=r"no option 'cuont'; did you mean 'count'"):
         example("here", "there", cuont=1)  # type: ignore[call-arg]
-    with pytest.raises(InputError, match=r"^part: .* '\.\./x'") as python:
+    with pytest.raises(InputError, match=r"^part '\.\./x'") as python:
         extremis.shard("raw/", "data/", onto="data0/", part="../x", progress=False)
     refused(call("shard", "raw/", "data/", "--onto", "data0/", "--part", "../x"), f"--{python.value}")
     refused(call("shard", "raw/", "data/", "--max-tokens", "0"), "'--max-tokens': 0 is not in the range x>=1")
