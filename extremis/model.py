@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from extremis.console import without_controls
 from pipelines.sharding.tokenizer import FILE, open_tokenizer
 from pipelines.sharding.words import encode_whole
+from schemas import PAD
 from schemas.errors import InputError
 from schemas.shard_files import parquet
-from schemas.tables import PAD
 from schemas.versions.current import follow
 from trainer.device import open_device
 from trainer.export.exported import ENCODER, Exported, use_threads

@@ -11,7 +11,6 @@ import torch
 from schemas.errors import ExtremisError
 from trainer.checkpoints.stopping import StoppedError
 from trainer.device import CPU, describe_device
-from trainer.global_batch import GlobalBatch
 from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
 from trainer.refresh import true_ranks
@@ -79,7 +78,9 @@ class EpochRunner:
                     facts = parts.refresher.staleness(adoption, step, parts.model, tables, batch.part)
                     parts.tracker.record("staleness", step + 1, facts)
                     clock.lap("rest")
-                result = self._step(batch)
+                step, every = progress.global_step, parts.recipe.logging.ranks_every
+                hook = self._record_ranks if every and (step + 1) % every == 0 else None
+                result = take_step(parts.step, batch, step, self.rate_factor(step), hook)
                 counted_until = self._spend(counted_until)
                 self._after_step(result, dump)
                 rows += len(result.rows)
@@ -138,11 +139,6 @@ class EpochRunner:
         time_now = time.perf_counter()
         self.progress.budget.spend(time_now - since)
         return time_now
-
-    def _step(self, batch: GlobalBatch) -> StepResult:
-        number, every = self.progress.global_step, self._parts.recipe.logging.ranks_every
-        hook = self._record_ranks if every and (number + 1) % every == 0 else None
-        return take_step(self._parts.step, batch, number, self.rate_factor(number), hook)
 
     def _record_ranks(self, batch: Batch, x: torch.Tensor, sampled: list[Sampled]) -> None:
         """Record the true ranks of a step's hard negatives; `batch` is the global one."""

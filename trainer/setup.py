@@ -28,16 +28,16 @@ from trainer.initial.encoder_and_texts import begin_at_texts, begin_with_encoder
 from trainer.losses import binary_cross_entropy
 from trainer.model import DataFacts, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
-from trainer.negatives.copied_index import IndexOptions
 from trainer.negatives.curriculum import mixtures
 from trainer.negatives.in_trainer import open_index
+from trainer.negatives.indexes import IndexOptions
 from trainer.negatives.planner import Planner
 from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
 from trainer.rows.threads import set_threads
 from trainer.step import Clock, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
-from trainer.stream.batch import Candidates, DrawnLabels
+from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
 from trainer.tracking import NoTracker, Tracker
 
@@ -103,11 +103,11 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     clock, to_notify = Clock(), sources.to_notify
 
-    def before_change(candidates: Candidates | DrawnLabels) -> None:
+    def before_change(candidates: Candidates) -> None:
         if writer.copies_rows:
-            writer.before_change(candidates.ids)
+            writer.before_change(candidates.touched)
         for source in to_notify:
-            source.touch(candidates.ids)
+            source.touch(candidates.touched)
 
     queries = open_queries(recipe, model, group, clock)
     return Parts(

@@ -71,26 +71,18 @@ class StepResult:
 
 
 def take_step(
-    context: StepContext, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
+    context: StepContext,
+    batch: Batch | GlobalBatch,
+    number: int,
+    factor: float,
+    hook: StepHook | None = None,
+    update: bool = True,
 ) -> StepResult:
     """Train on a global batch, or on that of which `batch` is this rank's part, at step `number` of the run.
 
-    `factor` scales every rate. Raises RankLostError; StorageError of a checkpoint being written.
+    `factor` scales every rate. Without `update` the head's rows learn, and the encoders keep their gradients, which are
+    still to be summed over ranks. Raises RankLostError; StorageError of a checkpoint being written.
     """
-    result = learn(context, batch, number, factor, hook)
-    if context.queries.trains:
-        for encoder in context.model.encoders.values():
-            encoder.reduce(context.group)
-            encoder.update(factor, context.clip)
-        context.model.head.encoders_changed()
-        context.clock.lap("update")
-    return result
-
-
-def learn(
-    context: StepContext, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
-) -> StepResult:
-    """Take a step up to the encoders' gradients, which are still to be summed over ranks; the head's rows learn."""
     model, group, clock = context.model, context.group, context.clock
     gathered = batch if isinstance(batch, GlobalBatch) else gather_batch(batch, context.planner, group)
     clock.lap("gather")
@@ -116,4 +108,10 @@ def learn(
         clock.lap("gather")
         context.queries.backward(gradient)
         model.head.backward()
+        if update:
+            for encoder in model.encoders.values():
+                encoder.reduce(group)
+                encoder.update(factor, context.clip)
+            model.head.encoders_changed()
+            clock.lap("update")
     return result

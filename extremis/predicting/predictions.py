@@ -11,11 +11,11 @@ from extremis.console import Bar
 from extremis.model import token_column, tokenizer_of
 from extremis.predicting.outputs import open_writer, prediction_table
 from extremis.predicting.texts import Texts
+from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.shards import iterate
-from schemas.tables import PAD
 from trainer.export.exported import Exported, iterate_ranked
 from trainer.inputs import require_inputs
 from trainer.stream import open_queries

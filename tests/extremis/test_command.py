@@ -141,7 +141,7 @@ def test_a_command_has_every_option_of_its_pipeline(name: str) -> None:
     for key in fields.keys() & parameters.keys():
         choices = typing.get_args(fields[key].annotation)
         if typing.get_origin(fields[key].annotation) is Literal:
-            assert list(options[key].type.to_info_dict()["choices"]) == list(choices), key
+            assert list(options[key].type.choices) == list(choices), key
         assert parameters[key].default in (None, False) or key == "device", key
 
 

@@ -17,7 +17,7 @@ from trainer.group import ALONE
 from trainer.heads.queries import FrozenQueries
 from trainer.model import DataFacts, Model, open_texts
 from trainer.negatives.base import NegativeSources, Sampled
-from trainer.negatives.fresh_index import FreshIndex
+from trainer.negatives.indexes import FreshIndex
 from trainer.setup import open_planner, open_queries, open_sources_of_negatives, open_stream
 from trainer.step import Clock, StepContext, take_step
 from trainer.stream import Batch, open_sources

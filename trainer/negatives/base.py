@@ -97,6 +97,15 @@ class NegativeSource(ABC):
         return {}
 
 
+class JoinedTable(NegativeSource):
+    """Columns of the table that the stream joins, mined with the model of a few epochs ago (ASTRA, Algorithm 1)."""
+
+    name = "table"
+
+    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
+        return None if batch.hard is None else Sampled(batch.hard, ranked=True)
+
+
 class SourceSection(Options):
     """Options of one source, a table of a recipe's section `negatives`."""
 

@@ -1,16 +1,19 @@
-"""Steps on rows of a matrix on any device, in plain PyTorch: what the kernels for a GPU are held to.
+"""Steps on rows of a matrix on a device, in plain PyTorch: what Triton's kernels are held to, and stand in for.
 
 They do what the compiled loops of `kernels.py` do in main memory, with the same random bits for rounding. No value is
-read back, so nothing waits for the device.
+read back, so nothing waits for the device: as many operations for any values, and arrays as long as the pairs are many.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import softplus
 
+from schemas import PAD
 from trainer.rows.kernels import ADAGRAD, MOMENTUM, SGD, Rule
 from trainer.rows.lanes import LOWBIAS
+from trainer.stream.batch import Candidates
+from trainer.stream.transfer import send
 
 _LOW32 = 0xFFFFFFFF
 # Of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
@@ -42,6 +45,60 @@ class DevicePairs(NamedTuple):
     query_starts: torch.Tensor  # [B + 1] int32
     order: torch.Tensor  # [n] int32
     label_starts: torch.Tensor  # [C + 1] int32
+
+
+def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
+    """Return the pairs of `candidates`, sent Candidates, of B = `queries` and C = `labels` in both orders."""
+    query, label = candidates.pair_query.to(torch.int32), candidates.pair_label.to(torch.int32)
+    ordered, order = torch.sort(label, stable=True)
+    return DevicePairs(
+        query=query,
+        label=label,
+        weight=torch.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight),
+        query_starts=_starts(query, queries),
+        order=order.to(torch.int32),
+        label_starts=_starts(ordered, labels),
+    )
+
+
+def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
+    """Return the labels of `drawn`, a sent DrawnLabels, each once, and their pairs: ids [n] int64, pads behind them.
+
+    `hard`: what `drawn` is still to get. As `merge.merge`, but that what a query draws twice is two pairs, and that
+    pads, and what it draws though it has it otherwise, are pairs of weight 0.
+    """
+    none = torch.iinfo(drawn.label.dtype).max  # a pad is ordered behind all labels
+    label = drawn.label if hard is None else _with_hard(drawn, torch.where(hard < 0, none, hard))
+    count = len(label)
+    number = torch.arange(count, device=label.device, dtype=torch.int32)
+    query = torch.searchsorted(drawn.starts, number, right=True, out_int32=True) - 1
+    ordered, order = torch.sort(label, stable=True)
+    new_label, new_query = _changes(ordered), _changes(query[order])
+    # Of a query's pairs with one label those that are no draws come first.
+    first = torch.where(new_label | new_query, number, 0).cummax(0).values
+    draw = drawn.draw[order]
+    again = torch.empty_like(draw).scatter_(0, order, draw & ~draw[first])
+    weight = torch.where(drawn.positive, -drawn.weight, drawn.weight).masked_fill(again | (label == none), 0)
+    place = new_label.cumsum(0, dtype=torch.int32) - 1
+    slot = torch.where(new_label, place, count).long()  # the last one takes what begins no label
+    starts = number.new_full((count + 1,), count).scatter_(0, slot, torch.where(new_label, number, count))
+    ids = slot.new_full((count + 1,), PAD).scatter_(0, slot, torch.where(ordered == none, PAD, ordered).long())
+    places = torch.empty_like(place).scatter_(0, order, place)
+    return ids[:count], DevicePairs(query, places, weight, drawn.starts, order.to(torch.int32), starts)
+
+
+def touched_rows(candidates: Candidates, device: torch.device) -> Any:
+    """Return `candidates.ids`, or where `device` merges labels, these on it, as often as they come, int64.
+
+    The greatest label stands in place of pads.
+    """
+    drawn = candidates.drawn
+    if drawn is None:
+        return candidates.ids
+    labels: torch.Tensor = send(drawn.label, device).long()
+    if drawn.hard is not None:
+        labels = torch.cat([labels, drawn.hard.flatten()])
+    return torch.where(labels < 0, labels.amax(), labels) if len(labels) else labels
 
 
 def score_pairs(
@@ -179,3 +236,23 @@ def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     half = torch.where(magnitude < 0x38800000, even, normal)
     half = torch.where(magnitude < 0x7F800000, half, torch.where(magnitude > 0x7F800000, 0x7E00, 0x7C00))
     return raw >> 16 & 0x8000 | half
+
+
+def _with_hard(drawn: Any, hard: torch.Tensor) -> torch.Tensor:
+    """Return the labels of `drawn` with hard negatives [B, H] in their places."""
+    places = drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)
+    label: torch.Tensor = drawn.label.scatter(0, places.flatten(), hard.flatten().to(drawn.label.dtype))
+    return label
+
+
+def _starts(ordered: torch.Tensor, count: int) -> torch.Tensor:
+    """Return where each of [0, `count`] begins in `ordered` [n], int32 [count + 1]."""
+    numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
+    return torch.searchsorted(ordered, numbers, out_int32=True)
+
+
+def _changes(values: torch.Tensor) -> torch.Tensor:
+    """Tell of each of [n] whether it is another than the one before; the first is."""
+    changes = torch.ones(len(values), dtype=torch.bool, device=values.device)
+    torch.ne(values[1:], values[:-1], out=changes[1:])
+    return changes

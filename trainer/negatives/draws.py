@@ -1,4 +1,4 @@
-"""Random negatives from a mixture of static distributions, and the weights that make their sum unbiased."""
+"""Draws of a batch: random pools from a mixture of static distributions, and columns of a table for each query."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +13,18 @@ from schemas.randomness import Purpose, RandomPoolStream, generator, philox_stat
 
 _FACTORS = np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157)  # of Philox4x64
 _STEPS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
+
+
+@numba.njit(nogil=True, cache=True)
+def scrambled(key: np.uint64, first: np.uint64, second: np.uint64) -> np.uint64:
+    """Return 64 bits that look random for (key, first, second): the finisher of SplitMix64 over their mix."""
+    z = key + first * np.uint64(0x9E3779B97F4A7C15)
+    for word in (second, np.uint64(0)):
+        z += word
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = (z ^ (z >> np.uint64(31))) + np.uint64(0x9E3779B97F4A7C15)
+    return z
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +93,7 @@ def draw_pool(labels: int, size: int, *, seed: int, epoch: int, step: int) -> np
         return generator(seed, Purpose.RANDOM_POOL, *counters).integers(0, labels, size)
     key, counter = philox_state(seed, Purpose.RANDOM_POOL, *counters)
     pool = np.empty(size, np.int32)
-    _draw(np.array([*key, *counter], np.uint64), labels, pool)
+    _draw_labels(np.array([*key, *counter], np.uint64), labels, pool)
     return pool
 
 
@@ -98,7 +110,7 @@ def _high(context, first, second):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _draw(state, labels, pool):  # type: ignore[no-untyped-def]
+def _draw_labels(state, labels, pool):  # type: ignore[no-untyped-def]
     """Draw blocks of Philox4x64-10 (Salmon et al., 2011), and scale the halves of their words to [0, labels).
 
     Halves that would favour some labels are left out (Lemire, 2019).
@@ -121,3 +133,31 @@ def _draw(state, labels, pool):  # type: ignore[no-untyped-def]
                 if drawn < len(pool):
                     pool[drawn] = np.int32(product >> np.uint64(32))
                 drawn += (product & low) >= refused
+
+
+def draw_hard(hard: np.ndarray, rows: np.ndarray, count: int, *, seed: int, epoch: int, step: int) -> np.ndarray:
+    """Draw `count` of the table's K columns for each query, in their order: [B, K] -> [B, count]; all where count = K.
+
+    A query's draw depends on its row id of `rows` [B] and the step, not on the batch around it.
+    """
+    if count >= hard.shape[1]:
+        return hard
+    key = generator(seed, Purpose.HARD_COLUMNS, epoch, step).integers(0, 1 << 64, dtype=np.uint64)
+    drawn = np.empty((len(hard), count), hard.dtype)
+    _draw_columns(hard, rows.astype(np.uint64), key, drawn)
+    return drawn
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_columns(hard: np.ndarray, rows: np.ndarray, key: np.uint64, drawn: np.ndarray) -> None:
+    """Take each column with the chance of what is still to be drawn among what is left (Knuth's Algorithm S)."""
+    columns, count = hard.shape[1], drawn.shape[1]
+    for i in range(len(hard)):
+        taken = 0
+        for column in range(columns):
+            chance = (scrambled(key, rows[i], np.uint64(column)) >> np.uint64(11)) * 2.0**-53
+            if chance * (columns - column) < count - taken:
+                drawn[i, taken] = hard[i, column]
+                taken += 1
+                if taken == count:
+                    break

@@ -9,24 +9,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.tables import PAD
+from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.negatives.test_merge import batches
 from trainer.config import Classifier as Config
 from trainer.device import CPU
 from trainer.heads.classifier import Classifier
-from trainer.losses.binary_on_device import pair_arrays
 from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
-from trainer.rows.by_label import merge_labels, order_pairs
-from trainer.rows.reference import DevicePairs
-from trainer.stream.batch import Batch, DrawnLabels
+from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
+from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import send
 
 LABELS, D = 40, 3
 
 
-def as_tensors(drawn: DrawnLabels) -> DrawnLabels:
-    return send(replace(drawn, hard=None), torch.device("cpu", 0))
+def as_tensors(candidates: Candidates) -> Any:
+    assert candidates.drawn is not None
+    return send(replace(candidates.drawn, hard=None), torch.device("cpu", 0))
 
 
 def by_query(ids: torch.Tensor, pairs: DevicePairs) -> dict[tuple[int, int], float]:
@@ -58,10 +57,10 @@ def test_a_device_merges_what_the_host_does(batch: tuple) -> None:
     drawn, expected = drawn_labels(*arguments), own_pool(*arguments)
     ids, pairs = merge_labels(as_tensors(drawn))
     count = len(expected.ids)
-    assert ids[:count].tolist() == expected.ids.tolist() == drawn.ids.tolist()
+    assert ids[:count].tolist() == expected.ids.tolist() == drawn.touched.tolist()
     assert set(ids[count:].tolist()) <= {PAD}
     check_both_orders(ids, pairs)
-    merged = order_pairs(send(pair_arrays(expected), torch.device("cpu", 0)), len(positives), count)
+    merged = order_pairs(send(expected, torch.device("cpu", 0)), len(positives), count)
     check_both_orders(torch.from_numpy(expected.ids), merged)
     assert by_query(ids, pairs) == by_query(torch.from_numpy(expected.ids), merged)
 
@@ -73,9 +72,10 @@ def test_hard_negatives_may_come_on_the_device(batch: tuple) -> None:
     rest = batch_of(positives, None), draws, 2.0
     early = drawn_labels(rest[0], hard, *rest[1:])
     late = with_late_hard(rest[0], hard, *rest[1:])
-    got, expected = merge_labels(as_tensors(late), late.hard), merge_labels(as_tensors(early))
+    assert late.drawn is not None
+    got, expected = merge_labels(as_tensors(late), late.drawn.hard), merge_labels(as_tensors(early))
     count = int((expected[0] != PAD).sum())
-    assert got[0][:count].tolist() == expected[0][:count].tolist() == late.ids.tolist()
+    assert got[0][:count].tolist() == expected[0][:count].tolist() == late.touched.tolist()
     assert set(got[0][count:].tolist()) <= {PAD}
     check_both_orders(*got)
     assert by_query(*got) == by_query(*expected)
@@ -86,13 +86,14 @@ def test_pairs_of_a_shared_pool_are_ordered_too(batch: tuple) -> None:
     positives, hard, draws = batch
     candidates = shared_pool(batch_of(positives, hard), hard, draws[draws != PAD], 2.0)
     ids = torch.from_numpy(candidates.ids)
-    check_both_orders(ids, order_pairs(send(pair_arrays(candidates), torch.device("cpu", 0)), len(positives), len(ids)))
+    check_both_orders(ids, order_pairs(send(candidates, torch.device("cpu", 0)), len(positives), len(ids)))
 
 
 @pytest.mark.parametrize("labels", [2**31 - 2, 2**31 - 1, 2**40])
 def test_labels_are_wide_where_they_must_be(labels: int) -> None:
     drawn = drawn_labels(batch_of([[0, labels]]), None, np.array([[5, 5]]), 1.0)
-    assert drawn.label.dtype == (np.int32 if labels < 2**31 - 1 else np.int64)
+    assert drawn.drawn is not None
+    assert drawn.drawn.label.dtype == (np.int32 if labels < 2**31 - 1 else np.int64)
     ids, _ = merge_labels(as_tensors(drawn))
     assert ids.tolist() == [0, 5, labels, PAD]
 
@@ -114,7 +115,7 @@ def weighted(draw: st.DrawFn) -> tuple:
     return batch_of(positives, hard), hard, draws, weight, positive_weight
 
 
-def with_late_hard(batch: Batch, hard: np.ndarray, *rest: Any) -> DrawnLabels:
+def with_late_hard(batch: Batch, hard: np.ndarray, *rest: Any) -> Candidates:
     return drawn_labels(batch, torch.from_numpy(hard), *rest)
 
 
