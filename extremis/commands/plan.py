@@ -44,11 +44,11 @@ def plan(
     workers: Positive = 1,
     engine: Literal["flink", "spark", "dataflow"] | None = None,
     memory: Size = "8GiB",
-    calibrate: bool = True,
     progress: Progress = True,
 ) -> dict[str, Any]:
     """Say what a run will take before it is started: bytes of every table, memory and time of every step.
 
+    Times are of cores like those that the formulas' figures were measured on.
     What a recipe leaves to the data is set as the numbers here would decide.
 
     Options:
@@ -68,15 +68,13 @@ def plan(
         workers: Pipeline workers.
         engine: Cluster of the pipelines. Default: none.
         memory: Memory of each process.
-        calibrate: Measure this machine to estimate the times.
 
     Examples:
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
-      extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
+      extremis plan --data data/ --queries 370e6 --labels 120e6 --json
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --engine flink --workers 64
     """
     from extremis.planning import plan as planning
-    from extremis.planning.settings import resolve_for
     from trainer.config import load_recipe
 
     source, data = fspath(recipe), None if data is None else fspath(data)
@@ -93,10 +91,10 @@ def plan(
         "workers": workers,
     }
     workload = planning.workload(data, queries, labels, load_recipe(source, overrides), memory, averages)
-    resolved = resolve_for(workload, source, overrides, data)
+    resolved = planning.resolve_for(workload, source, overrides, data)
     for line in resolved.reasons:
         say(line)
-    report = planning.plan(replace(workload, recipe=resolved.recipe), data, calibrate, engine)
+    report = planning.plan(replace(workload, recipe=resolved.recipe), data, engine)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)
     say(f"next: extremis run {source} {data or 'DATA'} RUN")
