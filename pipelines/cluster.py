@@ -15,11 +15,12 @@ import apache_beam as beam
 from pipelines.clustering import steps
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.layout import make_layout
-from pipelines.clustering.plan import ClusterOptions, Plan, Settled, make_plan
+from pipelines.clustering.plan import Plan, Settled, make_plan
 from pipelines.common.exchange import Exchange, choose
 from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
 from pipelines.common.watch import watch_dumps
+from pipelines.options import ClusterOptions
 from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline

@@ -10,16 +10,15 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
 from pipelines.common.meter import Meter
 from pipelines.common.progress import Progress, Watch, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
+from pipelines.options import EmbedOptions
 from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, local_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
@@ -27,7 +26,6 @@ from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, shard_url
-from schemas.options import Options
 from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
@@ -45,16 +43,6 @@ from trainer.stream import open_queries
 _MODELS: dict[str, Model] = {}  # by the digest of the checkpoint
 _LOADING = threading.Lock()
 _STEP = "embed"
-
-
-class EmbedOptions(Options):
-    """Options of `extremis embed`."""
-
-    what: Literal["queries", "labels"] = "queries"
-    split: str = Field(default="test", description="of the queries")
-    step: int | None = Field(default=None, ge=0, description="of the checkpoint; None: the newest")
-    dtype: Literal["float16", "float32"] = "float16"
-    batch: int = Field(default=1024, ge=1, description="rows that are encoded at a time")
 
 
 @dataclass(frozen=True)

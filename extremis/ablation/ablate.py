@@ -8,9 +8,9 @@ from typing import Any
 
 from extremis.ablation.comparisons import Variants
 from extremis.console import format_metric, say, table
-from extremis.evaluating.evaluate import EvaluateOptions, evaluate
+from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.reporting.build import build
-from extremis.training.train import train
+from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import COMPARED, COMPARISON, RunLayout

@@ -15,7 +15,6 @@ from schemas.manifest import (
     is_published,
     open_manifest,
     publish,
-    require_parent,
     unpublish,
 )
 from schemas.shard_files.shards import write_table
@@ -175,8 +174,12 @@ def test_verify_names_the_shard_that_differs(table: Manifest, change, message: s
 
 
 def test_a_child_of_another_parent_names_both(table: Manifest) -> None:
-    require_parent(URL, table, "tokenizer", "0" * 64, "/data/tokenizer")
+    child = Table(URL, table)
+    parent = Table("/data/tokenizer", table)
+    object.__setattr__(parent, "digest", "0" * 64)
+    child.require_made_from("tokenizer", parent)
+    object.__setattr__(parent, "digest", "1" * 64)
     with pytest.raises(TableError, match=r"another tokenizer table.*00000.*than /data/tokenizer.*11111"):
-        require_parent(URL, table, "tokenizer", "1" * 64, "/data/tokenizer")
+        child.require_made_from("tokenizer", parent)
     with pytest.raises(TableError, match="another queries table"):
-        require_parent(URL, table, "queries", "1" * 64, "/data/queries/train")
+        child.require_made_from("queries", parent)

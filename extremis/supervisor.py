@@ -1,21 +1,18 @@
-"""`extremis train` and `run`: training, alone or with a miner process beside it."""
+"""Training of a run, watched: the claim on it, a miner process beside, metrics, progress, and what a signal stops."""
 
 import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from extremis.console import Bar, say
+from extremis.metrics import MetricsState, serving
+from extremis.miner import start_miner
+from extremis.ranks import keep_command, owning
 from extremis.spinner import doing
-from extremis.training.commands import keep_command
-from extremis.training.metrics_state import MetricsState
-from extremis.training.miner import start_miner
-from extremis.training.process import DEFAULT, ProcessOptions
-from extremis.training.prometheus import serving
-from extremis.training.ranks import owning
 from schemas import storage
 from schemas.errors import StorageError
 from schemas.layout import RunLayout
-from trainer.checkpoints.stopping import stopping_on_signal
+from trainer.checkpoints.stopping import GRACE, stopping_on_signal
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
@@ -31,14 +28,17 @@ def train(
     resume: bool = False,
     beam_options: Sequence[str] | None = None,
     group: Group = ALONE,
-    process: ProcessOptions = DEFAULT,
+    metrics: tuple[str, int] | None = None,
+    grace: float = GRACE,
 ) -> dict[str, Any]:
     """Train `recipe`; `resume` continues a run that is there. With `beam_options`, a miner works beside rank 0.
 
+    `metrics`: host and port where rank 0 serves metrics for Prometheus. `grace`: seconds after SIGTERM or SIGHUP for
+    saving a checkpoint; 0: the process ends at once.
     Returns {"epochs": [...], "table_versions": {epoch: table epoch or None}}. Raises ExtremisError: ClaimedError while
     another process trains RUN, StoppedError where a signal stopped this one.
     """
-    with owning(run, group, data) as claim, stopping_on_signal(process.grace) as asked:
+    with owning(run, group, data) as claim, stopping_on_signal(grace) as asked:
         doing("setting up the run")
         is_there = resume and group.decide(lambda: storage.exists(RunLayout(run).config))
         trainer = (Trainer.resume if is_there else Trainer.start)(data, run, recipe, say, group, claim)
@@ -48,34 +48,29 @@ def train(
         trainer.interrupt_by(interrupts)
         state = MetricsState(recipe.order.batch)
         trainer.on_record(state.record)
-        miner = None
-        if group.first and beam_options is not None and trainer.recipe.table_epochs():
-            miner = start_miner(data, run, beam_options, "cluster" if trainer.recipe.clusters else "mine")
+        recipe, epochs, miner = trainer.recipe, list[dict[str, Any]](), None
+        if group.first and beam_options is not None and recipe.table_epochs():
+            miner = start_miner(data, run, beam_options, "cluster" if recipe.clusters else "mine")
             miner.on_end(interrupts.miner_ended.set)
         try:
-            with serving(state, process.metrics_port if group.first else None, process.metrics_host, say):
-                trained = _watch(trainer, state, quiet=not group.first)
+            with (
+                serving(state, metrics if group.first else None, say),
+                Bar(f"train {recipe.method}", trainer.runner.total_steps, quiet=not group.first) as bar,
+            ):
+
+                def on_step(step: int, total: int, loss: float) -> None:
+                    state.step(step, total, loss)
+                    bar.update(step, state.note(), total)
+
+                for report in trainer.train(on_step):
+                    epochs.append(_describe(report))
+                    bar.say(_line(report, recipe))
         finally:
             if miner is not None:
                 miner.stop()
         if miner is not None:
             with contextlib.suppress(StorageError):  # the run is finished, whatever is left of its miner
                 discard_unfinished_tables(RunLayout(run))
-        return trained
-
-
-def _watch(trainer: Trainer, state: MetricsState, quiet: bool) -> dict[str, Any]:
-    recipe = trainer.recipe
-    epochs: list[dict[str, Any]] = []
-    with Bar(f"train {recipe.method}", trainer.runner.total_steps, quiet=quiet) as bar:
-
-        def on_step(step: int, total: int, loss: float) -> None:
-            state.step(step, total, loss)
-            bar.update(step, state.note(), total)
-
-        for report in trainer.train(on_step):
-            epochs.append(_describe(report))
-            bar.say(_line(report, recipe))
     return {"epochs": epochs, "table_versions": {row["epoch"]: row["table_epoch"] for row in epochs}}
 
 

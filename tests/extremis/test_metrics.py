@@ -7,11 +7,11 @@ import urllib.request
 import pytest
 from prometheus_client import generate_latest
 
-from extremis.training.metrics_state import MetricsState
-from extremis.training.prometheus import LOOPBACK, serving
+from extremis.metrics import MetricsState, serving
 from schemas.errors import InputError
 from trainer.tracking import tag
 
+LOOPBACK = "127.0.0.1"
 LINE = re.compile(r"^[a-zA-Z_:][a-zA-Z0-9_:]* (NaN|[+-]Inf|[-+0-9.e]+)$")
 
 
@@ -57,19 +57,19 @@ def test_metrics_are_served_on_loopback_and_only_while_it_trains() -> None:
     state = MetricsState(batch=1)
     state.step(1, 2, 0.5)
     said: list[str] = []
-    with serving(state, 0, LOOPBACK, said.append) as port:
+    with serving(state, (LOOPBACK, 0), said.append) as port:
         assert said == [f"metrics for Prometheus at http://127.0.0.1:{port}/metrics"]
         assert fetch(f"http://127.0.0.1:{port}/metrics") == exposition(state)
         with pytest.raises(urllib.error.HTTPError):
             fetch(f"http://127.0.0.1:{port}/etc/passwd")
-        with pytest.raises(InputError, match=f"--metrics-port {port}"), serving(state, port, LOOPBACK, said.append):
+        with pytest.raises(InputError, match=f"--metrics-port {port}"), serving(state, (LOOPBACK, port), said.append):
             pass
     with pytest.raises(urllib.error.URLError):
         fetch(f"http://127.0.0.1:{port}/metrics")
 
 
 def test_without_a_port_nothing_listens() -> None:
-    with serving(MetricsState(batch=1), None, LOOPBACK, pytest.fail) as port:
+    with serving(MetricsState(batch=1), None, pytest.fail) as port:
         assert port is None
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from extremis.training import miner
-from extremis.training.miner import Miner
+from extremis import miner
+from extremis.miner import Miner
 
 
 def script(counter: Path, body: str) -> list[str]:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from extremis.console import say
+from pipelines.options import DumpOptions
 from schemas.errors import ExtremisError, InputError
 from schemas.waits import Wait, waiting
 
@@ -111,3 +112,13 @@ def end_with_trainer() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:
+    """Check that nothing names one dump or place beside --watch. Raises InputError."""
+    one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for-epoch": options.for_epoch}
+    flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
+    flags += ["--overwrite"] if options.overwrite else []
+    if watch and flags:
+        stated = " ".join(flags)
+        raise InputError(f"--watch processes every dump and publishes each table in its place; leave out {stated}.")

@@ -1,12 +1,12 @@
-"""`extremis evaluate`: metrics of a run's checkpoint on a split of its data."""
+"""Evaluation of a run's checkpoint on a split of its data."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 from extremis.console import Bar
 from extremis.inspecting.data_summary import seen_queries
+from extremis.ranks import keep_command
 from extremis.spinner import doing
-from extremis.training.commands import keep_command
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.records.json_files import write_json

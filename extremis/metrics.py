@@ -1,13 +1,17 @@
-"""Newest metrics of a run: for the progress line, and for Prometheus."""
+"""Newest metrics of a run: for the progress line, and at http://HOST:PORT/metrics for Prometheus."""
 
+import contextlib
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from schemas.errors import InputError
 
 _RATE_SECONDS = 10.0  # seconds that a rate is averaged over
 _HELP = {
@@ -77,3 +81,38 @@ def _table_of(values: Mapping[str, float]) -> str:
         return "no table yet: late" if late else ""
     overdue = f", {values['adoption_epoch'] - made_for:.0f} epoch(s) back, late" if late else ""
     return f"table {made_for:.0f}{overdue}{', stale' if values.get('adoption_stale') else ''}"
+
+
+@contextlib.contextmanager
+def serving(collector: Collector, place: tuple[str, int] | None, say: Callable[[str], None]) -> Iterator[int | None]:
+    """Serve the metrics of `collector` until the block ends; yield the port, a free one for 0.
+
+    `place`: host and port, or None to do nothing.
+    Raises InputError where the port cannot be opened.
+    """
+    if place is None:
+        yield None
+        return
+    host, port = place
+    registry = CollectorRegistry()
+    registry.register(collector)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error}. Choose another one.") from None
+    metrics: Any = server.get_app()
+
+    def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            return metrics(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"metrics are at /metrics\n"]
+
+    server.set_app(respond)
+    try:
+        say(f"metrics for Prometheus at http://{host}:{server.server_port}/metrics")
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -4,17 +4,21 @@ import functools
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 
 import numpy as np
 import pyarrow as pa
+from tokenizers import Tokenizer
 
-from extremis.api.options import Url
 from extremis.console import without_controls
-from extremis.predicting.predict import open_exported, token_column, tokenizer_of
+from pipelines.sharding.tokenizer import FILE, open_tokenizer
+from pipelines.sharding.words import encode_whole
 from schemas import PAD
 from schemas.errors import InputError
+from schemas.shard_files import parquet
 from schemas.versions.current import follow
-from trainer.export.exported import Exported
+from trainer.device import open_device
+from trainer.export.exported import ENCODER, Exported, use_threads
 
 _BATCH = 256  # texts at a time
 
@@ -156,10 +160,32 @@ class Model:
             yield part, pa.table({"input_ids": token_column(self._tokenizer, part, self.url)})
 
 
-def load(export: Url, *, exact: bool = False, threads: int | None = None) -> Model:
+def load(export: str | PathLike[str], *, exact: bool = False, threads: int | None = None) -> Model:
     """Open the export at `export`, a directory or an object-store prefix, or the current one of a folder.
 
     `exact`: score every label, without an index. `threads`: None is all cores.
     Raises TableError: no export there, or a damaged one; StorageError.
     """
     return Model(open_exported(str(export), exact, threads), str(export))
+
+
+def open_exported(url: str, exact: bool = False, threads: int | None = None, device: str = "auto") -> Exported:
+    """Open the export at `url` on `device`, to be searched by `threads` threads.
+
+    Raises InputError: no such device; TableError, StorageError.
+    """
+    exported = Exported.open(url, exact, open_device(device))
+    use_threads(threads, bool(exported.serving.index))
+    return exported
+
+
+def tokenizer_of(exported: Exported) -> Tokenizer:
+    """Open the tokenizer of an export whose encoder reads tokens."""
+    place = exported.files.folder / ENCODER / FILE
+    return open_tokenizer(place.read_bytes(), str(place))
+
+
+def token_column(tokenizer: Tokenizer, texts: Sequence[str], url: str) -> pa.ListArray:
+    """Return the column `input_ids` of `texts`, for the export at `url`. Raises InputError."""
+    values, offsets, _ = encode_whole(tokenizer, texts, f"of {url}")
+    return parquet.list_array(values, offsets, pa.uint32())

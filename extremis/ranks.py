@@ -1,13 +1,16 @@
-"""The ranks that torchrun launched: joined before anything is done; only one of them reports an error."""
+"""Ranks of a command, and its hold on a RUN: the group, the claim, the command lines that made the run."""
 
 import contextlib
 import sys
 from collections.abc import Iterator
 
-from extremis.console import say
+from extremis.console import command_line, say
+from schemas import storage
 from schemas.errors import ExtremisError
+from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, Unclaimed, claimed
 from schemas.owners.place import require_place
+from schemas.records.json_files import read_json, write_json
 from trainer.group import Group
 
 
@@ -22,11 +25,11 @@ def joined() -> Iterator[Group]:
         yield group
         group.barrier()
     except ExtremisError as error:
-        if not group.tells():
+        if not group.first_to_report():
             sys.exit(error.exit_status)
         raise
     except BaseException:
-        group.tells()
+        group.first_to_report()
         raise
     group.close()
 
@@ -47,3 +50,15 @@ def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
         if refused is not None:
             raise refused
         yield claim
+
+
+def keep_command(run: RunLayout) -> None:
+    """Add the command line at work to those of RUN, if there is one. Raises TableError, StorageError."""
+    line = command_line()
+    if line:
+        write_json(run.commands, {"commands": [*commands_of(run), line]}, indent=1)
+
+
+def commands_of(run: RunLayout) -> list[str]:
+    """Return the commands that made RUN, oldest first. Raises TableError: damaged."""
+    return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []
