@@ -65,7 +65,7 @@ from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
 from schemas.sizes import require_room
 from schemas.storage import join
-from schemas.versions.version import own_digest
+from schemas.version import own_digest
 
 __all__ = ["ShardOptions", "shard"]
 

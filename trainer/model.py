@@ -10,7 +10,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.storage import join
 from schemas.table import Table
-from schemas.versions.version import parts_since, require_parts
+from schemas.version import parts_since, require_parts
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, load_config, restore_recipe
 from trainer.device import CPU

@@ -75,9 +75,8 @@ def _print_exports(root: str, exports: list[dict[str, Any]], current: str | None
 def _show(url: str) -> dict[str, Any]:
     from extremis.versioning.list_versions import open_listed
     from schemas.errors import InputError
-    from schemas.storage import join
+    from schemas.storage import join, resolve
     from schemas.table import Table
-    from schemas.views.relative import resolve
 
     listed = open_listed(url)
     if listed is None:

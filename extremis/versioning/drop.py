@@ -10,9 +10,8 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, staging
 from schemas.manifest import unpublish
 from schemas.owners.claim import claimed
-from schemas.storage import join
-from schemas.versions.current import find_current
-from schemas.views.relative import resolve
+from schemas.storage import join, resolve
+from schemas.version import find_current
 
 
 def drop(url: str) -> dict[str, Any]:

@@ -6,11 +6,9 @@ from typing import Any
 from schemas import storage
 from schemas.errors import TableError
 from schemas.manifest import Manifest, is_published
-from schemas.storage import join
+from schemas.storage import join, relative, resolve
 from schemas.table import Table
-from schemas.versions.current import find_current
-from schemas.versions.exports import ExportVersion, require_needed
-from schemas.views.relative import relative, resolve
+from schemas.version import ExportVersion, find_current, require_needed
 
 
 @dataclass(frozen=True)

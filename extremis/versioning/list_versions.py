@@ -6,10 +6,9 @@ from typing import Any
 from schemas import storage
 from schemas.errors import TableError
 from schemas.manifest import Manifest, is_published
-from schemas.storage import join
+from schemas.storage import join, relative, resolve
 from schemas.table import Table
-from schemas.versions.version import Version, require_parts
-from schemas.views.relative import relative, resolve
+from schemas.version import Version, require_parts
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from schemas.owners.claim import LostError
 from schemas.reuse import Request, find_reusable
 from schemas.storage import join
 from schemas.table import Table
-from schemas.versions.version import VERSION
+from schemas.version import VERSION
 
 _REMEDY = "Give another DATA, or --overwrite to replace it."
 

@@ -5,7 +5,7 @@ import numpy as np
 from schemas.layout import DataLayout
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
-from schemas.versions.version import Version
+from schemas.version import Version
 
 
 def retired_labels(data: DataLayout) -> np.ndarray | None:

@@ -7,13 +7,10 @@ from typing import NamedTuple
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard
+from schemas.manifest import Manifest, Shard, View
+from schemas.storage import relative, resolve
 from schemas.table import Table
-from schemas.versions.current import follow
-from schemas.versions.exports import ExportVersion, require_needed
-from schemas.versions.version import moved, parts_since
-from schemas.views.relative import relative, resolve
-from schemas.views.view import View
+from schemas.version import ExportVersion, follow, moved, parts_since, require_needed
 from trainer.export.exported import KIND
 from trainer.export.files import Files
 

@@ -19,8 +19,7 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
-from schemas.versions.current import follow
-from schemas.versions.exports import require_needed
+from schemas.version import follow, require_needed
 from trainer.config import Recipe, restore_recipe
 from trainer.device import CPU
 from trainer.evaluation.fusion.fused import Fused

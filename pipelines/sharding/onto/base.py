@@ -11,12 +11,10 @@ from pipelines.options import ShardOptions
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard
-from schemas.storage import join
+from schemas.manifest import Manifest, Shard, View
+from schemas.storage import join, relative, resolve
 from schemas.table import PartTable, Table
-from schemas.versions.version import Version, moved, own_digest, part_name
-from schemas.views.relative import relative, resolve
-from schemas.views.view import View
+from schemas.version import Version, moved, own_digest, part_name
 
 # Options that decide what a row looks like, and on which side of a cut it falls: those of the base.
 _INHERITED = (

@@ -15,13 +15,11 @@ from pipelines.sharding.plan import LabelsPlan, QueriesPlan
 from schemas import manifest as manifests
 from schemas.errors import InputError
 from schemas.layout import DataLayout, parts_prefix
-from schemas.manifest import Column, Manifest, Shard
+from schemas.manifest import Column, Manifest, Patch, Shard, View
 from schemas.shard_files.viewed import RETIRED
-from schemas.storage import join
+from schemas.storage import join, relative
 from schemas.table import PARTS, PartTable, Table
-from schemas.versions.version import VERSION, Version
-from schemas.views.relative import relative
-from schemas.views.view import Patch, View
+from schemas.version import VERSION, Version
 
 _TRAIN = "queries/train"
 

@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, open_manifest, publish
-from schemas.storage import join
+from schemas.storage import join, relative
 from schemas.table import Table
-from schemas.versions.current import CURRENT, find_current, follow, switch
-from schemas.versions.exports import ExportVersion, require_needed
-from schemas.versions.version import VERSION
-from schemas.views.relative import relative
+from schemas.version import CURRENT, VERSION, ExportVersion, find_current, follow, require_needed, switch
 from tests.pipelines.test_versions import contents
 from trainer.evaluation.search import top_k
 from trainer.export import index, vector_files
