@@ -71,29 +71,27 @@ def own_digest(data: str) -> str:
 
     Raises TableError that names what is gone or another.
     """
-    manifest = Table.open(data, "data").manifest
-    for name, digest in manifest.parents.items():
+    table = Table.open(data, "data")
+    for name, digest in table.parents.items():
         if Table.open(join(data, name)).digest != digest:
             raise TableError(f"{join(data, name)}: not the table that {data} was published with. Shard the data again.")
-    require_parts(data, manifest)
-    return manifest.digest
+    require_parts(table)
+    return table.digest
 
 
-def require_parts(data: str, manifest: Manifest) -> None:
-    """Raise TableError that names the parts of the version at `data` that are gone, or others than it was made of."""
-    if VERSION not in manifest.parameters:
+def require_parts(table: Table) -> None:
+    """Raise TableError that names the parts of a version of data that are gone, or others than it was made of."""
+    if VERSION not in table.parameters:
         return
-    layout = DataLayout(data)
-    tables = {name: join(data, name) for name in manifest.parents if name.startswith("queries/")}
-    tables["labels"] = layout.labels
-    needed = {
-        (resolve(url, part.table), part.digest): part.name for url in tables.values() for part in Table.open(url).parts
-    }
+    urls = [join(table.url, name) for name in table.parents if name.startswith("queries/")]
+    urls.append(DataLayout(table.url).labels)
+    needed = {(resolve(url, part.table), part.digest): part.name for url in urls for part in Table.open(url).parts}
     with ThreadPoolExecutor(_THREADS) as pool:
         faults = [fault for fault in pool.map(fault_of, needed, needed.values()) if fault]
     if faults:
         raise TableError(
-            f"{data}: needs what is not there: {'; '.join(faults)}. Put it back, or use a version without this part."
+            f"{table.url}: needs what is not there: {'; '.join(faults)}. Put it back, or use a version without "
+            "this part."
         )
 
 
@@ -147,14 +145,14 @@ class ExportVersion:
         return tuple((part, relative(after, resolve(before, place)), digest) for part, place, digest in self.needs)
 
 
-def require_needed(url: str, manifest: Manifest) -> None:
-    """Raise TableError that names the exports that the one at `url` needs, and that are gone or made again."""
-    needs = ExportVersion.of(manifest).needs
-    faults = [fault for part, place, digest in needs if (fault := fault_of((resolve(url, place), digest), part))]
+def require_needed(table: Table) -> None:
+    """Raise TableError that names the exports that this export needs, and that are gone or made again."""
+    needs = ExportVersion.of(table.manifest).needs
+    faults = [fault for part, place, digest in needs if (fault := fault_of((resolve(table.url, place), digest), part))]
     if faults:
         raise TableError(
-            f"{url}: needs what is not there: {'; '.join(faults)}. Put it back, use another version, or export the run "
-            "again without --onto."
+            f"{table.url}: needs what is not there: {'; '.join(faults)}. Put it back, use another version, or export "
+            "the run again without --onto."
         )
 
 

@@ -11,14 +11,12 @@ from pipelines.common.summary import SUMMARY, Summary, merge_and_write
 from pipelines.formats.base import LABELS, PAIRS
 from pipelines.sharding.assemble import Group, assemble_queries
 from pipelines.sharding.labels import keep_labels, order_labels, write_labels
-from pipelines.sharding.onto.base import Base
-from pipelines.sharding.onto.gone import leave_out
-from pipelines.sharding.onto.labels import CHANGED, STATES, order_labels_onto
-from pipelines.sharding.onto.patches import patch_labels
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import AGAIN, FREQUENCIES, write_queries
 from pipelines.sharding.resolve import Blocks, group_blocks, ids_of_table, resolve_labels
 from pipelines.sharding.steps import keep, reopen
+from pipelines.sharding.versions.changes import CHANGED, STATES, leave_out, order_labels_onto, patch_labels
+from pipelines.sharding.versions.earlier import EarlierData
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Tables:
     queries: Sequence[QueriesPlan]
     labels: LabelsPlan
     seed: int
-    base: Base | None
+    base: EarlierData | None
     built: str
     rejects: Files
 

@@ -15,9 +15,9 @@ from pipelines.formats.rejects import Reason
 from pipelines.sharding import points, rows
 from pipelines.sharding.assemble import PAIRS, pairs_of, rows_of
 from pipelines.sharding.labels import count_labels, count_tokens, duplicates
-from pipelines.sharding.older import route_keys
 from pipelines.sharding.plan import QueriesPlan
 from pipelines.sharding.steps import ROWS, SIZES, first_ids, reported
+from pipelines.sharding.versions.earlier import route_keys
 from schemas.shard_files import parquet, shards
 
 FREQUENCIES, AGAIN = "frequencies", "again"

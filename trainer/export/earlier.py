@@ -51,14 +51,14 @@ class Earlier:
             if place is None:
                 raise InputError(f"--onto {onto}: this is OUT itself. Name the export to go on from.")
             url = resolve(out, place)
-        manifest = Table.open(url, KIND).manifest
-        require_needed(url, manifest)
-        if parts_since(Table.open(data.root, "data").manifest, manifest.parents["data"]) is None:
+        export = Table.open(url, KIND)
+        require_needed(export)
+        if parts_since(Table.open(data.root, "data").manifest, export.parents["data"]) is None:
             raise InputError(
                 f"--onto {url}: made from other data than {data.root} or a version before it. Name an export of these, "
                 "or leave --onto out."
             )
-        return cls(url, out, manifest)
+        return cls(url, out, export.manifest)
 
     @cached_property
     def files(self) -> Files:

@@ -134,7 +134,7 @@ class Exported:
         manifest = Table.open(url, KIND).manifest
         recipe = restore_recipe(manifest.parameters["recipe"], url)
         with _naming_damage(url):
-            require_needed(url, manifest)
+            require_needed(Table(url, manifest))
             files = Files(url, manifest)
             serving = cls._open_serving(files, recipe, exact, device)
             files.check_all()

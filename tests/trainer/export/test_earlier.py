@@ -91,7 +91,7 @@ def test_vectors_of_a_version_are_those_of_a_whole_export(
                 shards, mapped = write_vector_files(VECTORS, len(rows), lambda a, b, of=tensor: of[a:b], target)
                 manifest = publish_at(out, shards, earlier)
                 Table(out, manifest).verify()
-                require_needed(out, manifest)
+                require_needed(Table(out, manifest))
                 files = Files(out, manifest)
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
                 expected = rows.astype(dtype)
@@ -175,13 +175,13 @@ def test_what_a_version_needs_is_named_when_it_is_gone(tmp_path: Path) -> None:
     publish_at(first, write_rows(first, rows), None)
     earlier = earlier_of(first, second)
     manifest = publish_at(second, write_rows(second, np.concatenate([rows, rows[:9]]), earlier), earlier)
-    require_needed(second, manifest)
+    require_needed(Table(second, manifest))
     shutil.move(first, f"{tmp_path}/away")
     with pytest.raises(TableError, match=r"2: needs what is not there: part 1 \(.*/1\) is gone\. Put it back"):
-        require_needed(second, manifest)
+        require_needed(Table(second, manifest))
     publish_at(first, write_rows(first, rows[:5]), None)
     with pytest.raises(TableError, match=r"part 1 \(.*/1\) was made again since"):
-        require_needed(second, manifest)
+        require_needed(Table(second, manifest))
 
 
 @pytest.mark.parametrize("store", ["disk", "memory"])
