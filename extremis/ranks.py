@@ -25,11 +25,11 @@ def joined() -> Iterator[Group]:
         yield group
         group.barrier()
     except ExtremisError as error:
-        if not group.tells():
+        if not group.first_to_report():
             sys.exit(error.exit_status)
         raise
     except BaseException:
-        group.tells()
+        group.first_to_report()
         raise
     group.close()
 

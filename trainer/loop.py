@@ -116,9 +116,9 @@ class Trainer:
 
 
 def _write_config(parts: Parts) -> None:
-    facts = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
+    made_from = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
     if parts.group.first:
-        storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=facts))
+        storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=made_from))
 
 
 def _correct(parts: Parts) -> None:

@@ -16,7 +16,7 @@ from trainer.device import CPU
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group
 from trainer.heads.base import Head, HeadContext
-from trainer.heads.label_texts import open_label_texts
+from trainer.heads.label_encoder import open_label_texts
 from trainer.inputs import Inputs, Kind, columns_of
 
 
@@ -117,7 +117,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class DataFacts:
+class DataSizes:
     """DATA's manifest, its number of labels L, its vocabulary and number of sparse features (0 where it has none)."""
 
     manifest: Manifest
@@ -126,7 +126,7 @@ class DataFacts:
     features: int
 
     @classmethod
-    def of(cls, data: DataLayout) -> "DataFacts":
+    def of(cls, data: DataLayout) -> "DataSizes":
         """Read DATA's manifests. Raises TableError when DATA is not finished, or a part is another than it names."""
         manifest = open_manifest(data.root, "data")
         parts = {name: open_manifest(join(data.root, name)) for name in manifest.parents}
@@ -190,9 +190,9 @@ def load_model(
     model. Raises as `find_checkpoint`.
     """
     recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step, earlier))
-    facts = DataFacts.of(data)
+    sizes = DataSizes.of(data)
     texts = open_texts(data, recipe)
-    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
+    model = Model.build(recipe, sizes.vocabulary, sizes.labels, sizes.features, group, texts, device)
     model.load(checkpoint)
     return recipe, model, checkpoint
 
@@ -208,8 +208,8 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None, devi
     Raises as `find_checkpoint`.
     """
     recipe, checkpoint = find_checkpoint(data, run, step)
-    facts = DataFacts.of(data)
-    model = Model.build(recipe, facts.vocabulary, 0, facts.features, device=device)
+    sizes = DataSizes.of(data)
+    model = Model.build(recipe, sizes.vocabulary, 0, sizes.features, device=device)
     model.load_encoders(checkpoint)
     return model
 

@@ -12,7 +12,7 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.inputs import Kind
-from trainer.model import DataFacts
+from trainer.model import DataSizes
 from trainer.settings.facts import Facts, measure
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
@@ -43,7 +43,7 @@ class Survey:
     def of(cls, data: DataLayout) -> "Survey":
         """Survey the training split. Raises InputError, TableError."""
         facts = measure(data, "train", ALL_ROWS, label_texts=False)
-        sizes = DataFacts.of(data)
+        sizes = DataSizes.of(data)
         if not sizes.vocabulary:
             return cls(facts, "features")
         labels = _hashes(Table.open(data.labels, "labels"))

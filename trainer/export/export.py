@@ -44,7 +44,7 @@ from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vector_files import RowsOf, Target, write_vector_files
 from trainer.export.vectors import DTYPES
 from trainer.inputs import scored_columns
-from trainer.model import DataFacts, Model, find_checkpoint, has_bias, load_encoder
+from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
 DEPTH = 10  # predictions of a query that thresholds are made on
@@ -142,7 +142,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
     """Write all files of an export at `url`; their manifest, to be published with them."""
     layout, recipe, checkpoint, options = plan.data, plan.recipe, plan.checkpoint, plan.options
     model = load_encoder(layout, plan.run, options.step, open_device(options.device))
-    facts = DataFacts.of(layout)
+    facts = DataSizes.of(layout)
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
     shards = []
     for name, encoder in model.encoders.items():  # of queries, and of labels where they have one of their own

@@ -16,7 +16,7 @@ from trainer.evaluation.evaluate import KS, label_statistics
 from trainer.evaluation.held_out import open_split
 from trainer.evaluation.metrics import Metrics
 from trainer.inputs import scored_columns
-from trainer.model import DataFacts
+from trainer.model import DataSizes
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS, RowShare
 
@@ -67,7 +67,7 @@ def measure_baselines(
     groups = _first(table, part, scored_columns(table.manifest, [_TOKENS] if _TOKENS in names else []), queries)
     baselines: dict[str, Baseline] = {"popular labels": Popularity(statistics.frequency)}
     if _TOKENS in names:
-        vocabulary = DataFacts.of(data).vocabulary
+        vocabulary = DataSizes.of(data).vocabulary
         texts, labels = _training_points(data, trained)
         baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
         texts, labels = _label_texts(data)
