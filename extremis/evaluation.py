@@ -9,8 +9,8 @@ from extremis.ranks import keep_command
 from extremis.spinner import doing
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import open_manifest
 from schemas.records.json_files import write_json
+from schemas.table import Table
 from schemas.versions.version import Version
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import load_config
@@ -79,7 +79,7 @@ def evaluate(
             options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
         )
     doing("evaluate: computing intervals")
-    version = Version.of(open_manifest(data, "data"))
+    version = Version.of(Table.open(data, "data").manifest)
     stated = {"number": version.number, "part": version.part}
     report = {"step": checkpoint.step, "scores": options.scores, "version": stated, **scores.report()}
     doing("evaluate: comparing texts with those of training")
@@ -97,7 +97,7 @@ def evaluate(
 
 def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
     """Return the digest of DATA where it is a later version than that of the run. Raises InputError."""
-    digest = open_manifest(data, "data").digest
+    digest = Table.open(data, "data").digest
     if trained_digest(load_config(RunLayout(run).config)) == digest:
         return None
     if options.split == HOLDOUT or options.scores == "fused":

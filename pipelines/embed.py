@@ -30,7 +30,6 @@ from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
-from schemas.shard_files.shards import iterate_shard
 from schemas.sizes import require_room
 from schemas.storage import join
 from schemas.table import Table
@@ -109,7 +108,7 @@ def embed(
     files = [shard_url(source.url, shard) for shard in source.manifest.shards]
     pipeline = make_pipeline(local_workers(beam_options, [*files, out]))
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
-    require_inputs(source.url, source.manifest, recipe.encoder.inputs)
+    require_inputs(source, recipe.encoder.inputs)
     parents = {options.what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
     parameters = {**options.model_dump(), "step": checkpoint.step, "bias": has_bias(recipe)}
     if labels:
@@ -145,7 +144,7 @@ def embed_shard(shard: int, plan: Plan) -> Summary:
     plan.meter.start(_STEP)
     model = shared_model(plan)
     schema = plan.schema(model.width)
-    groups = iterate_shard(plan.source.url, source.shards[shard], [plan.id_column, *model.columns])
+    groups = plan.source.batches_of(shard, [plan.id_column, *model.columns])
     file = writing_shard(plan.out, shard, len(source.shards), schema, source.group_rows(shard))
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:

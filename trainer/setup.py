@@ -8,9 +8,10 @@ import torch
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest
 from schemas.owners.claim import Claim
 from schemas.sizes import require_room
+from schemas.table import Table
 from schemas.versions.version import Version
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
@@ -151,7 +152,7 @@ def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
     if not url:
         raise InputError("data.replay is of a run that goes on from another one: name it with --from.")
     _, _, new = find_earlier(data, RunLayout(url))
-    parts = Version.of(open_manifest(data.root, "data")).parts
+    parts = Version.of(Table.open(data.root, "data").manifest).parts
     return Replay(frozenset(parts) - frozenset(new), times)
 
 

@@ -14,8 +14,7 @@ from extremis.predicting.texts import Texts
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from trainer.export.exported import Exported, iterate_ranked
 from trainer.inputs import require_inputs
 from trainer.stream import open_queries
@@ -71,14 +70,14 @@ def rows_of_split(exported: Exported, data: str, split: str) -> tuple[Iterator[p
     Their predictions are those that `extremis evaluate` counts: the same batches, the same filter. Raises InputError,
     TableError, StorageError.
     """
-    digest, trained = open_manifest(data, "data").digest, exported.manifest.parents["data"]
+    digest, trained = Table.open(data, "data").digest, exported.manifest.parents["data"]
     if digest != trained:
         raise InputError(
             f"{exported.url}: exported from a run on other data (digest {trained[:12]}…) than {data} "
             f"(digest {digest[:12]}…). Pass the data it was made from, or its texts as INPUT."
         )
     queries = open_queries(DataLayout(data), split)
-    require_inputs(queries.url, queries.manifest, exported.recipe.encoder.inputs)
+    require_inputs(queries, exported.recipe.encoder.inputs)
     present = {column.name for column in queries.manifest.columns}
     columns = ["key", *exported.serving.model.columns, *({"filter_label_ids"} & present)]
-    return iterate(queries.url, queries.manifest, columns), queries.manifest.rows
+    return queries.batches(columns), queries.rows

@@ -8,11 +8,10 @@ import torch
 from pydantic import Field
 
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.mapped import ScratchFile
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from trainer.config import Recipe
 from trainer.config.head import HeadSection
 from trainer.encoders import Encoder
@@ -31,10 +30,10 @@ def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
     The system keeps of them in memory what it has room for. They are gone when the process ends. Raises InputError
     where the labels lack what `kind` reads, TableError, StorageError.
     """
-    manifest = open_manifest(data.labels, "labels")
-    require_inputs(data.labels, manifest, kind)
+    labels = Table.open(data.labels, "labels")
+    require_inputs(labels, kind)
     writers = {name: _Writer() for name in columns_of(kind)}
-    for group in iterate(data.labels, manifest, list(writers)):
+    for group in labels.batches(list(writers)):
         for name, writer in writers.items():
             writer.add(list_column(group, name))
     return Inputs.from_columns({name: writer.mapped() for name, writer in writers.items()})

@@ -46,7 +46,7 @@ def measure_popularity(
     """
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained, window)
-    groups = _first(table, part, scored_columns(table.manifest, []), queries)
+    groups = _first(table, part, scored_columns(table, []), queries)
     return _score(Popularity(statistics.frequency), groups, Metrics(ks, statistics.inverse_propensity))
 
 
@@ -64,7 +64,7 @@ def measure_baselines(
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained)
     names = {column.name for column in table.manifest.columns}
-    groups = _first(table, part, scored_columns(table.manifest, [_TOKENS] if _TOKENS in names else []), queries)
+    groups = _first(table, part, scored_columns(table, [_TOKENS] if _TOKENS in names else []), queries)
     baselines: dict[str, Baseline] = {"popular labels": Popularity(statistics.frequency)}
     if _TOKENS in names:
         vocabulary = DataSizes.of(data).vocabulary

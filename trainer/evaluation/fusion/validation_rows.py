@@ -55,7 +55,7 @@ def open_validation(data: str, run: str, options: FitOptions) -> Validation:
     recipe, model, checkpoint = load_model(layout, RunLayout(run), options.step, device=open_device(options.device))
     split = options.split or (HOLDOUT if recipe.data.holdout else "val")
     table, part = _open_part(layout, split, recipe.data)
-    columns = scored_columns(table.manifest, model.columns)
+    columns = scored_columns(table, model.columns)
     rows = list(part.batches(table, columns, options.queries))
     return Validation(recipe, model, checkpoint, split, rows)
 
