@@ -7,7 +7,7 @@ import pytest
 from napkinxc.metrics import Jain_et_al_inverse_propensity
 
 from schemas.errors import InputError
-from trainer.evaluation.propensity import KNOWN, inverse_propensity
+from trainer.evaluation.split import KNOWN, inverse_propensity
 
 
 @pytest.mark.parametrize(("a", "b"), sorted(set(KNOWN.values())))

@@ -18,19 +18,17 @@ from schemas.manifest import open_manifest, verify
 from schemas.ragged import Ragged
 from tests.builders import Rows, SmallData, build_data, ragged
 from tests.ranks import on_ranks
-from tests.trainer.evaluation.fusion.small_model import SECTIONS, brute_force, model_of, queries
+from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
 from tests.training import silent, train
 from trainer.config import Recipe
 from trainer.config.data import Data
-from trainer.evaluation.evaluate import Scorer, label_statistics
-from trainer.evaluation.fusion.files import fused_step, open_fused, open_fusion
-from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
-from trainer.evaluation.fusion.fused import Fused
-from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
-from trainer.evaluation.fusion.scored import Scored, Scorers
-from trainer.evaluation.fusion.validation_rows import FitOptions
-from trainer.evaluation.fusion.weights import K, Weights
-from trainer.evaluation.memory.memory import Memory
+from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
+from trainer.evaluation.fusion import Fused, K, Scored, Scorers, Weights
+from trainer.evaluation.fusion_files import fused_step, open_fused, open_fusion
+from trainer.evaluation.memory import Memory
+from trainer.evaluation.ranking import Ranking, embed_label_texts
+from trainer.evaluation.split import label_statistics
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.model import Model, load_model

@@ -1,1 +1,0 @@
-"""Scores of labels' texts beside those of a classifier, and both fused (NGAME, appendix C)."""
