@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.common.report import report
 from extremis.planning.plan import plan, workload
 from pipelines.mine import mine
-from pipelines.mining.options import MineOptions
+from pipelines.options import MineOptions
 from pipelines.shard import ShardOptions, shard
 from trainer.config import Recipe, load_recipe
 from trainer.loop import Trainer

@@ -159,6 +159,11 @@ def output(**changes: Any) -> Iterator[None]:
         _output = before
 
 
+def present_output() -> Output:
+    """Return where output goes at present."""
+    return _output
+
+
 def at_work(title: str) -> contextlib.AbstractContextManager[None]:
     """Show until the block ends that `title` is at work, unless output is quiet, or goes to a listener, or is another
     rank's.

@@ -75,8 +75,8 @@ class EpochRunner:
                 clock.lap("stream")
                 if batch.part.step == 0 and adoption.table_epoch is not None:
                     step = progress.global_step
-                    facts = parts.refresher.staleness(adoption, step, parts.model, tables, batch.part)
-                    parts.tracker.record("staleness", step + 1, facts)
+                    figures = parts.refresher.staleness(adoption, step, parts.model, tables, batch.part)
+                    parts.tracker.record("staleness", step + 1, figures)
                     clock.lap("rest")
                 step, every = progress.global_step, parts.recipe.logging.ranks_every
                 hook = self._record_ranks if every and (step + 1) % every == 0 else None
@@ -148,9 +148,9 @@ class EpochRunner:
             return
         ranks = true_ranks.measure(head.vectors, head.start, x, batch, hard, parts.group)
         if len(ranks):
-            facts = {"epoch": batch.epoch, "of": parts.labels, **parts.step.sources.facts()}
-            facts |= true_ranks.describe(ranks)
-            parts.tracker.record("hard", self.progress.global_step + 1, facts)
+            figures = {"epoch": batch.epoch, "of": parts.labels, **parts.step.sources.figures()}
+            figures |= true_ranks.describe(ranks)
+            parts.tracker.record("hard", self.progress.global_step + 1, figures)
 
     def _after_step(self, result: StepResult, dump: EmbeddingCollector | None) -> None:
         parts, progress, recipe = self._parts, self.progress, self._parts.recipe
@@ -168,8 +168,8 @@ class EpochRunner:
         parts.step.sources.after_step(progress.global_step, progress.epoch, result.step)
         if logged:
             rates = {"encoder_lr": recipe.encoder.lr * factor, "classifier_lr": recipe.classifier.lr * factor}
-            facts = {"epoch": progress.epoch, "loss": self._loss, **rates}
-            parts.tracker.record("train", progress.global_step, facts)
+            figures = {"epoch": progress.epoch, "loss": self._loss, **rates}
+            parts.tracker.record("train", progress.global_step, figures)
         every = recipe.checkpoint.every_steps
         must_stop, is_last = self._must_stop(), progress.step == parts.stream.steps
         if (must_stop or (every and progress.global_step % every == 0)) and not is_last:
@@ -220,7 +220,7 @@ class EpochRunner:
         progress.epoch, progress.step = epoch + 1, 0
         last = progress.epoch == self.epochs
         metrics = parts.validator.measure(parts.model) if parts.validator.is_due(progress.epoch, last) else {}
-        facts = {
+        figures = {
             "epoch": epoch,
             "loss": loss,
             "seconds": seconds,
@@ -232,7 +232,7 @@ class EpochRunner:
             "device": describe_device(parts.model.device),
         }
         seconds_of = {f"seconds_{name}": round(value, 3) for name, value in parts.step.clock.seconds.items()}
-        parts.tracker.record("epoch", progress.global_step, {**facts, **seconds_of})
+        parts.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})
         if metrics:
             parts.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
             self._record_validation(metrics, last)
@@ -258,8 +258,8 @@ class EpochRunner:
         progress.record_validation(metrics[options.metric], is_best, 0 if last else options.patience)
         if not progress.stopped:
             return
-        facts = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}
-        parts.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **facts})
+        figures = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}
+        parts.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **figures})
         parts.say(
             f"stopped early after epoch {progress.epoch - 1}: {options.metric} was last better at step "
             f"{progress.best_step:,} ({progress.best_metric:.2f}), {progress.worse} validation(s) ago. The "

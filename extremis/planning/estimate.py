@@ -10,9 +10,8 @@ import pyarrow.compute as pc
 
 from pipelines.clustering.plan import worker_bytes
 from pipelines.common import assign
-from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import Blocks, settle, sizes_of
-from pipelines.sharding.options import ShardOptions
+from pipelines.options import MineOptions, ShardOptions
 from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name

@@ -12,7 +12,7 @@ import torch
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
@@ -68,7 +68,7 @@ def open_validation(data: str, run: str, options: FitOptions) -> Validation:
     recipe, model, checkpoint = load_model(layout, RunLayout(run), options.step, device=open_device(options.device))
     split = options.split or (HOLDOUT if recipe.data.holdout else "val")
     table, part = _open_part(layout, split, recipe.data)
-    columns = scored_columns(table.manifest, model.columns)
+    columns = scored_columns(table, model.columns)
     rows = list(part.batches(table, columns, options.queries))
     return Validation(recipe, model, checkpoint, split, rows)
 
@@ -100,7 +100,7 @@ def fit_weights(data: str, run: str, options: FitOptions = DEFAULT, budget: int 
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = open_validation(data, run, options)
     built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
-    readable = set(model.columns) <= {column.name for column in open_manifest(layout.labels, "labels").columns}
+    readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
     scorers = Scorers(texts, built and built.to(model.device))
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)

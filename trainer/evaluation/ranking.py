@@ -11,9 +11,8 @@ from torch.nn.functional import normalize
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.ragged import Ragged
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from trainer.evaluation.fusion import Fused
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.group import ALONE, Group
@@ -33,13 +32,11 @@ def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Itera
 
     Raises InputError for labels without the columns that the encoder reads, TableError.
     """
-    manifest = open_manifest(data.labels, "labels")
-    require_inputs(data.labels, manifest, model.inputs)
-    first = 0
-    for rows in iterate(data.labels, manifest, model.columns):
-        low, high = (min(max(end - first, 0), rows.num_rows) for end in (start, stop))
-        if low < high:
-            yield first + low, model.embed_table(rows.slice(low, high - low), labels=True)
+    table = Table.open(data.labels, "labels")
+    require_inputs(table, model.inputs)
+    first = start
+    for rows in table.batches(model.columns, start, stop):
+        yield first, model.embed_table(rows, labels=True)
         first += rows.num_rows
 
 

@@ -10,9 +10,7 @@ import numpy as np
 
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
 from schemas.versions.version import Version
@@ -39,43 +37,6 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
             "with --set data.holdout=0.02."
         )
     return open_queries(data, trained.split), trained.held_out
-
-
-class Constants(NamedTuple):
-    """A and B of the propensity model."""
-
-    a: float
-    b: float
-
-
-_WIKIPEDIA = Constants(0.5, 0.4)
-_AMAZON = Constants(0.6, 2.6)
-_OTHER = Constants(0.55, 1.5)
-
-# By the exact name in the Extreme Classification Repository. A name that is not here is unknown, whatever it looks
-# like: published code that guesses from parts of a name has scored one data set with three pairs of constants.
-KNOWN: dict[str, Constants] = {
-    "WikiLSHTC-325K": _WIKIPEDIA,
-    "WikipediaLarge-500K": _WIKIPEDIA,
-    "Wikipedia-500K": _WIKIPEDIA,
-    "WikiTitles-500K": _WIKIPEDIA,
-    "LF-Wikipedia-500K": _WIKIPEDIA,
-    "LF-WikiTitles-500K": _WIKIPEDIA,
-    "Amazon-670K": _AMAZON,
-    "Amazon-3M": _AMAZON,
-    "AmazonTitles-670K": _AMAZON,
-    "AmazonTitles-3M": _AMAZON,
-    "LF-Amazon-131K": _AMAZON,
-    "LF-AmazonTitles-131K": _AMAZON,
-    "LF-AmazonTitles-1.3M": _AMAZON,
-    "EURLex-4K": _OTHER,
-    "Wiki10-31K": _OTHER,
-    "AmazonCat-13K": _OTHER,
-    "WikiSeeAlso-350K": _OTHER,
-    "WikiSeeAlsoTitles-350K": _OTHER,
-    "LF-WikiSeeAlso-320K": _OTHER,
-    "LF-WikiSeeAlsoTitles-320K": _OTHER,
-}
 
 
 def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -> np.ndarray:
@@ -122,10 +83,9 @@ def _count(data: DataLayout, split: str, digest: str, parts: tuple[str, ...], la
 
 def retired_labels(data: DataLayout) -> np.ndarray | None:
     """Return which labels are retired, bool [L]; None where none is. Raises TableError."""
-    if not Version.of(open_manifest(data.root, "data")).retired:
+    if not Version.of(Table.open(data.root, "data").manifest).retired:
         return None
-    manifest = open_manifest(data.labels, "labels")
-    groups = [group.column(RETIRED).to_numpy() for group in iterate(data.labels, manifest, [RETIRED])]
+    groups = [group.column(RETIRED).to_numpy() for group in Table.open(data.labels, "labels").batches([RETIRED])]
     return np.concatenate([np.zeros(0, bool), *groups])
 
 

@@ -60,9 +60,9 @@ class Classifier(Head):
         weight = zeros(shape, DTYPES[config.dtype], config.storage, CPU if on_host else device)
         _initialise(weight, config, labels, self.start, seed)
         optimizer = RowOptimizer(config.optimizer, config.momentum, config.weight_decay)
-        facts: dict[str, Any] = {"first": self.start, "seed": seed, "storage": config.storage}
+        place: dict[str, Any] = {"first": self.start, "seed": seed, "storage": config.storage}
         self.matrix = (
-            HostMatrix(weight, optimizer, device, **facts) if on_host else RowMatrix(weight, optimizer, **facts)
+            HostMatrix(weight, optimizer, device, **place) if on_host else RowMatrix(weight, optimizer, **place)
         )
 
     @classmethod

@@ -8,8 +8,7 @@ from torch.nn.functional import softplus
 
 from trainer.config.loss import LossSection
 from trainer.device import CPU
-from trainer.losses.base import Loss, LossParts
-from trainer.losses.candidate_scores import Scores, masked_scores
+from trainer.losses.base import Loss, LossParts, Scores, masked_scores
 from trainer.rows import kernels
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import RowMatrix, operations_of

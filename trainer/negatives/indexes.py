@@ -65,7 +65,7 @@ class CopiedIndex(NegativeSource):
         """Have it built anew at the next step: a run that is resumed has none, and builds it of these very vectors."""
         self._current = self._next = None
 
-    def facts(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """Return the steps from the copy of the vectors that the last step searched to that step."""
         return {"index_age": self._age - 1} if self._current else {}
 

@@ -82,7 +82,7 @@ def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
 def test_shards_blocks_and_steps_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
     planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)), str(ran / "data"))
     run = ran / "run"
-    table = json.loads(next((run / "negatives").glob("*/queries/manifest.json")).read_text())
+    table = json.loads(next((run / "negatives").glob("*/queries/_manifest.json")).read_text())
     mined = table["parameters"]
     assert planned["tables"]["queries"]["shards"] == len(table["shards"])
     assert planned["mining"]["index"] == mined["index"]

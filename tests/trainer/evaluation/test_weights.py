@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from schemas import PAD
 from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
-from schemas.manifest import open_manifest, verify
 from schemas.ragged import Ragged
+from schemas.table import Table
 from tests.builders import Rows, SmallData, build_data, ragged
 from tests.ranks import on_ranks
 from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
@@ -213,7 +213,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert (facts["split"], facts["queries"]) == ("holdout", 12)
     assert head == "classifier" or facts["texts"] == 0
     assert fused_step(RunLayout(run)) == checkpoint.step
-    verify(RunLayout(run).fusion(checkpoint.step), manifest)
+    Table.open(RunLayout(run).fusion(checkpoint.step)).verify()
     opened = open_fusion(root, run, checkpoint)
     memory = opened.memory("test")
     assert (memory is not None) == (facts["votes"] > 0)
@@ -231,4 +231,4 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     values = {name: score.metrics.result()["nDCG@5"] for name, score in scores.items()}
     assert values["fused"] >= values["alone"]
     assert fit_weights(root, run, FitOptions("val", queries=10)).parameters["queries"] == 10  # in place of the first
-    assert open_manifest(RunLayout(run).fusion(checkpoint.step), "fusion").parameters["split"] == "val"
+    assert Table.open(RunLayout(run).fusion(checkpoint.step), "fusion").parameters["split"] == "val"

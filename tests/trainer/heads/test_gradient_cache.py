@@ -13,8 +13,7 @@ from trainer.config import Recipe
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import HeadContext
-from trainer.heads.label_encoder import LabelEncoderHead
-from trainer.heads.label_texts import open_label_texts
+from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.heads.queries import SubBatches
 from trainer.losses import build_loss
 from trainer.model import Model
