@@ -7,6 +7,7 @@ from extremis.command import Progress, command
 from extremis.commands.shared import Device, Place, Positive, Size, Step
 from extremis.console import say
 from schemas.sizes import parse_bytes
+from trainer.evaluation import QUERIES, SHORTLIST
 
 
 @command()
@@ -17,8 +18,8 @@ def fuse(
     by: Literal["weights", "tree"] = "weights",
     split: str | None = None,
     step: Step | None = None,
-    shortlist: Positive = 100,
-    queries: Positive = 10_000,
+    shortlist: Positive = SHORTLIST,
+    queries: Positive = QUERIES,
     memory: Size = "4GiB",
     device: Device = "auto",
     progress: Progress = True,

@@ -20,6 +20,7 @@ from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.config.data import Data
 from trainer.device import open_device
+from trainer.evaluation import QUERIES, SHORTLIST
 from trainer.evaluation.fusion import Scored, Scorers, Weights, score_pairs
 from trainer.evaluation.fusion_files import TRAINED, TREE, WEIGHTS, publish_fusion
 from trainer.evaluation.memory import BUDGET, Memory
@@ -41,8 +42,8 @@ class FitOptions:
 
     split: str | None = None
     step: int | None = None
-    shortlist: int = 100
-    queries: int = 10_000
+    shortlist: int = SHORTLIST
+    queries: int = QUERIES
     device: str = "auto"
 
 

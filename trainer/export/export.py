@@ -62,16 +62,16 @@ class ExportOptions:
     `onto`: an earlier export, or a folder with a current one, whose files are named where they stay.
     """
 
-    step: int | None = None
-    dtype: str = "float32"
-    index: str = "auto"
-    target_recall: float = 0.98
-    precisions: tuple[float, ...] = (0.5, 0.7, 0.9)
-    split: str | None = None
-    scores: str = "classifier"
-    overwrite: bool = False
-    device: str = "auto"
-    onto: str | None = None
+    step: int | None
+    dtype: str
+    index: str
+    target_recall: float
+    precisions: tuple[float, ...]
+    split: str | None
+    scores: str
+    overwrite: bool
+    device: str
+    onto: str | None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -80,13 +80,12 @@ class ExportOptions:
             raise InputError(f"--target-recall {self.target_recall:g}: expected a share in (0, 1].")
 
 
-def export(data: str, run: str, out: str, options: ExportOptions | None = None, say: Say = print) -> Manifest:
+def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
     """Export a checkpoint of RUN (the newest by default), made from DATA, to OUT.
 
     An export that is there already, of the same checkpoint with the same options, is returned as it is.
     Raises InputError: no checkpoint, other data, no such split, something else at OUT; TableError, StorageError.
     """
-    options = options or ExportOptions()
     layout = DataLayout(data)
     if options.step is None and options.scores == "fused":
         options = replace(options, step=fused_step(RunLayout(run)))
