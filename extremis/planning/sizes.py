@@ -7,9 +7,9 @@ import pyarrow as pa
 from extremis.planning import sample
 from extremis.planning.workload import Workload
 from pipelines.clustering.plan import worker_bytes
-from pipelines.common import assign
 from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import Blocks, settle, sizes_of
+from pipelines.sharding import plans
 from pipelines.sharding.options import ShardOptions
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard
@@ -80,14 +80,14 @@ def data_tables(workload: Workload, rows: dict[str, pa.Table]) -> dict[str, Tabl
     """Estimate queries and labels, as `extremis shard` cuts them."""
     sizes = {}
     for name, count in (("queries", workload.queries), ("labels", workload.labels)):
-        size = int(row_bytes(rows[name], assign.default_row_group_rows(count)) * count)
-        sizes[name] = TableSize(count, size, assign.default_shards(count, size, ShardOptions().shard_bytes))
+        size = int(row_bytes(rows[name], plans.default_row_group_rows(count)) * count)
+        sizes[name] = TableSize(count, size, plans.default_shards(count, size, ShardOptions().shard_bytes))
     return sizes
 
 
 def source_tables(kind: str, rows: pa.Table, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
     """Estimate the tables of `kind`, `rows` a sample, which have a row for each of every source, of every dump."""
-    each = row_bytes(rows, assign.default_row_group_rows(workload.queries))
+    each = row_bytes(rows, plans.default_row_group_rows(workload.queries))
     return {
         f"{kind} of {name}": TableSize(count, int(each * count), data[name].shards, workload.dumps)
         for name, count in workload.sources.items()
@@ -100,7 +100,7 @@ def mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
     options = MineOptions(memory=workload.memory)
     vectors = _planned("vectors", data["vectors"], VECTOR_GROUP_ROWS)
     points = [
-        _planned(name, data[name], assign.default_row_group_rows(count)) for name, count in workload.sources.items()
+        _planned(name, data[name], plans.default_row_group_rows(count)) for name, count in workload.sources.items()
     ]
     sizes = sizes_of(workload.columns, vectors, points, options, width, width)
     return settle(workload.recipe.refresh.index, workload.labels, workload.rows, options, sizes)
@@ -118,7 +118,7 @@ def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int)
     One process holds all: the classifier is not split over ranks.
     """
     recipe = workload.recipe
-    group = assign.default_row_group_rows(workload.queries)
+    group = plans.default_row_group_rows(workload.queries)
     each = rows["queries"].nbytes / rows["queries"].num_rows + 6 * recipe.negatives.table_width
     windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
     window = recipe.order.streams * recipe.order.window_groups * group * each * windows
