@@ -119,7 +119,7 @@ def _make(plan: Plan, build: Build, index: Build | None, runner: Runner, say: Pr
     inputs = plan.inputs
     for line in plan.describe():
         say(line)
-    reads = [join(inputs.vectors_url, MANIFEST), *(join(source.queries_url, MANIFEST) for source in plan.sources)]
+    reads = [join(inputs.vectors.url, MANIFEST), *(join(source.queries.url, MANIFEST) for source in plan.sources)]
     runner.check(reads, build.url, say)
     watch = Watch(inputs.scratch, say)
     watch.expect(_steps(plan))
@@ -200,8 +200,8 @@ def _describe(plan: Plan, source: Source, summary: dict[str, Any]) -> Manifest:
         columns=columns_of(plan.schema),
         shards=shards,
         rows=sum(shard.rows for shard in shards),
-        row_group_rows=source.queries.row_group_rows,
-        id_range=source.queries.id_range,
+        row_group_rows=source.queries.manifest.row_group_rows,
+        id_range=source.queries.manifest.id_range,
         parents=plan.inputs.parents(source),
         parameters=plan.parameters(),
         counters=summary["counters"],

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import Any, Literal
+from typing import Literal
 
 from pipelines.common.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
 from pipelines.common.meter import Count, counted_here, sum_counts

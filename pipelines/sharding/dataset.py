@@ -13,8 +13,8 @@ from pipelines.formats.base import LABELS, Inputs
 from pipelines.formats.rejects import Reason
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan, name_of, tokenizer_url
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
+from schemas import arrow, storage
 from schemas import manifest as manifests
-from schemas import storage, tables
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import MANIFEST, DataLayout
 from schemas.manifest import Manifest, columns_of
@@ -182,7 +182,7 @@ def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Fil
     by_table: dict[str, list[Packet]] = {}
     for table, packet in rejected:
         by_table.setdefault(table, []).append(packet)
-    url, schema, shards = DataLayout(data).rejects, tables.rejects(), []
+    url, schema, shards = DataLayout(data).rejects, arrow.rejects(), []
     for number, table in enumerate(sorted(by_table)):
         with parquet.writing_shard(url, number, len(by_table), schema, _GROUP_ROWS) as shard:
             for _, packets in sorted(_by_range(by_table[table], staged).items()):

@@ -12,7 +12,7 @@ from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
 from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.tokenizer import FrozenTokenizer
-from schemas import storage, tables
+from schemas import arrow, storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.shard_files.shards import Sink
@@ -62,7 +62,7 @@ class TablePlan:
     @property
     def tokens(self) -> pa.DataType | None:
         """The type of a token id; None where the rows have features alone."""
-        return None if self.vocabulary is None and self.features else tables.token_type(self.vocabulary or 0)
+        return None if self.vocabulary is None and self.features else arrow.token_type(self.vocabulary or 0)
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class QueriesPlan(TablePlan):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the table."""
-        return tables.queries(
+        return arrow.queries(
             self.tokens,
-            tables.label_type(self.labels),
+            arrow.label_type(self.labels),
             text=self.keep_text,
             filters=self.filters is not None,
             features=self.features,
@@ -125,7 +125,7 @@ class LabelsPlan(TablePlan):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the table."""
-        return tables.labels(self.tokens, features=self.features)
+        return arrow.labels(self.tokens, features=self.features)
 
     @property
     def row_schema(self) -> pa.Schema:
