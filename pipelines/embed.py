@@ -10,27 +10,24 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
 from pipelines.common.flow import Flow
 from pipelines.common.meter import Meter
 from pipelines.common.progress import Progress, Watch, silent
 from pipelines.common.summary import Summary, read_summary, write_sum
+from pipelines.options import EmbedOptions
 from pipelines.runners.runner import choose_runner, for_workers
 from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, shard_url
-from schemas.options import Options
 from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
-from schemas.shard_files.shards import iterate_shard
 from schemas.sizes import require_room
 from schemas.storage import join
 from schemas.table import Table
@@ -44,16 +41,6 @@ from trainer.stream import open_queries
 _MODELS: dict[str, Model] = {}  # by the digest of the checkpoint
 _LOADING = threading.Lock()
 _STEP = "embed"
-
-
-class EmbedOptions(Options):
-    """Options of `extremis embed`."""
-
-    what: Literal["queries", "labels"] = "queries"
-    split: str = Field(default="test", description="of the queries")
-    step: int | None = Field(default=None, ge=0, description="of the checkpoint; None: the newest")
-    dtype: Literal["float16", "float32"] = "float16"
-    batch: int = Field(default=1024, ge=1, description="rows that are encoded at a time")
 
 
 @dataclass(frozen=True)
@@ -119,7 +106,7 @@ def embed(
     files = [shard_url(source.url, shard) for shard in source.manifest.shards]
     choose_runner(beam_options)  # refuses wrong options before anything is read
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
-    require_inputs(source.url, source.manifest, recipe.encoder.inputs)
+    require_inputs(source, recipe.encoder.inputs)
     parents = {options.what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
     parameters = {**options.model_dump(), "step": checkpoint.step, "bias": has_bias(recipe)}
     if labels:
@@ -156,7 +143,7 @@ def embed_shard(shard: int, plan: Plan) -> Summary:
     plan.meter.start(_STEP)
     model = shared_model(plan)
     schema = plan.schema(model.width)
-    groups = iterate_shard(plan.source.url, source.shards[shard], [plan.id_column, *model.columns])
+    groups = plan.source.batches_of(shard, [plan.id_column, *model.columns])
     file = writing_shard(plan.out, shard, len(source.shards), schema, source.group_rows(shard))
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:

@@ -21,14 +21,14 @@ from pipelines.common.watch import watch_dumps
 from pipelines.mining import steps
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept_index import describe_index, find_index
-from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
 from pipelines.mining.profile import Profile, release
+from pipelines.options import MineOptions
 from pipelines.runners.runner import Runner, choose_runner, for_workers
 from schemas import storage
-from schemas.layout import MANIFEST, SPENT
-from schemas.manifest import Manifest, Shard, columns_of
+from schemas.layout import SPENT
+from schemas.manifest import Manifest, Shard, columns_of, manifest_url
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import find_made_from
@@ -119,7 +119,7 @@ def _make(plan: Plan, build: Build, index: Build | None, runner: Runner, say: Pr
     inputs = plan.inputs
     for line in plan.describe():
         say(line)
-    reads = [join(inputs.vectors.url, MANIFEST), *(join(source.queries.url, MANIFEST) for source in plan.sources)]
+    reads = [manifest_url(table.url) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
     runner.check(reads, build.url, say)
     watch = Watch(inputs.scratch, say)
     watch.expect(_steps(plan))

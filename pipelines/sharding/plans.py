@@ -10,7 +10,7 @@ import pyarrow as pa
 from pipelines.common.meter import Meter
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
-from pipelines.sharding.options import ShardOptions
+from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, default_shards
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import arrow, storage
 from schemas.errors import InputError
@@ -145,7 +145,6 @@ def _place() -> list[pa.Field]:
     return [pa.field(name, kind) for name, kind in names.items()]
 
 
-_MIN_SHARDS = 4
 # Bytes on storage a unit, measured on WordPiece ids, random keys and Zipfian labels; text is a byte a byte before zstd.
 _BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "text": 0.5}
 _BYTES_A_TOKEN = 4.5  # of text
@@ -176,7 +175,7 @@ def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesP
     cuts, low = list[QueriesPlan](), 0.0
     for split, share in (("val", options.validation_share), ("test", options.test_share)):
         if share:
-            shards = options.shards or max(1, round(train.shards * share), min(_MIN_SHARDS, train.shards))
+            shards = options.shards or max(1, round(train.shards * share), min(MIN_SHARDS, train.shards))
             table = DataLayout(basis.tables).queries(split)
             cuts.append(replace(train, split=split, table=table, shards=shards, share=(low, low + share)))
             low += share
@@ -262,16 +261,6 @@ def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray
             )
         pairs.append((row, label))
     return np.unique(np.asarray(pairs, np.int64).reshape(-1, 2), axis=0)
-
-
-def default_shards(rows: int, estimated_bytes: float, shard_bytes: int) -> int:
-    """Choose how many shards of about `shard_bytes`: at least 4 of small data, so that it spreads over readers."""
-    return max(min(_MIN_SHARDS, rows), -(-int(estimated_bytes) // shard_bytes), 1)
-
-
-def default_row_group_rows(rows: int) -> int:
-    """Choose the rows of a row group: small data still has many to permute; large data reads longer ones at a time."""
-    return 1024 if rows < 1_000_000 else 8192
 
 
 def tokenizer_url(data: str) -> str:

@@ -4,14 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.common.exchange import split_by
-from pipelines.sharding import plans
+from pipelines.options import default_row_group_rows, default_shards
 from pipelines.sharding.labels import count_labels, sum_counts
 
 
 def test_defaults() -> None:
-    assert [plans.default_shards(rows, 0, 100) for rows in (0, 2, 1 << 18)] == [1, 2, 4]
-    assert [plans.default_shards(9, size, 100) for size in (400, 401, 1e6)] == [4, 5, 10_000]
-    assert [plans.default_row_group_rows(rows) for rows in (10, 999_999, 1_000_000)] == [1024, 1024, 8192]
+    assert [default_shards(rows, 0, 100) for rows in (0, 2, 1 << 18)] == [1, 2, 4]
+    assert [default_shards(9, size, 100) for size in (400, 401, 1e6)] == [4, 5, 10_000]
+    assert [default_row_group_rows(rows) for rows in (10, 999_999, 1_000_000)] == [1024, 1024, 8192]
 
 
 @settings(deadline=None)
