@@ -10,7 +10,7 @@ import numpy as np
 from pipelines.common.summary import Patched, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding.dataset import describe_table
-from pipelines.sharding.plan import LabelsPlan, QueriesPlan
+from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.versions.earlier import EarlierData, views_of
 from schemas import manifest as manifests
 from schemas.errors import InputError
