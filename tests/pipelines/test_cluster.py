@@ -25,7 +25,7 @@ from schemas.options import check
 from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import iterate, write_table
 from tests.builders import SmallData, build_data
-from trainer.stream.clusters import clusters_of
+from trainer.stream.sources import clusters_of
 
 D, ROWS, SIZE = 6, 1203, 16
 

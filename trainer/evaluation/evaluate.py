@@ -32,7 +32,7 @@ from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
 from trainer.model import Model
 from trainer.stream import Table
-from trainer.stream.part import WHOLE, Part, iterate_part
+from trainer.stream.sources import ALL_ROWS, RowShare, iterate_share
 
 KS = (1, 3, 5, 10)
 
@@ -154,7 +154,7 @@ class Scorer:
     statistics: LabelStatistics
     group: Group = ALONE
     ranking: Ranking | None = None
-    part: Part = WHOLE
+    part: RowShare = ALL_ROWS
     labels: Manifest | None = None  # of the labels' table, for metrics by part of a version
 
     @classmethod
@@ -214,7 +214,7 @@ class Scorer:
         counted = [np.zeros(0, np.int64)]
         seen = filtered = 0
         columns = scored_columns(self.queries.manifest, self.model.columns)
-        for group in iterate_part(self.queries.url, self.queries.manifest, self.part, columns):
+        for group in iterate_share(self.queries.url, self.queries.manifest, self.part, columns):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
                 break

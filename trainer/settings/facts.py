@@ -17,7 +17,7 @@ from trainer.config.data import Data
 from trainer.encoders.features import count_ngrams
 from trainer.evaluation.evaluate import label_statistics
 from trainer.stream import Table, open_queries
-from trainer.stream.part import Part, iterate_part
+from trainer.stream.sources import RowShare, iterate_share
 
 SAMPLED_ROWS = 200_000  # that n-grams are counted on
 HEAPS = 0.7  # distinct n-grams of n texts grow like n ** 0.7
@@ -53,7 +53,7 @@ class Facts:
         return (self.pairs + self.label_texts) / max(1, self.points * self.labels)
 
 
-def measure(data: DataLayout, split: str, part: Part, label_texts: bool, window: str | Sequence[str] = "") -> Facts:
+def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, window: str | Sequence[str] = "") -> Facts:
     """Measure `part` of `split`, or the parts of a version in `window`; with `label_texts` labels are points too.
 
     Raises InputError, TableError.
@@ -64,7 +64,7 @@ def measure(data: DataLayout, split: str, part: Part, label_texts: bool, window:
 
 @functools.lru_cache(maxsize=8)
 def _measure(
-    data: DataLayout, digest: str, split: str, part: Part, label_texts: bool, window: str | tuple[str, ...]
+    data: DataLayout, digest: str, split: str, part: RowShare, label_texts: bool, window: str | tuple[str, ...]
 ) -> Facts:
     """Measure the data of `digest`, once: what is at its place may be made again."""
     queries, labels = open_queries(data, split), open_manifest(data.labels, "labels")
@@ -98,12 +98,12 @@ class _Sample:
     ngrams: int
 
     @classmethod
-    def of(cls, table: Table, part: Part) -> "_Sample":
+    def of(cls, table: Table, part: RowShare) -> "_Sample":
         has_tokens = any(column.name == "input_ids" for column in table.manifest.columns)
         columns = ["label_ids", *(["input_ids"] if has_tokens else [])]
         rows = pairs = tokens = 0
         hashes = []
-        for group in iterate_part(table.url, table.manifest, part, columns, SAMPLED_ROWS):
+        for group in iterate_share(table.url, table.manifest, part, columns, SAMPLED_ROWS):
             rows += group.num_rows
             pairs += len(list_column(group, "label_ids").values)
             if has_tokens:

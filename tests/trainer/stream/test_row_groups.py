@@ -17,10 +17,9 @@ from tests.laws import assert_equal
 from tests.processes import threads_named
 from tests.schemas.flaky import FlakyFileSystem
 from trainer.stream import JoinedStream
-from trainer.stream.download_queue import THREAD
-from trainer.stream.row_groups import Reading, RowGroups
-from trainer.stream.shard_pool import ShardPool
-from trainer.stream.source import Source, open_sources
+from trainer.stream.prefetch import THREAD
+from trainer.stream.row_groups import Reading, RowGroups, ShardPool
+from trainer.stream.sources import Source, open_sources
 
 SINKS: list[Sink] = ["parquet", "webdataset"]
 

@@ -21,8 +21,7 @@ from trainer.config.data import Data
 from trainer.evaluation.evaluate import label_statistics
 from trainer.settings.facts import measure
 from trainer.stream import JoinedStream, Source, Table, open_sources
-from trainer.stream.part import WHOLE
-from trainer.stream.window_of_parts import Replay, in_window
+from trainer.stream.sources import ALL_ROWS, Replay, in_window
 
 SHARDS = 12
 
@@ -77,7 +76,7 @@ def test_rows_of_parts_are_a_table(version: DataLayout, window: str | list[str],
     frequency = np.bincount([label for row in ids for label in every[row]["label_ids"]], minlength=9)
     statistics = label_statistics(version, Data(parts=window))
     assert statistics.frequency.tolist() == frequency.tolist()
-    facts = measure(version, "train", WHOLE, False, window)
+    facts = measure(version, "train", ALL_ROWS, False, window)
     assert (facts.queries, facts.pairs) == (len(ids), frequency.sum())
     assert facts.median_frequency == np.median(frequency[frequency > 0])
 

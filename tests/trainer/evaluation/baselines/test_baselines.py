@@ -26,7 +26,7 @@ from trainer.evaluation.evaluate import KS, label_statistics
 from trainer.evaluation.memory.votes import NEIGHBOURS, TEMPERATURE
 from trainer.evaluation.metrics import Metrics
 from trainer.stream import open_queries
-from trainer.stream.part import iterate_part
+from trainer.stream.sources import iterate_share
 
 VOCABULARY = 15
 FILTERED = "filtered"  # the split with a filter: the first positive of every other query
@@ -156,7 +156,7 @@ def test_on_rows_that_were_held_out_only_the_others_vote(data: SmallData) -> Non
     kept, held_out = (
         [
             row
-            for rows in iterate_part(table.url, table.manifest, part, ["query_id"])
+            for rows in iterate_share(table.url, table.manifest, part, ["query_id"])
             for row in rows["query_id"].to_pylist()
         ]
         for part in (trained.trained, trained.held_out)
