@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from schemas import tables
+from schemas import arrow
 from schemas.errors import InputError, TableError
 from trainer.inputs import Kind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
@@ -77,7 +77,7 @@ class JoinedStream(IterableDataset):
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")
-        self._label_type = tables.label_type(labels)
+        self._label_type = arrow.label_type(labels)
         self._sources = sources
         self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self._epoch, self._step = 0, 0

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from schemas import storage, tables
+from schemas import PAD, storage
 from schemas.errors import TableError
 from schemas.manifest import Shard, shard_url
 from schemas.ragged import offsets_of
 from schemas.shard_files.cache import LocalCache
-from schemas.shard_files.parquet import list_array, row_groups_of
+from schemas.shard_files.parquet import list_array
 from schemas.shard_files.ranges import Access, Pieces, naming_damage
 from schemas.shard_files.shards import OpenShard, open_shard, read_group
+from schemas.table import Table
 from trainer.inputs import Kind, columns_of
 from trainer.stream.order import WeightedGroups
 from trainer.stream.prefetch import DownloadQueue
-from trainer.stream.sources import ALL_ROWS, Source, Table
+from trainer.stream.sources import ALL_ROWS, Source
 
 
 class ShardPool:
@@ -102,11 +103,11 @@ class _TableGroup:
 
     @property
     def entry(self) -> Shard:
-        return self.table.manifest.shards[self.shard]
+        return self.table.shards[self.shard]
 
     @property
     def place(self) -> str:
-        return shard_url(self.table.url, self.entry)
+        return self.table.place(self.shard)
 
     @property
     def bytes(self) -> int:
@@ -137,11 +138,12 @@ class RowGroups:
         dealt: list[np.ndarray] = []
         shares: list[WeightedGroups] = []
         for source in sources:
-            shard, group, first_row = row_groups_of(source.table.manifest)
-            self._places += [(source, *place) for place in zip(shard.tolist(), group.tolist(), strict=True)]
-            rows.append(np.diff(first_row))
-            dealt.append(source.share.bounds(first_row))
-            shares.append(WeightedGroups(len(shard), source.weight))
+            groups = source.table.groups
+            places = zip(groups.shard.tolist(), groups.group.tolist(), strict=True)
+            self._places += [(source, *place) for place in places]
+            rows.append(np.diff(groups.first))
+            dealt.append(source.share.bounds(groups.first))
+            shares.append(WeightedGroups(len(groups), source.weight))
         self.group_rows = np.concatenate([*rows, np.empty(0, np.int64)])  # [M]
         self.first_row = offsets_of(self.group_rows)  # [M + 1]
         # [M, 2] rows of each that are dealt; None where all are.
@@ -210,7 +212,7 @@ class RowGroups:
         if negatives:
             columns["hard"] = _cast(negatives[0].column("label_ids"), pa.list_(self._label_type, self.width))
         elif self.width:
-            pads = pa.array(np.full(rows.num_rows * self.width, tables.PAD), self._label_type)
+            pads = pa.array(np.full(rows.num_rows * self.width, PAD), self._label_type)
             columns["hard"] = pa.FixedSizeListArray.from_arrays(pads, self.width)
         return pa.table(columns)
 

@@ -9,12 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.errors import InputError, TableError
-from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout
-from schemas.manifest import Manifest, open_manifest, require_parent
-from schemas.shard_files.parquet import row_groups_of
-from schemas.shard_files.shards import iterate_shard
-from schemas.versions.parts import choose_parts, rows_of_parts, source_of_part
-from schemas.versions.version import PartTable, parts_of
+from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, source_of_part
+from schemas.table import PartTable, Table
 from trainer.inputs import Kind, require_inputs
 from trainer.schedule import MOST_WEIGHT
 
@@ -41,42 +37,15 @@ class RowShare(NamedTuple):
         start, stop = self.range(total)
         return stop - start
 
+    def batches(
+        self, table: Table, columns: Sequence[str] | None = None, limit: int | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the first `limit` rows of the share, a row group at a time in storage order. Raises TableError."""
+        start, stop = self.range(table.rows)
+        return table.batches(columns, start, stop if limit is None else min(stop, start + limit))
+
 
 ALL_ROWS = RowShare()
-
-
-def iterate_share(
-    url: str, manifest: Manifest, share: RowShare, columns: Sequence[str] | None = None, limit: int | None = None
-) -> Iterator[pa.Table]:
-    """Yield the first `limit` rows of `share`, a row group at a time in storage order. Raises TableError."""
-    start, stop = share.range(manifest.rows)
-    stop = stop if limit is None else min(stop, start + limit)
-    first = 0
-    for shard in manifest.shards:
-        last = first + shard.rows
-        if first < stop and last > start:
-            position = first
-            for group in iterate_shard(url, shard, columns):
-                low, high = max(start - position, 0), min(stop - position, group.num_rows)
-                position += group.num_rows
-                if low < high:
-                    yield group.slice(low, high - low)
-                if position >= stop:
-                    return
-        first = last
-
-
-@dataclass(frozen=True)
-class Table:
-    """A published table and its manifest."""
-
-    url: str
-    manifest: Manifest
-
-    @classmethod
-    def open(cls, url: str, kind: str) -> "Table":
-        """Open the table at `url`. Raises TableError when it is unfinished, foreign or damaged."""
-        return cls(url, open_manifest(url, kind))
 
 
 @dataclass(frozen=True)
@@ -103,33 +72,26 @@ class Source:
 
     @property
     def rows(self) -> int:
-        return self.table.manifest.rows
+        return self.table.rows
 
     @property
     def negatives_width(self) -> int:
         """K of the joined negatives; 0 where there are none. Raises TableError."""
-        if self.negatives is None:
-            return 0
-        for column in self.negatives.manifest.columns:
-            if column.name == "label_ids":
-                return int(column.type.rsplit("[", 1)[1].rstrip("]"))
-        raise TableError(f"{self.negatives.url}: a negatives table without label_ids. Mine it again.")
+        return 0 if self.negatives is None else self.negatives.width("label_ids")
 
     def with_negatives(self, url: str | None) -> "Source":
         """Join the rows with the table at `url`. Raises TableError when it was made from other rows."""
         if url is None:
             return replace(self, negatives=None)
         negatives = Table.open(url, "negatives")
-        require_parent(url, negatives.manifest, "queries", self.table.manifest.digest, self.table.url)
-        if negatives.manifest.cut != self.table.manifest.cut:
-            raise TableError(f"{url}: its shards or row groups do not line up with {self.table.url}. Mine it again.")
+        negatives.require_aligned(self.table, "Mine it again.")
         return replace(self, negatives=negatives)
 
     def in_clusters(self, url: str) -> "Source":
         """Take the rows in the order of the clustered table at `url`. Raises TableError when it has other rows."""
         table = Table.open(url, "queries")
-        require_parent(url, table.manifest, "queries", self.table.manifest.digest, self.table.url)
-        if CLUSTERS not in table.manifest.parameters or table.manifest.rows != self.rows:
+        table.require_made_from("queries", self.table)
+        if CLUSTERS not in table.parameters or table.rows != self.rows:
             raise TableError(
                 f"{url}: not the rows of {self.table.url} in cluster order. Make it with extremis cluster."
             )
@@ -139,7 +101,7 @@ class Source:
 def open_queries(data: DataLayout, split: str) -> Table:
     """Open the queries of `split`. Raises InputError where DATA has no such split, TableError where unfinished."""
     prefix = "queries/"
-    splits = [name.removeprefix(prefix) for name in open_manifest(data.root, "data").parents if name.startswith(prefix)]
+    splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
     if split not in splits:
         raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
     return Table.open(data.queries(split), "queries")
@@ -194,12 +156,12 @@ def in_window(
     if not window and not half_life and replay is None:
         return sources
     queries, *others = sources
-    parts = choose_parts(queries.table.url, queries.table.manifest, window)
+    parts = queries.table.choose_parts(window)
     ages = range(len(parts) - 1, -1, -1)
     weights = [max(_LEAST, 0.5 ** (age / half_life)) if half_life else 1.0 for age in ages]
     dealt = [_source_of(queries, part, weight, replay) for part, weight in zip(parts, weights, strict=True)]
     for source in others:
-        parts = list(parts_of(source.table.manifest)) if replay else []
+        parts = list(source.table.parts) if replay else []
         dealt += [_source_of(source, part, source.weight, replay) for part in parts] or [source]
     return [source for source in dealt if source.rows] or dealt[:1]
 
@@ -207,8 +169,7 @@ def in_window(
 def _source_of(source: Source, part: PartTable, weight: float, replay: Replay | None) -> Source:
     """Return the rows of one part as a source."""
     times = replay.times if replay and part.name in replay.trained else 1.0
-    rows = Table(source.table.url, rows_of_parts(source.table.manifest, [part]))
-    return Source(source_of_part(source.name, part.name), rows, weight=weight * times)
+    return Source(source_of_part(source.name, part.name), source.table.of_parts([part]), weight=weight * times)
 
 
 def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
@@ -221,7 +182,7 @@ def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
 
 def cluster_sizes(sources: Sequence[Source]) -> list[int]:
     """Return the cluster sizes of those sources whose tables are in cluster order."""
-    parameters = (source.table.manifest.parameters for source in sources)
+    parameters = (source.table.parameters for source in sources)
     return [each[CLUSTERS]["size"] for each in parameters if CLUSTERS in each]
 
 
@@ -232,16 +193,16 @@ def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
     """
     counts = []
     for source in sources:
-        url, manifest = source.table.url, source.table.manifest
-        made: Mapping[str, int] | None = manifest.parameters.get(CLUSTERS)
+        table = source.table
+        made: Mapping[str, int] | None = table.parameters.get(CLUSTERS)
         if made is None:
             return None
         halvings = (made["size"] // size).bit_length() - 1
         if size << max(halvings, 0) != made["size"] or size < made["smallest"]:
             raise InputError(
-                f"{url}: its clusters of {made['size']} rows are made to be halved down to {made['smallest']}, which "
-                f"gives none of {size}. Make it again with `extremis cluster --size N --smallest {size}`, N being "
-                f"{size} times a power of two, or set order.cluster to one of its sizes."
+                f"{table.url}: its clusters of {made['size']} rows are made to be halved down to {made['smallest']}, "
+                f"which gives none of {size}. Make it again with `extremis cluster --size N --smallest {size}`, N "
+                f"being {size} times a power of two, or set order.cluster to one of its sizes."
             )
-        counts.append(clusters_of(np.diff(row_groups_of(manifest)[2]), made["rows"], halvings))
+        counts.append(clusters_of(np.diff(table.groups.first), made["rows"], halvings))
     return np.concatenate(counts) if counts else None

@@ -14,7 +14,7 @@ from schemas.manifest import open_manifest
 from tests.builders import Rows, SmallData, build_data
 from trainer.settings.facts import HEAPS, log_odds, measure
 from trainer.stream import open_queries
-from trainer.stream.sources import ALL_ROWS, RowShare, iterate_share
+from trainer.stream.sources import ALL_ROWS, RowShare
 
 
 @pytest.fixture(scope="module", params=["tokens", "features"])
@@ -25,7 +25,7 @@ def data(request: pytest.FixtureRequest) -> SmallData:
 
 def rows_of(data: SmallData, part: RowShare) -> list[int]:
     table = open_queries(data.layout, "train")
-    groups = iterate_share(table.url, table.manifest, part, ["query_id"])
+    groups = part.batches(table, ["query_id"])
     return [row for group in groups for row in group["query_id"].to_pylist()]
 
 

@@ -24,7 +24,7 @@ from trainer.loop import Trainer
 from trainer.model import Model, load_model
 from trainer.stream import JoinedStream, open_queries, open_sources
 from trainer.stream.order import EpochOrder
-from trainer.stream.sources import ALL_ROWS, RowShare, iterate_share
+from trainer.stream.sources import ALL_ROWS, RowShare
 
 SHARES = st.one_of(st.sampled_from([0.0, 0.05, 0.5, 0.95, 1.0]), st.floats(0, 1))
 GROUPS = st.lists(st.integers(0, 9), max_size=20).map(lambda sizes: np.asarray(sizes, np.int64))
@@ -151,12 +151,12 @@ def test_a_stream_of_a_part_resumes_at_every_step_and_refuses_another_part(data:
 def group_rows(data: SmallData) -> np.ndarray:
     """Rows of each row group of the training queries, as they lie."""
     table = open_queries(data.layout, "train")
-    return np.array([rows.num_rows for rows in iterate_share(table.url, table.manifest, ALL_ROWS, ["query_id"])])
+    return np.array([rows.num_rows for rows in ALL_ROWS.batches(table, ["query_id"])])
 
 
 def read(data: SmallData, part: RowShare, limit: int | None = None) -> list[int]:
     table = open_queries(data.layout, "train")
-    groups = iterate_share(table.url, table.manifest, part, ["query_id"], limit)
+    groups = part.batches(table, ["query_id"], limit)
     return [row for group in groups for row in group["query_id"].to_pylist()]
 
 
@@ -207,7 +207,7 @@ def test_a_run_never_trains_on_what_it_holds_out_and_scores_exactly_that(
     assert all("P@1" in metrics for metrics in reports)
     table, part = open_split(data.layout, HOLDOUT, options.data)
     columns = ["query_id", "label_ids"]
-    rows = list(iterate_share(table.url, table.manifest, part, columns))
+    rows = list(part.batches(table, columns))
     assert [row for group in rows for row in group["query_id"].to_pylist()] == held_out
     _, model, _ = load_model(data.layout, trainer.run)
     scored: list[list[int]] = []

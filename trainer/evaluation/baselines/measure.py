@@ -9,6 +9,7 @@ import pyarrow as pa
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
+from schemas.table import Table
 from trainer.config.data import Data
 from trainer.evaluation.baselines.popularity import Popularity
 from trainer.evaluation.evaluate import KS, label_statistics
@@ -16,8 +17,8 @@ from trainer.evaluation.held_out import open_split
 from trainer.evaluation.metrics import Metrics
 from trainer.inputs import scored_columns
 from trainer.model import DataFacts
-from trainer.stream import Table, open_queries
-from trainer.stream.sources import ALL_ROWS, RowShare, iterate_share
+from trainer.stream import open_queries
+from trainer.stream.sources import ALL_ROWS, RowShare
 
 TEXTS = 100_000  # training points that a query is compared with, at most
 QUERIES = 2_000  # of a split
@@ -105,7 +106,7 @@ def _label_texts(data: DataLayout) -> tuple[Ragged, Ragged]:
 
 def _first(table: Table, part: RowShare, columns: Sequence[str], rows: int) -> list[pa.Table]:
     """Read the first `rows` rows of a part of a table."""
-    return list(iterate_share(table.url, table.manifest, part, columns, rows))
+    return list(part.batches(table, columns, rows))
 
 
 def _joined(groups: Sequence[pa.Table], column: str) -> Ragged:

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
+from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.config.data import Data
@@ -14,8 +15,7 @@ from trainer.device import open_device
 from trainer.evaluation.held_out import HOLDOUT, open_split
 from trainer.inputs import scored_columns
 from trainer.model import Model, load_model
-from trainer.stream import Table
-from trainer.stream.sources import RowShare, iterate_share
+from trainer.stream.sources import RowShare
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def open_validation(data: str, run: str, options: FitOptions) -> Validation:
     split = options.split or (HOLDOUT if recipe.data.holdout else "val")
     table, part = _open_part(layout, split, recipe.data)
     columns = scored_columns(table.manifest, model.columns)
-    rows = list(iterate_share(table.url, table.manifest, part, columns, options.queries))
+    rows = list(part.batches(table, columns, options.queries))
     return Validation(recipe, model, checkpoint, split, rows)
 
 
