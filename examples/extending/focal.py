@@ -7,8 +7,7 @@ from pydantic import Field
 from torch.nn.functional import softplus
 
 from trainer.config.loss import LossSection
-from trainer.losses.base import Loss, LossParts
-from trainer.losses.candidate_scores import Scores
+from trainer.losses.base import Loss, LossParts, Scores
 
 
 class FocalSection(LossSection):

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import ExtremisError
-from schemas.layout import DataLayout
-from schemas.manifest import MANIFEST, open_manifest
+from schemas.layout import MANIFEST, DataLayout
+from schemas.manifest import open_manifest
 from tests.command import sets
 from tests.hostile.outcome import check_message, listing, run
-from trainer.model import DataFacts
+from trainer.model import DataSizes
 from trainer.stream import JoinedStream, open_sources
 
 Body = dict[str, Any]
@@ -139,7 +139,7 @@ def message_of(data: Path) -> str:
     """Read DATA as a training does, every row of it; return the message of what refuses it, or nothing."""
     layout = DataLayout(str(data))
     try:
-        labels = DataFacts.of(layout).labels
+        labels = DataSizes.of(layout).labels
         list(JoinedStream(open_sources(layout, "train", label_texts=True), labels, batch=64, streams=4))
     except ExtremisError as error:
         check_message(f"error: {error}")

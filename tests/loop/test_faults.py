@@ -9,7 +9,7 @@ import pytest
 
 from schemas import storage
 from schemas.errors import StorageError
-from schemas.layout import SPENT
+from schemas.layout import MANIFEST, SPENT
 from tests.command import call, refused, sets
 from tests.faults import Faults, Proxy
 from tests.pipelines.mining.world import World, random_world
@@ -117,7 +117,7 @@ def test_a_store_that_stays_away_is_named_and_nothing_is_visible(
             done = call(*step.arguments(root, root))
         refused(done, f"s3://{BUCKET}/away-{name}/", "could not", "2 attempt(s)", "run again", status=1)
         left = stored(bucket, f"away-{name}/{step.out}")
-        top = {"shard": "manifest.json", "mine": "epoch-0005/queries/manifest.json", "embed": "manifest.json"}[name]
+        top = {"shard": MANIFEST, "mine": f"epoch-0005/queries/{MANIFEST}", "embed": MANIFEST}[name]
         assert top not in left, f"down after {down_after} of {faults.requests}"
 
 

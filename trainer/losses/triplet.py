@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 
 from trainer.config.loss import LossSection
-from trainer.losses.base import Loss, LossParts
-from trainer.losses.candidate_scores import Scores
+from trainer.losses.base import Loss, LossParts, Scores
 from trainer.stream.transfer import send
 
 

@@ -2,9 +2,8 @@
 
 from search.factory import AUTO
 from trainer.negatives.base import NegativeSource, SourceContext
-from trainer.negatives.copied_index import CopiedIndex, IndexOptions
-from trainer.negatives.fresh_index import FreshIndex
 from trainer.negatives.index_kinds import FRESH, MOST_FRESH
+from trainer.negatives.indexes import CopiedIndex, FreshIndex, IndexOptions
 
 
 def open_index(options: IndexOptions, context: SourceContext) -> NegativeSource:

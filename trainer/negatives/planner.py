@@ -10,7 +10,7 @@ import torch
 from schemas import PAD
 from trainer.group import Group
 from trainer.inputs import Inputs
-from trainer.negatives.base import NegativeSource, Sampled, ids_within, within
+from trainer.negatives.base import JoinedTable, NegativeSource, Sampled, ids_within, within
 from trainer.negatives.candidates import (
     draw_positives,
     drawn_labels,
@@ -22,11 +22,9 @@ from trainer.negatives.candidates import (
     shared_pool,
 )
 from trainer.negatives.curriculum import Mixture
-from trainer.negatives.hard_columns import draw_hard
-from trainer.negatives.random_pool import RandomPool
+from trainer.negatives.draws import RandomPool, draw_hard
 from trainer.negatives.section import Negatives
-from trainer.negatives.table import Table
-from trainer.stream.batch import Batch, Candidates, DrawnLabels
+from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import send
 
 
@@ -50,12 +48,12 @@ class Planner:
     part: tuple[int, int] | None = None
     mixtures: tuple[Mixture, ...] = ()
     frequency: np.ndarray | None = None
-    sources: tuple[NegativeSource, ...] = (Table(),)
+    sources: tuple[NegativeSource, ...] = (JoinedTable(),)
     positives: int = 0
     retired: np.ndarray | None = None
     merges: bool = True
 
-    def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | DrawnLabels | None:
+    def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
         """Return one set of candidates; None under `pool = "all"`, whose chunks of all labels `chunks` gives.
 
         `sampled` comes from sources that need embeddings; a label is among a query's once.
@@ -81,7 +79,7 @@ class Planner:
         build = own_pool if self.merges else drawn_labels
         return build(batch, batch.hard, pool, weight, self._weights)
 
-    def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates | DrawnLabels]:
+    def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates]:
         """Yield what a step goes through: the batch's candidates, or one chunk of labels after the other."""
         candidates = batch.candidates or self(batch, sampled)
         if candidates is not None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.builders import batch_of
 from trainer.config import Negatives
 from trainer.negatives.candidates import draw_positives, shared_pool
+from trainer.negatives.draws import draw_pool
 from trainer.negatives.planner import Planner
-from trainer.negatives.random_pool import draw_pool
 
 AT = {"seed": 1, "epoch": 2}
 
