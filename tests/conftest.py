@@ -84,6 +84,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]
         yield "127.0.0.1", port
 
 
+@pytest.fixture(scope="session")
+def env(server: tuple[str, int]) -> dict[str, str]:
+    """Return the environment variables by which another process reaches the server."""
+    from tests.s3 import variables
+
+    return variables("http://{}:{}".format(*server))
+
+
 @pytest.fixture(scope="module")
 def bucket(server: tuple[str, int], request: pytest.FixtureRequest) -> "Bucket":
     """Create the module's BUCKET; return it as its owner sees it."""

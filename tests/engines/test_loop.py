@@ -9,7 +9,7 @@ from tests.command import ROOT, extremis, sets
 from tests.engines.clusters import Cluster
 from tests.engines.conftest import SMALL
 from tests.engines.worker import SECONDS, process, write_worker
-from tests.s3 import Bucket, variables
+from tests.s3 import Bucket
 
 pytestmark = pytest.mark.engine
 
@@ -17,12 +17,7 @@ BUCKET = "loop"
 CHOICES = sets("order.batch=128", "train.epochs=4", "refresh.stale=wait")
 
 
-@pytest.fixture(scope="module")
-def env(server: tuple[str, int], bucket: Bucket) -> dict[str, str]:
-    return variables("http://{}:{}".format(*server))
-
-
-def test_the_miner_on_flink(flink: Cluster, env: dict[str, str], raw: Path, tmp_path: Path) -> None:
+def test_the_miner_on_flink(flink: Cluster, bucket: Bucket, env: dict[str, str], raw: Path, tmp_path: Path) -> None:
     """Its table is that of a miner in process."""
     worker = write_worker(tmp_path / "extremis-worker", ROOT, env=env)
     data, run, here = (f"s3://{BUCKET}/{name}" for name in ("data", "run", "here"))

@@ -12,17 +12,12 @@ import pytest
 
 from tests.command import ROOT, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tate
-from tests.s3 import Bucket, variables
+from tests.s3 import Bucket
 
 pytestmark = pytest.mark.slow  # the loop over a store that fails is in test_faults.py
 
 BUCKET = "loop"
 CHOICES = sets("order.batch=128", "train.epochs=4", "refresh.stale=wait", "checkpoint.every_steps=3")
-
-
-@pytest.fixture(scope="module")
-def env(server: tuple[str, int]) -> dict[str, str]:
-    return variables("http://{}:{}".format(*server))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +95,7 @@ def test_killed_and_resumed(env: dict[str, str], bucket: Bucket, data: str, run:
         start_new_session=True,
     )
     limit = time.monotonic() + 120
-    while not any("step-00000012/manifest" in key or "step-00000015/manifest" in key for key in bucket.keys("again/")):
+    while not any("step-00000012/_manifest" in key or "step-00000015/_manifest" in key for key in bucket.keys("again/")):
         assert time.monotonic() < limit
         assert trainer.poll() is None
         time.sleep(0.02)
