@@ -10,6 +10,7 @@ import torch
 
 from schemas.errors import ExtremisError
 from trainer.checkpoints.stopping import StoppedError
+from trainer.config import ClassifierRecipe
 from trainer.device import CPU, describe_device
 from trainer.global_batch import GlobalBatch
 from trainer.negatives.base import Sampled
@@ -171,7 +172,9 @@ class EpochRunner:
         progress.global_step += 1
         parts.step.sources.after_step(progress.global_step, progress.epoch, result.step)
         if logged:
-            rates = {"encoder_lr": recipe.encoder.lr * factor, "classifier_lr": recipe.classifier.lr * factor}
+            rates = {"encoder_lr": recipe.encoder.lr * factor}
+            if isinstance(recipe, ClassifierRecipe):
+                rates["classifier_lr"] = recipe.classifier.lr * factor
             facts = {"epoch": progress.epoch, "loss": self._loss, **rates}
             parts.tracker.record("train", progress.global_step, facts)
         every = recipe.checkpoint.every_steps

@@ -56,6 +56,7 @@ def of_run(data: str, run: str, split: str, queries: int) -> tuple[Probe, LshSec
     rows = pa.concat_tables(groups).slice(0, queries)
     x = model.embed_table(rows).float().numpy()
     probe = Probe(model.head.vectors.float().numpy(), x, list_column(rows, "label_ids"))
+    assert isinstance(recipe, Lns)
     return probe, recipe.negatives.lsh
 
 

@@ -6,9 +6,9 @@ import torch
 from pydantic import Field
 from torch.nn.functional import softplus
 
-from trainer.config.loss import LossSection
 from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores
+from trainer.methods.kinds import LossSection
 
 
 class FocalSection(LossSection):

@@ -13,9 +13,9 @@ from extremis.training.train import train
 from schemas.layout import DataLayout
 from schemas.storage import join
 from trainer.config import Recipe
-from trainer.config.data import Data
 from trainer.evaluation.baselines.measure import measure_baselines
 from trainer.evaluation.held_out import HOLDOUT
+from trainer.methods.sections import Data
 from trainer.settings.facts import measure
 from trainer.settings.resolve import resolve
 from trainer.stream.part import WHOLE

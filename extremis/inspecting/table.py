@@ -9,7 +9,7 @@ from schemas.errors import TableError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest, verify
 from schemas.shard_files.shards import iterate
-from trainer.config.flatten import flatten
+from trainer.config import flatten
 
 _SHOWN_VALUES = 8  # of a list
 

@@ -53,7 +53,11 @@ def plan(workload: Workload, data: str | None, calibrate: bool, engine: str | No
     if engine is not None:
         stored = sum(sizes.tables[name].bytes for name in ("queries", "labels"))
         on_engine = plan_engine(engine, workload, sizes.memory, stored, steps)
-    facts = {"recipe": recipe.method, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
+    facts = {
+        "recipe": recipe.name or recipe.method,
+        "dimension": recipe.encoder.dimension,
+        "epochs": recipe.train.epochs,
+    }
     return {
         "workload": {**asdict(workload), **facts},
         "tables": {name: asdict(size) for name, size in sizes.tables.items()},

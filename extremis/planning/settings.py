@@ -6,7 +6,8 @@ from dataclasses import replace
 from extremis.planning.workload import Workload
 from schemas.layout import DataLayout
 from trainer.config.load import auto_keys, read_recipe
-from trainer.settings.facts import HEAPS, Facts, measure
+from trainer.methods.rules import Facts
+from trainer.settings.facts import HEAPS, measure
 from trainer.settings.resolve import Resolved, derive
 from trainer.stream.part import WHOLE
 

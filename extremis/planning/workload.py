@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from schemas.errors import InputError
 from trainer.config import Recipe
+from trainer.model import has_bias
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Workload:
     @property
     def columns(self) -> int:
         """Count the columns of embeddings and vectors: D, and one for a bias."""
-        return self.recipe.encoder.dimension + int(self.recipe.classifier.bias)
+        return self.recipe.encoder.dimension + int(has_bias(self.recipe))
 
     @property
     def sources(self) -> dict[str, int]:

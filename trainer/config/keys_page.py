@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from schemas.options import Options
-from trainer.config.kinds import KindSection
-from trainer.config.recipe import Recipe
+from trainer.config import Recipe
+from trainer.methods.kinds import KindSection
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _HEAD = """# Keys of a recipe

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from trainer.config.encoder import EncoderSection
 from trainer.encoders.base import WEIGHTS
+from trainer.methods.kinds import EncoderSection
 
 _BOTTLENECK = "bottleneck"
 _MODULE = "sentence_transformers.models."

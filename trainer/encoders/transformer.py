@@ -11,11 +11,11 @@ from torch import nn
 
 from schemas.errors import InputError
 from schemas.randomness import InitialWeights, Purpose, torch_seed
-from trainer.config.encoder import EncoderSection
 from trainer.device import CPU, autocast, torch_generator
 from trainer.encoders.base import Before, Encoder, nothing_before
 from trainer.encoders.sentence_transformers import read_bottleneck, write_modules
 from trainer.inputs import Inputs
+from trainer.methods.kinds import EncoderSection
 from trainer.padding import pad_rows
 from trainer.stream.transfer import send
 

@@ -16,7 +16,6 @@ from schemas.shard_files.parquet import filters_of, list_column
 from schemas.shard_files.shards import iterate
 from schemas.versions.version import parts_of
 from trainer.config import Train
-from trainer.config.data import Data
 from trainer.evaluation.by_part import Bounds, ByPart
 from trainer.evaluation.deciles import Deciles
 from trainer.evaluation.frequencies import count_points
@@ -30,6 +29,7 @@ from trainer.evaluation.weakest import Weakest
 from trainer.evaluation.zero_shot import ZeroShot
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
+from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream import Table
 from trainer.stream.part import WHOLE, Part, iterate_part

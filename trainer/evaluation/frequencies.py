@@ -9,7 +9,7 @@ from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
 from schemas.versions.parts import choose_parts, rows_of_parts
-from trainer.config.data import Data
+from trainer.methods.sections import Data
 from trainer.stream import open_queries
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.versions.parts import choose_parts, rows_of_parts
-from trainer.config.data import Data
+from trainer.methods.sections import Data
 from trainer.stream import Table, open_queries
 from trainer.stream.part import WHOLE, Part
 

@@ -7,12 +7,12 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from trainer.config import Validation
-from trainer.config.data import Data
 from trainer.evaluation.baselines.measure import measure_popularity
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.held_out import HOLDOUT, open_split
 from trainer.group import Group
 from trainer.inputs import Kind, require_inputs
+from trainer.methods.sections import Data
 from trainer.model import Model
 
 

@@ -7,10 +7,10 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from trainer.config.loss import LossSection
 from trainer.device import autocast
 from trainer.group import ALONE, Group
 from trainer.losses.candidate_scores import BlockFunction, Scores
+from trainer.methods.kinds import LossSection
 from trainer.rows.sparse_products import sparse_product
 from trainer.stream.batch import Candidates
 

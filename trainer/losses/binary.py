@@ -4,11 +4,11 @@ import numpy as np
 import torch
 from torch.nn.functional import softplus
 
-from trainer.config.loss import LossSection
 from trainer.device import CPU
 from trainer.losses.base import Loss, LossParts
 from trainer.losses.binary_on_device import differentiate_pool, pool_arrays, step_on_device
 from trainer.losses.candidate_scores import Scores
+from trainer.methods.kinds import LossSection
 from trainer.rows import kernels
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import RowMatrix

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from trainer.config.loss import LossSection
 from trainer.losses.base import Loss, LossParts
 from trainer.losses.candidate_scores import Scores
+from trainer.methods.kinds import LossSection
 from trainer.stream.transfer import send
 
 

@@ -15,8 +15,7 @@ import torch
 
 from schemas.ragged import Ragged
 from search.factory import AUTO, EXACT
-from trainer.negatives.base import NegativeSource, Sampled, SourceContext, best_of_ranks
-from trainer.negatives.index_kinds import MIPS
+from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext, best_of_ranks
 from trainer.stream.batch import Batch
 
 if TYPE_CHECKING:

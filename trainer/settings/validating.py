@@ -8,7 +8,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.versions.version import parts_of
 from trainer.config import Recipe
-from trainer.settings.rules import Setting
+from trainer.methods.rules import Setting
 
 SPLIT = "val"
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
-from trainer.config.data import Data
 from trainer.evaluation.baselines.popularity import Popularity
 from trainer.evaluation.evaluate import KS, label_statistics
 from trainer.evaluation.held_out import open_split
 from trainer.evaluation.metrics import Metrics
 from trainer.inputs import scored_columns
+from trainer.methods.sections import Data
 from trainer.model import DataFacts
 from trainer.stream import Table, open_queries
 from trainer.stream.part import WHOLE, Part, iterate_part

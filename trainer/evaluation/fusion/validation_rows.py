@@ -9,10 +9,10 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
-from trainer.config.data import Data
 from trainer.device import open_device
 from trainer.evaluation.held_out import HOLDOUT, open_split
 from trainer.inputs import scored_columns
+from trainer.methods.sections import Data
 from trainer.model import Model, load_model
 from trainer.stream import Table
 from trainer.stream.part import Part, iterate_part

@@ -15,9 +15,9 @@ from schemas.manifest import Manifest, Shard
 from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_array, list_column, matrix_array, matrix_column, write_shard
 from schemas.shard_files.shards import iterate_shard
-from trainer.config.data import Data
 from trainer.evaluation.memory.votes import NEIGHBOURS, count_votes
 from trainer.evaluation.search import top_k
+from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream import open_queries
 from trainer.stream.part import Part, iterate_part

@@ -21,7 +21,6 @@ from tests.ranks import on_ranks
 from tests.trainer.evaluation.fusion.small_model import SECTIONS, brute_force, model_of, queries
 from tests.training import silent, train
 from trainer.config import Recipe
-from trainer.config.data import Data
 from trainer.evaluation.evaluate import Scorer, label_statistics
 from trainer.evaluation.fusion.files import fused_step, open_fused, open_fusion
 from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
@@ -33,6 +32,7 @@ from trainer.evaluation.fusion.weights import K, Weights
 from trainer.evaluation.memory.memory import Memory
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.sections import Data
 from trainer.model import Model, load_model
 
 

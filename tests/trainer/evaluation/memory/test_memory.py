@@ -16,10 +16,10 @@ from schemas.manifest import Manifest, open_manifest, publish
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
 from trainer.config import Recipe
-from trainer.config.data import Data
 from trainer.evaluation.memory import memory as module
 from trainer.evaluation.memory.memory import Memory
 from trainer.evaluation.memory.votes import NEIGHBOURS, TEMPERATURE
+from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream import open_queries
 from trainer.stream.part import iterate_part
