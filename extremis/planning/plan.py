@@ -54,7 +54,7 @@ def plan(workload: Workload, data: str | None, calibrate: bool, engine: str | No
         stored = sum(sizes.tables[name].bytes for name in ("queries", "labels"))
         on_engine = plan_engine(engine, workload, sizes.memory, stored, steps)
     facts = {
-        "recipe": recipe.name or recipe.method,
+        "recipe": recipe.title,
         "dimension": recipe.encoder.dimension,
         "epochs": recipe.train.epochs,
     }
