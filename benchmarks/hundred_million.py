@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from benchmarks.common.process_memory import measure
 from benchmarks.common.report import report
-from schemas import tables
+from schemas import arrow
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
 from schemas.shard_files.parquet import list_array, writing_shard
@@ -169,10 +169,10 @@ class _Enough(Exception):
 
 def _write(data: DataLayout, labels: int) -> None:
     """Publish queries, labels and a tokenizer's facts."""
-    kind = tables.label_type(labels)
+    kind = arrow.label_type(labels)
     tokenizer = publish(data.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": VOCABULARY}))
     parents = {"tokenizer": tokenizer.digest}
-    schema = tables.queries(tables.token_type(VOCABULARY), kind)
+    schema = arrow.queries(arrow.token_type(VOCABULARY), kind)
     for seed, (split, rows) in enumerate({"train": STEPS * B, "sample": SAMPLE}.items()):
         draw = np.random.default_rng(seed)
         with writing_shard(data.queries(split), 0, 1, schema, 8192) as shard:
@@ -198,7 +198,7 @@ def _queries(draw: np.random.Generator, rows: int, labels: int, schema: pa.Schem
 
 def _write_labels(data: DataLayout, labels: int) -> Manifest:
     """Labels named by their number, without a text, a row group at a time."""
-    schema = tables.labels(tables.token_type(VOCABULARY))
+    schema = arrow.labels(arrow.token_type(VOCABULARY))
     shards = []
     starts = range(0, labels, SHARD_ROWS)
     for index, start in zip(count(), starts, strict=False):

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common.report import interleave, medians, report, require
-from schemas import tables
+from schemas import arrow
 from schemas.layout import DataLayout, RunLayout
 from schemas.shard_files.parquet import list_array, matrix_array
 from schemas.shard_files.shards import write_table
@@ -153,16 +153,15 @@ def bare(setting: Setting, root: str) -> dict:
 
     from pipelines.common.aligned import open_source
     from pipelines.common.vector_blocks import read_block
-    from schemas.manifest import open_manifest
+    from schemas.table import Table
     from search.factory import Factory
     from search.index import set_up
 
     set_up(setting.threads)
     run = RunLayout(join(root, "run"))
-    url = run.vectors(EPOCH)
-    vectors = read_block(url, open_manifest(url), 0, setting.labels, DIMENSION)
-    url = run.embeddings(EPOCH, "queries")
-    source = open_source("queries", DataLayout(root).queries("train"), "queries", url, open_manifest(url))
+    vectors = read_block(Table.open(run.vectors(EPOCH)), 0, setting.labels, DIMENSION)
+    points = Table.open(DataLayout(root).queries("train"))
+    source = open_source("queries", points, Table.open(run.embeddings(EPOCH, "queries")))
     batches = [
         batch.queries for shard in range(len(source.queries.shards)) for batch in source.batches(shard, 4096, DIMENSION)
     ]
@@ -265,7 +264,7 @@ def write_world(root: str, labels: int, queries: int) -> None:
     embeddings = noisy(centres, nearest, draw).astype(np.float16)
     positives = draw.integers(0, labels, 2 * queries)
     ids = np.arange(queries)
-    label_type = tables.label_type(labels)
+    label_type = arrow.label_type(labels)
     table = pa.table(
         {
             "query_id": pa.array(ids),
@@ -273,13 +272,13 @@ def write_world(root: str, labels: int, queries: int) -> None:
             "input_ids": list_array(np.zeros(queries, np.uint16), np.arange(queries + 1), pa.uint16()),
             "label_ids": list_array(positives, np.arange(queries + 1) * 2, label_type),
         },
-        schema=tables.queries(pa.uint16(), label_type),
+        schema=arrow.queries(pa.uint16(), label_type),
     )
     parent = write_table(DataLayout(root).queries("train"), "queries", cut(table), GROUP, id_range=(0, queries))
     run = RunLayout(join(root, "run"))
     dumped = pa.table(
         {"query_id": pa.array(ids), "vector": matrix_array(embeddings, pa.float16())},
-        schema=tables.embeddings(DIMENSION),
+        schema=arrow.embeddings(DIMENSION),
     )
     write_table(
         run.embeddings(EPOCH, "queries"),
@@ -294,7 +293,7 @@ def write_world(root: str, labels: int, queries: int) -> None:
         stop = min(labels, start + (1 << 20))
         some = noisy(centres, draw.integers(0, len(centres), stop - start), draw).astype(np.float16)
         columns = {"label_id": pa.array(np.arange(start, stop)), "vector": matrix_array(some, pa.float16())}
-        shards.append(pa.table(columns, schema=tables.vectors(DIMENSION, "float16")))
+        shards.append(pa.table(columns, schema=arrow.vectors(DIMENSION, "float16")))
     facts = {"sources": ["queries"], "table_width": K, "step": 0, "use_from": EPOCH + 2}
     write_table(run.vectors(EPOCH), "vectors", shards, GROUP, id_range=(0, labels), parameters=facts)
 

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from benchmarks.common.joined_tables import LABELS, VOCABULARY, World
 from benchmarks.common.process_memory import measure
 from benchmarks.common.report import report
-from schemas import storage, tables
+from schemas import arrow, storage
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, open_manifest, publish
 from schemas.shard_files.parquet import list_array, list_column, writing_shard
@@ -104,7 +104,7 @@ def _labels(world: World) -> Manifest:
     frequency = np.zeros(LABELS, np.int64)
     for group in iterate(world.queries, queries, ["label_ids"]):
         frequency += np.bincount(list_column(group, "label_ids").values, minlength=LABELS)
-    schema = tables.labels(tables.token_type(VOCABULARY))
+    schema = arrow.labels(arrow.token_type(VOCABULARY))
     draw = np.random.default_rng(1)
     url = DataLayout(world.root).labels
     with writing_shard(url, 0, 1, schema, GROUP) as shard:

@@ -28,7 +28,6 @@ from schemas.manifest import Manifest, columns_of
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import find_made_from
-from schemas.shard_files.shards import open_shard
 from schemas.storage import join
 
 __all__ = ["ClusterOptions", "cluster", "watch"]
@@ -90,7 +89,7 @@ def _make(plan: Plan, build: Build, beam_options: Sequence[str], say: Progress) 
     name = plan.inputs.name
     watch = Watch(staging(build.url), say)
     plan = replace(plan, inputs=replace(plan.inputs, out=build.url), meter=watch.meter)
-    check_workers(beam_options, [join(plan.inputs.source.queries_url, MANIFEST)], build.url, say)
+    check_workers(beam_options, [join(plan.inputs.source.queries.url, MANIFEST)], build.url, say)
     settled = _settle(plan, _count(plan, beam_options, watch))
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
     layout = settled.layout
@@ -119,11 +118,10 @@ def _count(plan: Plan, beam_options: Sequence[str], watch: Watch) -> list[int]:
 
 
 def _settle(plan: Plan, counts: list[int]) -> Settled:
-    queries, url = plan.queries, plan.inputs.source.queries_url
+    queries = plan.queries
     shard_rows = max(1, queries.rows // len(queries.shards))
-    layout = make_layout(counts, plan.size, queries.row_group_rows or 1, shard_rows, plan.seed)
-    with open_shard(url, queries.shards[0]) as file:
-        return Settled(plan, layout, file.schema_arrow)
+    layout = make_layout(counts, plan.size, queries.manifest.row_group_rows or 1, shard_rows, plan.seed)
+    return Settled(plan, layout, plan.inputs.source.queries.schema)
 
 
 def _wire(pipeline: beam.Pipeline, settled: Settled, exchange: Exchange) -> None:

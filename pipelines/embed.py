@@ -23,7 +23,7 @@ from pipelines.common.summary import Summary, merge_and_write, read_summary
 from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, local_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
-from schemas import tables
+from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, shard_url
@@ -35,11 +35,12 @@ from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
 from schemas.shard_files.shards import iterate_shard
 from schemas.sizes import require_room
 from schemas.storage import join
+from schemas.table import Table
 from trainer.device import open_device
 from trainer.inputs import require_inputs
 from trainer.model import Model, find_checkpoint, has_bias, load_encoder
 from trainer.rows.threads import one_thread
-from trainer.stream import Table, open_queries
+from trainer.stream import open_queries
 
 # One model a worker process, however many threads and shards it has.
 _MODELS: dict[str, Model] = {}  # by the digest of the checkpoint
@@ -83,7 +84,7 @@ class Plan:
 
     def schema(self, dimension: int) -> pa.Schema:
         """Return the schema of the table with vectors [dimension]."""
-        make = tables.vectors if self.options.what == "labels" else tables.embeddings
+        make = arrow.vectors if self.options.what == "labels" else arrow.embeddings
         return make(dimension, self.options.dtype)
 
     @property

@@ -123,7 +123,7 @@ def _make(
     inputs = plan.inputs
     for line in plan.describe():
         say(line)
-    reads = [join(inputs.vectors_url, MANIFEST), *(join(source.queries_url, MANIFEST) for source in plan.sources)]
+    reads = [join(inputs.vectors.url, MANIFEST), *(join(source.queries.url, MANIFEST) for source in plan.sources)]
     check_workers(beam_options, reads, build.url, say)
     pipeline = make_pipeline(beam_options)
     watch = Watch(inputs.scratch, say)
@@ -209,8 +209,8 @@ def _describe(plan: Plan, source: Source, summary: dict[str, Any]) -> Manifest:
         columns=columns_of(plan.schema),
         shards=shards,
         rows=sum(shard.rows for shard in shards),
-        row_group_rows=source.queries.row_group_rows,
-        id_range=source.queries.id_range,
+        row_group_rows=source.queries.manifest.row_group_rows,
+        id_range=source.queries.manifest.id_range,
         parents=plan.inputs.parents(source),
         parameters=plan.parameters(),
         counters=summary["counters"],

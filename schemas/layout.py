@@ -56,6 +56,11 @@ def parts_prefix(part: str) -> str:
     return f"parts/{folder(part)}"
 
 
+def source_of_part(source: str, part: str) -> str:
+    """Return the name that rows of one part have among the sources of a run."""
+    return f"{source}-{part}"
+
+
 def check_name(what: str, name: str) -> str:
     """Return `name`, which is new and becomes a folder or the name of a part. Raises InputError, by its rule.
 

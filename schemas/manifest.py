@@ -28,13 +28,26 @@ from schemas.errors import TableError
 from schemas.layout import MANIFEST
 from schemas.records import manifest_rules
 from schemas.storage import join
-from schemas.tables import KINDS
 from schemas.views.relative import resolve
 from schemas.views.view import Patch, View
 
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
 FORMAT_VERSION = 1
+KINDS = (
+    "queries",
+    "labels",
+    "embeddings",
+    "vectors",
+    "negatives",
+    "tokenizer",
+    "checkpoint",
+    "data",
+    "rejects",
+    "index",
+    "export",
+    "fusion",
+)
 MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
 
 
@@ -228,7 +241,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     return manifest
 
 
-def open_if_published(url: str, kind: str) -> Manifest | None:
+def open_if_published(url: str, kind: str | None = None) -> Manifest | None:
     """Read the manifest at `url`; None where no finished table is there. Raises TableError as `open_manifest` does.
 
     A table may disappear between two look-ups, when a trainer resumes from an earlier checkpoint.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from schemas.tables import PAD
+from schemas import PAD
 
 _FEW = 8  # entries of a row: comparing each costs less than a binary search
 Kind = TypeVar("Kind", bound="_Rows")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from schemas.tables import PAD
+from schemas import PAD
 
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # no candidate; sorts last
 MOST_LABELS = 1 << 32

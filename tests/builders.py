@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from schemas import tables
+from schemas import PAD, arrow
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, publish
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_array, matrix_array
 from schemas.shard_files.shards import Sink, write_table
-from schemas.tables import PAD
 from trainer.inputs import Inputs
 from trainer.stream.batch import Batch
 
@@ -74,8 +73,8 @@ def build_data(root: str, **sizes: Any) -> SmallData:
     shape = Shape(**sizes)
     draw = np.random.default_rng(shape.seed)
     layout = DataLayout(root)
-    tokens = tables.token_type(shape.vocabulary) if shape.with_tokens else None
-    schema = tables.queries(tokens, tables.label_type(shape.labels), features=shape.features > 0)
+    tokens = arrow.token_type(shape.vocabulary) if shape.with_tokens else None
+    schema = arrow.queries(tokens, arrow.label_type(shape.labels), features=shape.features > 0)
     parents = {}
     if shape.with_tokens:
         tokenizer = publish(layout.tokenizer, Manifest(kind="tokenizer", parameters={"vocabulary": shape.vocabulary}))
@@ -91,7 +90,7 @@ def build_data(root: str, **sizes: Any) -> SmallData:
         parents[f"queries/{split}"] = manifest.digest
     label_points = _random_points(draw, [[label] for label in range(shape.labels)], shape)
     data = SmallData(layout, shape.labels, shape.vocabulary, points, label_points)
-    parents["labels"] = _write_labels(data, tables.labels(tokens, features=shape.features > 0), shape).digest
+    parents["labels"] = _write_labels(data, arrow.labels(tokens, features=shape.features > 0), shape).digest
     parameters = {"propensity": {"a": 0.55, "b": 1.5}, "features": shape.features or None}
     publish(root, Manifest(kind="data", parents=parents, parameters=parameters))
     return data
@@ -116,14 +115,14 @@ def build_negatives(
 
 def write_negatives(url: str, queries: Manifest, table: np.ndarray, labels: int, **changes: object) -> Manifest:
     """Publish label ids [N, K] as a negatives table, shard by shard as `queries`; `changes` spoil its manifest."""
-    kind = tables.label_type(labels)
+    kind = arrow.label_type(labels)
     rows = pa.table(
         {
             "query_id": pa.array(np.arange(len(table))),
             "label_ids": matrix_array(table, kind),
             "scores": matrix_array(np.zeros(table.shape, np.float16), pa.float16()),
         },
-        schema=tables.negatives(table.shape[1], kind),
+        schema=arrow.negatives(table.shape[1], kind),
     )
     edges = np.concatenate([[0], np.cumsum([shard.rows for shard in queries.shards])])
     shards = [rows.slice(low, high - low) for low, high in itertools.pairwise(edges.tolist())]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from schemas.errors import ExtremisError, InputError
 from schemas.waits import Wait
-from trainer.stream.ranks import Ranks, ranks_of_environment
+from trainer.stream.processes import Ranks, ranks_of_environment
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ from trainer.rows.threads import set_threads
 from trainer.step import Clock, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
 from trainer.stream.batch import Candidates, DrawnLabels
-from trainer.stream.window_of_parts import Replay, in_window
+from trainer.stream.sources import Replay, in_window
 from trainer.tracking import NoTracker, Tracker
 
 Say = Callable[[str], None]

@@ -14,7 +14,6 @@ from trainer.evaluation.held_out import open_split
 from trainer.model import load_model
 from trainer.negatives.lsh import HashedNegatives
 from trainer.negatives.lsh_section import LshSection
-from trainer.stream.part import iterate_part
 
 FIRST = 200
 
@@ -49,7 +48,7 @@ def of_run(data: str, run: str, split: str, queries: int) -> tuple[Probe, LshSec
     recipe, model, _ = load_model(DataLayout(data), RunLayout(run))
     table, part = open_split(DataLayout(data), split, recipe.data)
     groups = list[pa.Table]()
-    for group in iterate_part(table.url, table.manifest, part, [*model.columns, "label_ids"]):
+    for group in part.batches(table, [*model.columns, "label_ids"]):
         groups.append(group)
         if sum(each.num_rows for each in groups) >= queries:
             break

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.common.assign import default_shards
-from schemas import tables
+from schemas import arrow
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest, Shard, columns_of, publish, unpublish
 from schemas.shard_files.parquet import list_array, matrix_array, writing_shard
 from schemas.storage import join
-from trainer.stream import Source, Table
+from schemas.table import Table
+from trainer.stream import Source
 
 LABELS = 1_000_000
 VOCABULARY = 30_000
@@ -49,8 +50,8 @@ class World:
 
     def write(self) -> None:
         """Publish both tables."""
-        ids = tables.label_type(self.labels)
-        schemas = (tables.queries(tables.token_type(VOCABULARY), ids), tables.negatives(self.width, ids))
+        ids = arrow.label_type(self.labels)
+        schemas = (arrow.queries(arrow.token_type(VOCABULARY), ids), arrow.negatives(self.width, ids))
         for url in (self.queries, self.negatives):
             unpublish(url)
         count = default_shards(self.rows, self.rows * _BYTES_A_ROW, _SHARD_BYTES)
@@ -117,7 +118,7 @@ class World:
         labels = np.sort(draw.integers(0, self.labels - count, (_MAKE, count)), axis=1) + np.arange(count)
         labels = draw.permuted(labels, axis=1)
         scores = -np.sort(draw.random((_MAKE, self.width), np.float32), axis=1)
-        label_type = tables.label_type(self.labels)
+        label_type = arrow.label_type(self.labels)
         queries = {
             "query_id": pa.array(ids),
             "key": pc.utf8_lpad(pa.array(ids).cast(pa.string()), 10, "0"),
@@ -132,6 +133,6 @@ class World:
             "scores": matrix_array(scores.astype(np.float16), pa.float16()),
         }
         return (
-            pa.table(queries, schema=tables.queries(pa.uint16(), label_type)),
-            pa.table(negatives, schema=tables.negatives(self.width, label_type)),
+            pa.table(queries, schema=arrow.queries(pa.uint16(), label_type)),
+            pa.table(negatives, schema=arrow.negatives(self.width, label_type)),
         )

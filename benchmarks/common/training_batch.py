@@ -14,8 +14,8 @@ from schemas.ragged import Ragged
 from trainer.config import Negatives
 from trainer.inputs import Inputs
 from trainer.negatives.planner import Planner
-from trainer.padding import as_tensor
 from trainer.stream import Batch
+from trainer.stream.batch import as_tensor
 
 SIZE = 512
 POOL = 2_000

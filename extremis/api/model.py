@@ -11,8 +11,8 @@ import pyarrow as pa
 from extremis.api.options import Url
 from extremis.console import without_controls
 from extremis.predicting.predict import open_exported, token_column, tokenizer_of
+from schemas import PAD
 from schemas.errors import InputError
-from schemas.tables import PAD
 from schemas.versions.current import follow
 from trainer.export.exported import Exported
 

@@ -17,9 +17,10 @@ from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, list_column
 from schemas.storage import join
-from schemas.versions.version import PARTS, VERSION
+from schemas.table import PARTS
+from schemas.versions.version import VERSION
 from trainer.stream import open_queries
-from trainer.stream.part import WHOLE, iterate_part
+from trainer.stream.sources import ALL_ROWS
 
 SCANNED_ROWS = 5_000_000  # of the training split, at most
 _SPLIT = "train"
@@ -71,7 +72,7 @@ def _labels_of_rows(data: DataLayout) -> Iterator[Ragged]:
 
 def _iterate_queries(data: DataLayout, columns: Sequence[str]) -> Iterator[pa.Table]:
     table = open_queries(data, _SPLIT)
-    return iterate_part(table.url, table.manifest, WHOLE, columns, SCANNED_ROWS)
+    return ALL_ROWS.batches(table, columns, SCANNED_ROWS)
 
 
 def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:

@@ -8,11 +8,12 @@ import numpy as np
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
+from schemas.table import Table
 from trainer.inputs import Kind
 from trainer.model import DataFacts
 from trainer.settings.facts import Facts, measure
-from trainer.stream import Table, open_queries
-from trainer.stream.part import WHOLE, iterate_part
+from trainer.stream import open_queries
+from trainer.stream.sources import ALL_ROWS
 
 _ROWS = 200_000  # of queries and of labels that are compared
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -33,7 +34,7 @@ class Survey:
     @classmethod
     def of(cls, data: DataLayout) -> "Survey":
         """Survey the training split. Raises InputError, TableError."""
-        facts = measure(data, "train", WHOLE, label_texts=False)
+        facts = measure(data, "train", ALL_ROWS, label_texts=False)
         sizes = DataFacts.of(data)
         if not sizes.vocabulary:
             return cls(facts, "features")
@@ -68,7 +69,7 @@ class Survey:
 
 def _hashes(table: Table) -> np.ndarray:
     """Hash the texts of the first rows of a table, uint64."""
-    groups = iterate_part(table.url, table.manifest, WHOLE, ["input_ids"], _ROWS)
+    groups = ALL_ROWS.batches(table, ["input_ids"], _ROWS)
     return np.concatenate([_hash(list_column(group, "input_ids")) for group in groups])
 
 

@@ -18,7 +18,7 @@ from trainer.evaluation.held_out import HOLDOUT
 from trainer.methods.sections import Data
 from trainer.settings.facts import measure
 from trainer.settings.resolve import resolve
-from trainer.stream.part import WHOLE
+from trainer.stream.sources import ALL_ROWS
 
 METRIC = "nDCG@5"  # of P@1 and P@5 at once
 QUERIES = 2_000  # that a trial is scored on, at most
@@ -73,7 +73,7 @@ class TrialData:
             return cls(data, facts.queries, float(f"{rows / facts.queries:.3g}"), epochs, folder, device)
         excerpt = join(folder, "data")
         write_excerpt(DataLayout(data), excerpt, rows)
-        drawn = measure(DataLayout(excerpt), "train", WHOLE, label_texts=False).queries
+        drawn = measure(DataLayout(excerpt), "train", ALL_ROWS, label_texts=False).queries
         return cls(excerpt, drawn, share, epochs, folder, device)
 
     def try_out(self, contender: Contender) -> Trial:

@@ -78,9 +78,8 @@ def _print_exports(root: str, exports: list[dict[str, Any]], current: str | None
 def _show(url: str) -> dict[str, Any]:
     from extremis.versioning.list_versions import open_listed
     from schemas.errors import InputError
-    from schemas.manifest import open_manifest
     from schemas.storage import join
-    from schemas.versions.version import parts_of
+    from schemas.table import Table
     from schemas.views.relative import resolve
 
     listed = open_listed(url)
@@ -90,11 +89,11 @@ def _show(url: str) -> dict[str, Any]:
     rows: dict[str, dict[str, int]] = {part: {} for part in places}
     for name in listed.manifest.parents:
         if name == "labels" or name.startswith("queries/"):
-            manifest = open_manifest(join(url, name))
-            for part in parts_of(manifest):
+            opened = Table.open(join(url, name))
+            for part in opened.parts:
                 rows[part.name][name.removeprefix("queries/")] = part.rows
-            if not parts_of(manifest):
-                rows[listed.version.part][name.removeprefix("queries/")] = manifest.rows
+            if not opened.parts:
+                rows[listed.version.part][name.removeprefix("queries/")] = opened.rows
     names = sorted({name for counts in rows.values() for name in counts})
     lines = [[part, places[part], *(f"{counts.get(name, 0):,}" for name in names)] for part, counts in rows.items()]
     table(f"parts of {url}", ["part", "data", *names], lines)

@@ -7,9 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from extremis.console import without_controls
-from extremis.inspecting.rows import Rows
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest, read_files
+from schemas.table import Table
 
 FEATURES_SHOWN = 12
 
@@ -25,8 +24,8 @@ class TextDecoder:
 
     def __init__(self, data: DataLayout) -> None:
         self._data = data
-        self._manifest = open_manifest(data.root, "data")
-        self._labels: Rows | None = None
+        Table.open(data.root, "data")
+        self._labels: Table | None = None
         self._tokenizer: Any = None
 
     def texts(self, rows: pa.Table, longest: int | None = None) -> list[str]:
@@ -46,10 +45,10 @@ class TextDecoder:
     def labels(self, ids: Iterable[int] | np.ndarray, longest: int | None = None) -> dict[int, str]:
         """Map label ids to the labels' texts, or to keys where a text is empty. Ids below 0 are pads and left out."""
         if self._labels is None:
-            self._labels = Rows(self._data.labels, open_manifest(self._data.labels, "labels"))
+            self._labels = Table.open(self._data.labels, "labels")
         unique = np.unique(np.fromiter(ids, np.int64))
-        unique = unique[(unique >= 0) & (unique < self._labels.manifest.rows)]
-        rows = self._labels.read(unique, ["label_id", "key", "text"])
+        unique = unique[(unique >= 0) & (unique < self._labels.rows)]
+        rows = self._labels.rows_at(unique, ["label_id", "key", "text"])
         return {
             row["label_id"]: clean(row["text"], longest) or clean(str(row["key"]), longest) for row in rows.to_pylist()
         }
@@ -58,7 +57,8 @@ class TextDecoder:
         from pipelines.sharding.tokenizer import FILE, open_tokenizer
 
         if self._tokenizer is None:
-            self._tokenizer = open_tokenizer(read_files(self._data.tokenizer, "tokenizer")[FILE], self._data.tokenizer)
+            files = Table.open(self._data.tokenizer, "tokenizer").read_files()
+            self._tokenizer = open_tokenizer(files[FILE], self._data.tokenizer)
             if self._tokenizer.decoder is None and type(self._tokenizer.model).__name__ == "WordPiece":
                 from tokenizers.decoders import WordPiece
 

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from extremis.inspecting.decode_text import TextDecoder, clean, input_columns
-from extremis.inspecting.rows import Rows
+from extremis.inspecting.find_row import find_row
 from extremis.inspecting.run_tables import run_tables
-from schemas import storage
+from schemas import PAD, storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
-from schemas.tables import PAD
+from schemas.table import Table
 
 LONGEST_QUERY = 600
 LONGEST_LABEL = 160
@@ -38,7 +37,7 @@ class Example:
 
 def splits_of(data: DataLayout, only: str | None = None) -> list[str]:
     """List the splits of DATA, train first, or the split `only`. Raises InputError where it has none, TableError."""
-    parents = open_manifest(data.root, "data").parents
+    parents = Table.open(data.root, "data").parents
     names = [name.removeprefix("queries/") for name in parents if name.startswith("queries/")]
     names.sort(key=lambda name: (name != "train", name))
     if only is not None and only not in names:
@@ -50,18 +49,18 @@ def read_examples(
     data: DataLayout, split: str, rows: np.ndarray, decoder: TextDecoder, run: RunLayout | None
 ) -> list[Example]:
     """Read rows of a split, ascending, with the negatives of the newest aligned table of `run`. Raises TableError."""
-    queries = Rows(data.queries(split), open_manifest(data.queries(split), "queries"))
-    batch = queries.read(rows, ["query_id", "key", "label_ids", *input_columns(queries.columns)])
+    queries = Table.open(data.queries(split), "queries")
+    batch = queries.rows_at(rows, ["query_id", "key", "label_ids", *input_columns(queries.columns)])
     columns = [batch.column(name).to_pylist() for name in ("query_id", "key", "label_ids")]
     texts = decoder.texts(batch, LONGEST_QUERY)
     examples = [
         Example(split, row, clean(key, LONGEST_LABEL), text, list(positives))
         for row, key, positives, text in zip(*columns, texts, strict=True)
     ]
-    tables = run_tables(run) if run is not None else ()
-    joined = next((t for t in tables if t.manifest.parents.get("queries") == queries.manifest.digest), None)
+    tables = (each.table for each in run_tables(run)) if run is not None else ()
+    joined = next((t for t in tables if t.parents.get("queries") == queries.digest), None)
     if joined is not None:
-        table = Rows(joined.url, joined.manifest).read(rows, ["label_ids", "scores"])
+        table = joined.rows_at(rows, ["label_ids", "scores"])
         labels, scores = matrix_column(table, "label_ids"), matrix_column(table, "scores")
         for example, row_labels, row_scores in zip(examples, labels.tolist(), scores.tolist(), strict=True):
             example.negatives = [pair for pair in zip(row_labels, row_scores, strict=True) if pair[0] != PAD]
@@ -75,7 +74,7 @@ def find_query(data: DataLayout, key: str, split: str | None) -> tuple[str, np.n
     """
     splits = splits_of(data, split)
     for name in splits:
-        row = Rows(data.queries(name), open_manifest(data.queries(name), "queries")).find(key)
+        row = find_row(Table.open(data.queries(name), "queries"), key)
         if row is not None:
             return name, np.asarray([row])
     raise InputError(

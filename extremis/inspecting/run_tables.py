@@ -1,21 +1,19 @@
 """Finished tables of hard negatives of a run."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from schemas import storage
 from schemas.layout import RunLayout, epoch_of, numbered
-from schemas.manifest import Manifest, open_if_published
+from schemas.table import Table
 
 
-@dataclass(frozen=True)
-class RunTable:
+class RunTable(NamedTuple):
     """A table of the source `queries` or `labels`, made for training from `epoch` on."""
 
     epoch: int
     source: str
-    url: str
-    manifest: Manifest
+    table: Table
 
 
 def run_tables(run: RunLayout) -> Iterator[RunTable]:
@@ -24,6 +22,5 @@ def run_tables(run: RunLayout) -> Iterator[RunTable]:
         for name in storage.list_names(epoch_of(run.negatives_root, epoch)):
             if name.startswith("."):  # a claim and candidates, of a miner at work or one that was killed
                 continue
-            url = run.negatives(epoch, name)
-            if (manifest := open_if_published(url, "negatives")) is not None:
-                yield RunTable(epoch, name, url, manifest)
+            if (table := Table.find(run.negatives(epoch, name), "negatives")) is not None:
+                yield RunTable(epoch, name, table)

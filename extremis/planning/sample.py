@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from extremis.planning.workload import Workload
-from schemas import tables
+from schemas import arrow
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files import shards
@@ -38,8 +38,8 @@ def from_data(data: str, workload: Workload) -> tuple[Workload, dict[str, pa.Tab
 def made_up(workload: Workload) -> tuple[Workload, dict[str, pa.Table]]:
     """Make up rows for the workload, and return both: ids by Zipf's law, lengths by Poisson's, random keys."""
     draw = np.random.default_rng(0)
-    ids, kind = np.arange(ROWS), tables.label_type(workload.labels)
-    tokens = tables.token_type(workload.vocabulary)
+    ids, kind = np.arange(ROWS), arrow.label_type(workload.labels)
+    tokens = arrow.token_type(workload.vocabulary)
     queries = [
         pa.array(ids),
         pa.array(_words(draw, workload.key_bytes, _LETTERS[:16])),
@@ -54,8 +54,8 @@ def made_up(workload: Workload) -> tuple[Workload, dict[str, pa.Table]]:
         pa.array(draw.zipf(1.5, ROWS).clip(max=workload.queries)),
     ]
     return workload, {
-        "queries": pa.Table.from_arrays(queries, schema=tables.queries(tokens, kind)),
-        "labels": pa.Table.from_arrays(labels, schema=tables.labels(tokens)),
+        "queries": pa.Table.from_arrays(queries, schema=arrow.queries(tokens, kind)),
+        "labels": pa.Table.from_arrays(labels, schema=arrow.labels(tokens)),
     }
 
 
@@ -63,17 +63,17 @@ def embeddings(workload: Workload, dtype: str) -> pa.Table:
     """Make up embeddings (float16) or vectors (float32): normal numbers, which do not compress."""
     values = np.random.default_rng(1).standard_normal((ROWS, workload.columns)).astype(dtype)
     columns = [pa.array(np.arange(ROWS)), matrix_array(values, pa.from_numpy_dtype(dtype))]
-    return pa.Table.from_arrays(columns, schema=tables.embeddings(workload.columns, dtype))
+    return pa.Table.from_arrays(columns, schema=arrow.embeddings(workload.columns, dtype))
 
 
 def negatives(workload: Workload) -> pa.Table:
     """Make up K negatives a row: frequent labels more often, scores descending, around -5 as with a bias."""
     draw = np.random.default_rng(2)
-    width, kind = workload.recipe.negatives.table_width, tables.label_type(workload.labels)
+    width, kind = workload.recipe.negatives.table_width, arrow.label_type(workload.labels)
     label_ids = _zipfian(draw, ROWS * width, workload.labels).reshape(ROWS, width)
     scores = -np.sort(5 - draw.standard_normal((ROWS, width)), axis=1).astype(np.float16)
     columns = [pa.array(np.arange(ROWS)), matrix_array(label_ids, kind), matrix_array(scores, pa.float16())]
-    return pa.Table.from_arrays(columns, schema=tables.negatives(width, kind))
+    return pa.Table.from_arrays(columns, schema=arrow.negatives(width, kind))
 
 
 def _head(url: str, kind: str) -> pa.Table:

@@ -9,7 +9,7 @@ from trainer.config.load import auto_keys, read_recipe
 from trainer.methods.rules import Facts
 from trainer.settings.facts import HEAPS, measure
 from trainer.settings.resolve import Resolved, derive
-from trainer.stream.part import WHOLE
+from trainer.stream.sources import ALL_ROWS
 
 _NGRAMS = 4  # times (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up anyway
 
@@ -34,7 +34,7 @@ def facts_of(workload: Workload, data: str | None) -> Facts:
         pairs = round(queries * workload.labels_per_query)
         ngrams = round(_NGRAMS * tokens**HEAPS)
         return Facts(queries, workload.labels, pairs, label_texts, ngrams, workload.tokens)
-    sample = measure(DataLayout(data), "train", WHOLE, bool(label_texts))
+    sample = measure(DataLayout(data), "train", ALL_ROWS, bool(label_texts))
     times = queries / sample.queries
     return replace(
         sample,

@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 from scipy import sparse
 
 from extremis.console import print_file
-from schemas import storage
+from schemas import PAD, storage
 from schemas.errors import InputError
 from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import list_column
-from schemas.tables import PAD
 
 _ENDS = {
     ".jsonl": "jsonl",

@@ -14,12 +14,12 @@ from extremis.predicting.inputs import Texts
 from extremis.predicting.outputs import open_writer, prediction_table
 from pipelines.sharding.tokenizer import FILE, open_tokenizer
 from pipelines.sharding.words import encode_whole
+from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files import parquet
 from schemas.shard_files.shards import iterate
-from schemas.tables import PAD
 from trainer.device import open_device
 from trainer.export.exported import ENCODER, Exported, iterate_ranked, use_threads
 from trainer.inputs import require_inputs

@@ -152,9 +152,9 @@ def _quality(name: str, title: str, runs: Sequence[Run], field: str) -> Chart:
     for number, run in enumerate(runs):
         for dash, source in enumerate(_sources_of(run)):
             values = {
-                table.epoch: 100 * table.manifest.quality[field]
-                for table in run.tables
-                if table.source == source and table.manifest.quality.get(field) is not None
+                mined.epoch: 100 * mined.table.manifest.quality[field]
+                for mined in run.tables
+                if mined.source == source and mined.table.manifest.quality.get(field) is not None
             }
             legend = run.name if source == "queries" else f"{run.name} {source}"
             traces.append(line(legend, number, values.keys(), values.values(), dash, points=True))
@@ -178,7 +178,8 @@ def _scores(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
     traces = []
     fields = {"positive_score_quantiles": "positives", "score_quantiles": "hard negatives"}
     for color, (field, label) in enumerate(fields.items()):
-        rows = {table.epoch: table.manifest.quality[field] for table in tables if table.manifest.quality.get(field)}
+        qualities = {mined.epoch: mined.table.manifest.quality for mined in tables}
+        rows = {epoch: quality[field] for epoch, quality in qualities.items() if quality.get(field)}
         box = {part: [row[quantile] for row in rows.values()] for part, quantile in _BOX.items()}
         traces.append({**_trace("box", label, color, x=rows.keys(), **box), "whiskerwidth": 0.5})
     note = "box: 10 to 90 %, line: median, whiskers: 1 to 99 %"
@@ -190,7 +191,7 @@ def _fates(name: str, title: str, tables: Sequence[RunTable]) -> Chart:
     epochs = [table.epoch for table in tables]
     traces = []
     for color, (field, label) in enumerate(FATES.items()):
-        counts = [table.manifest.counters.get(field, 0) / max(1, table.manifest.rows) for table in tables]
+        counts = [mined.table.manifest.counters.get(field, 0) / max(1, mined.table.rows) for mined in tables]
         if any(counts):
             traces.append(_trace("bar", label, color, x=epochs, y=counts))
     return draw_chart(name, title, traces, "made for epoch", "candidates per row", barmode="stack")

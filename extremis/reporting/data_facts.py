@@ -7,13 +7,12 @@ import numpy as np
 
 from extremis.inspecting.data_summary import summarize
 from extremis.inspecting.examples import splits_of
-from extremis.inspecting.rows import Rows
 from extremis.inspecting.sharding_command import sharding_command
 from pipelines.formats.names import listed
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 
 SAMPLED_GROUPS = 32  # row groups that histograms are made from, spread evenly over a split
 RANKS = 200  # points of the tail curve
@@ -66,26 +65,25 @@ class Facts:
 
 def describe(data: DataLayout) -> Facts:
     """Read manifests, the labels' frequencies and a sample of row groups. Raises TableError."""
-    manifest = open_manifest(data.root, "data")
+    manifest = Table.open(data.root, "data").manifest
     splits = [_split(data, name) for name in splits_of(data)]
-    rejected = open_manifest(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
+    rejected = Table.open(data.rejects, "rejects").rows if manifest.parents.get("rejects") else 0
     counts = summarize(data.root)["splits"]
     command = sharding_command(data.root, manifest)
     return Facts(data.root, manifest, splits, tail_of(frequencies(data)), rejected, command, counts)
 
 
 def _split(data: DataLayout, name: str) -> Split:
-    url = data.queries(name)
-    manifest = open_manifest(url, "queries")
-    rows = Rows(url, manifest)
-    columns = [column for column in ("input_ids", "label_ids") if column in rows.columns]
+    table = Table.open(data.queries(name), "queries")
+    columns = [column for column in ("input_ids", "label_ids") if column in table.columns]
     counts = {column: np.empty(0, np.int64) for column in columns}
-    for number in np.unique(np.linspace(0, rows.groups - 1, min(SAMPLED_GROUPS, rows.groups)).astype(int)).tolist():
-        group = rows.group(number, columns)
+    groups = len(table.groups)
+    sampled = np.unique(np.linspace(0, groups - 1, min(SAMPLED_GROUPS, groups)).astype(int)).tolist()
+    for _, group in table.read_groups(sampled, columns):
         for column in columns:
             counts[column] = np.append(counts[column], list_column(group, column).counts)
     histograms = {column: histogram(lengths) for column, lengths in counts.items()}
-    return Split(name, manifest, len(counts["label_ids"]), histograms.get("input_ids"), histograms["label_ids"])
+    return Split(name, table.manifest, len(counts["label_ids"]), histograms.get("input_ids"), histograms["label_ids"])
 
 
 def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +99,7 @@ def histogram(counts: np.ndarray, bins: int = 60) -> tuple[np.ndarray, np.ndarra
 def frequencies(data: DataLayout) -> tuple[np.ndarray, np.ndarray]:
     """Count labels by frequency: (frequency [n] ascending, labels [n]). Memory grows with the values, not with L."""
     labels: Counter[int] = Counter()
-    for group in iterate(data.labels, open_manifest(data.labels, "labels"), ["frequency"]):
+    for group in Table.open(data.labels, "labels").batches(["frequency"]):
         values, counts = np.unique(group.column("frequency").to_numpy(), return_counts=True)
         labels.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
     ascending = np.asarray(sorted(labels.items()), np.int64).reshape(-1, 2)

@@ -7,13 +7,11 @@ import numpy as np
 
 from extremis.inspecting.decode_text import TextDecoder
 from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples
-from extremis.inspecting.rows import Rows
 from extremis.reporting.run_records import Run
 from extremis.reporting.weakest import weakest_rows
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
-from schemas.shard_files.parquet import row_groups_of
+from schemas.table import Table
 
 PREDICTIONS = 10
 NEGATIVES = 20  # of a table's K, the best ones
@@ -65,10 +63,9 @@ def sample(data: DataLayout, runs: list[Run], splits: list[str], count: int, pre
     by_run: dict[str, list[Example]] = {run.name: [] for run in runs}
     weak: dict[str, np.ndarray] = {}
     for split in splits:
-        manifest = open_manifest(data.queries(split), "queries")
-        _, _, first = row_groups_of(manifest)
+        table = Table.open(data.queries(split), "queries")
         weak[split] = weakest_rows(runs, split)
-        rows = with_rows(sample_rows(manifest.rows, -(-count // len(splits)), first), weak[split])
+        rows = with_rows(sample_rows(table.rows, -(-count // len(splits)), table.groups.first), weak[split])
         for run in runs:
             by_run[run.name] += read_examples(data, split, rows, decoder, run.layout)
     for example in (example for examples in by_run.values() for example in examples):
@@ -97,12 +94,12 @@ def _score(data: DataLayout, run: Run, examples: list[Example]) -> Scores:
     scores: Scores = {}
     for split in dict.fromkeys(example.split for example in examples):
         part = [example for example in examples if example.split == split]
-        manifest = open_manifest(data.queries(split), "queries")
-        table = Rows(data.queries(split), manifest).read(np.asarray([example.row for example in part]), model.columns)
+        queries = Table.open(data.queries(split), "queries")
+        rows = queries.rows_at(np.asarray([example.row for example in part]), model.columns)
         named = [[*example.positives, *(label for label, _ in example.negatives)] for example in part]
         if trained is not None:
             named = [[label for label in labels if label < trained] for labels in named]
-        best, top, named_scores = score_rows(model, table, named, PREDICTIONS, trained)
+        best, top, named_scores = score_rows(model, rows, named, PREDICTIONS, trained)
         for example, row_best, row_top in zip(part, best.tolist(), top.tolist(), strict=True):
             example.predictions = [pair for pair in zip(row_top, row_best, strict=True) if pair[0] >= 0]
         for example, row_labels, row_scores in zip(part, named, named_scores, strict=True):

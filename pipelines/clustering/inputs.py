@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pipelines.common.aligned import Source, open_source
 from schemas.errors import InputError, TableError
 from schemas.layout import CLUSTERS, DataLayout, RunLayout, numbered
-from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
+from schemas.manifest import is_published
+from schemas.table import Table
 
 SOURCE = "queries"  # of a run: one split, which is what clusters are made of
 
@@ -55,15 +56,15 @@ def open_clustering(
     if queries is None:
         epoch = _newest(run) if epoch is None else epoch
         queries = layout.embeddings(epoch, SOURCE)
-    embeddings = open_manifest(queries, "embeddings")
-    url, origin = _rows_of(data, layout, embeddings, queries)
+    embeddings = Table.open(queries, "embeddings")
+    rows, origin = _rows_of(data, layout, embeddings)
     use_from = for_epoch
     if use_from is None and epoch is not None:
         use_from = int(embeddings.parameters.get("use_from", epoch + 2))
     if out is None and use_from is None:
         raise InputError("--queries: say where the table goes, with --for-epoch E or --out URL.")
     out = out or layout.clusters(use_from or 0, SOURCE)
-    return Inputs(open_source(SOURCE, url, "queries", queries, embeddings), origin, epoch, use_from, out)
+    return Inputs(open_source(SOURCE, rows, embeddings), origin, epoch, use_from, out)
 
 
 def dumps_for_clusters(run: str) -> dict[int, str]:
@@ -71,7 +72,7 @@ def dumps_for_clusters(run: str) -> dict[int, str]:
     layout = RunLayout(run)
     digests: dict[int, str] = {}
     for epoch in numbered(layout.dumps):
-        embeddings = open_if_published(layout.embeddings(epoch, SOURCE), "embeddings")
+        embeddings = Table.find(layout.embeddings(epoch, SOURCE), "embeddings")
         if embeddings is not None and CLUSTERS in embeddings.parameters:
             digests[epoch] = embeddings.digest
     return digests
@@ -89,24 +90,23 @@ def _newest(run: str) -> int:
     return epochs[-1]
 
 
-def _rows_of(data: str, layout: RunLayout, embeddings: Manifest, url: str) -> tuple[str, str]:
-    """Return the URL of the rows of `embeddings`, DATA's or the run's in cluster order; and the digest of DATA's.
+def _rows_of(data: str, layout: RunLayout, embeddings: Table) -> tuple[Table, str]:
+    """Return the rows of `embeddings`, DATA's or the run's in cluster order; and the digest of DATA's.
 
     Raises TableError where they are neither.
     """
-    place = DataLayout(data).queries(str(embeddings.parameters.get("split", "train")))
-    origin = open_manifest(place, "queries").digest
+    rows = Table.open(DataLayout(data).queries(str(embeddings.parameters.get("split", "train"))), "queries")
     embedded = embeddings.parents.get("queries")
-    if embedded == origin:
-        return place, origin
+    if embedded == rows.digest:
+        return rows, rows.digest
     for number in reversed(numbered(layout.clusters_root)):
-        table = layout.clusters(number, SOURCE)
-        clustered = open_if_published(table, "queries")
+        clustered = Table.find(layout.clusters(number, SOURCE), "queries")
         if clustered is not None and clustered.digest == embedded:
-            if clustered.parents.get("queries") != origin:
+            if clustered.parents.get("queries") != rows.digest:
                 break
-            return table, origin
+            return clustered, rows.digest
     raise TableError(
-        f"{url}: embeddings of other queries (digest {str(embedded)[:12]}…) than {place} (digest {origin[:12]}…) or "
-        f"any table under {layout.clusters_root}. Point at the data and the run that they were made from."
+        f"{embeddings.url}: embeddings of other queries (digest {str(embedded)[:12]}…) than {rows.url} (digest "
+        f"{rows.digest[:12]}…) or any table under {layout.clusters_root}. Point at the data and the run "
+        "that they were made from."
     )

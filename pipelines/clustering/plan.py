@@ -13,7 +13,6 @@ from pipelines.clustering.layout import Layout
 from pipelines.clustering.top import TopTree, grow
 from pipelines.common.meter import Meter
 from pipelines.common.options import DumpOptions
-from pipelines.common.vector_blocks import dimension_of
 from pipelines.common.watch import require_unused
 from schemas.errors import InputError
 from schemas.layout import CLUSTERS, staging
@@ -21,6 +20,7 @@ from schemas.manifest import Manifest
 from schemas.reuse import Request, find_reusable
 from schemas.sizes import say_bytes
 from schemas.storage import join
+from schemas.table import Table
 
 ROW, VECTOR = "row", "vector"
 _PROCESS = 280 << 20  # Python, Beam and Arrow, loaded and at work
@@ -52,11 +52,11 @@ class Plan:
     @property
     def dimension(self) -> int:
         """D."""
-        return dimension_of(self.inputs.source.embeddings)
+        return self.inputs.source.embeddings.dimension
 
     @property
-    def queries(self) -> Manifest:
-        """Manifest of the rows to be reordered."""
+    def queries(self) -> Table:
+        """Rows to be reordered."""
         return self.inputs.source.queries
 
     @property
@@ -109,7 +109,7 @@ def make_plan(inputs: Inputs, options: ClusterOptions) -> Plan:
     size = options.size or inputs.requested.get("size")
     if size is None:
         raise InputError(
-            f"{inputs.source.embeddings_url}: no trainer asked for clusters of a size here. Give --size C."
+            f"{inputs.source.embeddings.url}: no trainer asked for clusters of a size here. Give --size C."
         )
     smallest = options.smallest or (inputs.requested.get("smallest") if options.size is None else None) or _halved(size)
     if smallest > size or size % smallest or (size // smallest) & (size // smallest - 1):
@@ -118,11 +118,11 @@ def make_plan(inputs: Inputs, options: ClusterOptions) -> Plan:
         )
     rows, part_rows = inputs.source.queries.rows, options.part_rows or _fit(inputs, options.memory)
     if not rows:
-        raise InputError(f"{inputs.source.queries_url}: no queries to cluster.")
+        raise InputError(f"{inputs.source.queries.url}: no queries to cluster.")
     parts = 1
     while parts * part_rows < rows:
         parts *= 2
-    dimension = dimension_of(inputs.source.embeddings)
+    dimension = inputs.source.embeddings.dimension
     sample = np.empty((0, dimension), np.float32)
     if parts > 1:
         sample = inputs.source.some_queries(_SAMPLE_ROWS, options.seed, dimension, _SAMPLE_GROUPS)
@@ -149,7 +149,7 @@ def _fit(inputs: Inputs, memory: int) -> int:
     """Return the queries of a part that fit into `memory`."""
     queries = inputs.source.queries
     stored = sum(entry.bytes for entry in queries.shards) / max(1, queries.rows)
-    each = _bytes_a_query(dimension_of(inputs.source.embeddings), stored)
+    each = _bytes_a_query(inputs.source.embeddings.dimension, stored)
     rows = int((memory - _PROCESS) / each / _SPARE)
     if rows < 1 << 10:
         raise InputError(

@@ -81,7 +81,7 @@ def _parted(plan: Plan, shard: int, columns: list[str]) -> Iterator[tuple[pa.Tab
     first, source = plan.first_row(shard), plan.inputs.source
     for rows in rechunk(source.aligned(shard, columns), _ROWS):
         vectors = matrix_column(rows, VECTOR)
-        require_finite(vectors, first, source.embeddings_url)
+        require_finite(vectors, first, source.embeddings.url)
         numbers = pa.array(np.arange(first, first + rows.num_rows))
         yield rows.append_column(ROW, numbers), parts_of(plan.tree, vectors, first)
         first += rows.num_rows

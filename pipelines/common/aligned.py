@@ -7,13 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common.vector_blocks import read_groups, require_finite
+from pipelines.common.vector_blocks import require_finite
 from schemas.errors import TableError
-from schemas.manifest import Manifest, open_manifest, require_parent, shard_url
 from schemas.randomness import sample_rows
-from schemas.shard_files.parquet import matrix_column, row_groups_of
-from schemas.shard_files.shards import iterate_shard
-from schemas.storage import join
+from schemas.shard_files.parquet import matrix_column
+from schemas.table import Table
 from search.block import padded
 from search.exclusions import Exclusions
 
@@ -32,15 +30,13 @@ class Source:
     """Points that get negatives: `queries`, or `labels` where label texts are training points."""
 
     name: str
-    queries_url: str
-    queries: Manifest
-    embeddings_url: str
-    embeddings: Manifest
+    queries: Table
+    embeddings: Table
 
     @property
     def id_column(self) -> str:
         """Name of the column of ids."""
-        return "label_id" if self.queries.kind == "labels" else "query_id"
+        return self.queries.id_column
 
     def batches(self, shard: int, rows: int, dimension: int) -> Iterator[Batch]:
         """Read shard `shard` in batches of `rows` rows, the last may be shorter; columns of zeros up to `dimension`.
@@ -52,24 +48,24 @@ class Source:
         columns = [self.id_column, "label_ids", "filter_label_ids"]
         for table in rechunk(self.aligned(shard, columns), rows):
             queries = matrix_column(table, "vector")
-            require_finite(queries, first + within, self.embeddings_url)
+            require_finite(queries, first + within, self.embeddings.url)
             ids = table.column(self.id_column).combine_chunks()
             yield Batch(within, ids, padded(queries, dimension), Exclusions.of(table))
             within += table.num_rows
 
     def id_batches(self, shard: int, rows: int) -> Iterator[pa.Array]:
         """Read the `query_id` column of shard `shard`, int64, in batches of `rows` rows."""
-        tables = iterate_shard(self.queries_url, self.queries.shards[shard], [self.id_column])
+        tables = self.queries.batches_of(shard, [self.id_column])
         for table in rechunk(tables, rows):
             yield table.column(self.id_column).combine_chunks()
 
     def some_queries(self, rows: int, seed: int, dimension: int, groups: int = 8) -> np.ndarray:
         """Read about `rows` embeddings float32 [S, D] of a few row groups: the same for the same seed."""
-        picked = sample_rows(len(row_groups_of(self.embeddings)[0]), groups, seed)
+        picked = sample_rows(len(self.embeddings.groups), groups, seed)
         each = -(-rows // len(picked)) if len(picked) else 0
         parts = [np.empty((0, dimension), np.float32)]
-        for first, vectors in read_groups(self.embeddings_url, self.embeddings, picked):
-            require_finite(vectors[:each], first, self.embeddings_url)
+        for first, vectors in self.embeddings.vectors(picked):
+            require_finite(vectors[:each], first, self.embeddings.url)
             parts.append(padded(vectors[:each], dimension))
         return np.concatenate(parts)
 
@@ -78,36 +74,22 @@ class Source:
 
         Raises TableError: damaged, or embeddings that are not those of these rows.
         """
-        names = [column.name for column in self.queries.columns]
-        columns = names if columns is None else [name for name in names if name in columns]
-        entry = self.embeddings.shards[shard]
-        points = iterate_shard(self.queries_url, self.queries.shards[shard], columns)
-        for point, embedding in zip(points, iterate_shard(self.embeddings_url, entry), strict=True):
-            if not point.column(self.id_column).equals(embedding.column(0)):
-                raise TableError(
-                    f"{join(self.embeddings_url, entry.path)}: its {embedding.column_names[0]} column is not that of "
-                    f"{shard_url(self.queries_url, self.queries.shards[shard])}. Make the embeddings again."
-                )
+        columns = [name for name in self.queries.columns if columns is None or name in columns]
+        for point, embedding in self.queries.aligned_with(self.embeddings, shard, columns):
             yield point.append_column("vector", embedding.column("vector"))
 
 
-def open_source(
-    name: str, queries_url: str, kind: str, url: str, embeddings: Manifest, rows: Manifest | None = None
-) -> Source:
-    """Open `embeddings` at `url` beside their table, or those `rows` of it.
-
-    Raises TableError: of other data, or not aligned.
-    """
-    queries = rows or open_manifest(queries_url, kind)
-    require_parent(url, embeddings, "queries", queries.digest, queries_url)
+def open_source(name: str, queries: Table, embeddings: Table) -> Source:
+    """Return `embeddings` beside their rows. Raises TableError: of other data, or not aligned."""
+    embeddings.require_made_from("queries", queries)
     if embeddings.cut != queries.cut:
         shape, expected = ([shard.rows for shard in table.shards] for table in (embeddings, queries))
         raise TableError(
-            f"{url}: not aligned with {queries_url}: its shards hold {shape} rows in row groups of "
-            f"{embeddings.row_group_rows}, expected {expected} in row groups of {queries.row_group_rows}. "
-            "Make the embeddings again."
+            f"{embeddings.url}: not aligned with {queries.url}: its shards hold {shape} rows in row groups of "
+            f"{embeddings.manifest.row_group_rows}, expected {expected} in row groups of "
+            f"{queries.manifest.row_group_rows}. Make the embeddings again."
         )
-    return Source(name, queries_url, queries, url, embeddings)
+    return Source(name, queries, embeddings)
 
 
 def rechunk(tables: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:

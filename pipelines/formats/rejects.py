@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from schemas import tables
+from schemas import arrow
 
 SHOWN = 5
 K = TypeVar("K")
@@ -49,7 +49,7 @@ class Reject:
 def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
     """Return rows of the rejects table."""
     columns = [[r.file for r in rejects], [r.line for r in rejects], [r.reason.value for r in rejects]]
-    return pa.record_batch([*columns, [r.detail for r in rejects]], schema=tables.rejects())
+    return pa.record_batch([*columns, [r.detail for r in rejects]], schema=arrow.rejects())
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.common.aligned import Source, open_source
-from pipelines.common.vector_blocks import dimension_of
 from pipelines.mining.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout, numbered, staging
-from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
+from schemas.layout import DataLayout, RunLayout, numbered, source_of_part, staging
+from schemas.manifest import is_published
 from schemas.storage import join
-from schemas.versions.parts import part_of_source, rows_of_parts
+from schemas.table import Table
 
 _UNLISTED = 8  # epochs after the last dump that is listed
 
@@ -27,8 +26,7 @@ class Inputs:
 
     by: str
     sources: tuple[Source, ...]
-    vectors_url: str
-    vectors: Manifest
+    vectors: Table
     drop_bias: bool
     epoch: int | None
     use_from: int | None
@@ -44,7 +42,7 @@ class Inputs:
     @property
     def dimension(self) -> int:
         """D."""
-        return dimension_of(self.vectors)
+        return self.vectors.dimension
 
     @property
     def name(self) -> str:
@@ -87,9 +85,9 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
         epoch = newest(run)
     dump = None if epoch is None else open_vectors(layout.vectors(epoch))
     sources = _sources(data, layout, epoch, dump, options)
-    url, vectors, by = _vectors(data, layout, epoch, dump, options)
+    vectors, by = _vectors(data, layout, epoch, dump, options)
     for source in sources:
-        _require_one_training(source, url, vectors, dump)
+        _require_one_training(source, vectors, dump)
     use_from = options.for_epoch
     if use_from is None and dump is not None and epoch is not None:
         use_from = int(dump.parameters.get("use_from", epoch + 2))
@@ -99,7 +97,7 @@ def open_inputs(data: str, run: str, epoch: int | None, options: MineOptions) ->
     drop_bias = by == "labels" and bool(
         vectors.parameters.get("bias", dump is not None and dump.parameters.get("bias"))
     )
-    return Inputs(by, sources, url, vectors, drop_bias, epoch, use_from, root, dict((dump or vectors).parameters))
+    return Inputs(by, sources, vectors, drop_bias, epoch, use_from, root, dict((dump or vectors).parameters))
 
 
 def complete_dumps(run: str) -> dict[int, str]:
@@ -114,7 +112,7 @@ def complete_dumps(run: str) -> dict[int, str]:
     if not storage.is_local(run):
         epochs += range(max(epochs, default=-1) + 1, max(epochs, default=-1) + 1 + _UNLISTED)
     for epoch in epochs:
-        vectors = open_if_published(layout.vectors(epoch), "vectors")
+        vectors = Table.find(layout.vectors(epoch), "vectors")
         if vectors and all(is_published(layout.embeddings(epoch, name)) for name in _source_names(vectors)):
             digests[epoch] = vectors.digest
     return digests
@@ -131,55 +129,51 @@ def newest(run: str) -> int:
     return max(epochs)
 
 
-def open_vectors(url: str) -> Manifest:
+def open_vectors(url: str) -> Table:
     """Open the vectors of all labels at `url`. Raises TableError."""
-    vectors = open_manifest(url)
+    vectors = Table.open(url)
     if vectors.kind not in ("vectors", "embeddings"):
         raise TableError(f"{url}: expected a vectors or embeddings table, got a {vectors.kind} table.")
-    if vectors.id_range != (0, vectors.rows) or not vectors.rows:
-        raise TableError(f"{url}: expected the vectors of all labels [0, {vectors.rows}), got {vectors.id_range}.")
+    ids = vectors.manifest.id_range
+    if ids != (0, vectors.rows) or not vectors.rows:
+        raise TableError(f"{url}: expected the vectors of all labels [0, {vectors.rows}), got {ids}.")
     return vectors
 
 
 def _sources(
-    data: str, layout: RunLayout, epoch: int | None, dump: Manifest | None, options: MineOptions
+    data: str, layout: RunLayout, epoch: int | None, dump: Table | None, options: MineOptions
 ) -> tuple[Source, ...]:
     if options.queries is not None:
-        embeddings = open_manifest(options.queries, "embeddings")
+        embeddings = Table.open(options.queries, "embeddings")
         split = str(embeddings.parameters.get("split", "train"))
-        place = DataLayout(data).queries(split)
-        return (open_source("queries", place, "queries", options.queries, embeddings),)
+        return (open_source("queries", Table.open(DataLayout(data).queries(split), "queries"), embeddings),)
     assert epoch is not None
     assert dump is not None
     sources = []
     for name in _source_names(dump):
-        place, kind, rows = _rows_of(DataLayout(data), name)
-        url = layout.embeddings(epoch, name)
-        sources.append(open_source(name, place, kind, url, open_manifest(url, "embeddings"), rows))
+        rows, embeddings = _rows_of(DataLayout(data), name), Table.open(layout.embeddings(epoch, name), "embeddings")
+        sources.append(open_source(name, rows, embeddings))
     return tuple(sources)
 
 
-def _rows_of(data: DataLayout, name: str) -> tuple[str, str, Manifest | None]:
-    """Return (table, its kind, its rows; None: all) of a source, as the trainer calls it.
+def _rows_of(data: DataLayout, name: str) -> Table:
+    """Open the rows of a source, as the trainer calls it.
 
     `queries`, one part of them where there is a window of parts, `labels`, or a split where splits are mixed.
     """
     if name == "labels":
-        return data.labels, "labels", None
-    train = data.queries("train")
+        return Table.open(data.labels, "labels")
+    train = Table.open(data.queries("train"), "queries")
     if name == "queries":
-        return train, "queries", None
-    table = open_manifest(train, "queries")
-    part = part_of_source(name, "queries", table)
-    if part is None:
-        return data.queries(name), "queries", None
-    return train, "queries", rows_of_parts(table, [part])
+        return train
+    part = next((part for part in train.parts if source_of_part("queries", part.name) == name), None)
+    return Table.open(data.queries(name), "queries") if part is None else train.of_parts([part])
 
 
 def _vectors(
-    data: str, layout: RunLayout, epoch: int | None, dump: Manifest | None, options: MineOptions
-) -> tuple[str, Manifest, str]:
-    """Return (url, manifest, `classifier` or `labels`) of the vectors to search."""
+    data: str, layout: RunLayout, epoch: int | None, dump: Table | None, options: MineOptions
+) -> tuple[Table, str]:
+    """Return the vectors to search, and whether they are of the `classifier` or of `labels`."""
     if options.vectors is not None:
         vectors = open_vectors(options.vectors)
         if vectors.parameters.get("what") != "labels" and options.by == "labels":
@@ -187,39 +181,38 @@ def _vectors(
                 f"{options.vectors}: these are no label embeddings. "
                 "Make them with `extremis embed DATA RUN OUT --what labels`, or leave --by out."
             )
-        labels = open_manifest(DataLayout(data).labels, "labels")
+        labels = Table.open(DataLayout(data).labels, "labels")
         parent = vectors.parents.get("labels", labels.digest)
         if vectors.rows != labels.rows or parent != labels.digest:
             raise TableError(
-                f"{options.vectors}: made from other labels ({vectors.rows} of them) than {DataLayout(data).labels} "
+                f"{options.vectors}: made from other labels ({vectors.rows} of them) than {labels.url} "
                 f"({labels.rows}). Make them again from this data."
             )
-        return options.vectors, vectors, "labels" if vectors.parameters.get("what") == "labels" else "classifier"
+        return vectors, "labels" if vectors.parameters.get("what") == "labels" else "classifier"
     assert epoch is not None
     assert dump is not None
     by = options.by or dump.parameters.get("by", "classifier")
     if by == "classifier":
-        return layout.vectors(epoch), dump, "classifier"
+        return dump, "classifier"
     if "labels" not in _source_names(dump):
         raise InputError(
             f"{layout.dump(epoch)}: --by labels, but this dump has no label embeddings: the run does not train on "
             "label texts. Make them with `extremis embed DATA RUN OUT --what labels` and give --vectors OUT."
         )
-    url = layout.embeddings(epoch, "labels")
-    return url, open_vectors(url), "labels"
+    return open_vectors(layout.embeddings(epoch, "labels")), "labels"
 
 
-def _require_one_training(source: Source, url: str, vectors: Manifest, dump: Manifest | None) -> None:
+def _require_one_training(source: Source, vectors: Table, dump: Table | None) -> None:
     """Raise TableError where embeddings and vectors are not of one space."""
-    got, expected = dimension_of(source.embeddings), dimension_of(vectors)
+    got, expected = source.embeddings.dimension, vectors.dimension
     if got != expected:
         raise TableError(
-            f"{source.embeddings_url}: embeddings of {got} dimensions, the vectors at {url} have {expected}. "
+            f"{source.embeddings.url}: embeddings of {got} dimensions, the vectors at {vectors.url} have {expected}. "
             "They come from two trainings: make both again."
         )
     marks = [
-        (place, table.parameters.get("step", dump.parameters.get("step") if dump else None))
-        for place, table in ((source.embeddings_url, source.embeddings), (url, vectors))
+        (table.url, table.parameters.get("step", dump.parameters.get("step") if dump else None))
+        for table in (source.embeddings, vectors)
     ]
     checkpoints = {
         table.parents["checkpoint"] for table in (source.embeddings, vectors) if "checkpoint" in table.parents
@@ -234,5 +227,5 @@ def _require_one_training(source: Source, url: str, vectors: Manifest, dump: Man
         )
 
 
-def _source_names(vectors: Manifest) -> list[str]:
+def _source_names(vectors: Table) -> list[str]:
     return list(vectors.parameters.get("sources", ["queries"]))

@@ -12,8 +12,9 @@ from pipelines.common.vector_blocks import read_block
 from pipelines.mining.plan import SEARCH_OPTIONS, Plan
 from schemas import storage
 from schemas.errors import InputError
-from schemas.manifest import Manifest, Shard, open_manifest
+from schemas.manifest import Manifest, Shard
 from schemas.reuse import Request, find_reusable
+from schemas.table import Table
 from search.block import Block, padded, search
 from search.candidates import best, merge, pack, unpack
 from search.factory import Factory
@@ -69,9 +70,9 @@ class KeptIndex:
 
     def __init__(self, url: str, vectors_url: str | None = None) -> None:
         self._url = url
-        self.manifest = open_manifest(url, KIND)
-        self._vectors = None if vectors_url is None else (vectors_url, open_manifest(vectors_url))
-        if self._vectors is not None and self._vectors[1].digest != self.manifest.parents["vectors"]:
+        self.manifest = Table.open(url, KIND).manifest
+        self._vectors = None if vectors_url is None else Table.open(vectors_url)
+        if self._vectors is not None and self._vectors.digest != self.manifest.parents["vectors"]:
             raise InputError(f"{vectors_url}: not the vectors that {url} was made of.")
 
     def load(self, number: int) -> faiss.Index:
@@ -95,8 +96,7 @@ class KeptIndex:
         if self._vectors is None:
             scores, positions = index.search(queries, min(width, stop - start))
             return best(pack(np.where(positions < 0, positions, positions + start), scores), width)
-        url, manifest = self._vectors
-        vectors = read_block(url, manifest, start, stop, facts["columns"], facts["drop_bias"])
+        vectors = read_block(self._vectors, start, stop, facts["columns"], facts["drop_bias"])
         flat = Factory(facts["factory"]).spec == "Flat"
         block = Block(start, vectors, None if flat else index)
         return search(block, queries, width, SearchParams(**facts["efforts"][number]).factor)

@@ -17,14 +17,14 @@ from pipelines.mining.filters import fetched
 from pipelines.mining.inputs import Inputs
 from pipelines.mining.memory import Estimate, Sizes
 from pipelines.mining.options import MineOptions
-from pipelines.mining.overlap import Previous
-from schemas import tables
+from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import shard_name, staging
 from schemas.manifest import Manifest
 from schemas.reuse import Request, find_reusable
 from schemas.sizes import require_room, say_bytes
 from schemas.storage import join
+from schemas.table import Table
 from search import index, params
 from search.candidates import MOST_LABELS
 from search.factory import AUTO, EXACT, Factory, choose
@@ -67,7 +67,7 @@ class Plan(Blocks):
     width: int
     fetch: int
     params: SearchParams
-    previous: dict[str, Previous]
+    previous: dict[str, Table]
     options: MineOptions
     meter: Meter = field(default=Meter(), compare=False)
 
@@ -89,7 +89,7 @@ class Plan(Blocks):
     @property
     def schema(self) -> pa.Schema:
         """Schema of the finished tables."""
-        return tables.negatives(self.columns, tables.label_type(self.inputs.labels))
+        return arrow.negatives(self.columns, arrow.label_type(self.inputs.labels))
 
     def only(self, sources: tuple[Source, ...]) -> "Plan":
         """Return the plan for these sources alone: a table is the same, whatever others are made with it."""
@@ -196,7 +196,7 @@ class Plan(Blocks):
         )
 
 
-def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous]) -> Plan:
+def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Table]) -> Plan:
     """Plan a run: the user's options win over those that the trainer requests in the dump; sizes decide the rest.
 
     Raises InputError: no width anywhere, options that contradict each other, more labels than a candidate can name, or
@@ -205,12 +205,12 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous
     width = options.width or inputs.requested.get("table_width")
     if not width:
         raise InputError(
-            f"{inputs.vectors_url}: neither the tables nor the options say how many negatives a query gets. "
+            f"{inputs.vectors.url}: neither the tables nor the options say how many negatives a query gets. "
             "Give --width K."
         )
     width = int(width)
     if inputs.labels > MOST_LABELS:
-        raise InputError(f"{inputs.vectors_url}: {inputs.labels} labels; mining goes up to {MOST_LABELS}.")
+        raise InputError(f"{inputs.vectors.url}: {inputs.labels} labels; mining goes up to {MOST_LABELS}.")
     if options.ranges > inputs.labels:
         raise InputError(f"--ranges {options.ranges}: there are only {inputs.labels} labels.")
     if options.window is not None and options.window < options.skip_top + width:
@@ -221,7 +221,14 @@ def make_plan(inputs: Inputs, options: MineOptions, previous: dict[str, Previous
     fixed = SearchParams(options.nprobe, options.ef_search, options.refine)
     fetch = fetched(options, width)
     queries = [source.queries for source in inputs.sources]
-    sizes = sizes_of(inputs.dimension, inputs.vectors, queries, options, fetch, width * options.ranges)
+    sizes = sizes_of(
+        inputs.dimension,
+        inputs.vectors.manifest,
+        [table.manifest for table in queries],
+        options,
+        fetch,
+        width * options.ranges,
+    )
     # Every source counts, made already or not: a table is the same after an attempt that was cut off.
     rows = sum(table.rows for table in queries)
     blocks = settle(options.index or inputs.requested.get("index") or AUTO, inputs.labels, rows, options, sizes)

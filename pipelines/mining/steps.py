@@ -26,7 +26,7 @@ from pipelines.mining.candidate_files import Chunks, read_chunk, write_chunks
 from pipelines.mining.filters import has_margin, select
 from pipelines.mining.plan import Plan
 from pipelines.mining.profile import Profile
-from schemas import storage, tables
+from schemas import PAD, storage
 from schemas.layout import shard_name
 from schemas.manifest import Shard
 from schemas.randomness import sample_rows
@@ -101,7 +101,7 @@ def load_block(plan: Plan, number: int, profile: Profile) -> LoadedBlock:
     start, stop = plan.bounds[number]
     inputs = plan.inputs
     with profile.stage("read vectors"):
-        vectors = read_block(inputs.vectors_url, inputs.vectors, start, stop, plan.dimension, inputs.drop_bias)
+        vectors = read_block(inputs.vectors, start, stop, plan.dimension, inputs.drop_bias)
     with profile.stage("build index"):
         index = build(plan.factory, vectors, plan.options.seed)
         block = Block(start, vectors, index, find_device(plan.options.device))
@@ -269,7 +269,7 @@ def _write_shard(plan: Plan, source: Source, shard: int, batches: Iterable[Rows]
     plan.meter.start(MERGE)
     audited, sampled = _sampled_rows(plan, source, shard), [np.empty((0, plan.columns), np.uint64)]
     padded = first = 0
-    shards, group = len(source.queries.shards), source.queries.group_rows(shard)
+    shards, group = len(source.queries.shards), source.queries.manifest.group_rows(shard)
     with writing_shard(plan.inputs.written(source), shard, shards, plan.schema, group) as out:
         for ids, ranges, weakest in batches:
             keys = select(ranges, weakest, plan.options, plan.width, counts)
@@ -327,7 +327,7 @@ def _overlap(plan: Plan, source: Source, shares: list[np.ndarray | None]) -> dic
 
 def _table(query_ids: pa.Array, keys: np.ndarray, schema: pa.Schema) -> pa.Table:
     label_ids, scores = unpack(keys)
-    clipped = np.where(label_ids == tables.PAD, -np.inf, np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE))
+    clipped = np.where(label_ids == PAD, -np.inf, np.clip(scores, -_LARGEST_SCORE, _LARGEST_SCORE))
     columns = [
         query_ids,
         matrix_array(label_ids, schema.field("label_ids").type.value_type),

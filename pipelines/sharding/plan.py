@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipelines.common.meter import Meter
 from pipelines.formats.base import Format, Inputs, Text
-from schemas import tables
+from schemas import arrow
 from schemas.shard_files.shards import Sink
 
 
@@ -54,7 +54,7 @@ class TablePlan:
     @property
     def tokens(self) -> pa.DataType | None:
         """The type of a token id; None where the rows have features alone."""
-        return None if self.vocabulary is None and self.features else tables.token_type(self.vocabulary or 0)
+        return None if self.vocabulary is None and self.features else arrow.token_type(self.vocabulary or 0)
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class QueriesPlan(TablePlan):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the table."""
-        return tables.queries(
+        return arrow.queries(
             self.tokens,
-            tables.label_type(self.labels),
+            arrow.label_type(self.labels),
             text=self.keep_text,
             filters=self.filters is not None,
             features=self.features,
@@ -117,7 +117,7 @@ class LabelsPlan(TablePlan):
     @property
     def schema(self) -> pa.Schema:
         """Columns of the table."""
-        return tables.labels(self.tokens, features=self.features)
+        return arrow.labels(self.tokens, features=self.features)
 
     @property
     def row_schema(self) -> pa.Schema:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipelines.common import assign
 from pipelines.common.exchange import Files, Packet, SendBuffer, gather, receive
-from schemas import tables
+from schemas import arrow
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, columns_of
 from schemas.shard_files import parquet
@@ -26,7 +26,7 @@ def write_rejects(data: str, rejected: Sequence[tuple[str, Packet]], staged: Fil
     by_table: dict[str, list[Packet]] = {}
     for table, packet in rejected:
         by_table.setdefault(table, []).append(packet)
-    url, schema, shards = DataLayout(data).rejects, tables.rejects(), []
+    url, schema, shards = DataLayout(data).rejects, arrow.rejects(), []
     for number, table in enumerate(sorted(by_table)):
         with parquet.writing_shard(url, number, len(by_table), schema, _GROUP_ROWS) as shard:
             for _, packets in sorted(_by_range(by_table[table], staged).items()):

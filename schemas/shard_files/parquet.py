@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 from schemas import checksums, storage
 from schemas.checksums import crc32
 from schemas.layout import shard_name
-from schemas.manifest import Manifest, Shard, describe_file
+from schemas.manifest import Shard, describe_file
 from schemas.mapped import Mapped
-from schemas.ragged import Ragged, offsets_of
+from schemas.ragged import Ragged
 from schemas.shard_files import ranges
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.plain_pages import read_matrix
@@ -223,38 +223,6 @@ def open_shard(url: str, shard: Shard, access: Access = VERIFIED) -> ParquetShar
 def _chunk(column: pq.ColumnChunkMetaData) -> Range:
     start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     return start, start + column.total_compressed_size
-
-
-def row_groups_of(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (shard [M], group [M], first_row [M + 1]) of all M row groups in storage order, from the manifest alone.
-
-    Row group m holds rows [first_row[m], first_row[m + 1]). int64 all.
-    """
-    if any(entry.groups is not None for entry in manifest.shards):
-        return _listed_groups(manifest)
-    size = manifest.row_group_rows or 1
-    shard_rows = np.array([entry.rows for entry in manifest.shards], np.int64)
-    groups = -(-shard_rows // size)
-    shard = np.repeat(np.arange(len(groups)), groups)
-    group = np.arange(len(shard)) - offsets_of(groups)[shard]
-    return shard, group, offsets_of(np.minimum(size, shard_rows[shard] - group * size))
-
-
-def _listed_groups(manifest: Manifest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same of a table whose shards list their row groups."""
-    sizes = [_group_sizes(entry.rows, manifest.group_rows(shard)) for shard, entry in enumerate(manifest.shards)]
-    counts = np.array([len(of_shard) for of_shard in sizes], np.int64)
-    shard = np.repeat(np.arange(len(counts)), counts)
-    group = np.arange(len(shard)) - offsets_of(counts)[shard]
-    return shard, group, offsets_of(np.concatenate(sizes))
-
-
-def _group_sizes(rows: int, row_group_rows: int | Sequence[int]) -> np.ndarray:
-    """Return the rows of each row group of a shard of `rows` rows, int64."""
-    if isinstance(row_group_rows, Sequence):
-        return np.asarray(row_group_rows, np.int64)
-    starts = np.arange(0, rows, row_group_rows)
-    return np.minimum(row_group_rows, rows - starts)
 
 
 def list_column(table: pa.Table, name: str) -> Ragged:

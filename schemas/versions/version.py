@@ -6,28 +6,14 @@ from typing import Any
 
 from schemas.errors import TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest
 from schemas.storage import join
+from schemas.table import Table
 from schemas.views.relative import relative, resolve
 from schemas.views.view import View
 
-VERSION, PARTS = "version", "parts"  # parameters of a data set, and of a table of several parts
+VERSION = "version"  # parameter of a data set
 _THREADS = 16
-
-
-@dataclass(frozen=True)
-class PartTable:
-    """A part of a table: its name, the table that its shards lie in (a place) and its digest, and rows that are left.
-
-    Shards [first, stop) of the table of all parts are its.
-    """
-
-    name: str
-    table: str
-    digest: str
-    rows: int
-    first: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -79,19 +65,14 @@ def part_name(number: int) -> str:
     return f"{number:04d}"
 
 
-def parts_of(manifest: Manifest) -> tuple[PartTable, ...]:
-    """Return the parts of a table of a version, oldest first; none where the table is no view."""
-    return tuple(PartTable(**part) for part in manifest.parameters.get(PARTS, ()))
-
-
 def own_digest(data: str) -> str:
     """Return the digest of the data set at `data`, all whose tables and parts have to be there.
 
     Raises TableError that names what is gone or another.
     """
-    manifest = open_manifest(data, "data")
+    manifest = Table.open(data, "data").manifest
     for name, digest in manifest.parents.items():
-        if open_manifest(join(data, name)).digest != digest:
+        if Table.open(join(data, name)).digest != digest:
             raise TableError(f"{join(data, name)}: not the table that {data} was published with. Shard the data again.")
     require_parts(data, manifest)
     return manifest.digest
@@ -105,9 +86,7 @@ def require_parts(data: str, manifest: Manifest) -> None:
     tables = {name: join(data, name) for name in manifest.parents if name.startswith("queries/")}
     tables["labels"] = layout.labels
     needed = {
-        (resolve(url, part.table), part.digest): part.name
-        for url in tables.values()
-        for part in parts_of(open_manifest(url))
+        (resolve(url, part.table), part.digest): part.name for url in tables.values() for part in Table.open(url).parts
     }
     with ThreadPoolExecutor(_THREADS) as pool:
         faults = [fault for fault in pool.map(fault_of, needed, needed.values()) if fault]
@@ -121,7 +100,7 @@ def fault_of(needed: tuple[str, str], part: str) -> str | None:
     """Say that the table (URL, digest) of a part is gone, or another one; None: it is there."""
     url, digest = needed
     try:
-        same = open_manifest(url).digest == digest
+        same = Table.open(url).digest == digest
     except TableError:
         return f"part {part} ({url}) is gone"
     return None if same else f"part {part} ({url}) was made again since"

@@ -14,8 +14,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.shards import iterate
-from schemas.versions.parts import rows_of_parts
-from schemas.versions.version import parts_of
+from schemas.table import Table
 from tests.days import TINY
 from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
@@ -67,9 +66,8 @@ def test_labels_that_stay_keep_their_vectors_and_retired_ones_leave(days: Path) 
 
 def estimated(model: TrainedModel, layout: DataLayout, known: int, texts: bool) -> tuple[dict[int, torch.Tensor], Any]:
     """What vectors are estimated by, label by label, and the mean of it; of the points that were added, or texts."""
-    table = open_manifest(layout.queries("train"))
-    new = parts_of(table)[-1]
-    groups = iterate(layout.queries("train"), rows_of_parts(table, [new]))
+    table = Table.open(layout.queries("train"))
+    groups = table.of_parts([table.parts[-1]]).batches()
     points = [(model.embed_table(group)[:, :8], group["label_ids"].to_pylist()) for group in groups]
     x, ids = torch.cat([z for z, _ in points]), [row for _, rows in points for row in rows]
     if texts:
@@ -130,7 +128,7 @@ def test_a_refresh_shows_new_rows_half_as_often_and_old_ones_less(days: Path) ->
     whole = resolve("random", (), data).recipe
     recipe = resolve("random", changes, data).recipe
     assert recipe.train.epochs == -(-whole.train.epochs // 2)
-    rows = [part.rows for part in parts_of(open_manifest(DataLayout(data).queries("train")))]
+    rows = [part.rows for part in Table.open(DataLayout(data).queries("train")).parts]
     dealt = recipe.train.epochs * (rows[-1] + recipe.data.replay * sum(rows[:-1]))
     share = rows[-1] / sum(rows)
     assert dealt / (whole.train.epochs * sum(rows)) == pytest.approx(LEAST + share, rel=0.05)

@@ -70,12 +70,10 @@ def test_a_damaged_config_of_a_run_is_not_trained_on(loop: Loop, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("root", "reader"), [(root, reader) for root in READERS for reader in READERS[root]])
-def test_a_flip_in_every_file(
-    root: str, reader: str, loop: Loop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draw, statuses = random.Random(3), Counter[str]()
+def test_a_flip_in_every_file(root: str, reader: str, loop: Loop, tmp_path: Path) -> None:
+    """A file that the command does not read may be damaged; what it reads is refused by some of the flips."""
+    draw, statuses = random.Random(3), Counter[int]()
     for number, name in enumerate(files(loop[0] / root)):
-        status = check(loop, f"{root}/{name}", reader, tmp_path / str(number), draw)
-        statuses[f"{name.split('/')[0]}: {status}"] += 1
-    with capsys.disabled():
-        print(f"\n{reader} with a flip in {root}, by status: {dict(sorted(statuses.items()))}")
+        statuses[check(loop, f"{root}/{name}", reader, tmp_path / str(number), draw)] += 1
+    assert set(statuses) <= {0, 2}
+    assert statuses[2], f"{reader} has not met any of {statuses.total()} damaged files of {root}"

@@ -40,11 +40,6 @@ SURE = {
 }
 
 
-def test_there_are_many_options() -> None:
-    assert len(OPTIONS) > 90
-    assert sum(len(SURE[OPTIONS[name]]) for name in NUMBERS) > 300
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_any_value_gives_a_recipe_or_one_message(name: str) -> None:
     for value in VALUES:
@@ -143,8 +138,8 @@ FILES: dict[str, tuple[bytes, str]] = {
     "unknown section": (b"[trian]\nepochs = 1\n", "did you mean 'train'"),
     "a mix that deals nothing": (b"[data.mix]\ntrain = 0\n", "data.mix"),
     "a mix of NaN": (b"[data.mix]\ntrain = nan\n", "data.mix"),
-    "the mix of a folder above": (b'[data.mix]\n"../train" = 1.0\n', ""),
-    "a split above": (b'[data]\nsplit = "../../etc"\n', ""),
+    "the mix of a folder above": (b'[data.mix]\n"../train" = 1.0\n', "no split"),
+    "a split above": (b'[data]\nsplit = "../../etc"\n', "no split"),
 }
 
 

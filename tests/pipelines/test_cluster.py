@@ -17,7 +17,7 @@ from pipelines.clustering.inputs import open_clustering
 from pipelines.clustering.layout import make_layout
 from pipelines.clustering.plan import _SAMPLE_GROUPS, _SAMPLE_ROWS
 from pipelines.clustering.top import grow, parts_of
-from schemas import storage, tables
+from schemas import arrow, storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest, open_manifest, verify
@@ -25,7 +25,7 @@ from schemas.options import check
 from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import iterate, write_table
 from tests.builders import SmallData, build_data
-from trainer.stream.clusters import clusters_of
+from trainer.stream.sources import clusters_of
 
 D, ROWS, SIZE = 6, 1203, 16
 
@@ -41,7 +41,7 @@ def write_embeddings(queries_url: str, url: str, seed: int = 0, **fields: object
     centres = draw.standard_normal((40, D))
     x = centres[draw.integers(0, 40, queries.rows)] + 0.3 * draw.standard_normal((queries.rows, D))
     x[:20] = x[0]  # some that are all the same
-    schema = tables.embeddings(D)
+    schema = arrow.embeddings(D)
     shards, first = [], 0
     for shard in queries.shards:
         ids = pa.array(np.arange(first, first + shard.rows))
@@ -264,7 +264,7 @@ def spoilt(data: SmallData, url: str) -> None:
     edges = np.cumsum([0] + [shard.rows for shard in queries.shards])
     shards = [
         pa.Table.from_arrays(
-            [pa.array(np.arange(low, high)), matrix_array(x[low:high], pa.float16())], schema=tables.embeddings(D)
+            [pa.array(np.arange(low, high)), matrix_array(x[low:high], pa.float16())], schema=arrow.embeddings(D)
         )
         for low, high in itertools.pairwise(edges)
     ]

@@ -19,8 +19,8 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest, verify
 from schemas.shard_files import shards
-from schemas.shard_files.parquet import row_groups_of
-from schemas.versions.version import own_digest, parts_of
+from schemas.table import Table
+from schemas.versions.version import own_digest
 from trainer.stream import JoinedStream, open_sources
 
 OPTIONS = ShardOptions(tokenizer="train:200", row_group_rows=3, keep_text=True, shards=2)
@@ -118,7 +118,7 @@ def rows_of(url: str) -> list[dict[str, Any]]:
     manifest = open_manifest(url)
     verify(url, manifest)
     groups = list(shards.iterate(url, manifest))
-    assert [len(group) for group in groups] == np.diff(row_groups_of(manifest)[2]).tolist()
+    assert [len(group) for group in groups] == np.diff(Table(url, manifest).groups.first).tolist()
     return [row for group in groups for row in group.to_pylist()]
 
 
@@ -193,7 +193,7 @@ def test_nothing_is_copied_and_the_base_does_not_change(tmp_path: Path) -> None:
     assert contents(data[0]) == before
     old = {content for name, content in before.items() if name.endswith((".parquet", "tokenizer.json"))}
     assert not old & set(contents(str(tmp_path / "data1")).values())
-    parts = parts_of(open_manifest(f"{tmp_path}/data1/queries/train"))
+    parts = Table.open(f"{tmp_path}/data1/queries/train").parts
     assert [(part.name, part.rows) for part in parts] == [("0001", 8), ("0002", 12)]
 
 

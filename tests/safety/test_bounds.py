@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from schemas import arrow
 from schemas import manifest as manifests
-from schemas import tables
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import MANIFEST, Manifest, Shard, open_manifest, publish
@@ -91,7 +91,7 @@ def test_an_index_that_points_beyond_its_archive_is_damage(tmp_path: Path) -> No
             "input_ids": tokens,
             "label_ids": labels,
         },
-        schema=tables.queries(pa.uint16(), pa.int32()),
+        schema=arrow.queries(pa.uint16(), pa.int32()),
     )
     members = tar.members_of(rows.schema)
     schema = pa.schema(

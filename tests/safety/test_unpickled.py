@@ -46,9 +46,9 @@ def risks(path: Path) -> set[str]:
     return unsafe
 
 
-@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
-def test_no_module_unpickles_or_runs_what_it_reads(path: Path) -> None:
-    assert risks(path) == BETWEEN_OUR_PROCESSES.get(str(path.relative_to(ROOT)), set())
+def test_no_module_unpickles_or_runs_what_it_reads() -> None:
+    unsafe = {str(path.relative_to(ROOT)): risks(path) for path in FILES}
+    assert {name: calls for name, calls in unsafe.items() if calls} == BETWEEN_OUR_PROCESSES
 
 
 @pytest.mark.parametrize(

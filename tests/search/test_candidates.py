@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.tables import PAD
+from schemas import PAD
 from search.candidates import EMPTY, MOST_LABELS, best, merge, pack, unpack
 
 scores = st.floats(width=32, allow_nan=False)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import trainer.negatives.candidates
-from schemas.tables import PAD
+from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
 from trainer.negatives.candidates import own_pool, shared_pool

@@ -16,7 +16,7 @@ from trainer.encoders.base import Before, Encoder, nothing_before
 from trainer.encoders.sentence_transformers import read_bottleneck, write_modules
 from trainer.inputs import Inputs
 from trainer.methods.kinds import EncoderSection
-from trainer.padding import pad_rows
+from trainer.stream.batch import pad_rows
 from trainer.stream.transfer import send
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.manifest import Manifest
 from schemas.ragged import Ragged
-from schemas.versions.version import parts_of
+from schemas.table import Table
 from trainer.evaluation.metrics import Metrics
 
 
@@ -20,11 +19,10 @@ class Bounds:
     edges: np.ndarray
 
     @classmethod
-    def of(cls, table: Manifest) -> "Bounds":
-        """Read them from a table's manifest; no names where it is of one part."""
-        parts = parts_of(table)
-        edges = np.cumsum([0, *(part.rows for part in parts)])
-        return cls(tuple(part.name for part in parts) if len(parts) > 1 else (), edges)
+    def of(cls, table: Table) -> "Bounds":
+        """Return those of a table; no names where it is of one part."""
+        edges = np.cumsum([0, *(part.rows for part in table.parts)])
+        return cls(tuple(part.name for part in table.parts) if len(table.parts) > 1 else (), edges)
 
     def part_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the number of each id's part."""

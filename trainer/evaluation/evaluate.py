@@ -10,11 +10,9 @@ import torch
 
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
-from schemas.shard_files.shards import iterate
-from schemas.versions.version import parts_of
+from schemas.table import Table
 from trainer.config import Train
 from trainer.evaluation.by_part import Bounds, ByPart
 from trainer.evaluation.deciles import Deciles
@@ -31,8 +29,7 @@ from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
 from trainer.methods.sections import Data
 from trainer.model import Model
-from trainer.stream import Table
-from trainer.stream.part import WHOLE, Part, iterate_part
+from trainer.stream.sources import ALL_ROWS, RowShare
 
 KS = (1, 3, 5, 10)
 
@@ -69,14 +66,14 @@ def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStat
     labels = Table.open(data.labels, "labels")
     points: Any
     if trained is not None and trained.parts:
-        window = count_points(data, trained, labels.manifest.rows)
+        window = count_points(data, trained, labels.rows)
         frequency, points = window
     else:
-        groups = [group.column("frequency").to_numpy() for group in iterate(labels.url, labels.manifest, ["frequency"])]
+        groups = [group.column("frequency").to_numpy() for group in labels.batches(["frequency"])]
         frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
-        points = labels.manifest.parameters.get("training_points")
+        points = labels.parameters.get("training_points")
     retired = retired_labels(data)
-    propensity = open_manifest(data.root, "data").parameters.get("propensity")
+    propensity = Table.open(data.root, "data").parameters.get("propensity")
     if propensity is None:
         return LabelStatistics(frequency, None, retired)
     try:
@@ -109,7 +106,7 @@ def positive_weights(
         )
     if options.positive_ratio == 1:
         return None
-    labels = open_manifest(data.labels, "labels").rows
+    labels = Table.open(data.labels, "labels").rows
     return np.full(labels, options.positive_ratio, np.float32)
 
 
@@ -154,8 +151,8 @@ class Scorer:
     statistics: LabelStatistics
     group: Group = ALONE
     ranking: Ranking | None = None
-    part: Part = WHOLE
-    labels: Manifest | None = None  # of the labels' table, for metrics by part of a version
+    part: RowShare = ALL_ROWS
+    labels: Table | None = None  # of the labels' table, for metrics by part of a version
 
     @classmethod
     def open(
@@ -175,13 +172,13 @@ class Scorer:
         """
         queries, part = open_split(data, split, trained or Data())
         require_inputs(queries.url, queries.manifest, model.inputs)
-        labels = open_manifest(data.labels, "labels")
+        labels = Table.open(data.labels, "labels")
         return cls(model, queries, statistics or label_statistics(data, trained), group, ranking, part, labels)
 
     @property
     def rows(self) -> int:
         """Queries of the split."""
-        return self.part.rows(self.queries.manifest.rows)
+        return self.part.rows(self.queries.rows)
 
     def score(
         self,
@@ -207,14 +204,14 @@ class Scorer:
         ranking = self.ranking or Ranking.of(self.model, self.group)
         deciles = Deciles(frequency, ks) if frequency.sum() else None
         by_part = None
-        if self.labels is not None and parts_of(self.labels):
-            bounds = (Bounds.of(self.queries.manifest), Bounds.of(self.labels))
+        if self.labels is not None and self.labels.parts:
+            bounds = (Bounds.of(self.queries), Bounds.of(self.labels))
             by_part = ByPart(*bounds, ks, self.statistics.inverse_propensity)
-        first, _ = self.part.range(self.queries.manifest.rows)
+        first, _ = self.part.range(self.queries.rows)
         counted = [np.zeros(0, np.int64)]
         seen = filtered = 0
         columns = scored_columns(self.queries.manifest, self.model.columns)
-        for group in iterate_part(self.queries.url, self.queries.manifest, self.part, columns):
+        for group in self.part.batches(self.queries, columns):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:
                 break

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.versions.parts import choose_parts, rows_of_parts
+from schemas.table import Table
 from trainer.methods.sections import Data
-from trainer.stream import Table, open_queries
-from trainer.stream.part import WHOLE, Part
+from trainer.stream import open_queries
+from trainer.stream.sources import ALL_ROWS, RowShare
 
 HOLDOUT = "holdout"
 
 
-def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequence[str] = "") -> tuple[Table, Part]:
+def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequence[str] = "") -> tuple[Table, RowShare]:
     """Open the queries of `split`, and the part of them to score; `trained`: the rows that the run trains on.
 
     `window`: parts of a version, to score these alone.
@@ -20,10 +20,7 @@ def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequen
     """
     if split != HOLDOUT:
         table = open_queries(data, split)
-        if window:
-            rows = rows_of_parts(table.manifest, choose_parts(table.url, table.manifest, window))
-            return Table(table.url, rows), WHOLE
-        return table, WHOLE
+        return table.of_parts(table.choose_parts(window)) if window else table, ALL_ROWS
     if not trained.holdout:
         raise InputError(
             f"split {HOLDOUT!r}: this run trains on all rows of {trained.split}. Name a split of {data.root}, or train "

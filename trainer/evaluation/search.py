@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.errors import ExtremisError
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 from trainer.device import CPU
 from trainer.group import ALONE, Group
 

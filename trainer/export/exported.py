@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from schemas import PAD
 from schemas.errors import ExtremisError, InputError, TableError
 from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
-from schemas.tables import PAD
 from schemas.versions.current import follow
 from schemas.versions.exports import require_needed
 from trainer.config import Recipe, restore_recipe

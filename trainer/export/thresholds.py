@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from schemas import PAD
 from schemas.errors import InputError
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 
 
 class Threshold(NamedTuple):

@@ -6,15 +6,13 @@ import torch
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.shard_files.shards import iterate
-from schemas.versions.parts import rows_of_parts
-from schemas.versions.version import parts_of
+from schemas.table import Table
 from trainer.config import ClassifierRecipe, Recipe
 from trainer.evaluation.retired import retired_labels
 from trainer.initial.new_labels import begin_new_labels
 from trainer.inputs import Inputs
 from trainer.model import Model, find_earlier
-from trainer.stream import Table, open_queries
+from trainer.stream import open_queries
 
 
 def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Callable[[str], None]) -> bool:
@@ -51,9 +49,9 @@ def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[s
     if recipe.data.label_texts or recipe.encodes_labels:
         tables.append(Table.open(data.labels, "labels"))
     for table in tables:
-        for part in parts_of(table.manifest):
+        for part in table.parts:
             if part.name in parts:
-                for rows in iterate(table.url, rows_of_parts(table.manifest, [part]), model.columns):
+                for rows in table.of_parts([part]).batches(model.columns):
                     yield Inputs.of(rows.select(model.columns))
 
 

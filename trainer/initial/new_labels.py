@@ -13,11 +13,8 @@ import numpy as np
 import torch
 
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
-from schemas.versions.parts import rows_of_parts
-from schemas.versions.version import parts_of
+from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import ClassifierRecipe, Recipe
 from trainer.evaluation.label_embeddings import embed_texts
@@ -80,7 +77,7 @@ def begin_new_labels(
     vectors = torch.zeros(len(new), trained.shape[1], device=model.device)
     begun = torch.zeros(len(new), dtype=torch.bool, device=model.device)
     estimates = [points] if recipe.train.new_labels == "points" else []
-    if set(model.columns) <= {column.name for column in open_manifest(data.labels, "labels").columns}:
+    if {*model.columns} <= {*Table.open(data.labels, "labels").columns}:
         estimates.append(texts_of(model, data, fitted, new))
     for estimate in estimates:
         has_fit, rest = estimate.is_there[: len(fitted)], estimate.is_there[len(fitted) :] & ~begun
@@ -100,8 +97,8 @@ def mean_points(model: Model, data: DataLayout, split: str, parts: Sequence[str]
     counts = torch.zeros(len(labels), 1, device=model.device)
     every, rows_seen = torch.zeros(model.encoder.dimension, device=model.device), 0
     table = open_queries(data, split)
-    for part in [part for part in parts_of(table.manifest) if part.name in parts]:
-        for rows in iterate(table.url, rows_of_parts(table.manifest, [part]), [*model.columns, "label_ids"]):
+    for part in [part for part in table.parts if part.name in parts]:
+        for rows in table.of_parts([part]).batches([*model.columns, "label_ids"]):
             positives = list_column(rows, "label_ids")
             for begin in range(0, rows.num_rows, _BATCH):
                 x = model.embed(Inputs.of(rows.select(model.columns).slice(begin, _BATCH)))[:, : total.shape[1]].float()

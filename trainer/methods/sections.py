@@ -15,7 +15,7 @@ from trainer.methods.rules import FromData
 from trainer.schedule import MOST_WEIGHT, SINGLE_ROWS, ClusterSchedule
 
 if TYPE_CHECKING:
-    from trainer.stream.part import Part
+    from trainer.stream.sources import RowShare
 
 _RESERVED = {"queries", "vectors"}  # the source without a mix; what lies beside the sources' embeddings in a dump
 
@@ -57,18 +57,18 @@ class Data(Options):
     )
 
     @property
-    def trained(self) -> Part:
+    def trained(self) -> RowShare:
         """Rows of `split` to train on."""
-        from trainer.stream.part import Part  # the stream needs torch
+        from trainer.stream.sources import RowShare  # the stream needs torch
 
-        return Part(0.0, min(self.share, 1 - self.holdout))
+        return RowShare(0.0, min(self.share, 1 - self.holdout))
 
     @property
-    def held_out(self) -> Part:
+    def held_out(self) -> RowShare:
         """Rows of `split` that are left out."""
-        from trainer.stream.part import Part
+        from trainer.stream.sources import RowShare
 
-        return Part(1 - self.holdout, 1.0)
+        return RowShare(1 - self.holdout, 1.0)
 
     @property
     def by_parts(self) -> bool:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
-from schemas.tables import PAD
 from trainer.negatives.merge import lay_out, merge, merge_with_pool
 from trainer.stream.batch import Batch, Candidates, DrawnLabels
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 from trainer.negatives.base import NegativeSource, Sampled, SourceContext, best_of_ranks, within
 from trainer.rows.memory import zeros
 from trainer.stream.batch import Batch

@@ -13,7 +13,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from schemas.tables import PAD
+from schemas import PAD
 
 NUMBER_BITS = 24  # of a pair's number, below its label's in one word
 _DIGIT_BITS = 11  # sorted by in one pass, at most: as many places are written to side by side as a cache holds

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from schemas.tables import PAD
+from schemas import PAD
 from trainer.group import Group
 from trainer.inputs import Inputs
 from trainer.negatives.base import NegativeSource, Sampled, ids_within, within

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from schemas import storage, tables
+from schemas import arrow, storage
 from schemas.layout import RunLayout, parse_number
 from schemas.manifest import Manifest, Shard, columns_of, is_published, publish, unpublish
 from schemas.mapped import ScratchFile
@@ -88,7 +88,7 @@ class EmbeddingCollector:
         if not len(rows):
             return
         vectors = matrix_array(self._vectors[rows - self._first], pa.float16())
-        part = pa.Table.from_arrays([pa.array(rows), vectors], schema=tables.embeddings(self._dimension))
+        part = pa.Table.from_arrays([pa.array(rows), vectors], schema=arrow.embeddings(self._dimension))
         name = f"step-{step:08d}.rank-{self._group.rank:05d}.parquet"
         content = encode(part, len(rows)).to_pybytes()
         storage.write_sealed(join(self._run.parts(self.epoch), name), content, durable=True)
@@ -144,7 +144,7 @@ class EmbeddingCollector:
             parents={"queries": queries.digest},
             parameters=parameters,
         )
-        url, schema = self._run.embeddings(self.epoch, source.name), tables.embeddings(self._dimension)
+        url, schema = self._run.embeddings(self.epoch, source.name), arrow.embeddings(self._dimension)
         self._publish_table(url, schema, blocks, len(queries.shards), manifest, queries.group_rows)
 
     def _publish_vectors(self, vectors: torch.Tensor, labels: int, parameters: dict) -> None:
@@ -165,7 +165,7 @@ class EmbeddingCollector:
             if rank == group.rank
         )
         manifest = Manifest(kind="vectors", rows=labels, row_group_rows=VECTOR_GROUP_ROWS, parameters=parameters)
-        schema = tables.vectors(vectors.shape[1], "float16" if narrow else "float32")
+        schema = arrow.vectors(vectors.shape[1], "float16" if narrow else "float32")
         self._publish_table(self._run.vectors(self.epoch), schema, blocks, len(places), manifest)
 
     def _publish_table(

@@ -3,14 +3,13 @@
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.errors import TableError
-from schemas.manifest import shard_url
-from schemas.shard_files.parquet import matrix_column, row_groups_of
-from schemas.shard_files.shards import open_shard, read_group
-from schemas.tables import PAD
+from schemas.shard_files.parquet import matrix_column
+from schemas.table import Table
 from trainer.group import Group
 from trainer.model import Model
-from trainer.stream import Batch, Source, Table
+from trainer.stream import Batch, Source
 from trainer.stream.transfer import send
 
 GROUPS = 8  # row groups of a table that are read for it, at most
@@ -64,7 +63,7 @@ def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, np.nda
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for source in sources:
         table, stop = source.negatives, first + source.rows
-        if table is not None and table.manifest.parameters.get("by", "classifier") == "classifier":
+        if table is not None and table.parameters.get("by", "classifier") == "classifier":
             inside = np.flatnonzero((rows >= first) & (rows < stop))
             parts += _of_table(table, inside, rows[inside] - first)
         first = stop
@@ -81,19 +80,15 @@ def _stored(sources: list[Source], rows: np.ndarray) -> tuple[np.ndarray, np.nda
 
 def _of_table(table: Table, places: np.ndarray, rows: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Return the same of one table's `rows`, a row group each; what is damaged is left for the stream to report."""
-    shard, group, first = row_groups_of(table.manifest)
-    owner = np.searchsorted(first, rows, side="right") - 1
+    owner = table.groups.of_rows(rows)
     parts = []
     for m in np.unique(owner)[:GROUPS].tolist():
-        entry = table.manifest.shards[int(shard[m])]
         try:
-            with open_shard(table.url, entry) as file:
-                place = shard_url(table.url, entry)
-                read = read_group(file, int(group[m]), ["label_ids", "scores"], place)
+            read = table.read_group(m, ["label_ids", "scores"])
         except TableError:
             continue
         mine = owner == m
-        within = rows[mine] - first[m]
+        within = rows[mine] - table.groups.first[m]
         labels = matrix_column(read, "label_ids")[within].astype(np.int64)
         parts.append((places[mine], labels, matrix_column(read, "scores")[within].astype(np.float32)))
     return parts

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from schemas.tables import PAD
+from schemas import PAD
 from trainer.group import Group
 from trainer.stream import Batch
 

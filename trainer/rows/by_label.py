@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from schemas.tables import PAD
+from schemas import PAD
 from trainer.rows.reference import DevicePairs
 from trainer.stream.batch import DrawnLabels
 from trainer.stream.transfer import send

@@ -8,41 +8,39 @@ import numpy as np
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
-from schemas.versions.parts import choose_parts, rows_of_parts
+from schemas.table import Table
 from trainer.encoders.features import count_ngrams
 from trainer.evaluation.evaluate import label_statistics
 from trainer.methods.rules import Facts
 from trainer.methods.sections import Data
-from trainer.stream import Table, open_queries
-from trainer.stream.part import Part, iterate_part
+from trainer.stream import open_queries
+from trainer.stream.sources import RowShare
 
 SAMPLED_ROWS = 200_000  # that n-grams are counted on
 HEAPS = 0.7  # distinct n-grams of n texts grow like n ** 0.7
 _HASHES = 1 << 31
 
 
-def measure(data: DataLayout, split: str, part: Part, label_texts: bool, window: str | Sequence[str] = "") -> Facts:
+def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, window: str | Sequence[str] = "") -> Facts:
     """Measure `part` of `split`, or the parts of a version in `window`; with `label_texts` labels are points too.
 
     Raises InputError, TableError.
     """
     named = window if isinstance(window, str) else tuple(window)
-    return _measure(data, open_manifest(data.root, "data").digest, split, part, label_texts, named)
+    return _measure(data, Table.open(data.root, "data").digest, split, part, label_texts, named)
 
 
 @functools.lru_cache(maxsize=8)
 def _measure(
-    data: DataLayout, digest: str, split: str, part: Part, label_texts: bool, window: str | tuple[str, ...]
+    data: DataLayout, digest: str, split: str, part: RowShare, label_texts: bool, window: str | tuple[str, ...]
 ) -> Facts:
     """Measure the data of `digest`, once: what is at its place may be made again."""
-    queries, labels = open_queries(data, split), open_manifest(data.labels, "labels")
+    queries, labels = open_queries(data, split), Table.open(data.labels, "labels")
     if window:
-        parts = choose_parts(queries.url, queries.manifest, window)
-        queries = Table(queries.url, rows_of_parts(queries.manifest, parts))
-    rows = part.rows(queries.manifest.rows)
+        queries = queries.of_parts(queries.choose_parts(window))
+    rows = part.rows(queries.rows)
     if not rows:
         raise InputError(f"{queries.url}: no rows to train on.")
     trained = Data(split=split, parts=window if isinstance(window, str) else list(window))
@@ -69,12 +67,12 @@ class _Sample:
     ngrams: int
 
     @classmethod
-    def of(cls, table: Table, part: Part) -> "_Sample":
-        has_tokens = any(column.name == "input_ids" for column in table.manifest.columns)
+    def of(cls, table: Table, part: RowShare) -> "_Sample":
+        has_tokens = "input_ids" in table.columns
         columns = ["label_ids", *(["input_ids"] if has_tokens else [])]
         rows = pairs = tokens = 0
         hashes = []
-        for group in iterate_part(table.url, table.manifest, part, columns, SAMPLED_ROWS):
+        for group in part.batches(table, columns, SAMPLED_ROWS):
             rows += group.num_rows
             pairs += len(list_column(group, "label_ids").values)
             if has_tokens:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import open_manifest
-from schemas.versions.version import parts_of
+from schemas.table import Table
 from trainer.config import Recipe
 from trainer.methods.astra import Astra, MinedTables
 from trainer.methods.rules import Setting
@@ -45,8 +44,8 @@ class EarlierRun:
 
     def share_of_new(self, data: str, split: str) -> float:
         """Return the share of a split's rows that are of parts which RUN1 had not. Raises TableError."""
-        table = open_manifest(DataLayout(data).queries(split), "queries")
-        new = sum(part.rows for part in parts_of(table) if part.name in self.parts)
+        table = Table.open(DataLayout(data).queries(split), "queries")
+        new = sum(part.rows for part in table.parts if part.name in self.parts)
         return new / max(1, table.rows)
 
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
-from schemas.versions.version import parts_of
+from schemas.table import Table
 from trainer.config import Recipe
 from trainer.methods.rules import Setting
 
@@ -21,9 +20,9 @@ def settings_of_validation(recipe: Recipe, data: str, stated: Mapping[str, Any])
     if "split" in stated.get("validation", {}) or recipe.data.holdout:
         return {}
     layout = DataLayout(data)
-    if f"queries/{SPLIT}" not in open_manifest(data, "data").parents:
+    if f"queries/{SPLIT}" not in Table.open(data, "data").parents:
         return {}
-    parts = [part for part in parts_of(open_manifest(layout.queries(SPLIT), "queries")) if part.rows]
+    parts = [part for part in Table.open(layout.queries(SPLIT), "queries").parts if part.rows]
     if not parts:
         return {}
     newest = parts[-1].name

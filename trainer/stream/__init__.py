@@ -2,9 +2,9 @@
 
 from trainer.stream.batch import Batch
 from trainer.stream.dataset import JoinedStream, StreamOptions
-from trainer.stream.ranks import Ranks, ranks_of_environment
+from trainer.stream.processes import Ranks, ranks_of_environment
 from trainer.stream.row_groups import Reading
-from trainer.stream.source import Source, Table, open_queries, open_sources
+from trainer.stream.sources import Source, open_queries, open_sources
 
 __all__ = [
     "Batch",
@@ -13,7 +13,6 @@ __all__ = [
     "Reading",
     "Source",
     "StreamOptions",
-    "Table",
     "open_queries",
     "open_sources",
     "ranks_of_environment",

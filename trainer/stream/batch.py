@@ -1,15 +1,73 @@
-"""A batch of the stream: columns, not rows."""
+"""A batch of the stream: columns, not rows; token ids padded where a model wants a matrix."""
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 
+from schemas.ragged import Ragged
 from trainer.inputs import Inputs
-from trainer.padding import Padded, as_tensor, pad_rows
-from trainer.stream.batch_tensors import map_arrays, pack, unpack
+from trainer.stream.transfer import as_tensor, map_arrays, pack, unpack
+
+
+class Padded(NamedTuple):
+    """`input_ids` [B, T] padded behind each row to the longest, at least 1 wide; `lengths` [B] int64."""
+
+    input_ids: torch.Tensor
+    lengths: torch.Tensor
+
+    @property
+    def attention_mask(self) -> torch.Tensor:
+        """[B, T] bool: true where a token is."""
+        return torch.arange(self.input_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
+
+
+def pad_rows(tokens: Ragged, *, pad: int = 0, most: int | None = None, dtype: torch.dtype = torch.int64) -> Padded:
+    """Pad B rows of token ids, cut after `most`: arrays, or tensors, whose device the result is on."""
+    if isinstance(tokens.values, np.ndarray) and isinstance(tokens.offsets, np.ndarray):
+        return _pad_arrays(tokens, pad, most, dtype)
+    ids, bounds = as_tensor(tokens.values).to(dtype), as_tensor(tokens.offsets)
+    lengths = bounds[1:] - bounds[:-1]
+    if most is not None:
+        starts = torch.repeat_interleave(bounds[:-1], lengths)
+        ids = ids[torch.arange(len(ids), device=ids.device) - starts < most]
+        lengths = lengths.clamp(max=most)
+    width = max(1, int(lengths.max())) if len(lengths) else 1
+    padded = Padded(ids.new_full((len(lengths), width), pad), lengths)
+    padded.input_ids.masked_scatter_(padded.attention_mask, ids)
+    return padded
+
+
+def _pad_arrays(tokens: Ragged, pad: int, most: int | None, dtype: torch.dtype) -> Padded:
+    lengths = np.empty(tokens.rows, np.int64)
+    longest = _measure(tokens.offsets, np.iinfo(np.int64).max if most is None else most, lengths)
+    ids = torch.empty((tokens.rows, longest), dtype=dtype)
+    _copy_rows(*tokens, lengths, pad, ids.numpy())
+    return Padded(ids, torch.from_numpy(lengths))
+
+
+@numba.njit(cache=True)  # so short that letting other threads in would take longer
+def _measure(offsets: np.ndarray, most: int, lengths: np.ndarray) -> int:
+    """Write the lengths of rows, `most` at most; return the greatest, 1 at least."""
+    longest = 1
+    for row in range(len(lengths)):
+        lengths[row] = min(offsets[row + 1] - offsets[row], most)
+        longest = max(longest, lengths[row])
+    return longest
+
+
+@numba.njit(cache=True)
+def _copy_rows(values: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, pad: int, out: np.ndarray) -> None:
+    """Copy the first lengths[i] values of each row to the left of `out` [B, T], with pads behind."""
+    for row in range(len(lengths)):
+        target, source = out[row], values[offsets[row] : offsets[row] + lengths[row]]
+        for i in range(len(source)):
+            target[i] = source[i]
+        target[len(source) :] = pad
+
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 

@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from schemas import tables
+from schemas import arrow
 from schemas.errors import InputError, TableError
 from trainer.inputs import Kind
 from trainer.schedule import SINGLE_ROWS, ClusterSchedule
 from trainer.stream.batch import Batch, Candidates
-from trainer.stream.clusters import cluster_sizes, dealt_clusters
 from trainer.stream.decode import Damaged, Decoding, decodings
-from trainer.stream.loader_workers import WorkerChannel, WorkerSlice, slice_of_process
 from trainer.stream.order import EpochOrder, streams_of_rank
 from trainer.stream.prefetch import Opened, Work, by_threads, in_line
+from trainer.stream.processes import WorkerChannel, WorkerSlice, slice_of_process
 from trainer.stream.row_groups import Reading, RowGroups
-from trainer.stream.source import Source
+from trainer.stream.sources import Source, cluster_sizes, count_clusters
 
 STATE_VERSION = 1
 THREAD = "extremis-stream"
@@ -78,7 +77,7 @@ class JoinedStream(IterableDataset):
         names = [source.name for source in sources]
         if len(set(names)) < len(names):
             raise InputError(f"two sources of one name: {', '.join(names)}. Give each a name of its own.")
-        self._label_type = tables.label_type(labels)
+        self._label_type = arrow.label_type(labels)
         self._sources = sources
         self._groups = RowGroups(sources, self._label_type, self._options.inputs, self._options.reading)
         self._epoch, self._step = 0, 0
@@ -127,10 +126,9 @@ class JoinedStream(IterableDataset):
             return 1, None
         if self._groups.mix:
             raise InputError("sources with weights are dealt row by row: leave out data.mix, or set order.cluster = 1.")
-        tables = [(source.table.url, source.table.manifest) for source in self._sources]
         share = self._options.batch // self._options.streams
-        size = self._options.clusters.at(self._epoch, math.gcd(share, *cluster_sizes(tables)))
-        clusters = dealt_clusters(tables, size) if size > 1 else None
+        size = self._options.clusters.at(self._epoch, math.gcd(share, *cluster_sizes(self._sources)))
+        clusters = count_clusters(self._sources, size) if size > 1 else None
         return (1, None) if clusters is None else (size, clusters)
 
     @property
@@ -198,7 +196,7 @@ class JoinedStream(IterableDataset):
             "tail": self._options.tail,
             "mix": [[source.name, source.weight] for source in self._sources],
             **({} if self._options.clusters == SINGLE_ROWS else {"clusters": [*self._options.clusters]}),
-            **({} if self._groups.dealt is None else {"parts": {s.name: [*s.part] for s in self._sources}}),
+            **({} if self._groups.dealt is None else {"parts": {s.name: [*s.share] for s in self._sources}}),
             "tables": {s.name: s.table.manifest.digest for s in self._sources},
             "negatives": {s.name: s.negatives.manifest.digest for s in self._sources if s.negatives is not None},
         }

@@ -2,27 +2,78 @@
 
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from schemas import storage, tables
+from schemas import PAD, storage
 from schemas.errors import TableError
 from schemas.manifest import Shard, shard_url
 from schemas.ragged import offsets_of
 from schemas.shard_files.cache import LocalCache
-from schemas.shard_files.parquet import list_array, row_groups_of
+from schemas.shard_files.parquet import list_array
 from schemas.shard_files.ranges import Access, Pieces, naming_damage
-from schemas.shard_files.shards import read_group
+from schemas.shard_files.shards import OpenShard, open_shard, read_group
+from schemas.table import Table
 from trainer.inputs import Kind, columns_of
-from trainer.stream.download_queue import DownloadQueue
-from trainer.stream.mixing import Share
-from trainer.stream.part import WHOLE
-from trainer.stream.shard_pool import ShardPool
-from trainer.stream.source import Source, Table
+from trainer.stream.order import WeightedGroups
+from trainer.stream.prefetch import DownloadQueue
+from trainer.stream.sources import ALL_ROWS, Source
+
+
+class ShardPool:
+    """Shards used last: at most FILES, and at most BYTES of what was parsed. Safe to use from several threads."""
+
+    FILES = 256
+    BYTES = 256 << 20
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, Future[OpenShard]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, url: str, shard: Shard) -> OpenShard:
+        """Return `shard` of the table at `url`, opened by one thread for all. Raises TableError, StorageError."""
+        place = shard_url(url, shard)
+        with self._lock:
+            is_new = place not in self._open
+            future = self._open.setdefault(place, Future())
+            self._open.move_to_end(place)
+        if not is_new:
+            return future.result()
+        try:
+            opened = open_shard(url, shard, self._access)
+        except BaseException as error:
+            with self._lock:
+                self._open.pop(place, None)
+            future.set_exception(error)
+            raise
+        future.set_result(opened)
+        with self._lock:
+            self._bytes += opened.memory
+            self._evict()
+        return opened
+
+    def close(self) -> None:
+        """Close local files; what was parsed of remote ones is kept."""
+        with self._lock:
+            for place, future in list(self._open.items()):
+                if future.done() and future.result().local:
+                    self._bytes -= self._open.pop(place).result().memory
+
+    def _evict(self) -> None:
+        """Drop the shards used longest ago; a thread that still reads one keeps it."""
+        for place in list(self._open):
+            if (len(self._open) <= self.FILES and self._bytes <= self.BYTES) or len(self._open) == 1:
+                return
+            if self._open[place].done():
+                self._bytes -= self._open.pop(place).result().memory
 
 
 @dataclass(frozen=True)
@@ -41,8 +92,8 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Part of a row group that lies in one table: `rows` rows in row group `group` of its shard number `shard`."""
+class _TableGroup:
+    """RowShare of a row group that lies in one table: `rows` rows in row group `group` of its shard number `shard`."""
 
     table: Table
     shard: int
@@ -52,11 +103,11 @@ class _Part:
 
     @property
     def entry(self) -> Shard:
-        return self.table.manifest.shards[self.shard]
+        return self.table.shards[self.shard]
 
     @property
     def place(self) -> str:
-        return shard_url(self.table.url, self.entry)
+        return self.table.place(self.shard)
 
     @property
     def bytes(self) -> int:
@@ -85,17 +136,18 @@ class RowGroups:
         self._places: list[tuple[Source, int, int]] = []  # source, shard, and row group within it
         rows: list[np.ndarray] = []
         dealt: list[np.ndarray] = []
-        shares: list[Share] = []
+        shares: list[WeightedGroups] = []
         for source in sources:
-            shard, group, first_row = row_groups_of(source.table.manifest)
-            self._places += [(source, *place) for place in zip(shard.tolist(), group.tolist(), strict=True)]
-            rows.append(np.diff(first_row))
-            dealt.append(source.part.bounds(first_row))
-            shares.append(Share(len(shard), source.weight))
+            groups = source.table.groups
+            places = zip(groups.shard.tolist(), groups.group.tolist(), strict=True)
+            self._places += [(source, *place) for place in places]
+            rows.append(np.diff(groups.first))
+            dealt.append(source.share.bounds(groups.first))
+            shares.append(WeightedGroups(len(groups), source.weight))
         self.group_rows = np.concatenate([*rows, np.empty(0, np.int64)])  # [M]
         self.first_row = offsets_of(self.group_rows)  # [M + 1]
         # [M, 2] rows of each that are dealt; None where all are.
-        self.dealt = None if all(source.part == WHOLE for source in sources) else np.concatenate(dealt)
+        self.dealt = None if all(source.share == ALL_ROWS for source in sources) else np.concatenate(dealt)
         # Empty where every row is dealt once.
         self.mix = () if all(source.weight == 1 for source in sources) else tuple(shares)
         self._tables = [table for s in sources for table in (s.table, s.negatives) if table is not None]
@@ -118,7 +170,7 @@ class RowGroups:
             if self._downloads is None:
                 self._downloads = DownloadQueue(
                     self._download,
-                    lambda item: self._parts(item[0])[item[1]].bytes,
+                    lambda item: self._tables_of(item[0])[item[1]].bytes,
                     self._reading.threads,
                     self._reading.ahead_bytes,
                 )
@@ -126,7 +178,7 @@ class RowGroups:
         downloads.request(
             (group, number)
             for group in groups
-            for number, part in enumerate(self._parts(group))
+            for number, part in enumerate(self._tables_of(group))
             if part.table.url in self._remote
         )
 
@@ -149,7 +201,7 @@ class RowGroups:
         downloads = self._downloads
         rows, *negatives = [
             self._read(part, None if downloads is None else downloads.take((group, number)))
-            for number, part in enumerate(self._parts(group))
+            for number, part in enumerate(self._tables_of(group))
         ]
         if self._places[group][0].table.manifest.kind == "labels":
             ids = rows.column("label_id").to_numpy()
@@ -160,7 +212,7 @@ class RowGroups:
         if negatives:
             columns["hard"] = _cast(negatives[0].column("label_ids"), pa.list_(self._label_type, self.width))
         elif self.width:
-            pads = pa.array(np.full(rows.num_rows * self.width, tables.PAD), self._label_type)
+            pads = pa.array(np.full(rows.num_rows * self.width, PAD), self._label_type)
             columns["hard"] = pa.FixedSizeListArray.from_arrays(pads, self.width)
         return pa.table(columns)
 
@@ -193,24 +245,24 @@ class RowGroups:
         if self._process != os.getpid():
             self._reset()
 
-    def _parts(self, group: int) -> list[_Part]:
-        """Return the parts of row group `group`: the rows, and their negatives where there are any."""
+    def _tables_of(self, group: int) -> list[_TableGroup]:
+        """Return row group `group` of each table: of the rows, and of their negatives where there are any."""
         source, shard, within = self._places[group]
         rows = int(self.group_rows[group])
         column = "label_id" if source.table.manifest.kind == "labels" else "label_ids"
-        parts = [_Part(source.table, shard, within, rows, (*self._inputs, column))]
+        parts = [_TableGroup(source.table, shard, within, rows, (*self._inputs, column))]
         if source.negatives is not None:
-            parts.append(_Part(source.negatives, shard, within, rows, ("label_ids",)))
+            parts.append(_TableGroup(source.negatives, shard, within, rows, ("label_ids",)))
         return parts
 
     def _download(self, item: tuple[int, int]) -> Pieces:
         group, number = item
-        part = self._parts(group)[number]
+        part = self._tables_of(group)[number]
         shard = self._shards.get(part.table.url, part.entry)
         with naming_damage(f"{part.place}, row group {part.group}"):
             return shard.fetch(part.group, part.columns)
 
-    def _read(self, part: _Part, pieces: Pieces | None) -> pa.Table:
+    def _read(self, part: _TableGroup, pieces: Pieces | None) -> pa.Table:
         shard = self._shards.get(part.table.url, part.entry)
         try:
             rows = read_group(shard, part.group, part.columns, part.place, pieces)

@@ -1,14 +1,125 @@
-"""Window of the stream: the rows that a rank reads at once, and the batches that take them."""
+"""Window of the stream: the rows that a rank reads at once, in columns, and the batches that take them."""
 
 import itertools
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numba
 import numpy as np
+import pyarrow as pa
 
-from schemas.ragged import offsets_of
+from schemas.ragged import Ragged, offsets_of
+from schemas.shard_files.parquet import list_column, matrix_column
 from trainer.inputs import Inputs
+from trainer.instructions import prefetch
 from trainer.stream.batch import Batch
-from trainer.stream.columns import Lists, Matrix
+
+_AHEAD = 16  # rows that are fetched from memory while one is copied
+_NEXT = np.uint64(1)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A list column: `values` [V], and `offsets` [n + 1] int64, from 0."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, tables: Sequence[pa.Table], name: str) -> "Lists":
+        """Lay column `name` of `tables` end to end."""
+        return cls(*Ragged.join([list_column(table, name) for table in tables]))
+
+    def take(self, rows: np.ndarray, bounds: np.ndarray) -> list[Ragged]:
+        """Return rows `rows[bounds[i] : bounds[i + 1]]` for each i of [0, b); `bounds` int64 [b + 1], from 0."""
+        ends, stops = np.empty(len(rows) + len(bounds) - 1, np.int64), np.empty(len(bounds), np.int64)
+        values = np.empty(_find_rows(self.offsets, rows, bounds, ends, stops), self.values.dtype)
+        _copy_rows(self.values, self.offsets, rows, values)
+        parts = zip(itertools.pairwise(stops.tolist()), itertools.pairwise(bounds.tolist()), strict=True)
+        return [
+            Ragged(values[low:high], ends[batch + start : batch + stop + 1])
+            for batch, ((low, high), (start, stop)) in enumerate(parts)
+        ]
+
+
+@numba.njit(nogil=True, cache=True)
+def _find_rows(offsets, rows, bounds, ends, stops):  # type: ignore[no-untyped-def]
+    """Write the offsets of each batch, and where its values stop among all; return how many values there are."""
+    size = 0
+    stops[0] = 0
+    for batch in range(len(bounds) - 1):
+        ends[bounds[batch] + batch] = 0
+        for i in range(bounds[batch], bounds[batch + 1]):
+            row = np.uint64(rows[i])  # unsigned: no test for an index below 0
+            size += offsets[row + _NEXT] - offsets[row]
+            ends[i + batch + 1] = size - stops[batch]
+        stops[batch + 1] = size
+    return size
+
+
+@numba.njit(nogil=True, cache=True)
+def _copy_rows(values, offsets, rows, into):  # type: ignore[no-untyped-def]
+    begin, end = np.intp(values.ctypes.data), np.uint64(0)
+    for number in range(len(rows)):
+        ahead = rows[min(number + _AHEAD, len(rows) - 1)]
+        prefetch(begin + offsets[ahead] * values.itemsize)
+        row = np.uint64(rows[number])
+        for i in range(np.uint64(offsets[row]), np.uint64(offsets[row + _NEXT])):
+            into[end] = values[i]
+            end += _NEXT
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A fixed-size list column, `values` [n, K], in memory that is lent until `close`."""
+
+    values: np.ndarray
+    _memory: np.ndarray
+    _lender: "Buffers"
+
+    @classmethod
+    def lent(cls, rows: int, type: pa.FixedSizeListType, lender: "Buffers") -> "Matrix":
+        """Borrow memory for `rows` rows, which are to be written."""
+        dtype = pa.array([], type.value_type).to_numpy().dtype
+        memory = lender.take(rows * type.list_size * dtype.itemsize)
+        values = memory[: rows * type.list_size * dtype.itemsize].view(dtype).reshape(rows, type.list_size)
+        return cls(values, memory, lender)
+
+    def close(self) -> None:
+        """Return the memory. Rows that were taken have their own."""
+        self._lender.give(self._memory)
+
+    def write(self, table: pa.Table, name: str, start: int) -> None:
+        """Write column `name` of `table` into the rows from `start` on."""
+        self.values[start : start + table.num_rows] = matrix_column(table, name)
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows `rows` [m] in memory of their own, [m, K]."""
+        return self.values.take(rows, axis=0)
+
+
+class Buffers:
+    """Memory that windows use in turns: new pages cost as much as filling them. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> np.ndarray:
+        """Return at least `size` bytes, uint8, of any content."""
+        with self._lock:
+            for number, buffer in enumerate(self._free):
+                if len(buffer) >= size:
+                    return self._free.pop(number)
+            self._free = []  # too small for the windows of now
+        return np.empty(size, np.uint8)
+
+    def give(self, buffer: np.ndarray) -> None:
+        """Return memory that nothing refers to any more."""
+        with self._lock:
+            self._free.append(buffer)
+
 
 _BATCHES = 8  # gathered at a time: few calls, and memory that is used again while the processor still holds it
 

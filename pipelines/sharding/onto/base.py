@@ -11,9 +11,10 @@ from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard, open_manifest, read_files
+from schemas.manifest import Manifest, Shard
 from schemas.storage import join
-from schemas.versions.version import PartTable, Version, moved, own_digest, part_name, parts_of
+from schemas.table import PartTable, Table
+from schemas.versions.version import Version, moved, own_digest, part_name
 from schemas.views.relative import relative, resolve
 from schemas.views.view import View
 
@@ -51,7 +52,7 @@ class Base:
     def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "Base":
         """Open the data set that `options.onto` names. Raises InputError: not one to go on from; TableError."""
         assert options.onto is not None
-        url, manifest = options.onto, open_manifest(options.onto, "data")
+        url, manifest = options.onto, Table.open(options.onto, "data").manifest
         own_digest(url)
         if not inputs.keyed:
             raise InputError(
@@ -65,7 +66,7 @@ class Base:
         if part in version.parts:
             raise InputError(f"--part {part}: {url} has a part of this name. Give another.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
-        tables = {name: open_manifest(join(url, name)) for name in names}
+        tables = {name: Table.open(join(url, name)).manifest for name in names}
         listed = [part for part in inputs.of(LABELS) if not any(DERIVED in role for role in part.files)]
         complete = None if options.labels is None and listed else bool(listed) and options.labels == "all"
         if options.labels == "all" and not listed:
@@ -108,10 +109,11 @@ class Base:
         if "tokenizer" not in self.manifest.parents:
             return None
         url = DataLayout(self.url).tokenizer
-        files = read_files(url, "tokenizer")
+        tokenizer = Table.open(url, "tokenizer")
+        files = tokenizer.read_files()
         if FILE not in files:
             raise TableError(f"{url}: no {FILE} in it. Shard the data again.")
-        facts = open_manifest(url, "tokenizer").parameters
+        facts = tokenizer.parameters
         return FrozenTokenizer(files, int(facts["vocabulary"]), int(facts["max_tokens"]), {})
 
     def place(self, name: str) -> str:
@@ -134,12 +136,14 @@ class Base:
         table, url = self.tables.get(name), join(self.url, name)
         if table is None:
             return ()
-        if not parts_of(table):
+        parts = Table(url, table).parts
+        if not parts:
             place = relative(self.place(name), url)
             shards = len(self.views(name))
             return (PartTable(self.version.part, place, table.digest, table.rows, 0, shards),)
         return tuple(
-            replace(part, table=relative(self.place(name), resolve(url, part.table))) for part in parts_of(table)
+            replace(part, table=relative(self.place(name), resolve(url, part.table)))
+            for part in Table(url, table).parts
         )
 
     def needs(self) -> list[tuple[str, str]]:

@@ -15,10 +15,11 @@ from pipelines.sharding.plan import LabelsPlan, QueriesPlan
 from schemas import manifest as manifests
 from schemas.errors import InputError
 from schemas.layout import DataLayout, parts_prefix
-from schemas.manifest import Column, Manifest, Shard, open_manifest
+from schemas.manifest import Column, Manifest, Shard
 from schemas.shard_files.viewed import RETIRED
 from schemas.storage import join
-from schemas.versions.version import PARTS, VERSION, PartTable, Version
+from schemas.table import PARTS, PartTable, Table
+from schemas.versions.version import VERSION, Version
 from schemas.views.relative import relative
 from schemas.views.view import Patch, View
 
@@ -70,7 +71,7 @@ def publish_version(
 def view_of_tokenizer(base: Base) -> Manifest:
     """Return the manifest of the base's tokenizer as the version has it."""
     before, after = DataLayout(base.url).tokenizer, base.place("tokenizer")
-    manifest = open_manifest(before, "tokenizer")
+    manifest = Table.open(before, "tokenizer").manifest
     shards = []
     for entry in manifest.shards:
         table = before if entry.view is None else manifests.resolve(before, entry.view.table)

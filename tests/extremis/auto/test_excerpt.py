@@ -13,7 +13,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data
 from trainer.settings.facts import measure
-from trainer.stream.part import WHOLE
+from trainer.stream.sources import ALL_ROWS
 
 
 def rows_of(url: str, kind: str) -> pa.Table:
@@ -67,7 +67,7 @@ def test_what_settings_come_from_is_as_of_the_whole(tmp_path: Path) -> None:
     data = build_data(str(tmp_path / "data"), rows={"train": 4000}, labels=400, most_positives=3)
     write_excerpt(data.layout, str(tmp_path / "excerpt"), 500)
     whole, part = (
-        measure(layout, "train", WHOLE, False) for layout in (data.layout, DataLayout(str(tmp_path / "excerpt")))
+        measure(layout, "train", ALL_ROWS, False) for layout in (data.layout, DataLayout(str(tmp_path / "excerpt")))
     )
     assert part.queries == pytest.approx(500, abs=50)
     assert part.median_frequency == pytest.approx(whole.median_frequency, rel=0.15)

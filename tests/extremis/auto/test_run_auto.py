@@ -19,7 +19,6 @@ from tests.pipelines.raw import write_tiny
 from trainer.config import load_config, load_recipe, restore_recipe
 from trainer.config.load import auto_keys, read_recipe
 from trainer.evaluation.held_out import HOLDOUT, open_split
-from trainer.stream.part import iterate_part
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
 SMALL = ("encoder.dimension=8", "train.epochs=2", "logging.tensorboard=false", "checkpoint.every_epochs=1")
@@ -109,7 +108,7 @@ def test_a_finished_run_is_scored_fused_and_exported(data: Path, run: Path, tmp_
 def test_what_is_held_out_is_the_same_in_trials_and_run(data: Path, run: Path) -> None:
     recipe = load_recipe(str(run / "recipe.toml"))
     table, part = open_split(DataLayout(str(data)), HOLDOUT, recipe.data)
-    assert sum(rows.num_rows for rows in iterate_part(table.url, table.manifest, part, ["query_id"])) == 3
+    assert sum(rows.num_rows for rows in part.batches(table, ["query_id"])) == 3
 
 
 def test_wrong_use_is_refused(data: Path, run: Path, tmp_path: Path) -> None:

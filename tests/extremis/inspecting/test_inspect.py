@@ -1,22 +1,16 @@
 """`extremis inspect`: tables, DATA and RUN as wholes, words for ids, and one query with its joined negatives."""
 
-import itertools
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
 
 from extremis.inspecting.decode_text import clean
-from extremis.inspecting.rows import Rows
-from schemas import tables
+from extremis.inspecting.find_row import find_row
 from schemas.errors import TableError
 from schemas.manifest import open_manifest
-from schemas.shard_files.parquet import matrix_array
-from schemas.shard_files.shards import write_table
+from schemas.table import Table
 from tests.command import Done, call, extremis, refused, sets
 
 SMALL = sets("train.epochs=3", "refresh.every=1", "refresh.stale=wait", "negatives.hard=5", "data.label_texts=false")
@@ -151,34 +145,12 @@ def test_every_key_is_found_by_bisection_and_by_reading(data: Path, seed: int | 
     """`extremis shard` sorts by the keys' hash; without its seed nothing is known of the order."""
     url = str(data / "queries" / "train")
     manifest = open_manifest(url)
-    table = Rows(url, manifest.model_copy(update={"parameters": {} if seed is None else {"seed": seed}}))
-    keys = table.read(np.arange(manifest.rows), ["key"]).column("key").to_pylist()
+    table = Table(url, manifest.model_copy(update={"parameters": {} if seed is None else {"seed": seed}}))
+    keys = table.read(["key"]).column("key").to_pylist()
     for row in (0, 63, 64, 750, manifest.rows - 1):
-        assert table.find(keys[row]) == row
-    assert table.find("no such key") is None
-    assert table.find("") is None
-
-
-@given(numbers=some.lists(some.integers(0, 22), max_size=30), shards=some.integers(1, 4), group=some.integers(1, 9))
-@settings(max_examples=25)
-def test_rows_are_those_asked_for_each_once_in_order(numbers: list[int], shards: int, group: int) -> None:
-    rows = pa.table(
-        {
-            "query_id": pa.array(range(23), pa.int64()),
-            "label_ids": matrix_array(np.arange(46).reshape(23, 2), pa.int32()),
-            "scores": matrix_array(np.zeros((23, 2), np.float16), pa.float16()),
-        },
-        schema=tables.negatives(2, pa.int32()),
-    )
-    edges = [23 * i // shards for i in range(shards + 1)]
-    url = "memory://rows/table"
-    manifest = write_table(url, "negatives", [rows.slice(a, b - a) for a, b in itertools.pairwise(edges)], group)
-    table = Rows(url, manifest)
-    assert table.read(np.asarray(numbers, np.int64), ["query_id"]).column("query_id").to_pylist() == sorted(
-        set(numbers)
-    )
-    with pytest.raises(ValueError, match="of a table of 23"):
-        table.read(np.asarray([23]))
+        assert find_row(table, keys[row]) == row
+    assert find_row(table, "no such key") is None
+    assert find_row(table, "") is None
 
 
 def test_a_text_cannot_write_to_the_terminal() -> None:

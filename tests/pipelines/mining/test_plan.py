@@ -4,10 +4,11 @@ from pipelines.common.aligned import Source
 from pipelines.mining.inputs import Inputs
 from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import make_plan
-from schemas import tables
+from schemas import arrow
 from schemas.errors import InputError
 from schemas.manifest import Manifest, Shard, columns_of
 from schemas.options import check
+from schemas.table import Table
 
 GIB = 1 << 30
 
@@ -18,13 +19,20 @@ def table(kind: str, rows: int, **fields) -> Manifest:
 
 
 def inputs(labels: int, queries: int, dimension: int = 64, width: int | None = 50) -> Inputs:
-    vectors = table("vectors", labels, columns=columns_of(tables.vectors(dimension)))
+    vectors = Table("run/vectors", table("vectors", labels, columns=columns_of(arrow.vectors(dimension))))
     sources = [
-        Source(name, f"data/{name}", table(name, rows), f"run/{name}", table("embeddings", rows))
+        Source(name, Table(f"data/{name}", table(name, rows)), Table(f"run/{name}", table("embeddings", rows)))
         for name, rows in (("queries", queries), ("labels", min(labels, queries)))
     ]
     return Inputs(
-        "classifier", tuple(sources), "run/vectors", vectors, False, 3, 5, "run/negatives/5", {"table_width": width}
+        "classifier",
+        tuple(sources),
+        vectors,
+        False,
+        3,
+        5,
+        "run/negatives/5",
+        {"table_width": width},
     )
 
 

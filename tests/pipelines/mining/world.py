@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from schemas import tables
+from schemas import arrow
 from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.shard_files.parquet import list_array, matrix_array, matrix_column, open_shard
@@ -54,8 +54,8 @@ class World:
 
     def write_data(self) -> dict[str, Manifest]:
         count, labels = len(self.queries), len(self.vectors)
-        label_type = tables.label_type(labels)
-        schema = tables.queries(TOKENS, label_type, filters=self.filters is not None)
+        label_type = arrow.label_type(labels)
+        schema = arrow.queries(TOKENS, label_type, filters=self.filters is not None)
         columns = {
             "query_id": pa.array(np.arange(count)),
             "key": pa.array([f"q{i}" for i in range(count)]),
@@ -74,7 +74,7 @@ class World:
                 "input_ids": ragged([[i % 7] for i in range(labels)], TOKENS),
                 "frequency": pa.array(np.ones(labels, np.int64)),
             },
-            schema=tables.labels(TOKENS),
+            schema=arrow.labels(TOKENS),
         )
         data = DataLayout(self.data)
         return {
@@ -91,7 +91,7 @@ class World:
             ids = pa.array(np.arange(len(embeddings)))
             table = pa.table(
                 {"query_id": ids, "vector": matrix_array(embeddings.astype(np.float16), pa.float16())},
-                schema=tables.embeddings(dimension),
+                schema=arrow.embeddings(dimension),
             )
             url = self.layout.embeddings(self.epoch, name)
             self._write(url, "embeddings", table, parents={"queries": parents[name].digest})
@@ -105,7 +105,7 @@ class World:
                 "label_id": pa.array(np.arange(labels)),
                 "vector": matrix_array(self.vectors.astype(np.float32), pa.float32()),
             },
-            schema=tables.vectors(dimension),
+            schema=arrow.vectors(dimension),
         )
         parameters = {
             "sources": sources,

@@ -11,7 +11,7 @@ from pipelines.common import exchange
 from pipelines.common.exchange import Files, gather
 from pipelines.formats.rejects import Reason, Reject, to_batch
 from pipelines.sharding import write_rejects
-from schemas import tables
+from schemas import arrow
 from schemas.shard_files import parquet
 
 REJECT = st.builds(Reject, st.sampled_from("abé"), st.integers(1, 40), st.sampled_from(Reason), st.text(max_size=2))
@@ -32,7 +32,7 @@ def test_order_and_bytes(messages: list[tuple[str, list[Reject]]], lines: int, h
         assert made.parameters == {"tables": names}
         assert made.rows == sum(len(rows) for _, rows in messages)
         for number, table in enumerate(names):
-            rows = gather([packet for name, packet in sent if name == table], tables.rejects())
+            rows = gather([packet for name, packet in sent if name == table], arrow.rejects())
             rows = rows.sort_by([(name, "ascending") for name in rows.column_names])
             whole = parquet.write_shard(f"{folder}/whole", number, len(names), rows, 4)
             assert made.shards[number] == whole

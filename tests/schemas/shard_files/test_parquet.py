@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import storage, tables
+from schemas import arrow, storage
 from schemas.errors import StorageError, TableError
 from schemas.manifest import open_manifest, publish, verify
 from schemas.shard_files.parquet import (
@@ -21,13 +21,13 @@ from schemas.shard_files.parquet import (
     matrix_array,
     matrix_column,
     open_shard,
-    row_groups_of,
     write_shard,
     writing_shard,
 )
 from schemas.shard_files.ranges import Access
 from schemas.shard_files.shards import iterate, read_group, write_table
 from schemas.storage import join
+from schemas.table import Table
 from tests.builders import build_data, ragged
 from tests.schemas.flaky import FlakyFileSystem
 
@@ -41,7 +41,7 @@ def negatives(rows: int, width: int = 3, seed: int = 0) -> pa.Table:
         matrix_array(draw.integers(-1, 99, (rows, width)), pa.int32()),
         matrix_array(draw.standard_normal((rows, width)).astype(np.float16), pa.float16()),
     ]
-    return pa.Table.from_arrays(columns, schema=tables.negatives(width, pa.int32()))
+    return pa.Table.from_arrays(columns, schema=arrow.negatives(width, pa.int32()))
 
 
 @given(st.integers(0, 40), st.integers(1, 12), st.data())
@@ -89,11 +89,8 @@ def test_a_table_comes_back_as_it_was_written(tmp_path, root: str) -> None:  # t
     assert manifest == written
     assert pa.concat_tables(iterate(url, manifest)).equals(table)
     assert pa.concat_tables(iterate(url, manifest, ["scores"])).column_names == ["scores"]
-    shard, group, first = row_groups_of(manifest)
-    for number in range(len(shard)):
-        file = open_shard(url, manifest.shards[shard[number]])
-        rows = read_group(file, int(group[number]), None, url)
-        assert rows.equals(table.slice(first[number], first[number + 1] - first[number]))
+    for first, rows in Table.open(url).read_groups(range(6)):
+        assert rows.equals(table.slice(first, rows.num_rows))
 
 
 def test_a_table_written_again_has_the_same_bytes_and_digest() -> None:
@@ -102,22 +99,6 @@ def test_a_table_written_again_has_the_same_bytes_and_digest() -> None:
         assert open_manifest(getattr(first.layout, layout)) == open_manifest(getattr(other.layout, layout))
     manifests = [open_manifest(data.layout.queries("train")) for data in (first, other)]
     assert manifests[0].digest == manifests[1].digest
-
-
-@given(st.lists(st.integers(0, 25), max_size=6), st.integers(1, 9))
-def test_row_groups_by_arithmetic(sizes: list[int], group: int) -> None:
-    from schemas.manifest import Manifest, Shard
-
-    shards = tuple(Shard(path=f"p{i}", rows=rows, bytes=0, sha256="0" * 64) for i, rows in enumerate(sizes))
-    manifest = Manifest(kind="queries", shards=shards, rows=sum(sizes), row_group_rows=group)
-    expected = [
-        (index, number, min(group, rows - number * group))
-        for index, rows in enumerate(sizes)
-        for number in range(-(-rows // group))
-    ]
-    shard, within, first = row_groups_of(manifest)
-    assert list(zip(shard.tolist(), within.tolist(), np.diff(first).tolist(), strict=True)) == expected
-    assert first[-1] == sum(sizes)
 
 
 @given(rows_of_ids, st.data())

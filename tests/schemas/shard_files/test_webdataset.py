@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import storage, tables
+from schemas import arrow, storage
 from schemas.errors import StorageError, TableError
 from schemas.layout import shard_name
 from schemas.manifest import Manifest, Shard, open_manifest
@@ -30,7 +30,7 @@ points = st.lists(st.tuples(st.text(max_size=5), lists, lists, st.text(max_size=
 
 def queries(rows: list[tuple[str, list[int], list[int], str]], first: int = 0) -> pa.Table:
     """Rows of key, tokens, labels and text as a table with everything a query may have, features like the tokens."""
-    schema = tables.queries(pa.uint16(), pa.int32(), text=True, filters=True, features=True)
+    schema = arrow.queries(pa.uint16(), pa.int32(), text=True, filters=True, features=True)
     tokens, labels = [list(row[1]) for row in rows], [list(row[2]) for row in rows]
     columns = {
         "query_id": pa.array(np.arange(first, first + len(rows))),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from schemas.tables import PAD
+from schemas import PAD
 from tests.builders import SmallData, batch_of, build_data
 from tests.ranks import on_ranks
 from tests.trainer.heads.test_gradient_cache import LABELS, VOCABULARY, context_of, head_of, part_of

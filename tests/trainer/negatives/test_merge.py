@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.tables import PAD
+from schemas import PAD
 from tests.builders import batch_of
 from trainer.negatives.candidates import shared_pool
 from trainer.negatives.merge import Merged, merge

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import RunLayout
-from schemas.tables import PAD
 from tests.builders import SmallData, batch_of, build_data
 from tests.trainer.negatives.label_vectors import LabelVectors
 from tests.trainer.test_loop import Killed, recipe, silent, train

@@ -7,11 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from schemas import tables
+from schemas import arrow
 from schemas.layout import RunLayout
 from schemas.shard_files.parquet import matrix_array
-from schemas.shard_files.shards import read_group, write_table
+from schemas.shard_files.shards import write_table
 from schemas.storage import join
+from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.config import Recipe
 from trainer.group import ALONE
@@ -47,9 +48,9 @@ def write_scored(url: str, source: Source, labels: int, **parameters: object) ->
     ids = draw.integers(0, labels, (source.rows, K))
     ids[draw.random(ids.shape) < 0.2] = -1
     scores = np.where(ids < 0, -np.inf, draw.standard_normal(ids.shape)).astype(np.float16)
-    kind = tables.label_type(labels)
+    kind = arrow.label_type(labels)
     columns = [pa.array(np.arange(source.rows)), matrix_array(ids, kind), matrix_array(scores, pa.float16())]
-    table = pa.Table.from_arrays(columns, schema=tables.negatives(K, kind))
+    table = pa.Table.from_arrays(columns, schema=arrow.negatives(K, kind))
     queries = source.table.manifest
     edges = np.cumsum([0, *(shard.rows for shard in queries.shards)]).tolist()
     shards = [table.slice(low, high - low) for low, high in itertools.pairwise(edges)]
@@ -100,11 +101,12 @@ def test_few_row_groups_are_read(data: SmallData, trainers: Iterator[Trainer], m
     sources, batch = first_batch(trainer, 2)
     read: list[int] = []
 
-    def counted(*arguments):
-        read.append(arguments[1])
-        return read_group(*arguments)
+    def counted(table, number, columns):
+        read.append(number)
+        return read_group(table, number, columns)
 
-    monkeypatch.setattr(hardness, "read_group", counted)
+    read_group = Table.read_group
+    monkeypatch.setattr(Table, "read_group", counted)
     monkeypatch.setattr(hardness, "GROUPS", 2)
     monkeypatch.setattr(hardness, "ROWS", 3)
     assert measure(trainer.model, ALONE, sources, batch)

@@ -11,7 +11,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
 from schemas.shard_files.shards import iterate
-from schemas.versions.version import parts_of
+from schemas.table import Table
 from tests.pipelines.test_versions import SEQUENCE, make, rows_of
 from tests.training import silent, train, with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
@@ -46,7 +46,7 @@ def test_parts_of_a_window_have_tables_of_their_own(data: str, tmp_path: Path) -
     names = [source.name for source in trainer.parts.tables]
     assert names == ["queries-0002", "queries-0003", "labels"]
     points = {row["query_id"]: row for row in rows_of(layout.queries("train"))}
-    part = parts_of(open_manifest(layout.queries("train")))[0]
+    part = Table.open(layout.queries("train")).parts[0]
     seen = []
     vectors = np.concatenate([matrix_column(rows, "vector") for rows in all_rows(RunLayout(run).vectors(0))])
     for name in names[:2]:

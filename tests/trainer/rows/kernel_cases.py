@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from schemas.tables import PAD
+from schemas import PAD
 from tests.builders import batch_of
 from trainer.losses.binary_on_device import pair_arrays
 from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool

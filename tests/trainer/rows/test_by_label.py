@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.tables import PAD
+from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.negatives.test_merge import batches
 from trainer.config import Classifier as Config

@@ -14,7 +14,7 @@ from schemas.manifest import open_manifest
 from tests.builders import Rows, SmallData, build_data
 from trainer.settings.facts import HEAPS, log_odds, measure
 from trainer.stream import open_queries
-from trainer.stream.part import WHOLE, Part, iterate_part
+from trainer.stream.sources import ALL_ROWS, RowShare
 
 
 @pytest.fixture(scope="module", params=["tokens", "features"])
@@ -23,9 +23,9 @@ def data(request: pytest.FixtureRequest) -> SmallData:
     return build_data(f"memory://facts/{request.param}", rows={"train": 90, "test": 5}, vocabulary=9, **kind)
 
 
-def rows_of(data: SmallData, part: Part) -> list[int]:
+def rows_of(data: SmallData, part: RowShare) -> list[int]:
     table = open_queries(data.layout, "train")
-    groups = iterate_part(table.url, table.manifest, part, ["query_id"])
+    groups = part.batches(table, ["query_id"])
     return [row for group in groups for row in group["query_id"].to_pylist()]
 
 
@@ -36,8 +36,8 @@ def repeated_pairs(texts: Rows) -> int:
 
 
 @pytest.mark.parametrize("label_texts", [False, True])
-@pytest.mark.parametrize("part", [WHOLE, Part(0.0, 0.5), Part(0.2, 0.7)])
-def test_figures_are_counted(data: SmallData, part: Part, label_texts: bool) -> None:
+@pytest.mark.parametrize("part", [ALL_ROWS, RowShare(0.0, 0.5), RowShare(0.2, 0.7)])
+def test_figures_are_counted(data: SmallData, part: RowShare, label_texts: bool) -> None:
     facts, points = measure(data.layout, "train", part, label_texts), data.points["train"]
     rows = rows_of(data, part)
     texts = data.labels if label_texts else 0
@@ -61,8 +61,8 @@ def test_figures_are_counted(data: SmallData, part: Part, label_texts: bool) -> 
 def test_of_many_rows_the_first_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.settings.facts.SAMPLED_ROWS", 30)
     data = build_data("memory://facts/sampled", rows={"train": 90}, vocabulary=9)
-    points, first = data.points["train"], rows_of(data, WHOLE)[:30]
-    facts = measure(data.layout, "train", WHOLE, False)
+    points, first = data.points["train"], rows_of(data, ALL_ROWS)[:30]
+    facts = measure(data.layout, "train", ALL_ROWS, False)
     tokens = [points.tokens[row] for row in first]
     assert (facts.queries, facts.pairs) == (90, 3 * sum(len(points.positives[row]) for row in first))
     assert facts.tokens == pytest.approx(np.mean([*map(len, tokens)]))
@@ -71,7 +71,7 @@ def test_of_many_rows_the_first_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_rows_are_refused(data: SmallData) -> None:
     with pytest.raises(InputError, match="no rows to train on"):
-        measure(data.layout, "train", Part(0.5, 0.5), False)
+        measure(data.layout, "train", RowShare(0.5, 0.5), False)
 
 
 @given(st.floats(0, 1))
@@ -83,4 +83,4 @@ def test_log_odds_are_finite_and_odd(share: float) -> None:
 def test_data_that_are_made_again_in_the_same_place_are_measured_again() -> None:
     for rows in (20, 31):
         data = build_data("memory://facts/again", rows={"train": rows})
-        assert measure(data.layout, "train", WHOLE, False).queries == rows
+        assert measure(data.layout, "train", ALL_ROWS, False).queries == rows

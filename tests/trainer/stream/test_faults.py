@@ -11,12 +11,13 @@ import pytest
 from schemas import storage
 from schemas.errors import StorageError
 from schemas.shard_files.shards import Sink
+from schemas.table import Table
 from tests.builders import build_data, build_negatives
 from tests.faults import Faults, Proxy
 from tests.laws import assert_equal
 from tests.processes import threads_named
 from tests.s3 import client, put, reached_through_proxy, serve
-from trainer.stream import Batch, JoinedStream, Reading, Source, Table, open_sources
+from trainer.stream import Batch, JoinedStream, Reading, Source, open_sources
 
 s3fs = pytest.importorskip("s3fs")
 

@@ -19,8 +19,7 @@ from tests.laws import (
     batch_rows,
 )
 from trainer.stream import Batch, JoinedStream, Source, open_sources
-from trainer.stream.mixing import Share
-from trainer.stream.order import EpochOrder
+from trainer.stream.order import EpochOrder, WeightedGroups
 
 WEIGHTS = st.one_of(
     st.sampled_from([0.5, 1.0, 1.5, 2.0, 0.25, 3.0]), st.floats(0.01, 4, allow_nan=False).map(lambda w: round(w, 3))
@@ -40,7 +39,7 @@ def orders(draw: st.DrawFn) -> EpochOrder:
         draw(st.integers(0, 2**63)),
         draw(st.integers(0, 20)),
         "keep",
-        tuple(Share(len(group_sizes), draw(WEIGHTS)) for group_sizes in sizes),
+        tuple(WeightedGroups(len(group_sizes), draw(WEIGHTS)) for group_sizes in sizes),
     )
 
 
@@ -106,13 +105,13 @@ def test_every_row_comes_as_often_as_its_weight_says(order: EpochOrder) -> None:
 
 @given(orders())
 def test_weights_of_one_are_the_order_without_weights(order: EpochOrder) -> None:
-    ones = replace(order, mix=tuple(Share(share.groups, 1.0) for share in order.mix))
+    ones = replace(order, mix=tuple(WeightedGroups(share.groups, 1.0) for share in order.mix))
     for weighted, other in zip(batches(ones), batches(replace(order, mix=())), strict=True):
         np.testing.assert_array_equal(weighted, other)
 
 
 def test_half_a_weight_deals_every_row_once_in_two_epochs() -> None:
-    order = EpochOrder(np.full(12, 7), 8, 4, 2, 3, 0, "keep", (Share(12, 0.5),))
+    order = EpochOrder(np.full(12, 7), 8, 4, 2, 3, 0, "keep", (WeightedGroups(12, 0.5),))
     for block in range(3):
         pair = [row for epoch in (2 * block, 2 * block + 1) for row in slowly(replace(order, epoch=epoch))]
         assert sorted(row for batch in pair for row in batch) == list(range(84))
@@ -120,7 +119,7 @@ def test_half_a_weight_deals_every_row_once_in_two_epochs() -> None:
 
 def test_choices_differ_by_epoch_and_by_seed() -> None:
     def chosen(seed: int, epoch: int) -> frozenset[int]:
-        order = EpochOrder(np.full(40, 5), 8, 4, 2, seed, epoch, "keep", (Share(40, 0.3),))
+        order = EpochOrder(np.full(40, 5), 8, 4, 2, seed, epoch, "keep", (WeightedGroups(40, 0.3),))
         return frozenset(np.concatenate(batches(order)).tolist())
 
     assert len({chosen(seed, epoch) for seed in range(3) for epoch in range(8)}) == 24

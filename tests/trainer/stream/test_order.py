@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws import assert_every_row_once, batch_rows
-from trainer.stream.clusters import clusters_of
 from trainer.stream.order import EpochOrder, WindowDeal, deal, streams_of_rank
+from trainer.stream.sources import clusters_of
 
 
 @st.composite

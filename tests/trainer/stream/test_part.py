@@ -24,7 +24,7 @@ from trainer.loop import Trainer
 from trainer.model import Model, load_model
 from trainer.stream import JoinedStream, open_queries, open_sources
 from trainer.stream.order import EpochOrder
-from trainer.stream.part import WHOLE, Part, iterate_part
+from trainer.stream.sources import ALL_ROWS, RowShare
 
 SHARES = st.one_of(st.sampled_from([0.0, 0.05, 0.5, 0.95, 1.0]), st.floats(0, 1))
 GROUPS = st.lists(st.integers(0, 9), max_size=20).map(lambda sizes: np.asarray(sizes, np.int64))
@@ -34,7 +34,7 @@ def first_rows(group_rows: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(group_rows)]).astype(np.int64)
 
 
-def ids_of(part: Part, group_rows: np.ndarray) -> list[int]:
+def ids_of(part: RowShare, group_rows: np.ndarray) -> list[int]:
     """Ids of the rows of a part."""
     first = first_rows(group_rows)
     return [
@@ -47,13 +47,13 @@ def ids_of(part: Part, group_rows: np.ndarray) -> list[int]:
 @given(GROUPS, st.lists(SHARES, max_size=4))
 def test_adjacent_parts_are_disjoint_and_together_the_whole(group_rows: np.ndarray, shares: list[float]) -> None:
     edges = [0.0, *sorted(shares), 1.0]
-    parts = [ids_of(Part(*edge), group_rows) for edge in itertools.pairwise(edges)]
+    parts = [ids_of(RowShare(*edge), group_rows) for edge in itertools.pairwise(edges)]
     assert sorted(row for part in parts for row in part) == list(range(int(group_rows.sum())))
 
 
 @given(GROUPS, SHARES, SHARES)
 def test_the_share_is_exact(group_rows: np.ndarray, one: float, other: float) -> None:
-    part, total = Part(*sorted((one, other))), int(group_rows.sum())
+    part, total = RowShare(*sorted((one, other))), int(group_rows.sum())
     bounds = part.bounds(first_rows(group_rows))
     assert len(ids_of(part, group_rows)) == part.rows(total)
     assert abs(part.rows(total) - (part.stop - part.start) * total) < 1 + 1e-6
@@ -67,7 +67,7 @@ def test_no_share_that_is_left_reaches_into_what_is_held_out(
     options = Recipe.model_validate({"data": {"holdout": holdout, "share": share}}).data
     held_out = {*ids_of(options.held_out, group_rows)}
     assert not held_out & {*ids_of(options.trained, group_rows)}
-    assert not held_out & {*ids_of(Part(0.0, options.trained.stop * kept), group_rows)}
+    assert not held_out & {*ids_of(RowShare(0.0, options.trained.stop * kept), group_rows)}
 
 
 @st.composite
@@ -75,9 +75,9 @@ def orders(draw: st.DrawFn) -> tuple[EpochOrder, list[int]]:
     """An order over one part of some row groups, then all rows of others, and the ids of the rows that it deals."""
     queries = draw(st.lists(st.integers(1, 9), min_size=1, max_size=12))
     texts = draw(st.lists(st.integers(1, 9), max_size=4))
-    part = Part(*sorted((draw(SHARES), draw(SHARES))))
+    part = RowShare(*sorted((draw(SHARES), draw(SHARES))))
     first = first_rows(np.array(queries))
-    dealt = np.concatenate([part.bounds(first), WHOLE.bounds(first_rows(np.array(texts, np.int64)))])
+    dealt = np.concatenate([part.bounds(first), ALL_ROWS.bounds(first_rows(np.array(texts, np.int64)))])
     streams = draw(st.sampled_from([1, 2, 4]))
     order = EpochOrder(
         np.array([*queries, *texts], np.int64),
@@ -124,13 +124,13 @@ def data() -> SmallData:
     return build_data("memory://part/data")
 
 
-def stream_of(data: SmallData, part: Part, **options: Any) -> JoinedStream:
-    sources = open_sources(data.layout, "train", label_texts=True, part=part)
+def stream_of(data: SmallData, part: RowShare, **options: Any) -> JoinedStream:
+    sources = open_sources(data.layout, "train", label_texts=True, share=part)
     return JoinedStream(sources, data.labels, batch=16, streams=8, window_groups=2, seed=5, **options)
 
 
 def test_a_stream_reads_the_part_and_the_label_texts_on_any_ranks(data: SmallData) -> None:
-    part, queries = Part(0.1, 0.8), len(data.points["train"].tokens)
+    part, queries = RowShare(0.1, 0.8), len(data.points["train"].tokens)
     batches = assert_same_global_batches(
         lambda rank, ranks, threads: list(stream_of(data, part, rank=rank, ranks=ranks, threads=threads))
     )
@@ -141,9 +141,9 @@ def test_a_stream_reads_the_part_and_the_label_texts_on_any_ranks(data: SmallDat
 
 
 def test_a_stream_of_a_part_resumes_at_every_step_and_refuses_another_part(data: SmallData) -> None:
-    assert len(assert_exact_resume(lambda: stream_of(data, Part(0.0, 0.6)))) > 3
-    state = stream_of(data, Part(0.0, 0.6)).state_dict()
-    for other in (Part(0.0, 0.7), WHOLE):
+    assert len(assert_exact_resume(lambda: stream_of(data, RowShare(0.0, 0.6)))) > 3
+    state = stream_of(data, RowShare(0.0, 0.6)).state_dict()
+    for other in (RowShare(0.0, 0.7), ALL_ROWS):
         with pytest.raises(InputError, match="cannot resume the stream"):
             stream_of(data, other).load_state_dict(state)
 
@@ -151,17 +151,17 @@ def test_a_stream_of_a_part_resumes_at_every_step_and_refuses_another_part(data:
 def group_rows(data: SmallData) -> np.ndarray:
     """Rows of each row group of the training queries, as they lie."""
     table = open_queries(data.layout, "train")
-    return np.array([rows.num_rows for rows in iterate_part(table.url, table.manifest, WHOLE, ["query_id"])])
+    return np.array([rows.num_rows for rows in ALL_ROWS.batches(table, ["query_id"])])
 
 
-def read(data: SmallData, part: Part, limit: int | None = None) -> list[int]:
+def read(data: SmallData, part: RowShare, limit: int | None = None) -> list[int]:
     table = open_queries(data.layout, "train")
-    groups = iterate_part(table.url, table.manifest, part, ["query_id"], limit)
+    groups = part.batches(table, ["query_id"], limit)
     return [row for group in groups for row in group["query_id"].to_pylist()]
 
 
 def test_a_part_is_read_in_the_order_of_storage(data: SmallData) -> None:
-    for part in (WHOLE, Part(0.0, 0.3), Part(0.3, 0.9), Part(0.5, 0.5)):
+    for part in (ALL_ROWS, RowShare(0.0, 0.3), RowShare(0.3, 0.9), RowShare(0.5, 0.5)):
         expected = ids_of(part, group_rows(data))
         assert read(data, part) == expected
         for limit in (0, 1, 7, 1000):
@@ -197,17 +197,17 @@ def test_a_run_never_trains_on_what_it_holds_out_and_scores_exactly_that(
     trainer = Trainer.start(data.layout.root, run, options, silent)
     train(trainer, on_epoch=lambda report: reports.append(report.metrics))
     queries, sizes = len(data.points["train"].tokens), group_rows(data)
-    held_out = ids_of(Part(0.8, 1.0), sizes)
+    held_out = ids_of(RowShare(0.8, 1.0), sizes)
     assert len(held_out) == round(0.2 * queries)
     trained = {row for row in watched() if row < queries}
-    assert trained == {*ids_of(Part(0.0, min(share, 0.8)), sizes)}
+    assert trained == {*ids_of(RowShare(0.0, min(share, 0.8)), sizes)}
     assert not trained & {*held_out}
     assert {row - queries for row in watched() if row >= queries} == {*range(data.labels)}
     # Validated on them without a split named.
     assert all("P@1" in metrics for metrics in reports)
     table, part = open_split(data.layout, HOLDOUT, options.data)
     columns = ["query_id", "label_ids"]
-    rows = list(iterate_part(table.url, table.manifest, part, columns))
+    rows = list(part.batches(table, columns))
     assert [row for group in rows for row in group["query_id"].to_pylist()] == held_out
     _, model, _ = load_model(data.layout, trainer.run)
     scored: list[list[int]] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from schemas import tables
+from schemas import arrow
 from schemas.shard_files.shards import Sink
 from schemas.storage import join
 from tests.builders import build_data, build_negatives
@@ -17,10 +17,9 @@ from tests.laws import assert_equal
 from tests.processes import threads_named
 from tests.schemas.flaky import FlakyFileSystem
 from trainer.stream import JoinedStream
-from trainer.stream.download_queue import THREAD
-from trainer.stream.row_groups import Reading, RowGroups
-from trainer.stream.shard_pool import ShardPool
-from trainer.stream.source import Source, open_sources
+from trainer.stream.prefetch import THREAD
+from trainer.stream.row_groups import Reading, RowGroups, ShardPool
+from trainer.stream.sources import Source, open_sources
 
 SINKS: list[Sink] = ["parquet", "webdataset"]
 
@@ -32,7 +31,7 @@ def sources_at(root: str, sink: Sink) -> tuple[list[Source], pa.DataType]:
     build_negatives(
         join(root, "negatives"), queries.table.manifest, data.points["train"].positives, data.labels, width=4
     )
-    return [queries.with_negatives(join(root, "negatives")), labels], tables.label_type(data.labels)
+    return [queries.with_negatives(join(root, "negatives")), labels], arrow.label_type(data.labels)
 
 
 @pytest.fixture(params=SINKS)
@@ -158,7 +157,7 @@ def test_a_stream_asks_for_each_byte_once_and_holds_nothing_back(
             super().close()
 
     watched = JoinedStream(groups.sources, 30, inputs="both", batch=8, streams=streams, window_groups=window_groups)
-    watched._groups = Watched(groups.sources, tables.label_type(30), "both")
+    watched._groups = Watched(groups.sources, arrow.label_type(30), "both")
     for expected, other in zip(plain, watched, strict=True):
         assert_equal(expected, other)
     assert held == [0]

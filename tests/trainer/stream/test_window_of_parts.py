@@ -11,18 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import InputError
-from schemas.layout import DataLayout
-from schemas.versions.parts import choose_parts, part_of_source, rows_of_parts
-from schemas.versions.version import PARTS, PartTable, parts_of
+from schemas.layout import DataLayout, source_of_part
+from schemas.table import PARTS, PartTable, Table
 from tests.builders import SmallData, build_data
 from tests.laws import assert_dealt_by_age, assert_exact_resume, assert_same_global_batches
 from tests.pipelines.test_versions import SEQUENCE, make, rows_of
 from trainer.evaluation.evaluate import label_statistics
 from trainer.methods.sections import Data
 from trainer.settings.facts import measure
-from trainer.stream import JoinedStream, Source, Table, open_sources
-from trainer.stream.part import WHOLE
-from trainer.stream.window_of_parts import Replay, in_window
+from trainer.stream import JoinedStream, Source, open_sources
+from trainer.stream.sources import ALL_ROWS, Replay, in_window
 
 SHARDS = 12
 
@@ -50,7 +48,7 @@ WINDOWS = [
 @pytest.mark.parametrize(("window", "names"), WINDOWS)
 def test_a_window_names_parts(sources: list[Source], window: str | list[str], names: list[str]) -> None:
     table = sources[0].table
-    assert [part.name for part in choose_parts(table.url, table.manifest, window)] == names
+    assert [part.name for part in table.choose_parts(window)] == names
 
 
 @pytest.mark.parametrize(
@@ -65,30 +63,28 @@ def test_a_window_without_a_part_is_refused(sources: list[Source], window: str |
 def test_rows_of_parts_are_a_table(version: DataLayout, window: str | list[str], names: list[str]) -> None:
     table = open_sources(version, "train", label_texts=False)[0].table
     every = rows_of(version.queries("train"))
-    edges = np.cumsum([0, *(part.rows for part in parts_of(table.manifest))])
+    edges = np.cumsum([0, *(part.rows for part in table.parts)])
     ids = [row for name in names for row in range(edges[int(name) - 1], edges[int(name)])]
-    rows = rows_of_parts(table.manifest, choose_parts(table.url, table.manifest, window))
+    rows = table.of_parts(table.choose_parts(window))
     assert rows.rows == len(ids)
-    if rows.id_range is not None:
-        assert list(range(*rows.id_range)) == ids
-    assert [(part.name, part.rows) for part in parts_of(rows)] == [
-        (part.name, part.rows) for part in parts_of(table.manifest) if part.name in names
+    if rows.manifest.id_range is not None:
+        assert list(range(*rows.manifest.id_range)) == ids
+    assert [(part.name, part.rows) for part in rows.parts] == [
+        (part.name, part.rows) for part in table.parts if part.name in names
     ]
     frequency = np.bincount([label for row in ids for label in every[row]["label_ids"]], minlength=9)
     statistics = label_statistics(version, Data(parts=window))
     assert statistics.frequency.tolist() == frequency.tolist()
-    facts = measure(version, "train", WHOLE, False, window)
+    facts = measure(version, "train", ALL_ROWS, False, window)
     assert (facts.queries, facts.pairs) == (len(ids), frequency.sum())
     assert facts.median_frequency == np.median(frequency[frequency > 0])
 
 
 def test_sources_of_a_window_are_parts_by_name(sources: list[Source]) -> None:
-    table = sources[0].table.manifest
+    table = sources[0].table
     for source in in_window(sources, "last 2", 0.0):
-        part = part_of_source(source.name, "queries", table)
-        assert part is not None
-        assert rows_of_parts(table, [part]).digest == source.table.manifest.digest
-    assert part_of_source("queries", "queries", table) is None
+        (part,) = (part for part in table.parts if source_of_part("queries", part.name) == source.name)
+        assert table.of_parts([part]).digest == source.table.digest
 
 
 # Random windows over a table whose shards are dealt to parts

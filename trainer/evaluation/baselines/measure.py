@@ -9,6 +9,7 @@ import pyarrow as pa
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
+from schemas.table import Table
 from trainer.evaluation.baselines.popularity import Popularity
 from trainer.evaluation.evaluate import KS, label_statistics
 from trainer.evaluation.held_out import open_split
@@ -16,8 +17,8 @@ from trainer.evaluation.metrics import Metrics
 from trainer.inputs import scored_columns
 from trainer.methods.sections import Data
 from trainer.model import DataFacts
-from trainer.stream import Table, open_queries
-from trainer.stream.part import WHOLE, Part, iterate_part
+from trainer.stream import open_queries
+from trainer.stream.sources import ALL_ROWS, RowShare
 
 TEXTS = 100_000  # training points that a query is compared with, at most
 QUERIES = 2_000  # of a split
@@ -98,14 +99,14 @@ def _training_points(data: DataLayout, trained: Data) -> tuple[Ragged, Ragged]:
 
 def _label_texts(data: DataLayout) -> tuple[Ragged, Ragged]:
     """Return the tokens of the labels' texts, each with its own label."""
-    groups = _first(Table.open(data.labels, "labels"), WHOLE, [_TOKENS], TEXTS)
+    groups = _first(Table.open(data.labels, "labels"), ALL_ROWS, [_TOKENS], TEXTS)
     texts = _joined(groups, _TOKENS)
     return texts, Ragged(np.arange(texts.rows), np.arange(texts.rows + 1))
 
 
-def _first(table: Table, part: Part, columns: Sequence[str], rows: int) -> list[pa.Table]:
+def _first(table: Table, part: RowShare, columns: Sequence[str], rows: int) -> list[pa.Table]:
     """Read the first `rows` rows of a part of a table."""
-    return list(iterate_part(table.url, table.manifest, part, columns, rows))
+    return list(part.batches(table, columns, rows))
 
 
 def _joined(groups: Sequence[pa.Table], column: str) -> Ragged:

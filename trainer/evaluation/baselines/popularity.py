@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from schemas import PAD
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse
 
+from schemas import PAD
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 from trainer.encoders.features import count_ngrams, inverse_document_frequency
 from trainer.evaluation.memory.votes import NEIGHBOURS, best_votes, count_votes
 

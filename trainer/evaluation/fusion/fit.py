@@ -4,11 +4,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from schemas import PAD
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
-from schemas.tables import PAD
 from trainer.evaluation.evaluate import label_statistics
 from trainer.evaluation.fusion.files import TREE, publish_fusion
 from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from schemas import PAD
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, open_manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
-from schemas.tables import PAD
 from trainer.evaluation.fusion.files import TRAINED, WEIGHTS, publish_fusion
 from trainer.evaluation.fusion.ranking import embed_label_texts
 from trainer.evaluation.fusion.scored import Scored, Scorers

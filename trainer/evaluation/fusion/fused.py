@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 from trainer.evaluation.fusion.scored import Scorers
 from trainer.evaluation.fusion.tree import Fusion
 from trainer.evaluation.fusion.weights import Weights

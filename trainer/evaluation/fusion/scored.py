@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from schemas import PAD
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 from trainer.device import CPU
 from trainer.evaluation.memory.memory import Memory
 from trainer.evaluation.memory.votes import best_votes, votes_of

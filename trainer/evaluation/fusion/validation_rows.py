@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
+from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.device import open_device
@@ -14,8 +15,7 @@ from trainer.evaluation.held_out import HOLDOUT, open_split
 from trainer.inputs import scored_columns
 from trainer.methods.sections import Data
 from trainer.model import Model, load_model
-from trainer.stream import Table
-from trainer.stream.part import Part, iterate_part
+from trainer.stream.sources import RowShare
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ def open_validation(data: str, run: str, options: FitOptions) -> Validation:
     split = options.split or (HOLDOUT if recipe.data.holdout else "val")
     table, part = _open_part(layout, split, recipe.data)
     columns = scored_columns(table.manifest, model.columns)
-    rows = list(iterate_part(table.url, table.manifest, part, columns, options.queries))
+    rows = list(part.batches(table, columns, options.queries))
     return Validation(recipe, model, checkpoint, split, rows)
 
 
-def _open_part(data: DataLayout, split: str, trained: Data) -> tuple[Table, Part]:
+def _open_part(data: DataLayout, split: str, trained: Data) -> tuple[Table, RowShare]:
     try:
         table, part = open_split(data, split, trained)
     except InputError as error:

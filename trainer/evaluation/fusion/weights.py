@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from schemas import PAD
 from schemas.errors import TableError
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 from trainer.evaluation.fusion.scored import Scored
 
 FORMAT = 1

@@ -20,7 +20,7 @@ from trainer.evaluation.search import top_k
 from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream import open_queries
-from trainer.stream.part import Part, iterate_part
+from trainer.stream.sources import RowShare
 
 FOLDER = "memory"
 BUDGET = 4 << 30  # bytes
@@ -96,9 +96,9 @@ class Memory:
         return count_votes(similarity.cpu().numpy(), rows.cpu().numpy(), self.labels)
 
     @classmethod
-    def _of(cls, model: Model, data: DataLayout, split: str, part: Part, budget: int) -> "Memory":
+    def _of(cls, model: Model, data: DataLayout, split: str, part: RowShare, budget: int) -> "Memory":
         table = open_queries(data, split)
-        rows = iterate_part(table.url, table.manifest, part, [*model.columns, "label_ids"])
+        rows = part.batches(table, [*model.columns, "label_ids"])
         empty = torch.empty(0, model.encoder.dimension, dtype=torch.float16), Ragged.empty(0)
         return cls._join([empty, *_embed(model, _first(rows, budget, model.encoder.dimension))])
 

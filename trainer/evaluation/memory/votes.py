@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from schemas import PAD
 from schemas.ragged import Ragged, SparseRows, offsets_of
-from schemas.tables import PAD
 
 NEIGHBOURS = 30
 TEMPERATURE = 0.05

@@ -26,7 +26,6 @@ from trainer.evaluation.memory.votes import NEIGHBOURS, TEMPERATURE
 from trainer.evaluation.metrics import Metrics
 from trainer.methods.sections import Data
 from trainer.stream import open_queries
-from trainer.stream.part import iterate_part
 
 VOCABULARY = 15
 FILTERED = "filtered"  # the split with a filter: the first positive of every other query
@@ -154,11 +153,7 @@ def test_on_rows_that_were_held_out_only_the_others_vote(data: SmallData) -> Non
     trained, train = Data(holdout=0.2), data.points["train"]
     table = open_queries(data.layout, "train")
     kept, held_out = (
-        [
-            row
-            for rows in iterate_part(table.url, table.manifest, part, ["query_id"])
-            for row in rows["query_id"].to_pylist()
-        ]
+        [row for rows in part.batches(table, ["query_id"]) for row in rows["query_id"].to_pylist()]
         for part in (trained.trained, trained.held_out)
     )
     texts, labels = [train.tokens[row] for row in kept], [train.positives[row] for row in kept]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import PAD
 from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
 from schemas.manifest import open_manifest, verify
 from schemas.ragged import Ragged
-from schemas.tables import PAD
 from tests.builders import Rows, SmallData, build_data, ragged
 from tests.ranks import on_ranks
 from tests.trainer.evaluation.fusion.small_model import SECTIONS, brute_force, model_of, queries

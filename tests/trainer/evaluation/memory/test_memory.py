@@ -22,7 +22,6 @@ from trainer.evaluation.memory.votes import NEIGHBOURS, TEMPERATURE
 from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream import open_queries
-from trainer.stream.part import iterate_part
 
 D = 6
 SECTIONS: dict[str, Any] = {
@@ -119,7 +118,7 @@ def test_a_budget_bounds_its_bytes(data: SmallData, model: Model, budget: int) -
 def test_what_is_held_out_is_not_remembered(data: SmallData, model: Model) -> None:
     options, points = Data(holdout=0.2), data.points["train"]
     memory, table = Memory.build(model, data.layout, options), open_queries(data.layout, "train")
-    groups = iterate_part(table.url, table.manifest, options.held_out, ["query_id"])
+    groups = options.held_out.batches(table, ["query_id"])
     held_out = {row for group in groups for row in group["query_id"].to_pylist()}
     assert (len(memory.vectors), len(held_out)) == (120, 30)
     kept = [row for row in range(150) if row not in held_out]

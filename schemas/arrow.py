@@ -8,23 +8,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from schemas import PAD as PAD
 from schemas.errors import InputError
-
-KINDS = (
-    "queries",
-    "labels",
-    "embeddings",
-    "vectors",
-    "negatives",
-    "tokenizer",
-    "checkpoint",
-    "data",
-    "rejects",
-    "index",
-    "export",
-    "fusion",
-)
 
 
 def token_type(vocabulary: int) -> pa.DataType:

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from schemas import tables
+from schemas import arrow
 
 
 @pytest.mark.parametrize(
@@ -15,14 +15,14 @@ from schemas import tables
     ],
 )
 def test_a_row_has_token_ids_or_features_or_both(tokens: pa.DataType | None, features: bool, inputs: list[str]) -> None:
-    queries = tables.queries(tokens, pa.int32(), features=features, filters=True, text=True)
+    queries = arrow.queries(tokens, pa.int32(), features=features, filters=True, text=True)
     assert queries.names == ["query_id", "key", *inputs, "label_ids", "filter_label_ids", "text"]
-    assert tables.labels(tokens, features=features).names == ["label_id", "key", "text", *inputs, "frequency"]
+    assert arrow.labels(tokens, features=features).names == ["label_id", "key", "text", *inputs, "frequency"]
     assert not any(field.nullable for field in queries)
 
 
 def test_a_row_without_anything_to_read_is_refused() -> None:
     with pytest.raises(ValueError, match="got neither"):
-        tables.queries(None, pa.int32())
+        arrow.queries(None, pa.int32())
     with pytest.raises(ValueError, match="got neither"):
-        tables.labels(None)
+        arrow.labels(None)

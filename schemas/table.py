@@ -1,0 +1,329 @@
+"""Table, the noun of storage: shards below a URL with a manifest, opened by name and read by rows."""
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from schemas import manifest as manifests
+from schemas.errors import InputError, TableError
+from schemas.manifest import Manifest, Shard
+from schemas.ragged import offsets_of
+
+PARTS = "parts"  # parameter of a table of several parts
+_IDS = ("query_id", "label_id")
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """All M row groups of a table in storage order: row group m is number `group` [M] of shard `shard` [M].
+
+    It holds rows [first[m], first[m + 1]); `first` is [M + 1]. int64 all.
+    """
+
+    shard: np.ndarray
+    group: np.ndarray
+    first: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    def of_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return the row group, int64 [B], that holds each of `rows` [B], all in [0, N)."""
+        return np.searchsorted(self.first, rows, side="right") - 1
+
+
+@dataclass(frozen=True)
+class PartTable:
+    """A part of a table: its name, the table that its shards lie in (a place) and its digest, and rows that are left.
+
+    Shards [first, stop) of the table of all parts are its.
+    """
+
+    name: str
+    table: str
+    digest: str
+    rows: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Published table at `url`. Cheap: nothing but the manifest is read until rows are asked for; picklable.
+
+    Reading raises TableError where a shard is gone or damaged, StorageError. Rows count from 0 in storage order; row
+    groups are numbered over the whole table.
+    """
+
+    url: str
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, url: str, kind: str | None = None) -> "Table":
+        """Open the table at `url`. Raises TableError: unfinished, foreign, damaged, or not of `kind`; StorageError."""
+        return cls(url, manifests.open_manifest(url, kind))
+
+    @classmethod
+    def find(cls, url: str, kind: str | None = None) -> "Table | None":
+        """Open the table at `url`; None where nothing finished is there. Raises TableError as `open` does."""
+        manifest = manifests.open_if_published(url, kind)
+        return None if manifest is None else cls(url, manifest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Table, (self.url, self.manifest)  # without what is cached
+
+    @property
+    def kind(self) -> str:
+        """Kind of the table, one of `schemas.manifest.KINDS`."""
+        return self.manifest.kind
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return self.manifest.rows
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Entries of the shards, in storage order."""
+        return self.manifest.shards
+
+    @property
+    def parents(self) -> Mapping[str, str]:
+        """Digests of what the table was made from, by name."""
+        return self.manifest.parents
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Parameters that the table was made with."""
+        return self.manifest.parameters
+
+    @property
+    def cut(self) -> list[tuple[int, int | tuple[int, ...]]]:
+        """Rows and row groups of each shard: tables of one cut are aligned."""
+        return self.manifest.cut
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the manifest, which the parents of other tables refer to."""
+        return self.manifest.digest
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return [column.name for column in self.manifest.columns]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Columns and their types as the first shard has them. Raises IndexError where there is none."""
+        from schemas.shard_files import shards
+
+        with shards.open_shard(self.url, self.shards[0]) as file:
+            return file.schema_arrow
+
+    @property
+    def id_column(self) -> str:
+        """Name of the column of ids. Raises StopIteration where the table has none."""
+        return next(name for name in _IDS if name in self.columns)
+
+    def width(self, column: str) -> int:
+        """Return K of a column of lists of K values, from its type `fixed_size_list<element: float>[64]`.
+
+        Raises TableError where the table has no such column.
+        """
+        types = {entry.name: entry.type for entry in self.manifest.columns}
+        size = re.search(r"\[(\d+)\]$", types.get(column, ""))
+        if size is None:
+            raise TableError(f"{self.url}: a {self.kind} table without {column}. Make it again.")
+        return int(size[1])
+
+    @property
+    def dimension(self) -> int:
+        """D of the column `vector`. Raises TableError where there is none."""
+        return self.width("vector")
+
+    @cached_property
+    def groups(self) -> RowGroups:
+        """All row groups, from the manifest alone."""
+        return _row_groups(self.manifest)
+
+    def batches(
+        self, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield rows [start, stop) in storage order, a row group (or the part of it that is inside) at a time."""
+        stop = self.rows if stop is None else min(stop, self.rows)
+        first = 0
+        for number, entry in enumerate(self.shards):
+            last = first + entry.rows
+            if first < stop and last > start:
+                yield from _between(self.batches_of(number, columns), start - first, stop - first)
+            first = last
+
+    def batches_of(self, shard: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """Yield the row groups of shard `shard` in storage order."""
+        from schemas.shard_files import shards  # who opens a table alone needs no reader of Parquet
+
+        yield from shards.iterate_shard(self.url, self.shards[shard], columns)
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read all rows into memory. Raises ValueError where the table has none."""
+        return pa.concat_tables(self.batches(columns))
+
+    def read_group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read row group `number`, in [0, M)."""
+        return next(self.read_groups([number], columns))[1]
+
+    def read_groups(
+        self, numbers: Iterable[int], columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """Yield (first row, rows) of the row groups `numbers`; neighbours in one shard share one open file."""
+        from schemas.shard_files import shards
+
+        groups = self.groups
+        for shard, of_shard in itertools.groupby(numbers, key=lambda number: int(groups.shard[number])):
+            entry = self.shards[shard]
+            with shards.open_shard(self.url, entry) as file:
+                place = manifests.shard_url(self.url, entry)
+                for number in of_shard:
+                    yield int(groups.first[number]), shards.read_group(file, int(groups.group[number]), columns, place)
+
+    def rows_at(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read the rows `rows` in ascending order, each once. Raises ValueError for rows outside of [0, N)."""
+        rows = np.unique(np.asarray(rows, np.int64))
+        if len(rows) and not 0 <= rows[0] <= rows[-1] < self.rows:
+            raise ValueError(f"rows in [{rows[0]}, {rows[-1]}] of a table of {self.rows}")
+        numbers, counts = np.unique(self.groups.of_rows(rows), return_counts=True)
+        wanted = np.split(rows, np.cumsum(counts)[:-1])
+        groups = self.read_groups(numbers.tolist(), columns)
+        taken = [group.take(pa.array(some - first)) for some, (first, group) in zip(wanted, groups, strict=False)]
+        return pa.concat_tables(taken) if taken else pa.table({name: [] for name in columns or self.columns})
+
+    def vectors(self, groups: Iterable[int] | None = None) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (first row, vectors [n, D]) of row groups, all or those `groups`."""
+        from schemas.shard_files.parquet import matrix_column
+
+        numbers = range(len(self.groups)) if groups is None else groups
+        for first, rows in self.read_groups(numbers, ["vector"]):
+            yield first, matrix_column(rows, "vector")
+
+    def aligned_with(
+        self, other: "Table", shard: int, columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield the row groups of shard `shard` of both: `columns` of this one, and all of `other`, row by row.
+
+        Raises TableError where the ids of `other` are not those of this table.
+        """
+        own, others = self.batches_of(shard, columns), other.batches_of(shard)
+        for rows, joined in zip(own, others, strict=True):
+            if not rows.column(self.id_column).equals(joined.column(0)):
+                raise TableError(
+                    f"{other.place(shard)}: its {joined.column_names[0]} column is not that of {self.place(shard)}. "
+                    f"Make the {other.kind} again."
+                )
+            yield rows, joined
+
+    def require_made_from(self, name: str, parent: "Table") -> None:
+        """Refuse this table where its parent `name` is another than `parent`. Raises TableError that names both."""
+        manifests.require_parent(self.url, self.manifest, name, parent.digest, parent.url)
+
+    def require_aligned(self, rows: "Table", remedy: str) -> None:
+        """Refuse this table where it was made from others than `rows`, or is cut otherwise. Raises TableError."""
+        self.require_made_from("queries", rows)
+        if self.cut != rows.cut:
+            raise TableError(f"{self.url}: its shards or row groups do not line up with {rows.url}. {remedy}")
+
+    def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
+        """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece."""
+        manifests.verify(self.url, self.manifest, on_bytes)
+
+    def place(self, shard: int) -> str:
+        """Return the URL of shard `shard`."""
+        return manifests.shard_url(self.url, self.shards[shard])
+
+    def read_files(self) -> dict[str, bytes]:
+        """Read the files of a table without rows, by name, and compare their checksums."""
+        return {entry.path: manifests.check_shard(self.url, entry) for entry in self.shards}
+
+    @property
+    def parts(self) -> tuple[PartTable, ...]:
+        """Parts of a table of a version of data, oldest first; none where the table is of no version."""
+        return tuple(PartTable(**part) for part in self.parameters.get(PARTS, ()))
+
+    def choose_parts(self, window: str | Sequence[str]) -> list[PartTable]:
+        """Return the parts that `window` names: `last N`, a pattern, a list of names, all for "". Raises InputError."""
+        names = ", ".join(part.name for part in self.parts)
+        if not self.parts:
+            raise InputError(f"{self.url}: not of a version, so it has no parts. Leave out what names or weighs parts.")
+        if isinstance(window, str):
+            last = re.fullmatch(r"last (\d{1,9})", window.strip())
+            if last:
+                named = list(self.parts[-int(last[1]) :]) if int(last[1]) else []
+            else:
+                named = [part for part in self.parts if fnmatch.fnmatchcase(part.name, window or "*")]
+        else:
+            missing = sorted({*window} - {part.name for part in self.parts})
+            if missing:
+                raise InputError(f"parts: {self.url} has no part {', '.join(missing)}; it has {names}.")
+            named = [part for part in self.parts if part.name in window]
+        if not named:
+            raise InputError(f"parts = {window!r}: {self.url} has no such part; it has {names}.")
+        return named
+
+    def of_parts(self, parts: Sequence[PartTable]) -> "Table":
+        """Return the rows of some parts as a table: its shards are some of this one's, each row with its id here.
+
+        It is on no storage, and the same wherever it is made. `id_range` is None where the parts are no neighbours.
+        """
+        shards = tuple(shard for part in parts for shard in self.shards[part.first : part.stop])
+        rows = sum(shard.rows for shard in shards)
+        first = sum(shard.rows for shard in self.shards[: parts[0].first])
+        neighbours = len(shards) == parts[-1].stop - parts[0].first
+        edges = itertools.pairwise(itertools.accumulate((part.stop - part.first for part in parts), initial=0))
+        own = [vars(replace(part, first=start, stop=stop)) for part, (start, stop) in zip(parts, edges, strict=True)]
+        changes = {
+            "shards": shards,
+            "rows": rows,
+            "id_range": (first, first + rows) if neighbours else None,
+            "parameters": {**self.parameters, PARTS: own},
+        }
+        return Table(self.url, self.manifest.model_copy(update=changes))
+
+
+def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:
+    """Yield rows [start, stop) of `groups`; nothing behind them is read."""
+    first = 0
+    for group in groups:
+        low, high = max(start - first, 0), min(stop - first, group.num_rows)
+        if low < high:
+            yield group if high - low == group.num_rows else group.slice(low, high - low)
+        first += group.num_rows
+        if first >= stop:
+            return
+
+
+def _row_groups(manifest: Manifest) -> RowGroups:
+    """Return all row groups of a table."""
+    size = manifest.row_group_rows or 1
+    shard_rows = np.array([entry.rows for entry in manifest.shards], np.int64)
+    if not any(entry.groups is not None for entry in manifest.shards):
+        counts = -(-shard_rows // size)
+        shard = np.repeat(np.arange(len(counts)), counts)
+        group = np.arange(len(shard)) - offsets_of(counts)[shard]
+        return RowGroups(shard, group, offsets_of(np.minimum(size, shard_rows[shard] - group * size)))
+    sizes = [_group_sizes(entry, size) for entry in manifest.shards]
+    counts = np.array([len(of_shard) for of_shard in sizes], np.int64)
+    shard = np.repeat(np.arange(len(counts)), counts)
+    return RowGroups(shard, np.arange(len(shard)) - offsets_of(counts)[shard], offsets_of(np.concatenate(sizes)))
+
+
+def _group_sizes(entry: Shard, size: int) -> np.ndarray:
+    """Return the rows of each row group of a shard, int64."""
+    if entry.groups is not None:
+        return np.asarray(entry.groups, np.int64)
+    return np.minimum(size, entry.rows - np.arange(0, entry.rows, size))

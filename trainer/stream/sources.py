@@ -1,0 +1,208 @@
+"""Sources of training rows: a table of points, or a share of it, and the negatives joined to it."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from schemas.errors import InputError, TableError
+from schemas.layout import CLUSTERS, LABEL_TEXTS, DataLayout, source_of_part
+from schemas.table import PartTable, Table
+from trainer.inputs import Kind, require_inputs
+from trainer.schedule import MOST_WEIGHT
+
+
+class RowShare(NamedTuple):
+    """Shares [start, stop) of [0, 1] of the rows in storage order: what lies outside is not read."""
+
+    start: float = 0.0
+    stop: float = 1.0
+
+    def bounds(self, first_row: np.ndarray) -> np.ndarray:
+        """Return the rows [first, last) within each row group, [M, 2] int64; `first_row` [M + 1] of the table."""
+        start, stop = self.range(int(first_row[-1]))
+        edges = np.clip([start - first_row[:-1], stop - first_row[:-1]], 0, np.diff(first_row))
+        return edges.T.astype(np.int64)
+
+    def range(self, total: int) -> tuple[int, int]:
+        """Return the rows [start, stop) of a table of `total` rows."""
+        start, stop = (min(total, math.floor(total * share + 1e-9)) for share in self)
+        return start, stop
+
+    def rows(self, total: int) -> int:
+        """Count the rows of a table of `total` rows."""
+        start, stop = self.range(total)
+        return stop - start
+
+    def batches(
+        self, table: Table, columns: Sequence[str] | None = None, limit: int | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the first `limit` rows of the share, a row group at a time in storage order. Raises TableError."""
+        start, stop = self.range(table.rows)
+        return table.batches(columns, start, stop if limit is None else min(stop, start + limit))
+
+
+ALL_ROWS = RowShare()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of `table`; a point's positives are its `label_ids`, or, for a labels table, the label itself.
+
+    `negatives` is aligned with `table`: shard by shard, row group by row group, row by row, so the join is a zip.
+    An epoch deals each row of `share` `weight` times, rounded up or down (`order`). Raises InputError where that
+    cannot be.
+    """
+
+    name: str  # 'queries', 'labels', or the split's where several are mixed
+    table: Table
+    negatives: Table | None = None
+    weight: float = 1.0
+    share: RowShare = ALL_ROWS
+
+    def __post_init__(self) -> None:
+        if not (0 < self.weight <= MOST_WEIGHT and math.isfinite(self.weight)):
+            raise InputError(
+                f"source {self.name}: a weight of {self.weight:g}; expected one above 0 and up to {MOST_WEIGHT}. "
+                "Leave out a source that is not to be dealt."
+            )
+
+    @property
+    def rows(self) -> int:
+        return self.table.rows
+
+    @property
+    def negatives_width(self) -> int:
+        """K of the joined negatives; 0 where there are none. Raises TableError."""
+        return 0 if self.negatives is None else self.negatives.width("label_ids")
+
+    def with_negatives(self, url: str | None) -> "Source":
+        """Join the rows with the table at `url`. Raises TableError when it was made from other rows."""
+        if url is None:
+            return replace(self, negatives=None)
+        negatives = Table.open(url, "negatives")
+        negatives.require_aligned(self.table, "Mine it again.")
+        return replace(self, negatives=negatives)
+
+    def in_clusters(self, url: str) -> "Source":
+        """Take the rows in the order of the clustered table at `url`. Raises TableError when it has other rows."""
+        table = Table.open(url, "queries")
+        table.require_made_from("queries", self.table)
+        if CLUSTERS not in table.parameters or table.rows != self.rows:
+            raise TableError(
+                f"{url}: not the rows of {self.table.url} in cluster order. Make it with extremis cluster."
+            )
+        return replace(self, table=table, negatives=None)
+
+
+def open_queries(data: DataLayout, split: str) -> Table:
+    """Open the queries of `split`. Raises InputError where DATA has no such split, TableError where unfinished."""
+    prefix = "queries/"
+    splits = [name.removeprefix(prefix) for name in Table.open(data.root, "data").parents if name.startswith(prefix)]
+    if split not in splits:
+        raise InputError(f"{data.root}: no split {split!r}; this data set has {', '.join(sorted(splits))}.")
+    return Table.open(data.queries(split), "queries")
+
+
+def open_sources(
+    data: DataLayout,
+    split: str,
+    label_texts: bool,
+    inputs: Kind = "tokens",
+    mix: Mapping[str, float] | None = None,
+    share: RowShare = ALL_ROWS,
+) -> list[Source]:
+    """Open the training points: `split`, and `label_texts` if true; or with `mix` the splits that it weighs, by name.
+
+    `share`: the rows of `split` to train on.
+    Raises InputError where there is no such split, or they lack what `inputs` reads; TableError.
+    """
+    if mix:
+        # Sorted, so that a recipe may name them in any order: it decides the row ids.
+        splits = sorted(name for name in mix if name != LABEL_TEXTS)
+        sources = [Source(name, open_queries(data, name), weight=mix[name]) for name in splits]
+    else:
+        sources = [Source("queries", Table.open(data.queries(split), "queries"), share=share)]
+    if LABEL_TEXTS in mix if mix else label_texts:
+        weight = mix[LABEL_TEXTS] if mix else 1.0
+        sources.append(Source(LABEL_TEXTS, Table.open(data.labels, "labels"), weight=weight))
+    for source in sources:
+        require_inputs(source.table.url, source.table.manifest, inputs)
+    return sources
+
+
+_LEAST = 1e-12  # weight: no row of any part that there is
+
+
+class Replay(NamedTuple):
+    """Parts that an earlier run was trained on, and how often an epoch deals their rows; others once."""
+
+    trained: frozenset[str]
+    times: float
+
+
+def in_window(
+    sources: list[Source], window: str | Sequence[str], half_life: float, replay: Replay | None = None
+) -> list[Source]:
+    """Return `sources` with the parts of the window in place of the queries, oldest first, each with its weight.
+
+    A part of age a, counted in parts of the window from the newest on, is dealt 2 ** (-a / half_life) times an epoch,
+    where there is a half-life; and `replay.times` as often where an earlier run had it, label texts too.
+    Raises InputError where there is no such part.
+    """
+    if not window and not half_life and replay is None:
+        return sources
+    queries, *others = sources
+    parts = queries.table.choose_parts(window)
+    ages = range(len(parts) - 1, -1, -1)
+    weights = [max(_LEAST, 0.5 ** (age / half_life)) if half_life else 1.0 for age in ages]
+    dealt = [_source_of(queries, part, weight, replay) for part, weight in zip(parts, weights, strict=True)]
+    for source in others:
+        parts = list(source.table.parts) if replay else []
+        dealt += [_source_of(source, part, source.weight, replay) for part in parts] or [source]
+    return [source for source in dealt if source.rows] or dealt[:1]
+
+
+def _source_of(source: Source, part: PartTable, weight: float, replay: Replay | None) -> Source:
+    """Return the rows of one part as a source."""
+    times = replay.times if replay and part.name in replay.trained else 1.0
+    return Source(source_of_part(source.name, part.name), source.table.of_parts([part]), weight=weight * times)
+
+
+def clusters_of(group_rows: np.ndarray, rows: int, halvings: int) -> np.ndarray:
+    """Count the clusters of each row group [M], where one of `rows` rows at most is dealt as 2**halvings parts.
+
+    A row group holds either clusters of `rows` rows, or fewer than `rows` clusters of one row less, so its rows tell.
+    """
+    return np.minimum(group_rows, -(-group_rows // rows) << halvings)
+
+
+def cluster_sizes(sources: Sequence[Source]) -> list[int]:
+    """Return the cluster sizes of those sources whose tables are in cluster order."""
+    parameters = (source.table.parameters for source in sources)
+    return [each[CLUSTERS]["size"] for each in parameters if CLUSTERS in each]
+
+
+def count_clusters(sources: Sequence[Source], size: int) -> np.ndarray | None:
+    """Count the clusters of about `size` rows in each row group of `sources`, [M]; None where not all have any.
+
+    Raises InputError where a table's clusters are no whole number of halves.
+    """
+    counts = []
+    for source in sources:
+        table = source.table
+        made: Mapping[str, int] | None = table.parameters.get(CLUSTERS)
+        if made is None:
+            return None
+        halvings = (made["size"] // size).bit_length() - 1
+        if size << max(halvings, 0) != made["size"] or size < made["smallest"]:
+            raise InputError(
+                f"{table.url}: its clusters of {made['size']} rows are made to be halved down to {made['smallest']}, "
+                f"which gives none of {size}. Make it again with `extremis cluster --size N --smallest {size}`, N "
+                f"being {size} times a power of two, or set order.cluster to one of its sizes."
+            )
+        counts.append(clusters_of(np.diff(table.groups.first), made["rows"], halvings))
+    return np.concatenate(counts) if counts else None
