@@ -211,6 +211,7 @@ def open_stream(
         inputs=recipe.encoder.inputs,
         batch=order.batch,
         streams=order.streams,
+        window_groups=order.window_groups,
         clusters=order.clusters,
         seed=recipe.train.seed,
         threads=order.threads,

@@ -20,7 +20,6 @@ from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.stream.dataset import WINDOWS_AHEAD
 
 _PYTHON = {"shard": 300 << 20, "train": 450 << 20}  # a process with its libraries at work, measured
-_WINDOW_GROUPS = 4  # row groups that a stream permutes rows within
 _COPIES = 3  # of a shard while it is decoded, sorted and encoded
 
 
@@ -122,11 +121,10 @@ def train_memory(workload: Workload, rows: dict[str, pa.Table], parameters: int)
     group = assign.default_row_group_rows(workload.queries)
     each = rows["queries"].nbytes / rows["queries"].num_rows + 6 * recipe.negatives.table_width
     windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
-    window = recipe.order.streams * _WINDOW_GROUPS * group * each * windows
+    window = recipe.order.streams * recipe.order.window_groups * group * each * windows
     batch, positives = recipe.order.batch, workload.labels_per_query
-    step = (
-        4 * recipe.negatives.candidates_of(batch, positives) * workload.columns * 3
-    )  # rows, their gradient and optimizer state
+    # Rows, their gradient and optimizer state.
+    step = 4 * recipe.negatives.candidates_of(batch, positives) * workload.columns * 3
     scores = 8.0 * recipe.negatives.scores(batch, positives)
     # While a checkpoint is written: a copy of all but the labels, of one file's labels, and a byte per label.
     vectors = workload.labels * sum(label_bytes(recipe))

@@ -109,6 +109,14 @@ def _lay_over(base: Table, top: Table) -> dict[str, Any]:
     return merged
 
 
+def applies(body: Table, dotted: str) -> bool:
+    """Tell whether an option is of the recipe `body`; True for one that no method has, which validation refuses."""
+    section, *path = dotted.split(".")
+    if not path or any(_has(options, path) for options in _classes_of(section, body)):
+        return True
+    return not any(_has(Recipe.options_of(method), [section, *path]) for method in Recipe.KINDS)
+
+
 def left_to_data(body: Table) -> dict[str, FromData]:
     """Return the rules of the options that a recipe's `body` leaves to the data, by dotted key."""
     return {

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
-from trainer.config.layers import explain, lay, left_to_data, section_of, without_auto, without_foreign
+from trainer.config.layers import applies, explain, lay, left_to_data, section_of, without_auto, without_foreign
 from trainer.methods.earlier import renew
 from trainer.methods.kinds import KindSection
 from trainer.methods.recipe import Recipe
@@ -81,6 +81,18 @@ def stated_options(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]
     Raises InputError.
     """
     return _lay(source, overrides, light=True)
+
+
+def fitting(source: str, overrides: Iterable[str]) -> list[str]:
+    """Return those of `overrides` that are options of the method of the recipe `source`, or of no method.
+
+    Where several recipes are compared, each takes what it has. Raises InputError.
+    """
+    overrides = list(overrides)
+    body = read_recipe(source, [each for each in overrides if each.startswith("method=")])
+    return [
+        each for each in overrides if applies(body, each.partition("=")[0].strip()) or "." not in each.partition("=")[0]
+    ]
 
 
 def _lay(source: str, overrides: Iterable[str], light: bool) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from trainer.methods.kinds import LossSection, OneOfKinds
 from trainer.methods.recipe import ClassifierRecipe, Labels
 from trainer.methods.rules import POOL, SOURCE, Facts, FromData, Setting
 from trainer.methods.tables import LEAD, Tables
-from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, SourceSection
+from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from trainer.negatives.base import NegativeSource, Sampled, SourceContext
+    from trainer.negatives.base import NegativeSource, Sampled, SourceContext, SourceSection
     from trainer.negatives.planner import Planner
     from trainer.stream.batch import Batch, Candidates, DrawnLabels
 
@@ -135,8 +135,7 @@ class Negatives(RandomNegatives):
     @property
     def sections(self) -> list[SourceSection]:
         """Sections of the sources that are used beside tables."""
-        options = (getattr(self, name) for name in type(self).model_fields)
-        return [section for section in options if isinstance(section, SourceSection) and section.hard]
+        return used_sections(self)
 
     @property
     def table_width(self) -> int:

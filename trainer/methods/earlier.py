@@ -19,10 +19,10 @@ REMOVED: dict[str, Any] = {
     "negatives.lsh.policy": "reservoir",
     "negatives.start": 0,
     "order.tail": "keep",
-    "order.window_groups": 4,
 }
 METHODS = ("astra", "renee", "lns", "dexml", "ngame", "ngame-m2")
 _TELLING = ("head", "negatives", "order")
+_COUNTS = ("random", "hard", "width")
 
 
 def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = False) -> dict[str, Any]:
@@ -36,6 +36,9 @@ def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = Fals
         for name, part in values.items()
     }
     if "method" in body and body["method"] not in METHODS:
+        if not restores:
+            wrong, known = str(body["method"])[:80], ", ".join(METHODS)
+            raise ValueError(f"method = {wrong!r}: expected one of {known}; a recipe's own is `name`")
         body["name"] = body.pop("method")
     if isinstance(body.get("refresh"), dict):
         body["refresh"] = _with_stale(body["refresh"])
@@ -73,23 +76,26 @@ def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
         method = "ngame" if clustered or goes_on else "dexml"
         told = method == "ngame" and pool == "batch"
     elif kind not in (None, "classifier"):
-        raise ValueError(f"head.kind = {kind!r}: it is `method` now, one of {', '.join(METHODS)}")
+        raise ValueError(f"head.kind = {kind!r}: it is `method` now, expected one of {', '.join(METHODS)}")
     else:
         told = pool in ("all", "batch")
         if told:
             method = "renee" if pool == "all" else "ngame-m2"
         elif hashed:
             method = "lns"
+        elif kind and method == "ngame":
+            method = "ngame-m2"
         elif kind or (pool and method in ("renee", "ngame-m2")) or (hashed == 0 and method == "lns"):
             method = "astra"
         else:
             return body
-    if told:
-        del negatives["pool"]
+    if told:  # a pool without draws said so by zeros
+        negatives = {key: value for key, value in negatives.items() if key != "pool" and (value or key not in _COUNTS)}
     if hashed == 0:
         del negatives["lsh"]
     body = {**body, "method": method, **({"negatives": negatives} if "negatives" in body else {})}
-    return {**body, "head": head} if head else {name: part for name, part in body.items() if name != "head"}
+    empty = {name for name, part in (("head", head), ("classifier", body.get("classifier"))) if not part}
+    return {name: part for name, part in {**body, "head": head}.items() if name not in empty}
 
 
 def _hashed(negatives: Mapping[str, Any]) -> Any:

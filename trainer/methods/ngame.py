@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.layout import CLUSTERS
 from trainer.methods.dexml import DualEncoder, Positives
 from trainer.methods.recipe import ClassifierRecipe, Labels, Recipe
 from trainer.methods.sections import Order
@@ -72,6 +71,8 @@ class Clustered(Recipe):
     @property
     def table_facts(self) -> dict[str, Any]:
         """The split to cluster, and the sizes of clusters in the last epoch and in the first."""
+        from schemas.layout import CLUSTERS  # a typo in a recipe is told without what reads storage
+
         largest = self.order.clusters.at(self.train.epochs - 1, self.order.share)
         return {"split": self.data.split, CLUSTERS: {"size": largest, "smallest": self.order.cluster}}
 

@@ -117,6 +117,12 @@ class SourceSection(Options):
         raise NotImplementedError
 
 
+def used_sections(options: Options) -> list[SourceSection]:
+    """Return those of `options` that are sections of sources, but for unused ones."""
+    sections = (getattr(options, name) for name in type(options).model_fields)
+    return [section for section in sections if isinstance(section, SourceSection) and section.hard]
+
+
 @dataclass
 class NegativeSources:
     """All sources of a run that need embeddings, asked and kept up together."""

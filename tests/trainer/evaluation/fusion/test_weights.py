@@ -19,8 +19,7 @@ from schemas.ragged import Ragged
 from tests.builders import Rows, SmallData, build_data, ragged
 from tests.ranks import on_ranks
 from tests.trainer.evaluation.fusion.small_model import SECTIONS, brute_force, model_of, queries
-from tests.training import silent, train
-from trainer.config import Recipe
+from tests.training import silent, train, with_sections
 from trainer.evaluation.evaluate import Scorer, label_statistics
 from trainer.evaluation.fusion.files import fused_step, open_fused, open_fusion
 from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
@@ -192,19 +191,14 @@ def test_two_ranks_fuse_as_one(data: SmallData) -> None:
 
 HEADS = {
     "classifier": {},
-    "label-encoder": {
-        "head": {"kind": "label-encoder"},
-        "classifier": {},
-        "negatives": {"pool": "all"},
-        "loss": {"kind": "decoupled"},
-    },
+    "label-encoder": {"method": "dexml", "loss": {"kind": "decoupled"}},
 }
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, head: str) -> None:
     root, run = data.layout.root, str(tmp_path / "run")
-    recipe = Recipe.model_validate({**SECTIONS, "data": {"holdout": 0.2}, **HEADS[head]})
+    recipe = with_sections({**SECTIONS, "data": {"holdout": 0.2}}, HEADS[head])
     train(Trainer.start(root, run, recipe, silent))
     recipe, model, checkpoint = load_model(data.layout, RunLayout(run))
     with pytest.raises(InputError, match="no fusion is fitted for step"):
