@@ -34,7 +34,7 @@ from trainer.heads.queries import SubBatches
 from trainer.inputs import Inputs
 from trainer.model import Model
 from trainer.negatives.planner import Planner
-from trainer.step import StepContext, learn, take_step
+from trainer.step import StepContext, take_step
 from trainer.stream.batch import Batch
 
 DATA = Path(__file__).parent.parent / "examples" / "tate"
@@ -123,7 +123,9 @@ class Ours:
         self._batch = Batch(0, 0, rows, tokens(batch.queries), rows, np.arange(len(rows) + 1), hard)
 
     def gradients(self) -> tuple[float, dict[str, torch.Tensor]]:
-        return learn(self._context, self._batch, 0, 1.0).loss.item(), take_gradients(self._encoder.model)
+        return take_step(self._context, self._batch, 0, 1.0, update=False).loss.item(), take_gradients(
+            self._encoder.model
+        )
 
     def step(self) -> None:
         take_step(self._context, self._batch, 0, 1.0)

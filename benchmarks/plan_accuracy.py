@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.common.report import report
 from extremis.planning.plan import plan, workload
 from pipelines.mine import mine
-from pipelines.mining.options import MineOptions
+from pipelines.options import MineOptions
 from pipelines.shard import ShardOptions, shard
 from trainer.config import Recipe, load_recipe
 from trainer.loop import Trainer
@@ -47,19 +47,15 @@ def main() -> None:
         measured, seconds = _run(Path(folder), ROWS[quick], recipe)
         data = f"{folder}/data"
         averages: dict[str, Any] = {"ranks": 1, "workers": 1}
-        planned = plan(workload(data, None, None, recipe, "8GiB", averages), data, calibrate=True)
+        planned = plan(workload(data, None, None, recipe, "8GiB", averages), data)
     sizes = {name: _apart(planned["tables"][name]["bytes"], size) for name, size in measured.items()}
-    times = {
-        name: _apart(planned["seconds"]["steps"][name], measured_seconds) for name, measured_seconds in seconds.items()
-    }
+    times = {name: _apart(planned["seconds"][name], measured_seconds) for name, measured_seconds in seconds.items()}
     report(
         "extremis plan tells bytes within 20 % and time within 2 times",
         {
             "rows": ROWS[quick],
             "bytes": {name: [planned["tables"][name]["bytes"], size] for name, size in measured.items()},
-            "seconds": {
-                name: [round(planned["seconds"]["steps"][name], 2), round(s, 2)] for name, s in seconds.items()
-            },
+            "seconds": {name: [round(planned["seconds"][name], 2), round(s, 2)] for name, s in seconds.items()},
         },
         {"bytes": max(sizes.values()), **{f"seconds of {name}": ratio for name, ratio in times.items()}},
         {"bytes": "<1.2", **{f"seconds of {name}": "<2" for name in times}},

@@ -27,8 +27,8 @@ from typing import Any
 import tomli_w
 
 from benchmarks.common.report import report
-from extremis.evaluating.evaluate import EvaluateOptions, evaluate
-from extremis.training.train import train
+from extremis.evaluation import EvaluateOptions, evaluate
+from extremis.supervisor import train
 from pipelines.shard import ShardOptions, shard
 from trainer.config import stated_options
 from trainer.settings.resolve import resolve

@@ -28,7 +28,7 @@ from trainer.heads.classifier import Classifier
 from trainer.inputs import Inputs
 from trainer.losses import binary_cross_entropy
 from trainer.negatives.candidates import label_range, own_pool, shared_pool
-from trainer.negatives.random_pool import draw_pool
+from trainer.negatives.draws import draw_pool
 from trainer.rows.threads import in_parts
 from trainer.stream import Batch
 from trainer.stream.batch import Candidates

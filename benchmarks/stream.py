@@ -249,8 +249,8 @@ def peer(world: World, name: str, workers: int, rows: int, written: int) -> dict
 
 def breakdown(world: World) -> dict[str, Any]:
     """Microseconds of a batch's steps without any thread: reading, gathering, what follows."""
+    import trainer.negatives.draws
     import trainer.negatives.planner
-    import trainer.negatives.random_pool
     import trainer.stream.batch
     import trainer.stream.row_groups
     from benchmarks.common import training_batch
@@ -266,7 +266,7 @@ def breakdown(world: World) -> dict[str, Any]:
     for owner, attribute, name in (
         (trainer.stream.row_groups.RowGroups, "read", "read and decode"),
         (trainer.negatives.planner, "draw_hard", "hard draw"),
-        (trainer.negatives.random_pool, "draw_pool", "pool"),
+        (trainer.negatives.draws, "draw_pool", "pool"),
         (trainer.negatives.planner.Planner, "__call__", "plan"),
         (trainer.stream.batch.Batch, "padded", "padding"),
     ):

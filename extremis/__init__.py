@@ -16,28 +16,26 @@ from extremis.installation import require_ours
 require_ours()
 
 if TYPE_CHECKING:
-    from extremis.api.functions import (
-        ablate,
-        cluster,
-        data,
-        demo,
-        embed,
-        evaluate,
-        export,
-        fuse,
-        inspect,
-        mine,
-        plan,
-        predict,
-        recipes,
-        report,
-        run,
-        shard,
-        train,
-    )
-    from extremis.api.model import Label, Labels, Model, Prediction, Predictions, load
-    from extremis.api.result import Result
+    from extremis.commands.ablate import ablate
+    from extremis.commands.cluster import cluster
+    from extremis.commands.data import data
+    from extremis.commands.demo import demo
+    from extremis.commands.embed import embed
+    from extremis.commands.evaluate import evaluate
+    from extremis.commands.export import export
+    from extremis.commands.fuse import fuse
+    from extremis.commands.inspect import inspect
+    from extremis.commands.mine import mine
+    from extremis.commands.plan import plan
+    from extremis.commands.predict import predict
+    from extremis.commands.recipes import recipes
+    from extremis.commands.report import report
+    from extremis.commands.run import run
+    from extremis.commands.shard import shard
+    from extremis.commands.train import train
     from extremis.console import Event
+    from extremis.model import Label, Labels, Model, Prediction, Predictions, load
+    from extremis.result import Result
     from schemas.errors import ExtremisError, InputError, StorageError, TableError
     from schemas.manifest import code_version as version
 
@@ -74,14 +72,12 @@ __all__ = [
     "version",
 ]
 
-_MODEL = ("Label", "Labels", "Model", "Prediction", "Predictions", "load")
-_ERRORS = ("ExtremisError", "InputError", "StorageError", "TableError")
 _PLACES = {
-    **dict.fromkeys(_MODEL, "extremis.api.model"),
-    **dict.fromkeys(_ERRORS, "schemas.errors"),
+    **dict.fromkeys(("Label", "Labels", "Model", "Prediction", "Predictions", "load"), "extremis.model"),
+    **dict.fromkeys(("ExtremisError", "InputError", "StorageError", "TableError"), "schemas.errors"),
     "Event": "extremis.console",
-    "Result": "extremis.api.result",
-}
+    "Result": "extremis.result",
+}  # a command's module has its name
 
 
 def __getattr__(name: str) -> Any:
@@ -90,7 +86,7 @@ def __getattr__(name: str) -> Any:
     if name == "version":
         value: Any = importlib.import_module("schemas.manifest").code_version
     else:
-        value = getattr(importlib.import_module(_PLACES.get(name, "extremis.api.functions")), name)
+        value = getattr(importlib.import_module(_PLACES.get(name, f"extremis.commands.{name}")), name)
     globals()[name] = value
     return value
 

@@ -5,28 +5,13 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from extremis.commands.ablate import ablate
-from extremis.commands.cluster import cluster
-from extremis.commands.data import data
-from extremis.commands.demo import demo
-from extremis.commands.embed import embed
-from extremis.commands.evaluate import evaluate
-from extremis.commands.export import export
-from extremis.commands.fuse import fuse
-from extremis.commands.inspect import inspect
-from extremis.commands.mine import mine
-from extremis.commands.plan import plan
-from extremis.commands.predict import predict
-from extremis.commands.recipes import recipes
-from extremis.commands.report import report
-from extremis.commands.run import run
-from extremis.commands.shard import shard
-from extremis.commands.train import train
+import extremis
 from extremis.console import open_streams, output, say_error
 from extremis.installation import extra_of
 from schemas.errors import ExtremisError, MissingExtra, lack_of_memory
@@ -42,26 +27,49 @@ def _print_version(context: click.Context, option: click.Parameter, stated: bool
         context.exit()
 
 
-class _Groups(click.Group):
-    """Commands in the help by the step of the loop that they are for."""
-
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in STEPS.items():
-            with formatter.section(title):
-                formatter.write_dl([(str(each.name), each.get_short_help_str(limit=200)) for each in commands])
-
-
 STEPS = {
-    "Data": (shard, data),
-    "Train": (run, train, mine, cluster, recipes, plan),
-    "Look": (evaluate, report, inspect, ablate, fuse),
-    "Use": (export, predict, embed),
-    "Try": (demo,),
+    "Data": ("shard", "data"),
+    "Train": ("run", "train", "mine", "cluster", "recipes", "plan"),
+    "Look": ("evaluate", "report", "inspect", "ablate", "fuse"),
+    "Use": ("export", "predict", "embed"),
+    "Try": ("demo",),
 }
 
 
+class _Commands(Mapping[str, click.Command]):
+    """Command lines by name. The module of a command is loaded when its name is looked up."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in [*self]:
+            raise KeyError(name)
+        line: click.Command = getattr(extremis, name).command.line
+        return line
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for names in STEPS.values() for name in names)
+
+    def __len__(self) -> int:
+        return sum(map(len, STEPS.values()))
+
+
+def _summary(name: str) -> str:
+    """Read the first line of a command's docstring from its source: the help of all loads no command."""
+    source = (Path(__file__).parent / "commands" / f"{name}.py").read_text(encoding="utf-8")
+    return source.partition(f"\ndef {name}(")[2].partition('"""')[2].partition("\n")[0]
+
+
+class _Loop(click.Group):
+    """Commands in the help by the step of the loop that they are for."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in STEPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, _summary(name)) for name in names])
+
+
 @click.group(
-    cls=_Groups,
+    cls=_Loop,
+    commands=_Commands(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.option(
@@ -85,10 +93,6 @@ def cli() -> None:
     """
 
 
-for command in (each for commands in STEPS.values() for each in commands):
-    cli.add_command(command)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; user errors become one message and an exit status, never a traceback.
 
@@ -101,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         words = sys.argv[1:] if arguments is None else arguments
         with output(command=shlex.join(["extremis", *words])):
-            cli.main(arguments, standalone_mode=False)
+            work = cli.main(arguments, standalone_mode=False)
+            if callable(work):  # else the help was shown
+                work()
     except click.exceptions.Abort:
         say_error("interrupted")
         sys.exit(130)

@@ -1,6 +1,7 @@
 """Output for people: progress bars on a terminal, plain lines elsewhere, tables, and one JSON object on request."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -10,21 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, Literal
 
 from extremis.spinner import alive, spoke, suspended
 from schemas.errors import StorageError
@@ -32,8 +19,14 @@ from schemas.secrets import redact
 from schemas.sizes import say_count
 from schemas.waits import add_listener
 
+if TYPE_CHECKING:
+    from extremis.bars import SafeConsole
+
 # Control characters: they move the cursor, change colours, or turn the direction of writing.
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+
+
+_NOT_SHOWN = dict.fromkeys((7, 8, 11, 12, 13))  # as rich leaves them out: bells, returns, feeds
 
 
 def without_controls(text: str) -> str:
@@ -41,32 +34,51 @@ def without_controls(text: str) -> str:
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-class _SafeConsole(Console):
-    """A console of texts as they are, but for credentials in URLs and, on a terminal, control characters."""
+class _Channel:
+    """A standard stream for people: texts as they are, but for credentials and, on a terminal, control characters.
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True, **options)
+    `width`: characters of a table's line; None: the terminal's.
+    """
 
-    def print(self, *objects: Any, **options: Any) -> None:
+    def __init__(self, name: Literal["stdout", "stderr"], width: int | None) -> None:
+        self._name, self._width = name, width
+
+    @property
+    def file(self) -> Any:
+        """The stream at present, None where it is closed: also under a bar, which prints above itself."""
+        file = getattr(sys, self._name)
+        return file if self._name == "stderr" else getattr(file, "rich_proxied_file", file)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.file is not None and not self.file.closed and self.file.isatty()
+
+    @functools.cached_property
+    def rich(self) -> "SafeConsole":
+        """The same stream for bars, tables and styles."""
+        from extremis.bars import SafeConsole
+
+        return SafeConsole(self._clean, stderr=self._name == "stderr", width=self._width)
+
+    def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
+        """Print a text, or something that rich draws. Raises StorageError, BrokenPipeError."""
         spoke()
-        super().print(*objects, **options)
+        if not isinstance(text, str) or (style is not None and self.is_terminal):
+            self.rich.print(text, end=end, style=style)
+        elif self.file is not None:
+            self.file.write(self._clean(text).translate(_NOT_SHOWN) + end)
+            self.file.flush()
 
-    def render_str(self, text: str, **options: Any) -> Text:
-        """Render each string that is printed, also in a cell of a table."""
-        return super().render_str(without_controls(redact(text)) if self.is_terminal else redact(text), **options)
+    def _clean(self, text: str) -> str:
+        return without_controls(redact(text)) if self.is_terminal else redact(text)
 
 
-class _Log(_SafeConsole):
-    """A console of messages. Those that cannot be written are lost, and stop nothing."""
+class _Notes(_Channel):
+    """Messages. Those that cannot be written are lost, and stop nothing."""
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        try:
-            super().print(*objects, **options)
-        except (OSError, ValueError):  # a full disk, a file that is closed
-            self.quiet = True
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
+    def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a file that is closed
+            super().print(text, end, style)
 
 
 class _Stream(io.FileIO):
@@ -129,21 +141,20 @@ class Output:
     command: str = ""
 
 
-class _Results(_SafeConsole):
-    """A console of results, which go where the present output says."""
+class _Results(_Channel):
+    """Results, which go where the present output says."""
 
-    def print(self, *objects: Any, **options: Any) -> None:
+    def print(self, text: Any, end: str = "\n", style: str | None = None) -> None:
         if _output.tables == "stdout":
-            super().print(*objects, **options)
+            super().print(text, end, style)
         elif _output.tables == "stderr" and not _output.quiet:
-            notes.print(*objects, **options)
+            notes.print(text, end, style)
 
 
 # Messages go to standard error, results to standard output.
 _width_is_known = os.isatty(1) or "COLUMNS" in os.environ  # a daemon's may be None, or closed
 _width = None if _width_is_known else _PIPED_WIDTH
-notes = _Log(stderr=True, width=None if os.isatty(2) else _width)
-results = _Results(width=_width)
+notes, results = _Notes("stderr", None if os.isatty(2) else _width), _Results("stdout", _width)
 _output = Output()
 _began = time.monotonic()
 
@@ -157,6 +168,11 @@ def output(**changes: Any) -> Iterator[None]:
         yield
     finally:
         _output = before
+
+
+def present_output() -> Output:
+    """Return where output goes at present."""
+    return _output
 
 
 def at_work(title: str) -> contextlib.AbstractContextManager[None]:
@@ -211,8 +227,9 @@ def _tell(event: Event) -> None:
 def print_json(body: Mapping[str, Any]) -> None:
     """Print the JSON object that `--json` ends with."""
     spoke()
-    results.file.write(redact(json.dumps(body)) + "\n")
-    results.file.flush()
+    if results.file is not None:
+        results.file.write(redact(json.dumps(body)) + "\n")
+        results.file.flush()
 
 
 def print_file(path: str) -> None:
@@ -227,13 +244,6 @@ def print_file(path: str) -> None:
     sys.stdout.buffer.flush()
 
 
-class _SafeTextColumn(TextColumn):
-    """A column of a bar with text as the console has it."""
-
-    def render(self, task: Task) -> Text:
-        return notes.render_str(self.text_format.format(task=task))
-
-
 class Bar:
     """A progress bar on a terminal; elsewhere a plain line every `seconds`. `total` None: not known yet.
 
@@ -246,36 +256,33 @@ class Bar:
         self._plain = _output.listener is not None or not notes.is_terminal
         self._done = 0
         self._next = time.monotonic() + seconds
-        self._progress = Progress(
-            _SafeTextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            _SafeTextColumn("{task.fields[note]}"),
-            console=notes,
-            disable=quiet or self._plain,
-            transient=True,
-        )
-        self._task = self._progress.add_task(title, total=total, note="")
+        self._progress: Any = None
+        if not quiet and not self._plain:
+            from extremis.bars import make_bar
+
+            self._progress = make_bar(notes.rich)
+            self._task = self._progress.add_task(title, total=total, note="")
 
     def __enter__(self) -> "Bar":
         self._shown = contextlib.ExitStack()
         self._shown.enter_context(suspended())
-        self._progress.start()
+        if self._progress is not None:
+            self._progress.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._progress.stop()
+        if self._progress is not None:
+            self._progress.stop()
         self._shown.close()
 
     def update(self, done: int, note: str = "", total: int | None = None) -> None:
         """Show `done` of the total. `total`: the new total, where it changed."""
         self._total = self._total if total is None else total
-        self._progress.update(self._task, completed=done, total=self._total, note=note)
-        if self._quiet or not self._plain:
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, total=self._total, note=note)
+        elif self._quiet:
             return
-        if _output.listener is not None or time.monotonic() >= self._next:
+        elif _output.listener is not None or time.monotonic() >= self._next:
             self._next = time.monotonic() + self._seconds
             text = f"{self._title}: {say_count(done, self._total)} {note}"
             _tell(Event(text.rstrip(), self._title, done, self._total))
@@ -300,7 +307,7 @@ class StepBars:
 
     def __enter__(self) -> Callable[[Sequence[Any]], bool]:
         self._shown = contextlib.ExitStack()
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[str, Any] = {}
         self._listened = _output.listener is not None
         self._on_terminal = notes.is_terminal and not self._listened and not _output.quiet
         if not self._on_terminal:
@@ -314,7 +321,7 @@ class StepBars:
         if self._listened:
             for step in steps:
                 if not step.over or step.name not in self._tasks:
-                    self._tasks[step.name] = TaskID(0)
+                    self._tasks[step.name] = None
                     _tell(Event(str(step), step.name, step.rows, step.total))
         elif self._on_terminal and steps:
             if not self._tasks:
@@ -328,21 +335,18 @@ class StepBars:
 
     def _start(self) -> None:
         """Put the bars in the place of the sign of life."""
-        columns = _SafeTextColumn("{task.description}"), BarColumn(), _SafeTextColumn("{task.fields[note]}")
-        self._progress = Progress(*columns, console=notes, transient=True)
+        from extremis.bars import make_step_bars
+
+        self._progress = make_step_bars(notes.rich)
         self._shown.enter_context(suspended())
         self._shown.enter_context(self._progress)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: first column left-aligned, others right-aligned, no number cut off."""
-    grid = Table(title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        first = number == 0
-        grid.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
-    results.print(grid)
+    from extremis.bars import make_table
+
+    results.print(make_table(title, columns, rows))
 
 
 def format_metric(report: Mapping[str, Any], name: str) -> str:

@@ -15,20 +15,20 @@ import apache_beam as beam
 from pipelines.clustering import steps
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.layout import make_layout
-from pipelines.clustering.plan import ClusterOptions, Plan, Settled, make_plan
+from pipelines.clustering.plan import Plan, Settled, make_plan
 from pipelines.common.exchange import Exchange, choose
 from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
 from pipelines.common.watch import watch_dumps
+from pipelines.options import ClusterOptions
 from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
-from schemas.layout import CLUSTERS, MANIFEST, staging
-from schemas.manifest import Manifest, columns_of
+from schemas.layout import CLUSTERS, staging
+from schemas.manifest import Manifest, columns_of, manifest_url
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import find_made_from
-from schemas.storage import join
 
 __all__ = ["ClusterOptions", "cluster", "watch"]
 
@@ -89,7 +89,7 @@ def _make(plan: Plan, build: Build, beam_options: Sequence[str], say: Progress) 
     name = plan.inputs.name
     watch = Watch(staging(build.url), say)
     plan = replace(plan, inputs=replace(plan.inputs, out=build.url), meter=watch.meter)
-    check_workers(beam_options, [join(plan.inputs.source.queries.url, MANIFEST)], build.url, say)
+    check_workers(beam_options, [manifest_url(plan.inputs.source.queries.url)], build.url, say)
     settled = _settle(plan, _count(plan, beam_options, watch))
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
     layout = settled.layout

@@ -10,16 +10,15 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
 from pipelines.common.meter import Meter
 from pipelines.common.progress import Progress, Watch, silent
 from pipelines.common.summary import Summary, merge_and_write, read_summary
+from pipelines.options import EmbedOptions
 from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, local_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
@@ -27,12 +26,10 @@ from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
 from schemas.manifest import Manifest, columns_of, shard_url
-from schemas.options import Options
 from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import matrix_array, open_shard, writing_shard
-from schemas.shard_files.shards import iterate_shard
 from schemas.sizes import require_room
 from schemas.storage import join
 from schemas.table import Table
@@ -46,16 +43,6 @@ from trainer.stream import open_queries
 _MODELS: dict[str, Model] = {}  # by the digest of the checkpoint
 _LOADING = threading.Lock()
 _STEP = "embed"
-
-
-class EmbedOptions(Options):
-    """Options of `extremis embed`."""
-
-    what: Literal["queries", "labels"] = "queries"
-    split: str = Field(default="test", description="of the queries")
-    step: int | None = Field(default=None, ge=0, description="of the checkpoint; None: the newest")
-    dtype: Literal["float16", "float32"] = "float16"
-    batch: int = Field(default=1024, ge=1, description="rows that are encoded at a time")
 
 
 @dataclass(frozen=True)
@@ -121,7 +108,7 @@ def embed(
     files = [shard_url(source.url, shard) for shard in source.manifest.shards]
     pipeline = make_pipeline(local_workers(beam_options, [*files, out]))
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
-    require_inputs(source.url, source.manifest, recipe.encoder.inputs)
+    require_inputs(source, recipe.encoder.inputs)
     parents = {options.what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
     parameters = {**options.model_dump(), "step": checkpoint.step, "bias": has_bias(recipe)}
     if labels:
@@ -157,7 +144,7 @@ def embed_shard(shard: int, plan: Plan) -> Summary:
     plan.meter.start(_STEP)
     model = shared_model(plan)
     schema = plan.schema(model.width)
-    groups = iterate_shard(plan.source.url, source.shards[shard], [plan.id_column, *model.columns])
+    groups = plan.source.batches_of(shard, [plan.id_column, *model.columns])
     file = writing_shard(plan.out, shard, len(source.shards), schema, source.group_rows(shard))
     # Bytes do not depend on a machine's cores; workers share them as processes.
     with one_thread(), file as out:

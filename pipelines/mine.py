@@ -22,16 +22,16 @@ from pipelines.common.watch import watch_dumps
 from pipelines.mining import steps
 from pipelines.mining.inputs import complete_dumps, open_inputs
 from pipelines.mining.kept_index import describe_index, find_index
-from pipelines.mining.options import MineOptions
 from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
 from pipelines.mining.profile import Profile, release
+from pipelines.options import MineOptions
 from pipelines.runners.check import check_workers
 from pipelines.runners.runner import for_workers, make_pipeline
 from pipelines.runners.runner import run as run_pipeline
 from schemas import storage
-from schemas.layout import MANIFEST, SPENT
-from schemas.manifest import Manifest, Shard, columns_of
+from schemas.layout import SPENT
+from schemas.manifest import Manifest, Shard, columns_of, manifest_url
 from schemas.owners.build import Build, building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import find_made_from
@@ -123,7 +123,7 @@ def _make(
     inputs = plan.inputs
     for line in plan.describe():
         say(line)
-    reads = [join(inputs.vectors.url, MANIFEST), *(join(source.queries.url, MANIFEST) for source in plan.sources)]
+    reads = [manifest_url(table.url) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
     check_workers(beam_options, reads, build.url, say)
     pipeline = make_pipeline(beam_options)
     watch = Watch(inputs.scratch, say)

@@ -25,6 +25,7 @@ from pipelines.common.progress import Progress, Watch, silent
 from pipelines.common.summary import Summary, read_summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
+from pipelines.options import ShardOptions, vocabulary_size
 from pipelines.runners import engine
 from pipelines.runners.check import check_workers
 from pipelines.runners.processes import keeping_workers
@@ -50,7 +51,6 @@ from pipelines.sharding.make_plan import Basis
 from pipelines.sharding.older import older_shards
 from pipelines.sharding.onto.base import Base
 from pipelines.sharding.onto.publish import publish_version, require_most_labels
-from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
 from pipelines.sharding.resume import Finished
 from pipelines.sharding.tokenizer import FrozenTokenizer
@@ -300,7 +300,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
         return None
     attempt.say(f"tokenizer: {options.tokenizer}")
     limit = options.max_tokens or text_length.LEAST
-    if frozen is None and (size := tokenizer.parse_name(options.tokenizer)) is not None:
+    if frozen is None and (size := vocabulary_size(options.tokenizer)) is not None:
         blocks = [block for table in tables for block in raw.blocks_of(table)]
         rows = sum(raw.count_input(table, "rows") for table in tables)
         texts = sampling.sample_texts(blocks, rows, options.tokenizer_texts)

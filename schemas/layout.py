@@ -9,7 +9,8 @@ from schemas import storage
 from schemas.errors import InputError
 from schemas.storage import join
 
-MANIFEST = "manifest.json"
+MANIFEST = "_manifest.json"  # readers of Parquet folders take no file that begins with `_` for a shard
+EARLIER_MANIFEST = "manifest.json"  # of tables of earlier versions, which are read as before
 SPENT = "spent.json"  # beside the tables of a refresh: what mining them took
 # What `extremis ablate` writes: of one run in its RUN, of all of them in OUT; and its page in OUT.
 COMPARED, COMPARISON = "ablation.json", "ablation.md"

@@ -2,11 +2,10 @@
 
 import configparser
 import functools
-import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Self
 
@@ -25,7 +24,7 @@ from pydantic import (
 
 from schemas import checksums, storage
 from schemas.errors import TableError
-from schemas.layout import MANIFEST
+from schemas.layout import EARLIER_MANIFEST, MANIFEST
 from schemas.records import manifest_rules
 from schemas.storage import join
 from schemas.views.relative import resolve
@@ -183,11 +182,23 @@ def publish_new(url: str, manifest: Manifest) -> bool:
 def unpublish(url: str) -> None:
     """Make the table at `url` invisible before its shards are overwritten."""
     storage.remove(join(url, MANIFEST))
+    storage.remove(join(url, EARLIER_MANIFEST))
 
 
 def is_published(url: str) -> bool:
     """Return true where a finished table is at `url`."""
-    return storage.exists(join(url, MANIFEST))
+    return storage.exists(join(url, MANIFEST)) or storage.exists(join(url, EARLIER_MANIFEST))
+
+
+def names_manifest(names: Iterable[str]) -> bool:
+    """Return true where the files `names` of a folder are those of a finished table."""
+    return not {MANIFEST, EARLIER_MANIFEST}.isdisjoint(names)
+
+
+def manifest_url(url: str) -> str:
+    """Return the URL of the manifest of the finished table at `url`, or of the one that is not there yet."""
+    earlier = join(url, EARLIER_MANIFEST)
+    return earlier if not storage.exists(join(url, MANIFEST)) and storage.exists(earlier) else join(url, MANIFEST)
 
 
 def open_manifest(url: str, kind: str | None = None) -> Manifest:
@@ -197,7 +208,12 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
     """
     place = join(url, MANIFEST)
     try:
-        if (length := storage.size(place)) > MAX_BYTES:
+        try:
+            length = storage.size(place)
+        except FileNotFoundError:
+            place = join(url, EARLIER_MANIFEST)
+            length = storage.size(place)
+        if length > MAX_BYTES:
             raise TableError(f"{place}: {length:,} bytes; a manifest has at most {MAX_BYTES:,}. Is the path right?")
         body, whole = storage.read_matching(lambda: _parse(storage.read_bytes(place)), lambda parsed: parsed[1])
     except FileNotFoundError:
@@ -239,43 +255,6 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
             f"{place}: expected a {kind or 'known'} table, got a {manifest.kind} table. Is the path right?"
         )
     return manifest
-
-
-def open_if_published(url: str, kind: str | None = None) -> Manifest | None:
-    """Read the manifest at `url`; None where no finished table is there. Raises TableError as `open_manifest` does.
-
-    A table may disappear between two look-ups, when a trainer resumes from an earlier checkpoint.
-    """
-    try:
-        return open_manifest(url, kind) if is_published(url) else None
-    except TableError:
-        if is_published(url):
-            raise
-        return None
-
-
-def verify(url: str, manifest: Manifest, on_bytes: Callable[[int], None] | None = None) -> None:
-    """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece.
-
-    Raises TableError that names the first shard that differs, StorageError.
-    """
-    for shard in manifest.shards:
-        place = find_shard(url, shard)
-        digest = storage.read_matching(
-            functools.partial(_digest, place, on_bytes or (lambda count: None)), lambda digest: digest == shard.sha256
-        )
-        _require_digest(place, shard, digest, "Make the table again.")
-        for patch in shard.view.patches if shard.view else ():
-            read_patch(url, patch)
-
-
-def _digest(place: str, on_bytes: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
-    with storage.open_read(place) as file:
-        while piece := file.read(storage.READ_BYTES):
-            digest.update(piece)
-            on_bytes(len(piece))
-    return digest.hexdigest()
 
 
 def shard_url(url: str, shard: Shard) -> str:
@@ -326,13 +305,8 @@ def check_shard(url: str, shard: Shard, remedy: str = "Make the table again.") -
         return data, storage.sha256(data)
 
     data, digest = storage.read_matching(read, lambda pair: pair[1] == shard.sha256)
-    _require_digest(place, shard, digest, remedy)
+    require_digest(place, shard, digest, remedy)
     return data
-
-
-def read_files(url: str, kind: str) -> dict[str, bytes]:
-    """Read the files of the table at `url`, by name, and compare their checksums. Raises TableError, StorageError."""
-    return {shard.path: check_shard(url, shard) for shard in open_manifest(url, kind).shards}
 
 
 def write_file(url: str, name: str, data: bytes) -> Shard:
@@ -347,20 +321,9 @@ def describe_file(path: str, name: str, rows: int, checksums: str | None = None)
     return Shard(path=name, rows=rows, bytes=os.path.getsize(path), sha256=digest, checksums=checksums)
 
 
-def _require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:
+def require_digest(place: str, shard: Shard, digest: str, remedy: str) -> None:
     if digest != shard.sha256:
         raise TableError(f"{place}: damaged: SHA-256 is {digest[:12]}…, expected {shard.sha256[:12]}…. {remedy}")
-
-
-def require_parent(url: str, manifest: Manifest, name: str, digest: str, parent_url: str) -> None:
-    """Refuse a table made from another parent. Raises TableError that names both."""
-    got = manifest.parents.get(name)
-    if got != digest:
-        raise TableError(
-            f"{url}: this {manifest.kind} table was made from another {name} table "
-            f"(digest {str(got)[:12]}…) than {parent_url} (digest {digest[:12]}…). "
-            "Make it again from this one, or point at the data it was made from."
-        )
 
 
 def _parse(data: bytes) -> tuple[Any, bool]:

@@ -19,7 +19,7 @@ class Purpose(IntEnum):
     WINDOW = 3  # (epoch, stream, window)
     RANDOM_POOL = 4  # (epoch, step, RandomPoolStream)
     HARD_COLUMNS = 5  # (epoch, step)
-    # (epoch, step), and of a batch that is encoded in pieces the piece, which trainer.heads.gradient_cache numbers.
+    # (epoch, step), and of a batch that is encoded in pieces the piece, which trainer.heads.queries numbers.
     FEATURE_DROPOUT = 6
     DROPOUT = 7
     MODEL_DROPOUT = 9  # without pieces (epoch, step, first row)

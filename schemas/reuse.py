@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InputError
-from schemas.manifest import Manifest, is_published, open_if_published, open_manifest
+from schemas.manifest import Manifest, is_published
+from schemas.table import Table
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def find_reusable(
     """
     if not is_published(url):
         return None
-    manifest = open_manifest(url)
+    manifest = Table.open(url).manifest
     recorded = manifest.parameters.get(request.section) if request.section else manifest.parameters
     if manifest.kind != request.kind or recorded is None:
         raise InputError(
@@ -69,8 +70,8 @@ def find_reusable(
 
 def find_made_from(url: str, kind: str, parents: Mapping[str, str]) -> Manifest | None:
     """Return the table at `url` if it was made from these parents, whatever its parameters. Raises TableError."""
-    manifest = open_if_published(url, kind)
-    return manifest if manifest is not None and manifest.parents == parents else None
+    table = Table.find(url, kind)
+    return table.manifest if table is not None and table.parents == parents else None
 
 
 def _changes(name: str, before: Any, after: Any) -> Iterator[str]:

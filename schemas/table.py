@@ -1,6 +1,7 @@
 """Table, the noun of storage: shards below a URL with a manifest, opened by name and read by rows."""
 
 import fnmatch
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas import manifest as manifests
+from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard
 from schemas.ragged import offsets_of
@@ -73,8 +75,12 @@ class Table:
     @classmethod
     def find(cls, url: str, kind: str | None = None) -> "Table | None":
         """Open the table at `url`; None where nothing finished is there. Raises TableError as `open` does."""
-        manifest = manifests.open_if_published(url, kind)
-        return None if manifest is None else cls(url, manifest)
+        try:
+            return cls.open(url, kind) if manifests.is_published(url) else None
+        except TableError:
+            if manifests.is_published(url):
+                raise
+            return None  # it disappeared between two look-ups, as when a trainer resumes from an earlier checkpoint
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Table, (self.url, self.manifest)  # without what is cached
@@ -230,7 +236,13 @@ class Table:
 
     def require_made_from(self, name: str, parent: "Table") -> None:
         """Refuse this table where its parent `name` is another than `parent`. Raises TableError that names both."""
-        manifests.require_parent(self.url, self.manifest, name, parent.digest, parent.url)
+        got = self.parents.get(name)
+        if got != parent.digest:
+            raise TableError(
+                f"{self.url}: this {self.kind} table was made from another {name} table (digest {str(got)[:12]}…) than "
+                f"{parent.url} (digest {parent.digest[:12]}…). Make it again from this one, or point at the data it "
+                "was made from."
+            )
 
     def require_aligned(self, rows: "Table", remedy: str) -> None:
         """Refuse this table where it was made from others than `rows`, or is cut otherwise. Raises TableError."""
@@ -240,7 +252,12 @@ class Table:
 
     def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
         """Read every shard in pieces and compare length and SHA-256; `on_bytes(bytes)` after each piece."""
-        manifests.verify(self.url, self.manifest, on_bytes)
+        for shard in self.shards:
+            place = manifests.find_shard(self.url, shard)
+            digest = _digest(place, shard.sha256, on_bytes or (lambda count: None))
+            manifests.require_digest(place, shard, digest, "Make the table again.")
+            for patch in shard.view.patches if shard.view else ():
+                manifests.read_patch(self.url, patch)
 
     def place(self, shard: int) -> str:
         """Return the URL of shard `shard`."""
@@ -293,6 +310,20 @@ class Table:
             "parameters": {**self.parameters, PARTS: own},
         }
         return Table(self.url, self.manifest.model_copy(update=changes))
+
+
+def _digest(place: str, expected: str, on_bytes: Callable[[int], None]) -> str:
+    """Return the SHA-256 of a file, read again where it is not as expected."""
+
+    def read() -> str:
+        digest = hashlib.sha256()
+        with storage.open_read(place) as file:
+            while piece := file.read(storage.READ_BYTES):
+                digest.update(piece)
+                on_bytes(len(piece))
+        return digest.hexdigest()
+
+    return storage.read_matching(read, lambda digest: digest == expected)
 
 
 def _between(groups: Iterator[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:

@@ -137,7 +137,7 @@ def test_a_cycle_is_seen() -> None:
 
 def test_one_place_waits_for_others() -> None:
     """A loop that sleeps elsewhere is a thread's rhythm, or a pause that was said."""
-    rhythms = {"schemas.owners.claim", "pipelines.common.progress", "extremis.spinner", "extremis.training.miner"}
+    rhythms = {"schemas.owners.claim", "pipelines.common.progress", "extremis.spinner", "extremis.miner"}
     sleeping = set()
     for module in MODULES:
         loops = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.While | ast.For)]

@@ -12,7 +12,6 @@ from schemas.errors import ExtremisError
 from trainer.checkpoints.stopping import StoppedError
 from trainer.config import ClassifierRecipe
 from trainer.device import CPU, describe_device
-from trainer.global_batch import GlobalBatch
 from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
 from trainer.refresh import true_ranks
@@ -77,10 +76,12 @@ class EpochRunner:
                 clock.lap("stream")
                 if batch.part.step == 0 and adoption.table_epoch is not None:
                     step = progress.global_step
-                    facts = parts.refresher.staleness(adoption, step, parts.model, tables, batch.part)
-                    parts.tracker.record("staleness", step + 1, facts)
+                    figures = parts.refresher.staleness(adoption, step, parts.model, tables, batch.part)
+                    parts.tracker.record("staleness", step + 1, figures)
                     clock.lap("rest")
-                result = self._step(batch)
+                step, every = progress.global_step, parts.recipe.logging.ranks_every
+                hook = self._record_ranks if every and (step + 1) % every == 0 else None
+                result = take_step(parts.step, batch, step, self.rate_factor(step), hook)
                 counted_until = self._spend(counted_until)
                 self._after_step(result, dump)
                 rows += len(result.rows)
@@ -140,11 +141,6 @@ class EpochRunner:
         self.progress.budget.spend(time_now - since)
         return time_now
 
-    def _step(self, batch: GlobalBatch) -> StepResult:
-        number, every = self.progress.global_step, self._parts.recipe.logging.ranks_every
-        hook = self._record_ranks if every and (number + 1) % every == 0 else None
-        return take_step(self._parts.step, batch, number, self.rate_factor(number), hook)
-
     def _record_ranks(self, batch: Batch, x: torch.Tensor, sampled: list[Sampled]) -> None:
         """Record the true ranks of a step's hard negatives; `batch` is the global one."""
         parts, head = self._parts, self._parts.model.head
@@ -153,9 +149,9 @@ class EpochRunner:
             return
         ranks = true_ranks.measure(head.vectors, head.start, x, batch, hard, parts.group)
         if len(ranks):
-            facts = {"epoch": batch.epoch, "of": parts.labels, **parts.step.sources.facts()}
-            facts |= true_ranks.describe(ranks)
-            parts.tracker.record("hard", self.progress.global_step + 1, facts)
+            figures = {"epoch": batch.epoch, "of": parts.labels, **parts.step.sources.figures()}
+            figures |= true_ranks.describe(ranks)
+            parts.tracker.record("hard", self.progress.global_step + 1, figures)
 
     def _after_step(self, result: StepResult, dump: EmbeddingCollector | None) -> None:
         parts, progress, recipe = self._parts, self.progress, self._parts.recipe
@@ -175,8 +171,8 @@ class EpochRunner:
             rates = {"encoder_lr": recipe.encoder.lr * factor}
             if isinstance(recipe, ClassifierRecipe):
                 rates["classifier_lr"] = recipe.classifier.lr * factor
-            facts = {"epoch": progress.epoch, "loss": self._loss, **rates}
-            parts.tracker.record("train", progress.global_step, facts)
+            figures = {"epoch": progress.epoch, "loss": self._loss, **rates}
+            parts.tracker.record("train", progress.global_step, figures)
         every = recipe.checkpoint.every_steps
         must_stop, is_last = self._must_stop(), progress.step == parts.stream.steps
         if (must_stop or (every and progress.global_step % every == 0)) and not is_last:
@@ -227,7 +223,7 @@ class EpochRunner:
         progress.epoch, progress.step = epoch + 1, 0
         last = progress.epoch == self.epochs
         metrics = parts.validator.measure(parts.model) if parts.validator.is_due(progress.epoch, last) else {}
-        facts = {
+        figures = {
             "epoch": epoch,
             "loss": loss,
             "seconds": seconds,
@@ -239,7 +235,7 @@ class EpochRunner:
             "device": describe_device(parts.model.device),
         }
         seconds_of = {f"seconds_{name}": round(value, 3) for name, value in parts.step.clock.seconds.items()}
-        parts.tracker.record("epoch", progress.global_step, {**facts, **seconds_of})
+        parts.tracker.record("epoch", progress.global_step, {**figures, **seconds_of})
         if metrics:
             parts.tracker.record("validation", progress.global_step, {"epoch": epoch, **metrics})
             self._record_validation(metrics, last)
@@ -265,8 +261,8 @@ class EpochRunner:
         progress.record_validation(metrics[options.metric], is_best, 0 if last else options.patience)
         if not progress.stopped:
             return
-        facts = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}
-        parts.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **facts})
+        figures = {"best": progress.best_metric, "best_step": progress.best_step, "validations": progress.worse}
+        parts.tracker.record("stopped", progress.global_step, {"epoch": progress.epoch - 1, **figures})
         parts.say(
             f"stopped early after epoch {progress.epoch - 1}: {options.metric} was last better at step "
             f"{progress.best_step:,} ({progress.best_metric:.2f}), {progress.worse} validation(s) ago. The "

@@ -11,7 +11,7 @@ from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
 from trainer.config import ClassifierRecipe, Recipe
 from trainer.encoders.base import Size, tensor_bytes
-from trainer.model import DataFacts
+from trainer.model import DataSizes
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, ON_HOST
 
@@ -37,7 +37,7 @@ def label_bytes(recipe: Recipe) -> Size:
     return Size(tensor_bytes([row.weight]), tensor_bytes(row.state.values()))
 
 
-def require_memory(recipe: Recipe, facts: DataFacts, ranks: int) -> None:
+def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
     """Refuse a model whose parameters alone do not fit into what memory is free; on a GPU those that stay on the host.
 
     Raises InputError that says what is needed and what there is.
@@ -46,8 +46,8 @@ def require_memory(recipe: Recipe, facts: DataFacts, ranks: int) -> None:
     storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
     if free is None or (has_gpu and storage != ON_HOST):
         return
-    encoder = 0 if has_gpu else encoder_bytes(recipe, facts)
-    vectors = -(-vector_bytes(recipe, facts.labels) // ranks)
+    encoder = 0 if has_gpu else encoder_bytes(recipe, sizes)
+    vectors = -(-vector_bytes(recipe, sizes.labels) // ranks)
     if storage not in (IN_MEMORY, ON_HOST):
         vectors = 0
     draws = 8 * recipe.negatives.draws(recipe.order.batch)
@@ -77,9 +77,9 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int) -> None:
     require_room(tempfile.gettempdir(), needs, "Set TMPDIR to a folder with more room, or lower encoder.dimension.")
 
 
-def encoder_bytes(recipe: Recipe, facts: DataFacts) -> int:
+def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
     """Return the least bytes of the parameters of a recipe's encoders."""
-    least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, facts.vocabulary, facts.features)
+    least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, sizes.vocabulary, sizes.features)
     return least * recipe.encoders
 
 

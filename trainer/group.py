@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 JOIN_SECONDS = 300.0  # until all ranks have come
 SILENCE_SECONDS = 3600.0  # that a rank may keep the others waiting: a table that is waited for, a large file
-_TOLD = "told"
+_REPORTED = "reported"
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
@@ -112,12 +112,12 @@ class Group:
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
-    def twin(self) -> "Group":
-        """Return the same ranks for another thread, with an order of its own. All ranks call it at once."""
+    def for_another_thread(self) -> "Group":
+        """Return the same ranks for another thread, with its own order of calls. All ranks call it at once."""
         return self
 
-    def tells(self) -> bool:
-        """Tell whether this rank is the first that asks: it reports why the run ends, others keep quiet."""
+    def first_to_report(self) -> bool:
+        """Return whether this rank is the first that asks: it reports why the run ends, others keep quiet."""
         return True
 
     def close(self) -> None:
@@ -237,14 +237,14 @@ class _Joined(Group):
     def barrier(self) -> None:
         self.sum(torch.zeros(1))
 
-    def twin(self) -> Group:
+    def for_another_thread(self) -> Group:
         with _naming_loss(self):
             of = dist.new_group(backend=self._backend, timeout=timedelta(seconds=SILENCE_SECONDS))
         return _Joined(Ranks(self.rank, self.ranks), self._store, self._backend, of)
 
-    def tells(self) -> bool:
+    def first_to_report(self) -> bool:
         try:
-            first = self._store.compare_set(_TOLD, "", str(self.rank))
+            first = self._store.compare_set(_REPORTED, "", str(self.rank))
         except RuntimeError:  # whoever kept the store is gone
             return True
         return bool(first.decode() == str(self.rank))

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.errors import InputError
-from schemas.manifest import Manifest
 from schemas.ragged import Ragged, SparseRows
 from schemas.shard_files.parquet import list_column
+from schemas.table import Table
 
 Kind = Literal["tokens", "features", "both"]
 _TOKENS = ("input_ids",)
@@ -56,20 +56,19 @@ def columns_of(kind: Kind) -> list[str]:
     return [*(_TOKENS if kind != "features" else ()), *(_FEATURES if kind != "tokens" else ())]
 
 
-def scored_columns(queries: Manifest, columns: list[str]) -> list[str]:
+def scored_columns(queries: Table, columns: list[str]) -> list[str]:
     """Return the columns of `queries` to score: an encoder's `columns`, the positives, and a filter."""
-    present = {column.name for column in queries.columns}
+    present = {*queries.columns}
     return [*columns, "label_ids", *({"filter_label_ids"} & present)]
 
 
-def require_inputs(url: str, manifest: Manifest, kind: Kind) -> None:
+def require_inputs(table: Table, kind: Kind) -> None:
     """Refuse a table without the columns that `kind` reads. Raises InputError that says what it has."""
-    names = [column.name for column in manifest.columns]
-    missing = [name for name in columns_of(kind) if name not in names]
+    missing = [name for name in columns_of(kind) if name not in table.columns]
     if not missing:
         return
     if missing[0] in _TOKENS:
         remedy = "set encoder.inputs = 'features' and encoder.kind = 'bag' (a transformer reads token ids only)"
     else:
         remedy = "set encoder.inputs = 'tokens', or shard data that has features for these rows too"
-    raise InputError(f"{url}: no column {', '.join(missing)}, which encoder.inputs = {kind!r} reads: {remedy}.")
+    raise InputError(f"{table.url}: no column {', '.join(missing)}, which encoder.inputs = {kind!r} reads: {remedy}.")

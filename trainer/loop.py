@@ -6,8 +6,8 @@ from collections.abc import Generator
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import open_manifest
 from schemas.owners.claim import Claim, Unclaimed
+from schemas.table import Table
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import Recipe, dump_config, load_config, restore_recipe
 from trainer.device import denormals_flushed
@@ -72,7 +72,7 @@ class Trainer:
         """
         layout = RunLayout(run)
         config = load_config(layout.config)
-        require_same_data(config, open_manifest(data, "data"), data, run)
+        require_same_data(config, Table.open(data, "data").manifest, data, run)
         started = restore_recipe(config["recipe"], layout.config)
         checkpoint = group.decide(lambda: latest_checkpoint(layout))
         if checkpoint is not None:
@@ -116,9 +116,9 @@ class Trainer:
 
 
 def _write_config(parts: Parts) -> None:
-    facts = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
+    made_from = {"digest": parts.manifest.digest, "labels": parts.labels, "queries": parts.tables[0].rows}
     if parts.group.first:
-        storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=facts))
+        storage.write_bytes(parts.run.config, dump_config(parts.recipe, data=made_from))
 
 
 def _correct(parts: Parts) -> None:

@@ -7,8 +7,9 @@ import torch
 
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest
 from schemas.storage import join
+from schemas.table import Table
 from schemas.versions.version import parts_since, require_parts
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import ClassifierRecipe, Recipe, load_config, restore_recipe
@@ -17,8 +18,7 @@ from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group
 from trainer.heads.base import Head, HeadContext
 from trainer.heads.classifier import Classifier
-from trainer.heads.label_encoder import LabelEncoderHead
-from trainer.heads.label_texts import open_label_texts
+from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.inputs import Inputs, Kind, columns_of
 
 
@@ -120,7 +120,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class DataFacts:
+class DataSizes:
     """DATA's manifest, its number of labels L, its vocabulary and number of sparse features (0 where it has none)."""
 
     manifest: Manifest
@@ -129,17 +129,17 @@ class DataFacts:
     features: int
 
     @classmethod
-    def of(cls, data: DataLayout) -> "DataFacts":
+    def of(cls, data: DataLayout) -> "DataSizes":
         """Read DATA's manifests. Raises TableError when DATA is not finished, or a part is another than it names."""
-        manifest = open_manifest(data.root, "data")
-        parts = {name: open_manifest(join(data.root, name)) for name in manifest.parents}
+        manifest = Table.open(data.root, "data").manifest
+        parts = {name: Table.open(join(data.root, name)) for name in manifest.parents}
         for name, part in parts.items():
             if part.digest != manifest.parents[name]:
                 raise TableError(
                     f"{join(data.root, name)}: not the table that {data.root} was published with. Shard the data again."
                 )
         require_parts(data.root, manifest)
-        labels = parts.get("labels") or open_manifest(data.labels, "labels")
+        labels = parts.get("labels") or Table.open(data.labels, "labels")
         vocabulary = parts["tokenizer"].parameters["vocabulary"] if "tokenizer" in parts else 0
         return cls(manifest, labels.rows, vocabulary, int(manifest.parameters.get("features") or 0))
 
@@ -153,7 +153,7 @@ def find_checkpoint(
     data; TableError: not finished, damaged.
     """
     config = load_config(run.config)
-    require_same_data(config, open_manifest(data.root, "data"), data.root, run.root, earlier)
+    require_same_data(config, Table.open(data.root, "data").manifest, data.root, run.root, earlier)
     checkpoint = latest_checkpoint(run) if step is None else Checkpoint.open(run.checkpoint(step))
     if checkpoint is None:
         raise InputError(f"{run.root}: this run has no checkpoint yet. Let it train on, or resume it with --resume.")
@@ -165,7 +165,7 @@ def find_earlier(data: DataLayout, run: RunLayout) -> tuple[Recipe, Checkpoint, 
 
     Raises InputError: no run, no checkpoint, other data; TableError.
     """
-    config, manifest = load_config(run.config), open_manifest(data.root, "data")
+    config, manifest = load_config(run.config), Table.open(data.root, "data").manifest
     trained = str(trained_digest(config))
     parts = parts_since(manifest, trained)
     if parts is None:
@@ -193,9 +193,9 @@ def load_model(
     model. Raises as `find_checkpoint`.
     """
     recipe, checkpoint = group.decide(lambda: find_checkpoint(data, run, step, earlier))
-    facts = DataFacts.of(data)
+    sizes = DataSizes.of(data)
     texts = open_texts(data, recipe)
-    model = Model.build(recipe, facts.vocabulary, facts.labels, facts.features, group, texts, device)
+    model = Model.build(recipe, sizes.vocabulary, sizes.labels, sizes.features, group, texts, device)
     model.load(checkpoint)
     return recipe, model, checkpoint
 
@@ -211,8 +211,8 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None, devi
     Raises as `find_checkpoint`.
     """
     recipe, checkpoint = find_checkpoint(data, run, step)
-    facts = DataFacts.of(data)
-    model = Model.build(recipe, facts.vocabulary, 0, facts.features, device=device)
+    sizes = DataSizes.of(data)
+    model = Model.build(recipe, sizes.vocabulary, 0, sizes.features, device=device)
     model.load_encoders(checkpoint)
     return model
 

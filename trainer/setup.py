@@ -8,9 +8,10 @@ import torch
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest
 from schemas.owners.claim import Claim
 from schemas.sizes import require_room
+from schemas.table import Table
 from schemas.versions.version import Version
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import ClassifierRecipe, Recipe, flatten
@@ -19,21 +20,20 @@ from trainer.evaluation.evaluate import label_statistics, positive_weights
 from trainer.evaluation.retired import retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, require_scratch, vector_bytes
-from trainer.global_batch import GlobalBatches
 from trainer.group import SILENCE_SECONDS, Group, label_range
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial.earlier_run import begin_with_run
 from trainer.initial.encoder_and_texts import begin_at_texts, begin_with_encoder
-from trainer.model import DataFacts, Model, find_earlier, open_texts
+from trainer.model import DataSizes, Model, find_earlier, open_texts
 from trainer.negatives.base import NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
 from trainer.rows.threads import set_threads
-from trainer.step import Clock, StepContext
+from trainer.step import Clock, GlobalBatches, StepContext
 from trainer.stream import JoinedStream, Reading, Source, open_sources
-from trainer.stream.batch import Candidates, DrawnLabels
+from trainer.stream.batch import Candidates
 from trainer.stream.sources import Replay, in_window
 from trainer.tracking import NoTracker, Tracker
 
@@ -80,7 +80,7 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         set_threads(recipe.train.threads)
     device = open_device(recipe.train.device)
     say(f"device: {describe_device(device)}")
-    facts = DataFacts.of(data)
+    facts = DataSizes.of(data)
     rows = recipe.data
     tables = open_sources(data, rows.split, rows.label_texts, recipe.encoder.inputs, rows.mix, rows.trained)
     tables = in_window(tables, rows.parts, rows.half_life, open_replay(data, recipe))
@@ -100,11 +100,11 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
     writer = CheckpointWriter(run, recipe.checkpoint.keep, recipe.checkpoint.background, group, claim)
     clock, to_notify = Clock(), sources.to_notify
 
-    def before_change(candidates: Candidates | DrawnLabels) -> None:
+    def before_change(candidates: Candidates) -> None:
         if writer.copies_rows:
-            writer.before_change(candidates.ids)
+            writer.before_change(candidates.touched)
         for source in to_notify:
-            source.touch(candidates.ids)
+            source.touch(candidates.touched)
 
     queries = open_queries(recipe, model, group, clock)
     return Parts(
@@ -118,7 +118,7 @@ def set_up(data: DataLayout, run: RunLayout, recipe: Recipe, say: Say, group: Gr
         labels=facts.labels,
         tables=tables,
         stream=stream,
-        batches=GlobalBatches(stream, planner, group.twin(), recipe.order.threads, plans_ahead),
+        batches=GlobalBatches(stream, planner, group.for_another_thread(), recipe.order.threads, plans_ahead),
         step=StepContext(model, planner, queries, group, sources, clock, before_change, recipe.train.clip),
         refresher=Refresher(run, recipe, tables, group, say, claim),
         validator=validator,
@@ -149,7 +149,7 @@ def open_replay(data: DataLayout, recipe: Recipe) -> Replay | None:
     if not url:
         raise InputError("data.replay is of a run that goes on from another one: name it with --from.")
     _, _, new = find_earlier(data, RunLayout(url))
-    parts = Version.of(open_manifest(data.root, "data")).parts
+    parts = Version.of(Table.open(data.root, "data").manifest).parts
     return Replay(frozenset(parts) - frozenset(new), times)
 
 
@@ -233,7 +233,7 @@ def require_room_for_run(parts: Parts) -> None:
     if not parts.group.first:
         return
     recipe, vectors = parts.recipe, vector_bytes(parts.recipe, parts.labels)
-    checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, DataFacts.of(parts.data)))
+    checkpoints = (recipe.checkpoint.keep + 1) * (vectors + encoder_bytes(recipe, DataSizes.of(parts.data)))
     rows = sum(table.rows for table in parts.tables)
     dumps = (vectors + 2 * rows * recipe.encoder.dimension) * len(recipe.table_epochs())
     kept = f"checkpoints ({recipe.checkpoint.keep} are kept while one is written)"

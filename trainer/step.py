@@ -2,24 +2,94 @@
 
 The encoder is data-parallel: a rank encodes its part of the batch, and x of all parts goes to every rank. The head is
 model-parallel: a rank scores the global batch against its own labels. The gradient on x that the labels of each rank
-give is summed over ranks and goes back through the encoder. One rank does the same alone.
+give is summed over ranks and goes back through the encoder. One rank does the same alone. Global batches are gathered
+and planned ahead of the steps on them.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
-from trainer.global_batch import GlobalBatch, gather_batch
 from trainer.group import ALONE, Group
 from trainer.heads.base import BeforeChange, HeadStep
 from trainer.heads.queries import QueryEmbeddings
 from trainer.model import Model
 from trainer.negatives.base import NegativeSources, Sampled
 from trainer.negatives.planner import Planner
-from trainer.stream import Batch
+from trainer.stream import Batch, JoinedStream
+
+_BATCHES_AHEAD = 1  # beyond those that threads plan
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """A batch of all ranks: `part` is this rank's rows of it, `sizes` [G] are the rows of each rank's.
+
+    `whole` has the row ids, positives and hard negatives of all parts, and candidates where it is planned already.
+    """
+
+    part: Batch
+    whole: Batch
+    sizes: list[int]
+
+
+def gather_batch(part: Batch, planner: Planner, group: Group) -> GlobalBatch:
+    """Gather the batch of which `part` is this rank's. Raises RankLostError."""
+    return GlobalBatch(part, planner.gather(part, group), group.sizes(len(part)))
+
+
+@dataclass(frozen=True)
+class GlobalBatches:
+    """The batches of `stream` on all ranks of `group`.
+
+    Of several ranks each has a thread that gathers them, over a group of its own, ahead of the steps, and `threads`
+    that plan them where `plans`; with 0 threads all is done in line. Whoever does not iterate to the end closes the
+    iterator after the same step on every rank.
+    """
+
+    stream: JoinedStream
+    planner: Planner
+    group: Group
+    threads: int = 1
+    plans: bool = False
+
+    def __iter__(self) -> Generator[GlobalBatch, None, None]:
+        if self.threads and self.group.ranks > 1:
+            yield from self._prefetch()
+        else:
+            for part in self.stream:
+                yield gather_batch(part, self.planner, self.group)
+
+    def _prefetch(self) -> Generator[GlobalBatch, None, None]:
+        # What is handed out is done even where the iterator is closed: other ranks may be waiting in it.
+        with (
+            contextlib.closing(iter(self.stream)) as parts,
+            ThreadPoolExecutor(self.threads, thread_name_prefix="extremis-plan") as planners,
+            ThreadPoolExecutor(1, thread_name_prefix="extremis-gather") as gatherer,
+        ):
+
+            def gather_next() -> Future[GlobalBatch] | None:
+                part = next(parts, None)
+                if part is None:
+                    return None
+                return planners.submit(self._plan, gather_batch(part, self.planner, self.group))
+
+            pending = deque(gatherer.submit(gather_next) for _ in range(self.threads + _BATCHES_AHEAD))
+            while (planned := pending.popleft().result()) is not None:
+                pending.append(gatherer.submit(gather_next))
+                yield planned.result()
+
+    def _plan(self, batch: GlobalBatch) -> GlobalBatch:
+        if not self.plans:
+            return batch
+        return replace(batch, whole=replace(batch.whole, candidates=self.planner(batch.whole)))
+
 
 # Sees the global batch, its x [B, D], and the negatives sampled for it, before anything changes.
 StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
@@ -71,26 +141,18 @@ class StepResult:
 
 
 def take_step(
-    context: StepContext, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
+    context: StepContext,
+    batch: Batch | GlobalBatch,
+    number: int,
+    factor: float,
+    hook: StepHook | None = None,
+    update: bool = True,
 ) -> StepResult:
     """Train on a global batch, or on that of which `batch` is this rank's part, at step `number` of the run.
 
-    `factor` scales every rate. Raises RankLostError; StorageError of a checkpoint being written.
+    `factor` scales every rate. Without `update` the head's rows learn, and the encoders keep their gradients, which are
+    still to be summed over ranks. Raises RankLostError; StorageError of a checkpoint being written.
     """
-    result = learn(context, batch, number, factor, hook)
-    if context.queries.trains:
-        for encoder in context.model.encoders.values():
-            encoder.reduce(context.group)
-            encoder.update(factor, context.clip)
-        context.model.head.encoders_changed()
-        context.clock.lap("update")
-    return result
-
-
-def learn(
-    context: StepContext, batch: Batch | GlobalBatch, number: int, factor: float, hook: StepHook | None = None
-) -> StepResult:
-    """Take a step up to the encoders' gradients, which are still to be summed over ranks; the head's rows learn."""
     model, group, clock = context.model, context.group, context.clock
     gathered = batch if isinstance(batch, GlobalBatch) else gather_batch(batch, context.planner, group)
     clock.lap("gather")
@@ -116,4 +178,10 @@ def learn(
         clock.lap("gather")
         context.queries.backward(gradient)
         model.head.backward()
+        if update:
+            for encoder in model.encoders.values():
+                encoder.reduce(group)
+                encoder.update(factor, context.clip)
+            model.head.encoders_changed()
+            clock.lap("update")
     return result

@@ -15,7 +15,7 @@ from trainer.config import Negatives
 from trainer.inputs import Inputs
 from trainer.negatives.planner import Planner
 from trainer.stream import Batch
-from trainer.stream.batch import as_tensor
+from trainer.stream.transfer import as_tensor
 
 SIZE = 512
 POOL = 2_000

@@ -7,9 +7,9 @@ from schemas.ragged import Ragged
 from trainer.device import CPU
 from trainer.inputs import Inputs
 from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
-from trainer.negatives.random_pool import draw_pool
+from trainer.negatives.draws import draw_pool
 from trainer.stream import Batch
-from trainer.stream.batch import Candidates, DrawnLabels
+from trainer.stream.batch import Candidates
 
 POSITIVES, HARD, RANDOM = 10, 50, 400
 
@@ -28,7 +28,7 @@ def random_batch(size: int, labels: int, step: int, tokens: int = 0, vocabulary:
     return Batch(0, step, np.arange(size), Inputs(text if tokens else None), positives, offsets, ids[:, POSITIVES:])
 
 
-def plan(batch: Batch, labels: int, pool: str, device: torch.device, merges: bool = True) -> Candidates | DrawnLabels:
+def plan(batch: Batch, labels: int, pool: str, device: torch.device, merges: bool = True) -> Candidates:
     """Return candidates with a pool of each query's own, or one for all; a GPU that `merges` does so with own pools."""
     weight = labels / RANDOM
     draws = draw_pool(labels, RANDOM * (len(batch) if pool == "own" else 1), seed=0, epoch=0, step=batch.step)

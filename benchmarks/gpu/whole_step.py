@@ -20,7 +20,7 @@ from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
 from trainer.model import Model
 from trainer.negatives.base import MOST_FRESH, NegativeSources, SourceContext
-from trainer.negatives.fresh_index import FreshIndex
+from trainer.negatives.indexes import FreshIndex
 from trainer.negatives.planner import Planner
 from trainer.step import Clock, StepContext, take_step
 

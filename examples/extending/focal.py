@@ -6,8 +6,7 @@ import torch
 from pydantic import Field
 from torch.nn.functional import softplus
 
-from trainer.losses.base import Loss, LossParts
-from trainer.losses.candidate_scores import Scores
+from trainer.losses.base import Loss, LossParts, Scores
 from trainer.methods.kinds import LossSection
 
 

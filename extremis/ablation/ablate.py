@@ -8,16 +8,16 @@ from typing import Any
 
 from extremis.ablation.comparisons import Variants
 from extremis.console import format_metric, say, table
-from extremis.evaluating.evaluate import EvaluateOptions, evaluate
+from extremis.evaluation import EvaluateOptions, evaluate
 from extremis.reporting.build import build
-from extremis.training.train import train
+from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import COMPARED, COMPARISON, RunLayout
-from schemas.manifest import open_manifest
 from schemas.owners.place import require_place
 from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
+from schemas.table import Table
 from trainer.config import Recipe
 
 CHARTS = "ablation.html"  # `extremis report` of all runs, where plotly is installed
@@ -55,7 +55,7 @@ def _train_and_score(
     """Return the result of one variant: of this call, or of an earlier one."""
     name = run.rsplit("/", 1)[-1]
     settings = recipe.model_dump(mode="json", exclude={"storage", "name"})
-    made_from = {"data": open_manifest(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
+    made_from = {"data": Table.open(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
     earlier = _read(run)
     if earlier is not None and earlier["made_from"] != made_from:
         raise InputError(

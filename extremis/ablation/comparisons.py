@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, check_name
-from schemas.manifest import open_manifest
+from schemas.table import Table
 from trainer.config import Recipe, recipe_names
 from trainer.config.load import fitting
 from trainer.methods.astra import Astra
@@ -178,7 +178,7 @@ def _mips_table_2(data: str, overrides: Sequence[str]) -> Variants:
 
     1 % of the labels in every line, from an index that is made once per epoch. Raises TableError.
     """
-    count = max(2 * _FROM_INDEX, round(_SHARE * open_manifest(DataLayout(data).labels, "labels").rows))
+    count = max(2 * _FROM_INDEX, round(_SHARE * Table.open(DataLayout(data).labels, "labels").rows))
     once = (*_MIPS, f"refresh.every_steps={_steps('mips-s', _MIPS, data, overrides)}")
     alone = "refresh.start=1", f"negatives.warmup={count}", f"negatives.hard={count}", "negatives.random=0"
     changes = {
@@ -203,7 +203,7 @@ def _lns_4(data: str, overrides: Sequence[str]) -> Variants:
     First without any correction for the sampling. Then with it: hashed negatives count once, random ones beside them
     stand for all other labels, and random ones alone for all.
     """
-    labels = open_manifest(DataLayout(data).labels, "labels").rows
+    labels = Table.open(DataLayout(data).labels, "labels").rows
     recipe = resolve("lns-paper", overrides, data).recipe
     assert isinstance(recipe, Lns)
     options = recipe.negatives.lsh

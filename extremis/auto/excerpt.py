@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from schemas import storage
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, is_published, open_manifest, publish, read_files
+from schemas.manifest import Manifest, is_published, publish
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
 from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, list_column
 from schemas.storage import join
-from schemas.table import PARTS
+from schemas.table import PARTS, Table
 from schemas.versions.version import VERSION
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
@@ -31,14 +31,16 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
     """Write an excerpt of about `rows` training rows at `root`, if there is none. Raises StorageError, TableError."""
     if is_published(root):
         return
-    layout, whole, kept = DataLayout(root), open_manifest(data.root, "data"), draw_labels(data, rows)
+    layout, whole, kept = DataLayout(root), Table.open(data.root, "data"), draw_labels(data, rows)
     parents: dict[str, str] = {}
     if "tokenizer" in whole.parents:
-        for name, content in read_files(data.tokenizer, "tokenizer").items():
+        tokenizer = Table.open(data.tokenizer, "tokenizer")
+        for name, content in tokenizer.read_files().items():
             storage.write_bytes(join(layout.tokenizer, name), content)
-        tokenizer = open_manifest(data.tokenizer, "tokenizer")
         shards_here = tuple(shard.model_copy(update={"view": None}) for shard in tokenizer.shards)
-        parents["tokenizer"] = publish(layout.tokenizer, tokenizer.model_copy(update={"shards": shards_here})).digest
+        parents["tokenizer"] = publish(
+            layout.tokenizer, tokenizer.manifest.model_copy(update={"shards": shards_here})
+        ).digest
     queries, labels = _write_queries(data, layout, kept), _write_labels(data, layout, kept)
     parents |= {f"queries/{_SPLIT}": queries.digest, "labels": labels.digest}
     facts = {**_plain(whole.parameters), "labels": labels.rows, "rows": {_SPLIT: queries.rows}}
@@ -47,7 +49,7 @@ def write_excerpt(data: DataLayout, root: str, rows: int) -> None:
 
 def draw_labels(data: DataLayout, rows: int) -> np.ndarray:
     """Draw labels until about `rows` training rows have one of them: bool [L], those drawn. Raises TableError."""
-    labels = open_manifest(data.labels, "labels").rows
+    labels = Table.open(data.labels, "labels").rows
     place = generator(_SEED, Purpose.EXCERPT).permutation(labels)
     first = np.concatenate([np.empty(0, np.int64), *(_first_of(labels, place) for labels in _labels_of_rows(data))])
     if len(first) <= rows:
@@ -76,8 +78,8 @@ def _iterate_queries(data: DataLayout, columns: Sequence[str]) -> Iterator[pa.Ta
 
 
 def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:
-    manifest = open_queries(data, _SPLIT).manifest
-    columns = [column.name for column in manifest.columns if column.name != "filter_label_ids"]
+    queries = open_queries(data, _SPLIT)
+    columns = [name for name in queries.columns if name != "filter_label_ids"]
     ids, parts = np.cumsum(kept) - 1, []
     for group in _iterate_queries(data, columns):
         labels = list_column(group, "label_ids")
@@ -86,27 +88,25 @@ def _write_queries(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Ma
         column = list_array(ids[labels.values], labels.offsets, field.type.value_type)
         group = group.set_column(columns.index("label_ids"), field, column)
         parts.append(group.filter(pa.array(labels.counts > 0)))
-    facts = {**manifest.parameters, "labels": int(kept.sum())}
-    return _write(layout.queries(_SPLIT), "queries", "query_id", parts, manifest, facts)
+    facts = {**queries.parameters, "labels": int(kept.sum())}
+    return _write(layout.queries(_SPLIT), "query_id", parts, queries, facts)
 
 
 def _write_labels(data: DataLayout, layout: DataLayout, kept: np.ndarray) -> Manifest:
-    manifest, first, parts = open_manifest(data.labels, "labels"), 0, []
-    for group in shards.iterate(data.labels, manifest):
+    labels, first, parts = Table.open(data.labels, "labels"), 0, []
+    for group in labels.batches():
         parts.append(group.filter(pa.array(kept[first : first + group.num_rows])))
         first += group.num_rows
-    return _write(layout.labels, "labels", "label_id", parts, manifest, manifest.parameters)
+    return _write(layout.labels, "label_id", parts, labels, labels.parameters)
 
 
-def _write(
-    url: str, kind: str, key: str, parts: list[pa.Table], whole: Manifest, parameters: dict[str, Any]
-) -> Manifest:
+def _write(url: str, key: str, parts: list[pa.Table], whole: Table, parameters: Mapping[str, Any]) -> Manifest:
     """Publish a table of the rows of `parts`, numbered anew in column `key`, in row groups as those of the whole."""
     rows = pa.concat_tables(parts).combine_chunks()
     place = rows.schema.get_field_index(key)
     rows = rows.set_column(place, rows.schema.field(key), pa.array(np.arange(rows.num_rows)))
-    groups, ids = whole.row_group_rows or 1, (0, rows.num_rows)
-    return shards.write_table(url, kind, [rows], groups, parameters=_plain(parameters), id_range=ids)
+    groups, ids = whole.manifest.row_group_rows or 1, (0, rows.num_rows)
+    return shards.write_table(url, whole.kind, [rows], groups, parameters=_plain(parameters), id_range=ids)
 
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:

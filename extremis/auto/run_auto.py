@@ -6,12 +6,10 @@ from typing import Any
 
 import tomli_w
 
-from extremis.auto.contenders import Contender, contenders, variations
-from extremis.auto.survey import Survey
+from extremis.auto.survey import Contender, Survey, contenders, variations
 from extremis.auto.trials import METRIC, Trial, TrialData, best_of, holdout_share
 from extremis.console import say, table
-from extremis.training.process import DEFAULT, ProcessOptions
-from extremis.training.train import train
+from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
@@ -27,7 +25,6 @@ from trainer.evaluation.fusion.validation_rows import FitOptions
 from trainer.settings.resolve import Resolved, resolve
 from trainer.stream import ranks_of_environment
 
-AUTO = "auto"  # the name of the recipe on the command line
 FOLDER, REPORT, RECIPE = "trials", "auto.json", "recipe.toml"
 _HELD_OUT = 500  # queries that the final run goes without: enough for the weights of scores, and few to lose
 
@@ -37,51 +34,38 @@ def run_auto(
     run: str,
     minutes: float = 0.0,
     overrides: Sequence[str] = (),
-    resume: bool = False,
     beam_options: Sequence[str] = (),
-    process: ProcessOptions = DEFAULT,
+    resume: bool = False,
+    **process: Any,
 ) -> dict[str, Any]:
     """Choose a recipe for DATA and train it into RUN; `minutes` for all of it, 0: as long as it takes.
 
-    `process`: of the final run's training.
+    `process`: options of the final run's training, as of `extremis.supervisor:train`.
     Returns {"chosen", "trials", "epochs", ...}. Raises ExtremisError.
     """
     require_place(run, "trained", [data])
     with claimed(run, "trained", say):
-        return _run_auto(data, run, minutes, overrides, resume, beam_options, process)
-
-
-def _run_auto(
-    data: str,
-    run: str,
-    minutes: float,
-    overrides: Sequence[str],
-    resume: bool,
-    beam_options: Sequence[str],
-    process: ProcessOptions,
-) -> dict[str, Any]:
-    """Run `auto` as RUN's owner."""
-    began = time.perf_counter()
-    is_there = storage.exists(RunLayout(run).config)
-    _require_able(run, is_there, resume)
-    survey = Survey.of(DataLayout(data))
-    for line in survey.lines():
-        say(line)
-    if is_there:
-        recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
-        report = read_json(join(run, REPORT))
-    else:
-        report, resolved = _choose(data, run, survey, overrides)
-        for line in resolved.lines(data):
+        began = time.perf_counter()
+        is_there = storage.exists(RunLayout(run).config)
+        _require_able(run, is_there, resume)
+        survey = Survey.of(DataLayout(data))
+        for line in survey.lines():
             say(line)
-        recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
-        _write(run, report, recipe)
-    outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, process=process)
-    _tidy(RunLayout(run))
-    to_fit = FitOptions(step=best_step(RunLayout(run)), device=recipe.train.device)
-    fusion = fit_weights(data, run, to_fit).parameters
-    say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
-    return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
+        if is_there:
+            recipe = restore_recipe(load_config(RunLayout(run).config)["recipe"], run)
+            report = read_json(join(run, REPORT))
+        else:
+            report, resolved = _choose(data, run, survey, overrides)
+            for line in resolved.lines(data):
+                say(line)
+            recipe = _within(resolved.recipe, minutes, time.perf_counter() - began)
+            _write(run, report, recipe)
+        outcome = train(data, run, recipe, resume=resume, beam_options=beam_options, **process)
+        _tidy(RunLayout(run))
+        to_fit = FitOptions(step=best_step(RunLayout(run)), device=recipe.train.device)
+        fusion = fit_weights(data, run, to_fit).parameters
+        say(f"{describe_weights(fusion)}; now: extremis evaluate {data} {run} --scores fused")
+        return {**report, **outcome, "fusion": fusion, "seconds": round(time.perf_counter() - began, 1)}
 
 
 def _require_able(run: str, is_there: bool, resume: bool) -> None:

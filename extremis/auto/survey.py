@@ -1,7 +1,9 @@
-"""Survey of a data set: the figures that say which recipes could be best on it."""
+"""Survey of a data set, and its contenders: the few recipes that could be best on it."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,13 +12,19 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.inputs import Kind
-from trainer.model import DataFacts
+from trainer.model import DataSizes
 from trainer.settings.facts import Facts, measure
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 
 _ROWS = 200_000  # of queries and of labels that are compared
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_EVERY_LABEL = 8_000  # up to so many, scoring every label costs about as much as a shared pool
+_NGRAM_WEIGHTS = (0.1, 0.4, 1.0)
+_LEAST_WEIGHT = 0.01
+# On WordNet 10 a query instead of 2 gain 0.3 P@5, and double the time: each is one more label to encode.
+_FEW_MINED = "negatives.hard=2"
+_NO_TEXTS = "data.label_texts=false"  # of labels that are queries too: each would be a point twice
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Survey:
     def of(cls, data: DataLayout) -> "Survey":
         """Survey the training split. Raises InputError, TableError."""
         facts = measure(data, "train", ALL_ROWS, label_texts=False)
-        sizes = DataFacts.of(data)
+        sizes = DataSizes.of(data)
         if not sizes.vocabulary:
             return cls(facts, "features")
         labels = _hashes(Table.open(data.labels, "labels"))
@@ -80,3 +88,37 @@ def _hash(texts: Ragged) -> np.ndarray:
     sums = np.zeros(texts.rows, np.uint64)
     np.add.at(sums, texts.row_of(), mixed ^ (mixed >> np.uint64(29)))
     return sums
+
+
+class Contender(NamedTuple):
+    """A recipe by name, and what is changed in it."""
+
+    recipe: str
+    changes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of its trial: the recipe and the values that are changed."""
+        return "-".join([self.recipe, *(change.partition(".")[2].replace("=", "-") for change in self.changes)])
+
+    def changed(self, *changes: str) -> "Contender":
+        """Return the same recipe with more changes."""
+        return self._replace(changes=(*self.changes, *changes))
+
+
+def contenders(survey: Survey) -> list[Contender]:
+    """List one contender of each kind that the data allows: one-vs-all, decoupled softmax, a dual encoder."""
+    sampled = survey.facts.labels > _EVERY_LABEL
+    texts = "true" if survey.labels_have_texts else "false"
+    kinds = [Contender("astra" if sampled else "renee", (f"data.label_texts={texts}",))]
+    if survey.labels_have_texts:
+        changes = (_FEW_MINED, _NO_TEXTS) if survey.is_symmetric else (_FEW_MINED,)
+        kinds += [Contender("decoupled"), Contender("dexml-sampled", changes)]
+    read = () if survey.inputs == "tokens" else (f"encoder.inputs={survey.inputs}",)
+    return [kind.changed(*read) for kind in kinds]
+
+
+def variations(best: Contender, weight: float) -> list[Contender]:
+    """List the best contender with other weights of n-grams than its own, which decide most of what words are like."""
+    nearest = min(_NGRAM_WEIGHTS, key=lambda value: abs(math.log(value / max(weight, _LEAST_WEIGHT))))
+    return [best.changed(f"encoder.ngram_weight={value:g}") for value in _NGRAM_WEIGHTS if value != nearest]

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from extremis.auto.contenders import Contender
 from extremis.auto.excerpt import write_excerpt
-from extremis.auto.survey import Survey
-from extremis.evaluating.evaluate import EvaluateOptions, evaluate
-from extremis.training.train import train
+from extremis.auto.survey import Contender, Survey
+from extremis.evaluation import EvaluateOptions, evaluate
+from extremis.supervisor import train
 from schemas.layout import DataLayout
 from schemas.storage import join
 from trainer.config import Recipe

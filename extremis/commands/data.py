@@ -1,31 +1,28 @@
-"""`extremis data`."""
+"""`extremis data`: versions of data, and exports."""
 
-from typing import Any
+from os import fspath
+from typing import Any, Literal
 
-import click
-
-from extremis.commands.options import output_options
+from extremis.command import Progress, command
+from extremis.commands.shared import Place
 from extremis.console import say, table
 
 
-@click.command()
-@click.argument("action", type=click.Choice(["list", "show", "drop"]))
-@click.argument("place")
-@output_options
-def data(action: str, place: str) -> dict[str, Any]:
+@command()
+def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Progress = True) -> dict[str, Any]:
     """List the versions of data, and exports, in the folders of a prefix; show one, or drop one that no other needs.
 
     list says for each what it adds, how many rows and labels it has with all that it needs, and what is gone; of
     exports, which is current. show lists the parts of a version of data. drop removes a data set or an export; one that
     another in the same folder needs, or that is current, is refused.
 
-    \b
     Examples:
       extremis data list data/
       extremis data show data/2026-11-20/
       extremis data drop data/2026-11-01/
       extremis data list exports/
     """
+    place = fspath(place)
     if action == "list":
         return _list(place)
     if action == "show":

@@ -1,45 +1,55 @@
 """`extremis evaluate`."""
 
-from typing import Any
+from collections.abc import Sequence
+from os import fspath
+from typing import Annotated, Any, Literal
 
-import click
-
-from extremis.commands.options import POSITIVE, comma_list, device_option, output_options, step_option
+from extremis.command import Option, Progress, comma_list, command
+from extremis.commands.shared import Device, Place, Positive, Step
 from extremis.console import metrics_table, say, table
 
 
-@click.command()
-@click.argument("data")
-@click.argument("run")
-@click.option("--split", default="test", help="A split of DATA, or holdout: the rows that the run held out.")
-@step_option
-@click.option("--limit", type=POSITIVE, help="Number of queries to score, the first ones. Default: all.")
-@click.option("--no-filter", is_flag=True, help="Keep the filter's pairs among the predictions.")
-@click.option(
-    "--k",
-    "ks",
-    type=comma_list(click.IntRange(1, 1000), "numbers from 1 to 1000 with commas between"),
-    default=(),
-    metavar="K,...",
-    help="More values of k, e.g. 20,100; at most 1000.",
-)
-@click.option("--zero-shot", is_flag=True, help="Also score the labels without a training point separately.")
-@click.option("--seen-only", is_flag=True, help="Rank only labels with a training point. Default: all labels.")
-@click.option(
-    "--scores",
-    type=click.Choice(["classifier", "labels", "sum", "fused"]),
-    default="classifier",
-    help="Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis fuse).",
-)
-@click.option("--baseline", is_flag=True, help="Also score popular labels, and nearest texts by TF-IDF.")
-@device_option
-@output_options
-def evaluate(data: str, run: str, no_filter: bool, device: str, **options: Any) -> dict[str, Any] | None:
+def _k(text: str) -> int:
+    if not 1 <= (k := int(text)) <= 1000:
+        raise ValueError(text)
+    return k
+
+
+_ks = comma_list(_k, "numbers from 1 to 1000 with commas between")
+
+
+@command()
+def evaluate(
+    data: Place,
+    run: Place,
+    *,
+    split: str = "test",
+    step: Step | None = None,
+    limit: Positive | None = None,
+    no_filter: bool = False,
+    k: Annotated[Sequence[int], Option(metavar="K,...", parse=_ks)] = (),
+    zero_shot: bool = False,
+    seen_only: bool = False,
+    scores: Literal["classifier", "labels", "sum", "fused"] = "classifier",
+    baseline: bool = False,
+    device: Device = "auto",
+    progress: Progress = True,
+) -> dict[str, Any] | None:
     """Score a checkpoint of RUN on a split of DATA: P, nDCG, R, PSP and PSnDCG at 1, 3, 5, 10.
 
     RUN may be on a version before DATA: it predicts the labels that it knows, and later ones count as missed.
 
-    \b
+    Options:
+        split: A split of DATA, or holdout: the rows that the run held out.
+        limit: Number of queries to score, the first ones. Default: all.
+        no_filter: Keep the filter's pairs among the predictions.
+        k: More values of k, e.g. 20,100; at most 1000.
+        zero_shot: Also score the labels without a training point separately.
+        seen_only: Rank only labels with a training point. Default: all labels.
+        scores: Rank by the run's vectors, by its embeddings of the labels' texts, by their sum, or fused (extremis
+            fuse).
+        baseline: Also score popular labels, and nearest texts by TF-IDF.
+
     Examples:
       extremis evaluate data/ runs/1 --split test --json
       extremis evaluate data/ runs/1 --k 20,100 --zero-shot
@@ -47,26 +57,27 @@ def evaluate(data: str, run: str, no_filter: bool, device: str, **options: Any) 
       extremis evaluate data/ runs/1 --scores fused
       torchrun --nproc-per-node 2 -m extremis evaluate data/ runs/1
     """
-    from extremis.evaluating import evaluate as evaluating
-    from extremis.training.ranks import joined
+    from extremis.evaluation import EvaluateOptions
+    from extremis.evaluation import evaluate as evaluate_run
+    from extremis.ranks import joined
 
-    evaluate_options = evaluating.EvaluateOptions(filter=not no_filter, **options)
+    data, run = fspath(data), fspath(run)
+    options = EvaluateOptions(split, step, limit, not no_filter, tuple(k), seen_only, zero_shot, scores, baseline)
     with joined() as group:
-        report = evaluating.evaluate(data, run, evaluate_options, group, device)
+        report = evaluate_run(data, run, options, group, device)
     if not group.first:
         return None
-    split = evaluate_options.split
     metrics_table(f"{split}: {report['queries']:,} queries, {report['filter_pairs']:,} filter pairs", report)
     _show_parts(report)
     if "metrics" in report.get("seen", {}):
         _show_seen(split, report)
-    if evaluate_options.baseline:
+    if baseline:
         _show_baselines(split, report)
-    if evaluate_options.zero_shot:
+    if zero_shot:
         _show_zero_shot(report["zero_shot"])
     if "PSP@1" not in report["metrics"]:
         say("no PSP: this data set does not state its propensity constants (extremis shard --propensity A,B)")
-    kept = "kept in the run; " if evaluate_options.standard else ""
+    kept = "kept in the run; " if options.standard else ""
     say(f"{run}, step {report['step']:,}: {kept}next: extremis report {data} {run}")
     return {"data": data, "run": run, "split": split, **report}
 

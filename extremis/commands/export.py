@@ -1,63 +1,74 @@
 """`extremis export`."""
 
-from typing import Any
+from collections.abc import Sequence
+from os import fspath
+from typing import Annotated, Any, Literal
 
-import click
-
-from extremis.commands.options import comma_list, device_option, output_options, step_option
+from extremis.command import Option, Progress, comma_list, command
+from extremis.commands.shared import Device, Place, Step
 from extremis.console import say
 
+_precisions = comma_list(float, "numbers with commas between, for example 0.5,0.9")
 
-@click.command()
-@click.argument("data")
-@click.argument("run")
-@click.argument("out")
-@step_option
-@click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32")
-@click.option(
-    "--index",
-    default="auto",
-    help="none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.",
-)
-@click.option("--target-recall", type=float, default=0.98, help="Recall that the index is tuned to.")
-@click.option(
-    "--precision",
-    "precisions",
-    type=comma_list(float, "numbers with commas between, for example 0.5,0.9"),
-    default="0.5,0.7,0.9",
-    metavar="SHARE,...",
-    help="Precisions to make thresholds for.",
-)
-@click.option("--threshold-split", "split", help="Split that measures them, or none. Default: val where DATA has it.")
-@click.option(
-    "--scores",
-    type=click.Choice(["classifier", "sum", "fused"]),
-    default="classifier",
-    help="sum: embeddings of the labels' texts added to the vectors; fused: as `extremis fuse` learned to.",
-)
-@click.option("--onto", metavar="EXPORT", help="Earlier export, whose files are named where they stay; or its folder.")
-@click.option("--current", is_flag=True, help="Make OUT the current one: `predict` and `load` open it by its folder.")
-@click.option("--overwrite", is_flag=True, help="Replace an export made from something else.")
-@device_option
-@output_options
-def export(data: str, run: str, out: str, current: bool, **options: Any) -> dict[str, Any]:
+
+@command()
+def export(
+    data: Place,
+    run: Place,
+    out: Place,
+    *,
+    step: Step | None = None,
+    dtype: Literal["float32", "float16"] = "float32",
+    index: str = "auto",
+    target_recall: float = 0.98,
+    precision: Annotated[Sequence[float], Option(metavar="SHARE,...", parse=_precisions)] = (0.5, 0.7, 0.9),
+    threshold_split: str | None = None,
+    scores: Literal["classifier", "sum", "fused"] = "classifier",
+    onto: Annotated[Place | None, Option(metavar="EXPORT")] = None,
+    current: bool = False,
+    overwrite: bool = False,
+    device: Device = "auto",
+    progress: Progress = True,
+) -> dict[str, Any]:
     """Export a checkpoint of RUN to OUT: encoder, vectors, labels, thresholds, and an index where L is large.
 
     A transformer becomes a directory that sentence-transformers and transformers open. With --onto, OUT holds what has
     changed since an earlier export, and names the rest. See docs/export.md.
 
-    \b
+    Options:
+        index: none, auto (none up to 131,072 labels, else inverted lists), or a Faiss factory string such as HNSW32.
+        target_recall: Recall that the index is tuned to.
+        precision: Precisions to make thresholds for.
+        threshold_split: Split that measures them, or none. Default: val where DATA has it.
+        scores: sum: embeddings of the labels' texts added to the vectors; fused: as `extremis fuse` learned to.
+        onto: Earlier export, whose files are named where they stay; or its folder.
+        current: Make OUT the current one: `predict` and `load` open it by its folder.
+        overwrite: Replace an export made from something else.
+
     Examples:
       extremis export data/ runs/1 exported/
       extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
     from schemas.versions.current import own_name, switch
 
+    data, run, out = fspath(data), fspath(run), fspath(out)
     if current:
         own_name(out)
     from trainer.export import export as exporting
 
-    manifest = exporting.export(data, run, out, exporting.ExportOptions(**options), say)
+    options = exporting.ExportOptions(
+        step=step,
+        dtype=dtype,
+        index=index,
+        target_recall=target_recall,
+        precisions=tuple(precision),
+        split=threshold_split,
+        scores=scores,
+        onto=None if onto is None else fspath(onto),
+        overwrite=overwrite,
+        device=device,
+    )
+    manifest = exporting.export(data, run, out, options, say)
     facts = manifest.parameters
     say(f"{out}: step {facts['step']:,}, {manifest.rows:,} labels of {facts['dimension']} dimensions")
     if current:

@@ -1,26 +1,29 @@
 """`extremis fuse`."""
 
-from typing import Any
+from os import fspath
+from typing import Any, Literal
 
-import click
-
-from extremis.commands.options import POSITIVE, device_option, output_options, step_option
+from extremis.command import Progress, command
+from extremis.commands.shared import Device, Place, Positive, Size, Step
 from extremis.console import say
 from schemas.sizes import parse_bytes
+from trainer.evaluation.fusion import QUERIES, SHORTLIST
 
 
-@click.command()
-@click.argument("data")
-@click.argument("run")
-@click.option("--by", type=click.Choice(["weights", "tree"]), default="weights", help="Sum of scores, or NGAME's tree.")
-@click.option("--split", help="Queries that the run was not trained on. Default: those it held out, or val.")
-@step_option
-@click.option("--shortlist", type=POSITIVE, default=100, help="Best labels per query that are ranked again.")
-@click.option("--queries", type=POSITIVE, default=10_000, help="Queries to learn from, the first of the split.")
-@click.option("--memory", default="4GiB", metavar="SIZE", help="Limit of the memory of training points.")
-@device_option
-@output_options
-def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str, Any]:
+@command()
+def fuse(
+    data: Place,
+    run: Place,
+    *,
+    by: Literal["weights", "tree"] = "weights",
+    split: str | None = None,
+    step: Step | None = None,
+    shortlist: Positive = SHORTLIST,
+    queries: Positive = QUERIES,
+    memory: Size = "4GiB",
+    device: Device = "auto",
+    progress: Progress = True,
+) -> dict[str, Any]:
     """Learn to add other scores to those of RUN's vectors, on queries that RUN was not trained on.
 
     By weights: adds the scores of the labels' texts, and the votes of each query's nearest training points, whose
@@ -28,7 +31,13 @@ def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str,
     on the label's frequency; it needs the extra `fusion` (scikit-learn). The result is kept in RUN/fusion, in place of
     an earlier one.
 
-    \b
+    Options:
+        by: Sum of scores, or NGAME's tree.
+        split: Queries that the run was not trained on. Default: those it held out, or val.
+        shortlist: Best labels per query that are ranked again.
+        queries: Queries to learn from, the first of the split.
+        memory: Limit of the memory of training points.
+
     Examples:
       extremis fuse data/ runs/1
       extremis evaluate data/ runs/1 --scores fused
@@ -36,7 +45,8 @@ def fuse(data: str, run: str, by: str, memory: str, **options: Any) -> dict[str,
     """
     from trainer.evaluation.fusion.validation_rows import FitOptions
 
-    fit_options = FitOptions(**options)
+    data, run = fspath(data), fspath(run)
+    fit_options = FitOptions(split, step, shortlist, queries, device)
     if by == "tree":
         from trainer.evaluation.fusion.fit import fit_fusion
 

@@ -1,26 +1,34 @@
 """`extremis inspect`."""
 
-from typing import Any
+from os import fspath
+from typing import Annotated, Any
 
-import click
+from extremis.command import Option, Progress, command
+from extremis.commands.shared import NotNegative, Place
 
-from extremis.commands.options import NOT_NEGATIVE, output_options
 
-
-@click.command()
-@click.argument("url")
-@click.option("--verify", is_flag=True, help="Read every byte and compare checksums.")
-@click.option("--rows", type=NOT_NEGATIVE, default=3, help="Sample rows to print.")
-@click.option("--key", help="Show only the query with this key, and the texts of its labels.")
-@click.option("--run", metavar="RUN", help="Show the hard negatives of this run's newest table.")
-@click.option("--split", help="Split of the queries. Default: train for samples, all splits for a key.")
-@output_options
-def inspect(url: str, **options: Any) -> dict[str, Any]:
+@command()
+def inspect(
+    url: Place,
+    *,
+    verify: bool = False,
+    rows: NotNegative = 3,
+    key: str | None = None,
+    run: Annotated[Place | None, Option(metavar="RUN")] = None,
+    split: str | None = None,
+    progress: Progress = True,
+) -> dict[str, Any]:
     """Describe what is at URL (a table, a DATA, a RUN): kinds, rows, shards, parents, sizes, checks, some rows as text.
 
     --key and --run take DATA for URL.
 
-    \b
+    Options:
+        verify: Read every byte and compare checksums.
+        rows: Sample rows to print.
+        key: Show only the query with this key, and the texts of its labels.
+        run: Show the hard negatives of this run's newest table.
+        split: Split of the queries. Default: train for samples, all splits for a key.
+
     Examples:
       extremis inspect data/
       extremis inspect runs/1 --verify
@@ -29,4 +37,5 @@ def inspect(url: str, **options: Any) -> dict[str, Any]:
     """
     from extremis.inspecting.inspect import inspect_url
 
-    return inspect_url(url, **options)
+    of_run = None if run is None else fspath(run)
+    return inspect_url(fspath(url), verify=verify, rows=rows, key=key, split=split, run=of_run)

@@ -1,64 +1,101 @@
 """`extremis plan`."""
 
 from dataclasses import replace
-from typing import Any
+from os import fspath
+from typing import Annotated, Any, Literal
 
-import click
-
-from extremis.commands.options import POSITIVE, number, output_options, recipe_option, set_option, stated
+from extremis.command import Option, Progress, changes, command
+from extremis.commands.shared import Place, Positive, Recipe, Settings, Size, with_settings
 from extremis.console import say
 
 
-@click.command()
-@click.option("--queries", type=number, help="N. Default: as many as DATA has.")
-@click.option("--labels", type=number, help="L. Default: as many as DATA has.")
-@click.option("--data", help="A sharded sample of the data; its averages stand for all rows.")
-@click.option("--tokens", type=float, default=32, help="Tokens per query, on average.")
-@click.option("--label-tokens", type=float, default=8, help="Tokens per label, on average.")
-@click.option("--labels-per-query", type=float, default=5, help="Labels per query, on average.")
-@click.option("--key-bytes", type=float, default=12, help="Characters of a key, on average.")
-@click.option("--text-bytes", type=float, default=40, help="Characters of a label, on average.")
-@click.option("--vocabulary", type=click.IntRange(2), default=30_000, help="Number of tokens.")
-@recipe_option
-@set_option
-@click.option("--dimension", type=POSITIVE, help="D. Default: the recipe's.")
-@click.option("--width", type=POSITIVE, help="K of the negative tables. Default: the recipe's.")
-@click.option("--epochs", type=POSITIVE, help="Default: the recipe's.")
-@click.option("--ranks", type=POSITIVE, default=1, help="Trainer processes.")
-@click.option("--workers", type=POSITIVE, default=1, help="Pipeline workers.")
-@click.option(
-    "--engine", type=click.Choice(["flink", "spark", "dataflow"]), help="Cluster of the pipelines. Default: none."
-)
-@click.option("--memory", default="8GiB", help="Memory of each process.")
-@click.option("--calibrate/--no-calibrate", default=True, help="Measure this machine to estimate the times.")
-@output_options
+def _number(text: str) -> int:
+    """Read a whole number, also written as 370e6."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value < 1 or value != int(value) or value > 1e15:
+        raise ValueError("a whole number of at least 1, such as 370e6")
+    return int(value)
+
+
+_Number = Annotated[int, Option(metavar="NUMBER", parse=_number)]
+
+
+@command()
 def plan(
-    recipe: str, overrides: tuple[str, ...], calibrate: bool, engine: str | None, **options: Any
+    *,
+    queries: _Number | None = None,
+    labels: _Number | None = None,
+    data: Place | None = None,
+    tokens: float = 32,
+    label_tokens: float = 8,
+    labels_per_query: float = 5,
+    key_bytes: float = 12,
+    text_bytes: float = 40,
+    vocabulary: Annotated[int, Option(ge=2)] = 30_000,
+    recipe: Recipe = "astra",
+    set: Settings = (),
+    dimension: Positive | None = None,
+    width: Positive | None = None,
+    epochs: Positive | None = None,
+    ranks: Positive = 1,
+    workers: Positive = 1,
+    engine: Literal["flink", "spark", "dataflow"] | None = None,
+    memory: Size = "8GiB",
+    progress: Progress = True,
 ) -> dict[str, Any]:
     """Say what a run will take before it is started: bytes of every table, memory and time of every step.
 
+    Times are of cores like those that the formulas' figures were measured on.
     What a recipe leaves to the data is set as the numbers here would decide.
 
-    \b
+    Options:
+        queries: N. Default: as many as DATA has.
+        labels: L. Default: as many as DATA has.
+        data: A sharded sample of the data; its averages stand for all rows.
+        tokens: Tokens per query, on average.
+        label_tokens: Tokens per label, on average.
+        labels_per_query: Labels per query, on average.
+        key_bytes: Characters of a key, on average.
+        text_bytes: Characters of a label, on average.
+        vocabulary: Number of tokens.
+        dimension: D. Default: the recipe's.
+        width: K of the negative tables. Default: the recipe's.
+        epochs: Default: the recipe's.
+        ranks: Trainer processes.
+        workers: Pipeline workers.
+        engine: Cluster of the pipelines. Default: none.
+        memory: Memory of each process.
+
     Examples:
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --dimension 64 --memory 64GiB
-      extremis plan --data data/ --queries 370e6 --labels 120e6 --no-calibrate --json
+      extremis plan --data data/ --queries 370e6 --labels 120e6 --json
       extremis plan --queries 370e6 --labels 120e6 --tokens 10 --engine flink --workers 64
     """
     from extremis.planning import plan as planning
-    from extremis.planning.settings import resolve_for
     from trainer.config import load_recipe
 
-    keys = {"dimension": "encoder.dimension", "width": "negatives.width", "epochs": "train.epochs"}
-    changes = stated({key: options.pop(name) for name, key in keys.items()})
-    overrides = (*overrides, *(f"{key}={value}" for key, value in changes.items()))
-    data, queries, labels, memory = (options.pop(name) for name in ("data", "queries", "labels", "memory"))
-    workload = planning.workload(data, queries, labels, load_recipe(recipe, overrides), memory, options)
-    resolved = resolve_for(workload, recipe, overrides, data)
+    source, data = fspath(recipe), None if data is None else fspath(data)
+    keys = {"encoder__dimension": dimension, "negatives__width": width, "train__epochs": epochs}
+    overrides = with_settings(changes(set), **keys)
+    averages = {
+        "tokens": tokens,
+        "label_tokens": label_tokens,
+        "labels_per_query": labels_per_query,
+        "key_bytes": key_bytes,
+        "text_bytes": text_bytes,
+        "vocabulary": vocabulary,
+        "ranks": ranks,
+        "workers": workers,
+    }
+    workload = planning.workload(data, queries, labels, load_recipe(source, overrides), memory, averages)
+    resolved = planning.resolve_for(workload, source, overrides, data)
     for line in resolved.reasons:
         say(line)
-    report = planning.plan(replace(workload, recipe=resolved.recipe), data, calibrate, engine)
+    report = planning.plan(replace(workload, recipe=resolved.recipe), data, engine)
     report["settings"] = {key: setting.value for key, setting in resolved.settings.items()}
     planning.show(report)
-    say(f"next: extremis run {recipe} {data or 'DATA'} RUN")
+    say(f"next: extremis run {source} {data or 'DATA'} RUN")
     return report

@@ -1,10 +1,10 @@
 """`extremis recipes`."""
 
-from typing import Any
+from os import fspath
+from typing import Any, Literal
 
-import click
-
-from extremis.commands.options import output_options, set_option
+from extremis.command import Progress, changes, command
+from extremis.commands.shared import Place, Recipe, Settings
 from extremis.console import results, say, table
 from schemas.errors import InputError
 
@@ -17,19 +17,20 @@ _SHOWN = (
 )
 
 
-@click.command()
-@click.argument("action", type=click.Choice(["list", "show", "copy", "validate"]), default="list")
-@click.argument("recipe", required=False)
-@click.argument("out", required=False)
-@set_option
-@output_options
-def recipes(action: str, recipe: str | None, out: str | None, overrides: tuple[str, ...]) -> dict[str, Any]:
+@command()
+def recipes(
+    action: Literal["list", "show", "copy", "validate"] = "list",
+    recipe: Recipe | None = None,
+    out: Place | None = None,
+    *,
+    set: Settings = (),
+    progress: Progress = True,
+) -> dict[str, Any]:
     """List the recipes that ship with Extremis; show, copy or validate one.
 
     show prints what RECIPE states, with what it extends; copy writes that as a TOML file OUT, to be changed; validate
     checks a name or a file, with all that --set changes, as a run would.
 
-    \b
     Examples:
       extremis recipes
       extremis recipes show astra
@@ -43,8 +44,8 @@ def recipes(action: str, recipe: str | None, out: str | None, overrides: tuple[s
     if action == "list":
         return _list()
     if action == "validate":
-        return _validate(str(recipe), overrides)
-    return _show(str(recipe), overrides, out)
+        return _validate(str(recipe), changes(set))
+    return _show(str(recipe), changes(set), None if out is None else fspath(out))
 
 
 def _show(recipe: str, overrides: tuple[str, ...], out: str | None) -> dict[str, Any]:

@@ -1,33 +1,38 @@
 """`extremis report`."""
 
-from typing import Any
+from os import fspath
+from typing import Annotated, Any
 
-import click
-
-from extremis.commands.options import output_options
+from extremis.command import Option, Progress, command
+from extremis.commands.shared import Place, Url
 from extremis.console import say
 
 
-@click.command()
-@click.argument("urls", metavar="[DATA] RUN [RUN...]", nargs=-1, required=True)
-@click.option("--out", metavar="URL", help="URL of the page. Default: report.html in the first RUN.")
-@click.option("--queries", type=click.IntRange(0, 1000), default=300, help="Queries to show.")
-@click.option("--predictions/--no-predictions", default=True, help="Load each run's newest checkpoint.")
-@output_options
-def report(urls: tuple[str, ...], out: str | None, queries: int, predictions: bool) -> dict[str, Any]:
+@command()
+def report(
+    *urls: Annotated[Place, Option(metavar="[DATA] RUN [RUN...]")],
+    out: Url | None = None,
+    queries: Annotated[int, Option(ge=0, le=1000)] = 300,
+    predictions: bool = True,
+    progress: Progress = True,
+) -> dict[str, Any]:
     """Write one HTML page about runs, to read and to search: it opens from a disk and needs no network.
 
     Data, training, negative tables, metrics (of `extremis evaluate`), and queries with their positives, predictions and
     hard negatives as text. Several runs of the same DATA, or of versions before it, are compared. Without DATA, the
     queries are left out.
 
-    \b
+    Options:
+        out: URL of the page. Default: report.html in the first RUN.
+        queries: Queries to show.
+        predictions: Load each run's newest checkpoint.
+
     Examples:
       extremis report data/ runs/1
       extremis report data/ runs/1 runs/2 --out compared.html
     """
     from extremis.reporting.build import build
 
-    body = build(urls, out, say, queries, predictions)
+    body = build([fspath(url) for url in urls], None if out is None else fspath(out), say, queries, predictions)
     say(f"{body['out']}: {body['bytes']:,} bytes in {body['seconds']} s; open it in a browser")
     return body

@@ -1,19 +1,43 @@
-"""`extremis run`."""
+"""`extremis run`: training with a miner process beside."""
 
-from typing import Any
+from os import fspath
+from typing import Annotated, Any
 
-import click
-
-from extremis.commands.options import beam_tail, training_options, with_device
-from extremis.commands.train import process_options, train_run
+from extremis.command import Option, Progress, changes, command
+from extremis.commands.shared import BeamOptions, Place, Recipe, Settings, StartTimeout, with_settings
+from extremis.commands.train import (
+    LOOPBACK,
+    FromRun,
+    Grace,
+    MetricsHost,
+    MetricsPort,
+    RecipeDevice,
+    Resume,
+    process_options,
+    train_recipe,
+)
 from schemas.errors import InputError
+from trainer.checkpoints.stopping import GRACE
 
 
-@click.command()
-@training_options
-@click.option("--minutes", type=click.FloatRange(min=0.1), help="With `auto`: time for all of it. Default: no limit.")
-@beam_tail
-def run(minutes: float | None, **options: Any) -> dict[str, Any] | None:
+@command()
+def run(
+    recipe: Recipe,
+    data: Place,
+    run: Place,
+    *,
+    set: Settings = (),
+    from_run: FromRun | None = None,
+    device: RecipeDevice | None = None,
+    resume: Resume = False,
+    metrics_port: MetricsPort | None = None,
+    grace: Grace = GRACE,
+    metrics_host: MetricsHost = LOOPBACK,
+    minutes: Annotated[float | None, Option(ge=0.1)] = None,
+    start_timeout: StartTimeout | None = None,
+    beam_options: BeamOptions = (),
+    progress: Progress = True,
+) -> dict[str, Any] | None:
     """Train RECIPE on DATA into RUN, with a miner process beside the trainer.
 
     RECIPE is a name (see `extremis recipes`) or a TOML file. `auto` looks at DATA, tries a few recipes on a part of it,
@@ -22,20 +46,23 @@ def run(minutes: float | None, **options: Any) -> dict[str, Any] | None:
     A table that is late is used from a later epoch, unless the recipe waits for it (refresh.stale = "wait"). Arguments
     after -- are the miner's Beam options.
 
-    \b
+    Options:
+        minutes: With `auto`: time for all of it. Default: no limit.
+
     Examples:
       extremis run auto data/ runs/1 --minutes 10
       extremis run astra data/ runs/2 --set train.epochs=20
       extremis run astra data/2026-11-20/ runs/2026-11-20 --from runs/2026-11-19
     """
-    if options["recipe"] != "auto":
+    source, data, run = fspath(recipe), fspath(data), fspath(run)
+    process = process_options(resume, metrics_port, metrics_host, grace)
+    overrides = with_settings(changes(set), train__device=device, train__start_from=from_run and fspath(from_run))
+    if source != "auto":
         if minutes is not None:
             raise InputError("--minutes is of `extremis run auto`: for a recipe give --set train.minutes=10.")
-        return train_run(**options)
+        return train_recipe(source, data, run, overrides, process, beam_options)
+    if from_run is not None:
+        raise InputError("--from goes on with a recipe: give that of RUN1, RUN1/recipe.toml or its name, not auto.")
     from extremis.auto.run_auto import run_auto
 
-    if options.pop("from_run") is not None:
-        raise InputError("--from goes on with a recipe: give that of RUN1, RUN1/recipe.toml or its name, not auto.")
-    del options["recipe"]
-    options["overrides"] = with_device(options["overrides"], options.pop("device"))
-    return run_auto(minutes=minutes or 0.0, process=process_options(options), **options)
+    return run_auto(data, run, minutes or 0.0, overrides, beam_options, **process)

@@ -1,60 +1,89 @@
-"""`extremis train`."""
+"""`extremis train`: training with the tables that a miner elsewhere publishes."""
 
-from typing import Any
+from collections.abc import Sequence
+from os import fspath
+from typing import Annotated, Any
 
-import click
-
-from extremis.commands.options import training_options, with_device
+from extremis.command import Option, Progress, changes, command
+from extremis.commands.shared import DEVICE, Place, Recipe, Settings, with_settings
 from extremis.console import say
+from trainer.checkpoints.stopping import GRACE
+
+LOOPBACK = "127.0.0.1"
+_DEVICE = "Where to compute. Default: the recipe's, auto, a GPU where there is one."
+_FROM = "Go on from RUN1, a run on an earlier version of DATA: its encoder, and its vectors by label id."
+_RESUME = "Continue from the newest checkpoint of RUN, or start if there is none."
+_PORT = "Serve metrics for Prometheus. 0: a free port."
+_GRACE = "Seconds after SIGTERM or SIGHUP for saving a checkpoint. 0: end at once."
+
+RecipeDevice = Annotated[str, DEVICE, Option(_DEVICE)]
+FromRun = Annotated[Place, Option(_FROM, metavar="RUN1", flags=("--from",))]
+Resume = Annotated[bool, Option(_RESUME)]
+MetricsPort = Annotated[int, Option(_PORT, ge=0, le=65535)]
+Grace = Annotated[float, Option(_GRACE, ge=0)]
+MetricsHost = Annotated[str, Option("Address that the port listens on.")]
 
 
-@click.command()
-@training_options
-def train(**options: Any) -> dict[str, Any] | None:
+@command()
+def train(
+    recipe: Recipe,
+    data: Place,
+    run: Place,
+    *,
+    set: Settings = (),
+    from_run: FromRun | None = None,
+    device: RecipeDevice | None = None,
+    resume: Resume = False,
+    metrics_port: MetricsPort | None = None,
+    grace: Grace = GRACE,
+    metrics_host: MetricsHost = LOOPBACK,
+    progress: Progress = True,
+) -> dict[str, Any] | None:
     """Train RECIPE on DATA into RUN, with the tables that a miner elsewhere publishes.
 
     RECIPE is a name (see `extremis recipes`) or a TOML file.
 
-    \b
     Examples:
       extremis train astra data/ runs/1 --set train.epochs=30
       extremis train astra data/ runs/1 --resume
       extremis train astra data/2/ runs/2 --from runs/1
       torchrun --nproc-per-node 2 -m extremis train astra data/ runs/1
     """
-    return train_run(**options)
+    process = process_options(resume, metrics_port, metrics_host, grace)
+    overrides = with_settings(changes(set), train__device=device, train__start_from=from_run and fspath(from_run))
+    return train_recipe(fspath(recipe), fspath(data), fspath(run), overrides, process)
 
 
-def train_run(
-    recipe: str,
+def process_options(resume: bool, port: int | None, host: str, grace: float) -> dict[str, Any]:
+    """Return the options of a training's process, which change no number of its run."""
+    return {"resume": resume, "metrics": None if port is None else (host, port), "grace": grace}
+
+
+def train_recipe(
+    source: str,
+    data: str,
     run: str,
-    overrides: tuple[str, ...],
-    device: str | None,
-    from_run: str | None = None,
-    **options: Any,
+    overrides: Sequence[str],
+    process: dict[str, Any],
+    beam_options: Sequence[str] | None = None,
 ) -> dict[str, Any] | None:
-    """Train on the ranks that torchrun launched; rank 0 returns the outcome."""
+    """Train on the ranks that torchrun launched; rank 0 returns the outcome.
+
+    `beam_options`: of the miner beside; None: no miner.
+    """
     from trainer.config import check_keys
 
-    check_keys(recipe, overrides)  # a typo is told before PyTorch is loaded
+    check_keys(source, overrides)  # a typo is told before PyTorch is loaded
 
-    from extremis.training.ranks import joined
-    from extremis.training.train import train as train_recipe
+    from extremis.ranks import joined
+    from extremis.supervisor import train as train_watched
     from trainer.settings.resolve import resolve
 
-    process = process_options(options)
     with joined() as group:
-        resolved = resolve(recipe, with_device(overrides, device, from_run), options["data"])
-        for line in resolved.lines(options["data"]) if group.first else ():
+        resolved = resolve(source, overrides, data)
+        for line in resolved.lines(data) if group.first else ():
             say(line)
-        outcome = train_recipe(run=run, recipe=resolved.recipe, group=group, process=process, **options)
+        outcome = train_watched(data, run, resolved.recipe, beam_options=beam_options, group=group, **process)
         if group.first:
-            say(f"{run}: trained; next: extremis evaluate {options['data']} {run}")
+            say(f"{run}: trained; next: extremis evaluate {data} {run}")
     return {"run": run, **outcome} if group.first else None
-
-
-def process_options(options: dict[str, Any]) -> Any:
-    """Take those of the training's process out of `options`."""
-    from extremis.training.process import ProcessOptions
-
-    return ProcessOptions(**{name: options.pop(name) for name in ("metrics_host", "metrics_port", "grace")})

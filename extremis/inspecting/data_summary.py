@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, open_manifest
-from schemas.shard_files import shards
+from schemas.manifest import Manifest
 from schemas.storage import join
+from schemas.table import Table
 from schemas.versions.version import VERSION
 
 _COMPARED_ROWS = 2_000_000  # of all splits; above it, texts are not compared
@@ -23,20 +23,20 @@ def summarize(data: str) -> dict[str, Any]:
     A split's counts: points, merged, labels (mentions), rejected, and where few enough rows are there empty_texts and,
     but for train, in_train: its points whose text is that of a point of train. Raises TableError, StorageError.
     """
-    layout, whole = DataLayout(data), open_manifest(data, "data")
-    tables = {name: open_manifest(join(data, name)) for name in whole.parents if name != "tokenizer"}
+    whole = Table.open(data, "data").manifest
+    tables = {name: Table.open(join(data, name)) for name in whole.parents if name != "tokenizer"}
     named = {name.partition("/")[2]: table for name, table in tables.items() if name.startswith("queries/")}
     splits = {name: named[name] for name in sorted(named, key=lambda name: (name != _TRAIN, name))}
     few = VERSION not in whole.parameters and sum(table.rows for table in splits.values()) <= _COMPARED_ROWS
-    texts = {name: _texts(layout.queries(name), table) for name, table in splits.items()} if few else {}
+    texts = {name: _texts(table) for name, table in splits.items()} if few else {}
     labels = tables["labels"]
-    rejected = {name: table.counters.get("rejected") for name, table in tables.items()}
+    rejected = {name: table.manifest.counters.get("rejected") for name, table in tables.items()}
     return {
-        "splits": {name: _split_facts(name, table, texts) for name, table in splits.items()},
+        "splits": {name: _split_facts(name, table.manifest, texts) for name, table in splits.items()},
         "labels": {
             "labels": labels.rows,
-            "merged": 0 if _are_derived(whole) else labels.counters.get("rows_merged", 0),
-            "without_training_points": labels.counters.get("without_training_points", 0),
+            "merged": 0 if _are_derived(whole) else labels.manifest.counters.get("rows_merged", 0),
+            "without_training_points": labels.manifest.counters.get("without_training_points", 0),
         },
         "rejected": {name: reasons for name, reasons in rejected.items() if reasons},
     }
@@ -97,13 +97,13 @@ def seen_queries(data: str, split: str) -> np.ndarray | None:
     These are the queries that a metric flatters. They are not compared where there are more than _COMPARED_ROWS, and
     no text. Raises TableError, StorageError.
     """
-    layout, parents = DataLayout(data), open_manifest(data, "data").parents
+    layout, parents = DataLayout(data), Table.open(data, "data").parents
     if split == _TRAIN or not {f"queries/{split}", f"queries/{_TRAIN}"} <= parents.keys():
         return None
-    tables = {name: open_manifest(layout.queries(name), "queries") for name in (split, _TRAIN)}
+    tables = {name: Table.open(layout.queries(name), "queries") for name in (split, _TRAIN)}
     if sum(table.rows for table in tables.values()) > _COMPARED_ROWS:
         return None
-    texts = {name: _texts(layout.queries(name), table) for name, table in tables.items()}
+    texts = {name: _texts(table) for name, table in tables.items()}
     return _repeated(texts[split], texts[_TRAIN]).to_numpy(zero_copy_only=False) if len(texts[split]) else None
 
 
@@ -112,12 +112,12 @@ def _repeated(texts: pa.Array, among: pa.Array) -> pa.Array:
     return pc.and_(pc.greater(pc.binary_length(texts), 0), pc.is_in(texts, value_set=among))
 
 
-def _texts(url: str, table: Manifest) -> pa.Array:
+def _texts(table: Table) -> pa.Array:
     """Return the token ids of each row as bytes: large binary [N]; empty where rows have features alone."""
-    if "input_ids" not in {column.name for column in table.columns}:
+    if "input_ids" not in table.columns:
         return pa.array([], pa.large_binary())
     parts = []
-    for group in shards.iterate(url, table, ["input_ids"]):
+    for group in table.batches(["input_ids"]):
         column = group["input_ids"].combine_chunks()
         values = column.values
         width = values.type.bit_width // 8

@@ -10,19 +10,20 @@ from extremis.inspecting.sharding_command import sharding_command
 from extremis.inspecting.table import inspect_table, print_facts, print_section, verify_tables
 from schemas import storage
 from schemas.errors import TableError
-from schemas.layout import MANIFEST, DataLayout, RunLayout
-from schemas.manifest import is_published, open_manifest
+from schemas.layout import EARLIER_MANIFEST, MANIFEST, DataLayout, RunLayout
+from schemas.manifest import is_published
+from schemas.table import Table
 
 
 def inspect_url(
     url: str, *, verify: bool, rows: int, key: str | None, split: str | None, run: str | None
 ) -> dict[str, Any]:
     """Print and return what is at `url`. Raises InputError; TableError where there is no table, or a damaged one."""
-    url = url.removesuffix("/").removesuffix("/" + MANIFEST)
+    url = url.removesuffix("/").removesuffix("/" + MANIFEST).removesuffix("/" + EARLIER_MANIFEST)
     layout = None if run is None else require_run(run)
     if key is not None or layout is not None:
         body = inspect_queries(DataLayout(url), rows, split, key, layout)
-    elif is_published(url) and (manifest := open_manifest(url)).kind != "data":
+    elif is_published(url) and (manifest := Table.open(url).manifest).kind != "data":
         body = inspect_table(url, manifest, verify, rows)
     else:
         body = _inspect_prefix(url, verify, rows, split)
@@ -34,12 +35,12 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
 
     With `check`, verify every byte. Raises TableError.
     """
-    data = open_manifest(url, "data") if is_published(url) else None
+    data = Table.open(url, "data").manifest if is_published(url) else None
     layout = RunLayout(url)
     is_run = data is None and storage.exists(layout.config)
     tables = list_tables(url)
     if data is None and not is_run and not tables:
-        open_manifest(url)  # raises
+        Table.open(url)  # raises
     mismatches = find_mismatches(data, tables)
     kind = "data" if data else "run" if is_run else "prefix"
     size = sum(item.bytes for item in tables)
@@ -55,7 +56,7 @@ def _inspect_prefix(url: str, check: bool, rows: int, split: str | None) -> dict
         print_section(data, "parameters")
         results.print(f"made by, INPUT being where its files were:\n  {sharding_command(url, data)}")
     if kind == "prefix" and {"queries", "labels"} <= set(storage.list_names(url)):
-        open_manifest(url)  # raises: a DATA that was cut off; its parts are above
+        Table.open(url)  # raises: a DATA that was cut off; its parts are above
     if check:
         verify_tables({item.url: item.manifest for item in tables if item.manifest is not None})
     body = {

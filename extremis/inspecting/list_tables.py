@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import MANIFEST
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest, names_manifest
 from schemas.storage import join
+from schemas.table import Table
 
-DEPTH = 3  # levels of folders that are searched
+DEPTH = 4  # levels of folders that are searched
 FOLDERS = 10_000  # most folders that are searched
 
 
@@ -35,7 +36,7 @@ def list_tables(url: str) -> list[ListedTable]:
         nonlocal folders
         entries = storage.list_names(place)
         folders += 1
-        if name and MANIFEST in entries:
+        if name and names_manifest(entries):
             yield _open(name, place)
         elif any(entry.startswith("part-") for entry in entries):
             yield ListedTable(name, place, None, f"unfinished: {len(entries)} file(s) and no {MANIFEST}")
@@ -49,7 +50,7 @@ def list_tables(url: str) -> list[ListedTable]:
 
 def _open(name: str, url: str) -> ListedTable:
     try:
-        return ListedTable(name, url, open_manifest(url))
+        return ListedTable(name, url, Table.open(url).manifest)
     except TableError as error:
         return ListedTable(name, url, None, str(error))
 

@@ -14,7 +14,7 @@ from extremis.inspecting.examples import (
     splits_of,
 )
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import open_manifest
+from schemas.table import Table
 
 
 def inspect_queries(
@@ -32,7 +32,7 @@ def inspect_queries(
         if not splits or rows == 0:
             return {}
         name = splits[0]
-        numbers = np.arange(min(rows, open_manifest(data.queries(name), "queries").rows))
+        numbers = np.arange(min(rows, Table.open(data.queries(name), "queries").rows))
     examples = read_examples(data, name, numbers, decoder, run)
     texts = decoder.labels((label for example in examples for label in example.label_ids), LONGEST_LABEL)
     for example in examples:

@@ -3,12 +3,11 @@
 import shlex
 from typing import Any
 
-from pipelines.sharding.options import ShardOptions
+from pipelines.options import ShardOptions
 from schemas.manifest import Manifest
 from schemas.versions.version import Version
 
 _OF_A_VERSION = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others are those before
-_FLAGS = {"validation_share": "--validation", "test_share": "--test"}  # others have the option's name
 _PROPENSITY = ("propensity_a", "propensity_b")  # one flag
 _DIRECTORY = "directory:"  # before the digest of a tokenizer that was read from one
 
@@ -31,7 +30,7 @@ def sharding_command(url: str, data: Manifest) -> str:
     for name, option in ShardOptions.model_fields.items():
         value = options.get(name)
         if name not in _PROPENSITY and value not in (None, option.default):
-            words += [_FLAGS.get(name, "--" + name.replace("_", "-")), *_typed(value)]
+            words += ["--" + (option.alias or name).replace("_", "-"), *_typed(value)]
     return " ".join(words)
 
 

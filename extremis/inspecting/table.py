@@ -7,8 +7,8 @@ from extremis.inspecting.decode_text import TextDecoder, clean
 from extremis.inspecting.examples import LONGEST_LABEL
 from schemas.errors import TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, open_manifest, verify
-from schemas.shard_files.shards import iterate
+from schemas.manifest import Manifest
+from schemas.table import Table
 from trainer.config import flatten
 
 _SHOWN_VALUES = 8  # of a list
@@ -57,7 +57,7 @@ def verify_tables(tables: dict[str, Manifest]) -> None:
     total = sum(shard.bytes for shard in shards)
     with Bar("verify", total) as bar:
         for url, manifest in tables.items():
-            verify(url, manifest, bar.advance)
+            Table(url, manifest).verify(bar.advance)
     say(f"verified: {len(shards)} shard(s), {total:,} bytes")
 
 
@@ -66,7 +66,7 @@ def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
     sample: list[dict[str, Any]] = []
     if not manifest.columns or rows == 0:
         return sample
-    for group in iterate(url, manifest):  # those of rejects are small: one a file of the input
+    for group in Table(url, manifest).batches():  # those of rejects are small: one a file of the input
         first = group.slice(0, rows - len(sample))
         part = [{name: _shorten(value) for name, value in row.items()} for row in first.to_pylist()]
         decoder = _decoder_of(url, manifest) if "input_ids" in first.column_names else None
@@ -86,7 +86,7 @@ def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
         return None
     layout = DataLayout(url.rsplit("/", depth)[0] if url.count("/") >= depth else ".")
     try:
-        same = open_manifest(layout.tokenizer, "tokenizer").digest == manifest.parents["tokenizer"]
+        same = Table.open(layout.tokenizer, "tokenizer").digest == manifest.parents["tokenizer"]
         return TextDecoder(layout) if same else None
     except TableError:
         return None

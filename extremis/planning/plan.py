@@ -1,19 +1,62 @@
 """`extremis plan`: bytes of every table, memory and time of every step, and whether they fit."""
 
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from extremis.console import results, table
-from extremis.planning import sample
-from extremis.planning.engine import plan_engine
-from extremis.planning.sizes import measure
-from extremis.planning.workload import Workload
-from extremis.spinner import doing
+from extremis.planning.estimate import Workload, estimate
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
 from schemas.sizes import parse_bytes, say_bytes
+from schemas.table import Table
 from trainer.config import Recipe
+from trainer.config.load import auto_keys, read_recipe
+from trainer.methods.rules import Facts
+from trainer.settings.facts import HEAPS, measure
+from trainer.settings.resolve import Resolved, derive
+from trainer.stream.sources import ALL_ROWS
+
+PIPELINES = ("shard", "mine", "cluster")  # steps of a run that are pipelines
+
+_NGRAMS = 4  # times (tokens of all texts) ** HEAPS: 1.8 to 9 on texts of six data sets; buckets are rounded up anyway
+_STAGED = 1.05  # most bytes in staging at a time, tables included, over those of the input: 1.00 to 1.06 measured
+_WRITTEN = 1.2  # bytes that are written to staging in all, over those of the input: 0.7 to 1.4 on four sets
+_MACHINES = {"n2-highmem-2": 16 << 30, "n2-highmem-4": 32 << 30, "n2-highmem-8": 64 << 30, "n2-highmem-16": 128 << 30}
+
+_JOB_SERVER = (
+    "--runner=PortableRunner --job_endpoint=JOBSERVER:8099 --artifact_endpoint=JOBSERVER:8098 "
+    '--environment_type=PROCESS --environment_config=\'{{"command": "/opt/extremis/bin/extremis-worker"}}\' '
+    "--parallelism={workers}"
+)
+_DATAFLOW = (
+    "--runner=DataflowRunner --project=PROJECT --region=REGION --temp_location=gs://BUCKET/tmp "
+    "--sdk_container_image=IMAGE --sdk_location=container --machine_type={machine} --max_num_workers={workers} "
+    "--number_of_worker_harness_threads=1 --experiments=no_use_multiple_sdk_containers"
+)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Costs of an engine beside those of its Python workers.
+
+    `options`: as Beam takes them; `slot`: bytes of Java beside a worker, 0 where that is not ours to say. `times`: its
+    seconds over those of as many workers in process, `start`: seconds of each pipeline besides; None: not measured.
+    """
+
+    options: str
+    slot: int
+    times: float | None
+    start: float = 0.0
+
+
+# Bulk data goes through files, so that Java's memory does not grow with it. Times: `python -m benchmarks.engines`.
+ENGINES = {
+    "flink": Engine(_JOB_SERVER, 1728 << 20, 1.0, 7),  # a TaskManager of one slot, as Flink has it by default
+    "spark": Engine(_JOB_SERVER, 1320 << 20, 1.0, 13),  # an executor of 1,200 MiB, and a tenth beside
+    "dataflow": Engine(_DATAFLOW, 0, None),
+}
+_PIPELINES_OF_A_STEP = {"shard": 5, "mine": 2, "cluster": 3}  # the check of workers among them
 
 
 def workload(
@@ -22,42 +65,61 @@ def workload(
     """Make a workload; numbers that are None are those of DATA. Raises InputError, TableError."""
     if data is not None:
         layout = DataLayout(data)
-        queries = queries or open_manifest(layout.queries("train"), "queries").rows
-        labels = labels or open_manifest(layout.labels, "labels").rows
+        queries = queries or Table.open(layout.queries("train"), "queries").rows
+        labels = labels or Table.open(layout.labels, "labels").rows
     if queries is None or labels is None:
         raise InputError("how much data is there? Give --queries N and --labels L, or --data DATA for one like it.")
     return Workload(queries, labels, recipe, memory=parse_bytes(memory), **averages)
 
 
-def plan(workload: Workload, data: str | None, calibrate: bool, engine: str | None = None) -> dict[str, Any]:
-    """Estimate sizes, and times with `calibrate`, as one JSON object. `data`: a sample that stands for all rows.
+def resolve_for(workload: Workload, source: str, overrides: Iterable[str], data: str | None) -> Resolved:
+    """Derive what the recipe `source` leaves to the data from the workload's numbers; `data`: a sample of it.
+
+    Raises InputError: as `resolve`; TableError.
+    """
+    body = read_recipe(source, overrides)
+    if not auto_keys(body):
+        return Resolved(workload.recipe)
+    return derive(body, facts_of(workload, data), source)
+
+
+def facts_of(workload: Workload, data: str | None) -> Facts:
+    """Return the figures of the planned data: from its averages, or from `data` scaled up. Raises TableError."""
+    label_texts = workload.sources.get("labels", 0)
+    queries = workload.trained_queries
+    if data is None:
+        tokens = queries * workload.tokens
+        pairs = round(queries * workload.labels_per_query)
+        ngrams = round(_NGRAMS * tokens**HEAPS)
+        return Facts(queries, workload.labels, pairs, label_texts, ngrams, workload.tokens)
+    sample = measure(DataLayout(data), "train", ALL_ROWS, bool(label_texts))
+    times = queries / sample.queries
+    return replace(
+        sample,
+        queries=queries,
+        labels=workload.labels,
+        pairs=round(sample.pairs * times),
+        label_texts=label_texts,
+        ngrams=round(sample.ngrams * times**HEAPS),
+    )
+
+
+def plan(workload: Workload, data: str | None, engine: str | None = None) -> dict[str, Any]:
+    """Estimate sizes and times as one JSON object. `data`: a sample that stands for all rows.
 
     `engine`: where the pipelines run, if not on this machine.
 
     Raises InputError: wrong numbers, too little memory for mining; TableError: no DATA there.
     """
-    workload, rows = sample.made_up(workload) if data is None else sample.from_data(data, workload)
-    doing("plan: writing samples of the tables")
-    sizes = measure(workload, rows)
-    seconds, steps = None, None
-    if calibrate:
-        from extremis.planning.calibrate import calibrate as measure_rates
-
-        doing("plan: sharding, mining and training a little, to measure this machine")
-        rates = measure_rates(workload, sizes)
-        steps = rates.seconds(workload)
-        seconds = {"rates": asdict(rates), "steps": steps}
+    workload = workload if data is None else workload.like(data)
+    sizes = estimate(workload)
     over = {step: need for step, need in sizes.memory.items() if need > workload.memory}
     recipe, blocks = workload.recipe, sizes.blocks
     on_engine = None
     if engine is not None:
         stored = sum(sizes.tables[name].bytes for name in ("queries", "labels"))
-        on_engine = plan_engine(engine, workload, sizes.memory, stored, steps)
-    facts = {
-        "recipe": recipe.title,
-        "dimension": recipe.encoder.dimension,
-        "epochs": recipe.train.epochs,
-    }
+        on_engine = plan_engine(engine, workload, sizes.memory, stored, sizes.seconds)
+    facts = {"recipe": recipe.title, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
     return {
         "workload": {**asdict(workload), **facts},
         "tables": {name: asdict(size) for name, size in sizes.tables.items()},
@@ -72,10 +134,44 @@ def plan(workload: Workload, data: str | None, calibrate: bool, engine: str | No
             "refreshes": workload.dumps,
         },
         "steps": workload.steps,
-        "seconds": seconds,
+        "seconds": sizes.seconds,
         "on_engine": on_engine,
         "over": over,
         "go": not over,
+    }
+
+
+def plan_engine(
+    name: str, workload: Workload, memory: dict[str, int], tables: int, seconds: dict[str, float]
+) -> dict[str, Any]:
+    """Return what the pipelines take on the engine `name`: `memory` of each step's process, and its `seconds`.
+
+    `tables`: bytes of queries and labels. Raises InputError: no machine of Dataflow that is large enough.
+    """
+    engine = ENGINES[name]
+    worker = max(memory[step] for step in PIPELINES if step in memory)
+    source = workload.input_bytes
+    machine = next((machine for machine, size in _MACHINES.items() if size >= worker), None)
+    if machine is None and name == "dataflow":
+        most = ", ".join(_MACHINES)
+        raise InputError(f"--engine dataflow: a worker needs {worker:,} bytes, more than {most} have. Lower --memory.")
+    hours = None
+    if engine.times is not None:
+        hours = {
+            step: (seconds[step] * engine.times + engine.start * _PIPELINES_OF_A_STEP[step]) / 3600
+            for step in PIPELINES
+            if step in seconds and step in memory
+        }
+    return {
+        "engine": name,
+        "workers": workload.workers,
+        "options": engine.options.format(workers=workload.workers, machine=machine),
+        "worker_bytes": worker,
+        "slot_bytes": worker + engine.slot,
+        "input_bytes": source,
+        "staging_bytes": int(_STAGED * source),
+        "network_bytes": int(source + 2 * _WRITTEN * source + tables),
+        "hours": hours,
     }
 
 
@@ -86,10 +182,9 @@ def show(plan: dict[str, Any]) -> None:
         numbers = [f"{size['rows']:,}", f"{size['shards']:,}", say_bytes(size["bytes"]), str(size["times"])]
         rows.append([name, *numbers, say_bytes(size["bytes"] * size["times"])])
     table("on storage", ["table", "rows", "shards", "bytes", "times", "in all"], rows)
-    times = (plan["seconds"] or {}).get("steps", {})
     limit = plan["workload"]["memory"]
     steps = [
-        [step, say_bytes(need), "fits" if need <= limit else "too much", say_time(times.get(step))]
+        [step, say_bytes(need), "fits" if need <= limit else "too much", say_time(plan["seconds"].get(step))]
         for step, need in plan["memory"].items()
     ]
     table(f"each process, of {say_bytes(limit)}", ["step", "memory", "", "time"], steps)
@@ -108,14 +203,13 @@ def show(plan: dict[str, Any]) -> None:
 
 def _show_engine(plan: dict[str, Any]) -> None:
     """Print what the pipelines take on an engine."""
-    name, hours = plan["engine"], plan["hours"]
-    times = ", ".join(f"{step} {say_time(3600 * some)}" for step, some in (hours or {}).items())
-    times = times or ("not estimated (--no-calibrate)" if plan["is_measured"] else f"never measured on {name}")
+    name = plan["engine"]
+    times = ", ".join(f"{step} {say_time(3600 * hours)}" for step, hours in (plan["hours"] or {}).items())
     lines = [
         f"memory: {say_bytes(plan['worker_bytes'])} a worker, {say_bytes(plan['slot_bytes'])} a slot with it",
         f"storage: {say_bytes(plan['staging_bytes'])} of staging at most; {say_bytes(plan['network_bytes'])} read and "
         f"written by shard, for about {say_bytes(plan['input_bytes'])} of input",
-        f"time: {times}",
+        f"time: {times or f'never measured on {name}'}",
         f"behind --: {plan['options']}",
     ]
     results.print(f"the pipelines on {name}, {plan['workers']:,} worker(s)")
@@ -124,7 +218,7 @@ def _show_engine(plan: dict[str, Any]) -> None:
 
 
 def say_time(seconds: float | None) -> str:
-    """Format seconds as `3.2 h`; None, not measured, as an empty text."""
+    """Format seconds as `3.2 h`; None, not estimated, as an empty text."""
     if seconds is None:
         return ""
     for unit, length in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):

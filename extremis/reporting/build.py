@@ -17,9 +17,10 @@ from extremis.spinner import doing
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import is_published, open_manifest
+from schemas.manifest import is_published
 from schemas.owners.place import require_file
 from schemas.storage import join
+from schemas.table import Table
 from trainer.model import require_same_data
 
 NAME = "report.html"  # of a run's own page
@@ -80,13 +81,13 @@ def _require_page(out: str, own: str, reads: Sequence[str]) -> None:
 
 def _open(urls: Sequence[str]) -> tuple[DataLayout | None, list[Run]]:
     first = urls[0]
-    data = DataLayout(first) if is_published(first) and open_manifest(first).kind == "data" else None
+    data = DataLayout(first) if is_published(first) and Table.open(first).kind == "data" else None
     places = list(urls[1:] if data is not None else urls)
     if not places:
         raise InputError(f"{first}: a DATA alone has no report. Name the runs: extremis report DATA RUN [RUN…].")
     if len(set(places)) < len(places):
         raise InputError(f"the same run is named twice: {' '.join(places)}.")
-    manifest = None if data is None else open_manifest(data.root, "data")
+    manifest = None if data is None else Table.open(data.root, "data").manifest
     runs = [open_run(url, name, manifest) for url, name in zip(places, names_of(places), strict=True)]
     for run in runs:
         if data is not None and manifest is not None:

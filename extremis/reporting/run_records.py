@@ -8,7 +8,7 @@ import numpy as np
 
 from extremis.inspecting.examples import require_run
 from extremis.inspecting.run_tables import RunTable, run_tables
-from extremis.training.commands import commands_of
+from extremis.ranks import commands_of
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest

@@ -5,8 +5,9 @@ from typing import Any
 
 from schemas import storage
 from schemas.errors import TableError
-from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.manifest import Manifest, is_published
 from schemas.storage import join
+from schemas.table import Table
 from schemas.versions.current import find_current
 from schemas.versions.exports import ExportVersion, require_needed
 from schemas.views.relative import relative, resolve
@@ -53,7 +54,7 @@ def list_exports(root: str) -> list[ListedExport]:
 
 def open_listed_export(url: str) -> ListedExport | None:
     """Open the export at `url`; None where none is."""
-    if not is_published(url) or (manifest := open_manifest(url)).kind != "export":
+    if not is_published(url) or (manifest := Table.open(url).manifest).kind != "export":
         return None
     try:
         require_needed(url, manifest)

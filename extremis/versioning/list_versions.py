@@ -5,8 +5,9 @@ from typing import Any
 
 from schemas import storage
 from schemas.errors import TableError
-from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.manifest import Manifest, is_published
 from schemas.storage import join
+from schemas.table import Table
 from schemas.versions.version import Version, require_parts
 from schemas.views.relative import relative, resolve
 
@@ -56,7 +57,7 @@ def open_listed(url: str) -> Listed | None:
     """Open the data set at `url`; None where none is."""
     if not is_published(url):
         return None
-    manifest = open_manifest(url)
+    manifest = Table.open(url).manifest
     if manifest.kind != "data":
         return None
     try:

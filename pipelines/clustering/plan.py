@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
 from pipelines.clustering.inputs import Inputs
 from pipelines.clustering.layout import Layout
 from pipelines.clustering.top import TopTree, grow
 from pipelines.common.meter import Meter
-from pipelines.common.options import DumpOptions
 from pipelines.common.watch import require_unused
+from pipelines.options import ClusterOptions
 from schemas.errors import InputError
 from schemas.layout import CLUSTERS, staging
 from schemas.manifest import Manifest
@@ -28,14 +27,6 @@ _UNPACKED = 8  # bytes of a row in memory and on its way, to one of its bytes in
 _SPARE = 1.25  # parts are not quite equal
 _SAMPLE_ROWS, _SAMPLE_GROUPS = 1 << 16, 64
 _FEW = 8  # queries: smaller clusters are worth no halving, unless they are asked for
-
-
-class ClusterOptions(DumpOptions):
-    """Options of `extremis cluster`. None: as the trainer requests in the dump, or from the sizes."""
-
-    size: int | None = Field(default=None, ge=2, description="C, queries of a cluster, at most")
-    smallest: int | None = Field(default=None, ge=1, description="clusters can be dealt in halves down to so many")
-    part_rows: int | None = Field(default=None, ge=1, description="queries clustered in one piece; None: from memory")
 
 
 @dataclass(frozen=True)

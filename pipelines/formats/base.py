@@ -5,12 +5,13 @@ Parsers never raise over a bad row: it becomes a Reject. They raise InputError o
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from pipelines.formats.rejects import Reason, Reject
+from pipelines.options import Text as Text
 
 SPLITS = ("train", "val", "test")
 LABELS = "labels"
@@ -57,9 +58,6 @@ class Inputs:
     def splits(self) -> tuple[str, ...]:
         """Splits that have parts."""
         return tuple(split for split in SPLITS if self.of(split))
-
-
-Text = Literal["title+content", "title"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipelines.mining.options import MineOptions
+from pipelines.options import MineOptions
 from search.candidates import EMPTY, best, unpack
 
 

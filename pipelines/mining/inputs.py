@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.common.aligned import Source, open_source
-from pipelines.mining.options import MineOptions
+from pipelines.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, numbered, source_of_part, staging

@@ -16,7 +16,7 @@ from pipelines.mining import memory
 from pipelines.mining.filters import fetched
 from pipelines.mining.inputs import Inputs
 from pipelines.mining.memory import Estimate, Sizes
-from pipelines.mining.options import MineOptions
+from pipelines.options import MineOptions
 from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import shard_name, staging

@@ -1,7 +1,7 @@
 """Data set as a whole: what is at DATA already, and the manifests that make a new one visible, DATA's own last."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.common.summary import Summary
@@ -19,6 +19,7 @@ from schemas.owners.build import Build
 from schemas.owners.claim import LostError
 from schemas.reuse import Request, find_reusable
 from schemas.storage import join
+from schemas.table import Table
 from schemas.versions.version import VERSION
 
 _REMEDY = "Give another DATA, or --overwrite to replace it."
@@ -37,7 +38,7 @@ def open_finished(
     if made != (None if version is None else dict(version)):
         raise InputError(f"{data}: holds a finished data set that goes on from another one, or otherwise. {_REMEDY}")
     for table, digest in manifest.parents.items():
-        if manifests.open_manifest(join(data, table)).digest != digest:
+        if Table.open(join(data, table)).digest != digest:
             raise TableError(f"{join(data, table)}: not the table that {data} was published with. {_REMEDY}")
     return manifest
 
@@ -51,9 +52,9 @@ def clear(data: str) -> None:
 
 def place(build: Build, manifest: Manifest) -> Manifest:
     """Put the data set of an attempt in place, its tables before DATA's `manifest`. Raises LostError, StorageError."""
-    tables = {name: manifests.open_manifest(join(build.url, name)) for name in manifest.parents}
+    tables = {name: Table.open(join(build.url, name)) for name in manifest.parents}
     try:
-        files = [f"{name}/{file}" for name, table in tables.items() for file in _files_of(table)]
+        files = [f"{name}/{file}" for name, table in tables.items() for file in table.manifest.files]
         build.put(list(dict.fromkeys(files)))
         return build.publish(manifest, [f"{name}/{MANIFEST}" for name in tables])
     except BaseException:
@@ -61,15 +62,6 @@ def place(build: Build, manifest: Manifest) -> Manifest:
             build.claim.require()
             clear(build.out)
         raise
-
-
-def _files_of(table: Manifest) -> Iterator[str]:
-    """Yield the files below a table: its shards, or the patches that a view has of its own."""
-    for shard in table.shards:
-        if shard.view is None:
-            yield shard.path
-        else:
-            yield from (patch.place for patch in shard.view.patches if "/" not in patch.place)
 
 
 def write_tokenizer(data: str, tokenizer: FrozenTokenizer, parameters: Mapping[str, Any]) -> Manifest:

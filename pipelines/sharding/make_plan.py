@@ -8,8 +8,8 @@ from pipelines.common import assign
 from pipelines.common.meter import Meter
 from pipelines.common.summary import Summary
 from pipelines.formats.base import LABELS, PAIRS, Inputs
+from pipelines.options import ShardOptions
 from pipelines.sharding import filters
-from pipelines.sharding.options import ShardOptions
 from pipelines.sharding.plan import LabelsPlan, QueriesPlan
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas import storage

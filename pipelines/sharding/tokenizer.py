@@ -53,18 +53,6 @@ class FrozenTokenizer:
         return freeze(Tokenizer.from_str(self.files[FILE].decode()), self.kept, max_tokens)
 
 
-def parse_name(name: str) -> int | None:
-    """Return the vocabulary size of `train:SIZE`; None for a directory or hub name. Raises InputError."""
-    if not name.startswith("train:"):
-        return None
-    size = name.removeprefix("train:")
-    if not size.isascii() or not size.isdigit() or not 100 <= int(size) < 1 << 31:
-        raise InputError(
-            f"tokenizer {name!r}: expected train:SIZE with a vocabulary of at least 100, as in train:30000."
-        )
-    return int(size)
-
-
 def load_directory(name: str, max_tokens: int) -> FrozenTokenizer | None:
     """Load the tokenizer of a local directory; None where `name` is none. Raises InputError: nothing loadable in it."""
     if not os.path.isdir(name):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import MANIFEST, phases, staging
-from schemas.manifest import Manifest, open_manifest, publish_new, unpublish
+from schemas.manifest import Manifest, publish_new, unpublish
 from schemas.owners.claim import FILE, Claim, ClaimedError, LostError, Say, claimed
 from schemas.storage import join
+from schemas.table import Table
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Build:
         self.claim.require()
         old = set[str]()
         with contextlib.suppress(TableError):
-            old = {*open_manifest(self.out).files}
+            old = {*Table.open(self.out).manifest.files}
         unpublish(self.out)
         new = manifest.files if names is None else names
         self.put(new)

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 
 from schemas import storage
 from schemas.errors import InputError
-from schemas.layout import CLUSTERS, COMPARED, COMPARISON, MANIFEST, SPENT, RunLayout
-from schemas.manifest import is_published, open_manifest
+from schemas.layout import CLUSTERS, COMPARED, COMPARISON, SPENT, RunLayout
+from schemas.manifest import is_published, names_manifest
 from schemas.storage import join
+from schemas.table import Table
 
 MARK = ".kind"
 _OTHER = "other files"
@@ -69,7 +70,7 @@ def mark(out: str, doing: str) -> bool:
 def unmark(out: str, doing: str) -> None:
     """Remove the mark where something else tells what is at `out`, or nothing is left there."""
     names = [name for name in storage.list_names(out) if name != MARK]
-    if ".staging" not in names and (MANIFEST in names or _doing_at(out, names) in (None, doing)):
+    if ".staging" not in names and (names_manifest(names) or _doing_at(out, names) in (None, doing)):
         storage.remove(join(out, MARK))
 
 
@@ -83,7 +84,7 @@ def _require_apart(out: str, reads: Iterable[str | None]) -> None:
 
 def _doing_at(url: str, names: list[str]) -> str | None:
     """Return what is made at `url`, which holds `names`; None for nothing. Raises TableError, StorageError."""
-    if MANIFEST in names:
+    if names_manifest(names):
         return _doing_of(url)
     if _RECIPE in names:
         return "trained"
@@ -101,6 +102,6 @@ def _doing_at(url: str, names: list[str]) -> str | None:
 
 def _doing_of(url: str) -> str:
     """Return how the finished table at `url` is made. Raises TableError."""
-    manifest = open_manifest(url)
-    made = "clustered" if CLUSTERS in manifest.parameters else f"a table of {manifest.kind}"
-    return _DOING.get(manifest.kind, made)
+    table = Table.open(url)
+    made = "clustered" if CLUSTERS in table.parameters else f"a table of {table.kind}"
+    return _DOING.get(table.kind, made)

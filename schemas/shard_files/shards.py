@@ -4,29 +4,19 @@ import contextlib
 import importlib
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow as pa
-from pydantic import AfterValidator
 
 from schemas.errors import TableError
 from schemas.manifest import Manifest, Shard, columns_of, publish, shard_url, unpublish
 from schemas.shard_files import parquet
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, naming_damage
-from schemas.shard_files.sinks import SINKS
+from schemas.shard_files.sinks import SINKS, Sink
 from schemas.shard_files.viewed import ViewedShard
 from schemas.storage import READS
 from schemas.views.relative import resolve
-
-
-def _require_sink(name: str) -> str:
-    if name not in SINKS:
-        raise ValueError(f"sink = {name!r}: expected one of {', '.join(map(repr, SINKS))}")
-    return name
-
-
-Sink = Annotated[str, AfterValidator(_require_sink)]
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int, sink: Sink) -> Shard:

@@ -44,7 +44,7 @@ def test_a_worker_of_another_version(flink: Cluster, raw: Path, tmp_path: Path) 
         "shard", raw, tmp_path / "data", *SMALL, "--", *process(flink, program), check=False, timeout=SECONDS
     )
     refused(done, socket.gethostname(), "has Extremis 9.9", "the launching process has", "Install the same", status=1)
-    assert not (tmp_path / "data" / "manifest.json").exists()
+    assert not (tmp_path / "data" / "_manifest.json").exists()
 
 
 def test_a_place_that_a_worker_does_not_reach(flink: Cluster, tmp_path: Path, worker: Path) -> None:

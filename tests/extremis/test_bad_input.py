@@ -184,7 +184,7 @@ class TestDataAndRun:
 
     def test_unfinished_data(self, tiny_data: Path, run: Path, tmp_path: Path) -> None:
         half = shutil.copytree(tiny_data, tmp_path / "half")
-        (half / "manifest.json").unlink()
+        (half / "_manifest.json").unlink()
         for arguments in (
             ("train", "astra", half, tmp_path / "run"),
             ("run", "astra", half, tmp_path / "run"),
@@ -192,7 +192,7 @@ class TestDataAndRun:
             ("embed", half, run, tmp_path / "out"),
             ("inspect", half),
         ):
-            refused(call(*arguments), f"{half}: unfinished table", "no manifest.json", "Run that command again")
+            refused(call(*arguments), f"{half}: unfinished table", "no _manifest.json", "Run that command again")
         assert not (tmp_path / "run").exists()
         assert not (tmp_path / "out").exists()
 
@@ -215,7 +215,7 @@ class TestDataAndRun:
 
     def test_another_format_version(self, tiny_data: Path, tmp_path: Path) -> None:
         data = shutil.copytree(tiny_data, tmp_path / "data")
-        place = data / "labels" / "manifest.json"
+        place = data / "labels" / "_manifest.json"
         place.write_text(json.dumps({**json.loads(place.read_text()), "version": 99}))
         refused(call("train", "astra", data, tmp_path / "run"), str(place), "format version 99", "reads 1", "again")
 
@@ -290,18 +290,18 @@ class TestFullDisk:
         small = disk(72)  # the room that is asked for beforehand is there, all that is written has none
         arguments = ("train", "astra", tiny_data, small / "run", *sets("train.epochs=1", "order.batch=16"))
         refused(extremis(*arguments, check=False), str(small), *self.WORDS, status=1)
-        assert not list(small.rglob("manifest.json"))
+        assert not list(small.rglob("_manifest.json"))
         assert not list(small.rglob(".tmp-*"))
         _grow(small)
         extremis(*arguments, "--resume")
         newest = max((run / "checkpoints").iterdir())
         again = small / "run" / newest.relative_to(run)
-        assert (again / "manifest.json").read_bytes() == (newest / "manifest.json").read_bytes()
+        assert (again / "_manifest.json").read_bytes() == (newest / "_manifest.json").read_bytes()
 
     def test_embed(self, tiny_data: Path, run: Path, disk: Callable[[int], Path]) -> None:
         small = disk(4)
         refused(call("embed", tiny_data, run, small / "out"), str(small), *self.WORDS, status=1)
-        assert not list(small.rglob("manifest.json"))
+        assert not list(small.rglob("_manifest.json"))
         _grow(small)
         assert call("embed", tiny_data, run, small / "out").status == 0
 

@@ -12,8 +12,9 @@ import pytest
 
 from extremis.cli import cli
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.records.json_files import read_json, write_json
+from schemas.table import Table
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
 from trainer.config import Recipe, recipe_names
@@ -126,7 +127,7 @@ def test_run_trains_on_the_tables_that_the_miner_makes(ran: Done, run: Path) -> 
     assert "epoch 0: mined in" in ran.err
     assert (run / "finished.json").exists()
     manifest = open_manifest(str(run / "negatives" / "epoch-0003" / "queries"), "negatives")
-    verify(str(run / "negatives" / "epoch-0003" / "queries"), manifest)
+    Table(str(run / "negatives" / "epoch-0003" / "queries"), manifest).verify()
     assert manifest.quality["recall_at_k"] == 1.0
 
 

@@ -39,8 +39,8 @@ def test_no_figure_of_a_table_is_cut_off(columns: int | None) -> None:
 
 _SPEAK = """
 import sys
-from extremis.api.model import Label, Prediction, Predictions
-from extremis.api.result import Result
+from extremis.model import Label, Prediction, Predictions
+from extremis.result import Result
 from extremis.cli import main
 from extremis.console import Bar, print_file, print_json, results, say, say_error, table
 path, text = sys.argv[1:]

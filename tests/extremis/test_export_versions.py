@@ -13,7 +13,8 @@ import pytest
 import extremis
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
+from schemas.table import Table
 from schemas.versions.current import CURRENT, switch
 from schemas.versions.exports import ExportVersion
 from tests.command import call, refused
@@ -61,9 +62,9 @@ def test_a_version_predicts_as_a_whole_export_does(
     assert answers(second) == answers(export(days, 1, tmp_path / "whole", run, index=index))
     assert contents(str(first)) == before
     manifest = open_manifest(str(second), "export")
-    verify(str(second), manifest)
+    Table(str(second), manifest).verify()
     written = {str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()}
-    assert written == {"manifest.json", *manifest.files}
+    assert written == {"_manifest.json", *manifest.files}
     named = {entry.path for entry in manifest.shards if entry.view is not None}
     assert any(path.startswith("labels/") for path in named)
     assert any(path.startswith("vectors/") for path in named) is not moves
@@ -95,7 +96,7 @@ def test_a_finished_version_is_kept_and_another_one_refused(days: Path, tmp_path
     export(days, 1, second, overwrite=True)
     assert not [entry for entry in open_manifest(str(second)).shards if entry.view]
     assert {str(path.relative_to(second)) for path in second.rglob("*") if path.is_file()} == {
-        "manifest.json",
+        "_manifest.json",
         *open_manifest(str(second)).files,
     }
 

@@ -13,10 +13,11 @@ from scipy.sparse import load_npz
 
 from extremis.predicting.outputs import open_writer, prediction_table
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
 from schemas.storage import join
+from schemas.table import Table
 from tests.bert import write_bert
 from tests.command import call, extremis, refused, sets
 from tests.pipelines.raw import read_lines
@@ -64,9 +65,9 @@ def ranked(matrix, k: int) -> np.ndarray:
 
 def test_what_is_exported(data: Path, run: Path, exported: Path) -> None:
     manifest = open_manifest(str(exported), "export")
-    verify(str(exported), manifest)
+    Table(str(exported), manifest).verify()
     files = {str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file()}
-    assert files == {"manifest.json", *(shard.path for shard in manifest.shards)}
+    assert files == {"_manifest.json", *(shard.path for shard in manifest.shards)}
     assert {"encoder/model.safetensors", "encoder/tokenizer.json", "thresholds.json"} <= files
     labels = pa.concat_tables(pq.read_table(path) for path in sorted((exported / "labels").iterdir()))
     assert labels.column_names == ["label_id", "key", "text", "frequency"]
@@ -172,7 +173,7 @@ class TestFused:
         assert done.status == 0, done.err
         counted = metrics(data, np.array(pq.read_table(tmp_path / "p.parquet")["label_ids"].to_pylist()))
         assert counted == (pytest.approx(expected, abs=0.3) if indexed else expected)
-        verify(str(fused), open_manifest(str(fused), "export"))
+        Table.open(str(fused), "export").verify()
 
 
 HEADS = {
@@ -200,7 +201,7 @@ class TestWeights:
 
     def test_an_export_predicts_to_the_digit_as_evaluate_scores(self, data: Path, fused: Path, tmp_path: Path) -> None:
         run, exported = fused / "run", fused / "exported"
-        verify(str(exported), open_manifest(str(exported), "export"))
+        Table.open(str(exported), "export").verify()
         assert (exported / "memory").exists()
         alone, expected = (
             call("evaluate", data, run, "--scores", by, "--json").json["metrics"] for by in ("classifier", "fused")
@@ -349,7 +350,7 @@ class TestRefusals:
         refused(call("predict", exported, out), "expected INPUT and OUT")
         refused(call("predict", exported, "in", out, "--data", data), "expected OUT alone")
         refused(call("predict", exported, tmp_path / "out", "--data", data), "does not say what to write", "--to")
-        refused(call("predict", run, out, "--data", data), str(run), "no manifest.json")
+        refused(call("predict", run, out, "--data", data), str(run), "no _manifest.json")
         refused(call("predict", data, out, "--data", data), "expected a export table, got a data table")
         refused(call("predict", exported, out, "--data", data, "--split", "dev"), "no split 'dev'")
         both = ("--threshold", "1", "--precision", "0.5")
@@ -360,7 +361,7 @@ class TestRefusals:
         )
         refused(call("export", data, run, tmp_path / "e", "--precision", "half"), "'--precision': 'half'")
         assert not out.exists()
-        assert not (tmp_path / "e" / "manifest.json").exists()
+        assert not (tmp_path / "e" / "_manifest.json").exists()
 
     def test_a_damaged_export(self, data: Path, exported: Path, tmp_path: Path) -> None:
         import shutil
@@ -371,7 +372,7 @@ class TestRefusals:
         refused(call("predict", broken, tmp_path / "p.npz", "--data", data), vectors.name, "damaged", "Export")
         vectors.unlink()
         refused(call("predict", broken, tmp_path / "p.npz", "--data", data), vectors.name, "gone", "Export")
-        (broken / "manifest.json").unlink()
+        (broken / "_manifest.json").unlink()
         refused(call("predict", broken, tmp_path / "p.npz", "--data", data), "unfinished table")
 
     def test_other_data(self, exported: Path, raw: Path, tmp_path: Path) -> None:

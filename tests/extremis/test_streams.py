@@ -12,7 +12,7 @@ import pytest
 
 from tests.command import ROOT, command, environment
 
-SHOW = ("recipes", "show", "astra")
+SHOW = ("recipes", "show", "astra", "-q")  # no word of being at work, however slow the machine
 COMMANDS = {SHOW: 0, ("recipes", "show", "no-such"): 2}
 
 

@@ -23,7 +23,7 @@ from trainer.config import load_recipe
 from trainer.evaluation.label_embeddings import embed_texts
 from trainer.group import ALONE, Group
 from trainer.initial.earlier_run import begin_with_run
-from trainer.model import DataFacts, find_checkpoint, load_encoder
+from trainer.model import DataSizes, find_checkpoint, load_encoder
 from trainer.model import Model as TrainedModel
 from trainer.settings.refreshing import LEAST
 from trainer.settings.resolve import resolve
@@ -49,7 +49,7 @@ def begun(days: Path, data: str, group: Group = ALONE, **train: Any) -> TrainedM
     changes = [*(f"{key}={str(value).lower()}" for key, value in TINY.items())]
     changes += [f"train.{key}={value!r}" for key, value in {"start_from": f"{days}/run0", **train}.items()]
     recipe, layout = load_recipe("random", changes), DataLayout(f"{days}/{data}")
-    facts = DataFacts.of(layout)
+    facts = DataSizes.of(layout)
     model = TrainedModel.build(recipe, facts.vocabulary, facts.labels, facts.features, group)
     assert begin_with_run(model, layout, recipe, silent)
     return model

@@ -52,7 +52,7 @@ def check(loop: Loop, name: str, reader: str, folder: Path, draw: random.Random)
         root = name.split("/")[0]
         assert f"work/{root}" in done.err, done.err
         assert any(word in done.err for word in ("damaged", "checksum", "manifest", "format", "not valid")), done.err
-        assert not (out / made / "manifest.json").exists()
+        assert not (out / made / "_manifest.json").exists()
     shutil.rmtree(folder)
     return done.status
 

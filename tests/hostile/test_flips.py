@@ -79,7 +79,7 @@ def require_same(world: World, name: str, out: str, done: Done, faults: Faults) 
     assert "fault of Extremis" not in done.err
     assert f"s3://{BUCKET}/" in done.err
     assert "damaged" in done.err or "checksum" in done.err, done.err
-    published = [key for key in made if key.endswith("manifest.json") and "/" not in key]
+    published = [key for key in made if key.endswith("_manifest.json") and "/" not in key]
     assert not published or made == true
 
 

@@ -24,12 +24,12 @@ def seal(folder: Path, body: Body) -> str:
     """Write a manifest whose digest is right; the digest."""
     rest = {name: value for name, value in body.items() if name != "digest"}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps({**rest, "digest": digest}))
+    (folder / "_manifest.json").write_text(json.dumps({**rest, "digest": digest}))
     return digest
 
 
 def change(folder: Path, alter: Change) -> str:
-    body = json.loads((folder / "manifest.json").read_bytes())
+    body = json.loads((folder / "_manifest.json").read_bytes())
     alter(body)
     return seal(folder, body)
 
@@ -142,7 +142,7 @@ def test_a_part_of_data_that_was_sealed_again(kind: str, name: str, loop: tuple[
     unread = (kind, name) in UNREAD or (kind == "tokenizer" and name in OF_SHARDS)
     run("train", "random", data, tmp_path / "run", *options, status=(0, 2) if unread else 2)
     if not unread:
-        assert not list((tmp_path / "run").glob("checkpoints/*/manifest.json"))
+        assert not list((tmp_path / "run").glob("checkpoints/*/_manifest.json"))
 
 
 @pytest.mark.parametrize("value", VALUES)
@@ -175,7 +175,7 @@ JSON = st.recursive(
 @given(kind=st.sampled_from(sorted(KINDS)), data=st.data())
 def test_any_value_anywhere_is_refused_or_read(kind: str, data: Any, loop: tuple[Path, Any], tmp_path: Path) -> None:
     """One value of a manifest is another, and its digest is right."""
-    body = json.loads((loop[0] / KINDS[kind] / "manifest.json").read_bytes())
+    body = json.loads((loop[0] / KINDS[kind] / "_manifest.json").read_bytes())
     place, name = body, data.draw(st.sampled_from(sorted(body)))
     while isinstance(place[name], (dict, list)) and place[name] and data.draw(st.booleans()):
         place = place[name]
@@ -194,6 +194,6 @@ def test_any_value_anywhere_is_refused_or_read(kind: str, data: Any, loop: tuple
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200))
 def test_any_bytes_are_no_manifest(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_bytes(content)
+    (tmp_path / "_manifest.json").write_bytes(content)
     with pytest.raises(ExtremisError):
         open_manifest(str(tmp_path))

@@ -114,7 +114,7 @@ def test_an_empty_place(world: Path, out: Path, kind: str) -> None:
     if kind.endswith("folder"):
         target.mkdir()
     run(*words("export", out), status=0)
-    assert (out / "manifest.json").is_file()
+    assert (out / "_manifest.json").is_file()
     assert out.is_symlink() == (kind != "empty")
 
 

@@ -74,7 +74,7 @@ def test_a_day_on_a_store_makes_what_it_makes_on_a_disk(
         stored = {key: bucket.read(f"days/{folder}/{key}") for key in bucket.keys(f"days/{folder}/")}
         expected = tree(local / folder)
         # The recipe in the second export's manifest names the run that it went on from by its place.
-        left = ("commands.json", "1/manifest.json") if folder == "exports" else ("commands.json",)
+        left = ("commands.json", "1/_manifest.json") if folder == "exports" else ("commands.json",)
         assert {k: v for k, v in stored.items() if not k.endswith(left)} == {
             k: v for k, v in expected.items() if not k.endswith(left)
         }

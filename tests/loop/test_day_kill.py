@@ -15,8 +15,9 @@ import pytest
 
 from schemas.errors import TableError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.records.json_files import read_json
+from schemas.table import Table
 from tests.command import ROOT, environment, refused
 from tests.days import TINY
 from tests.forks import Forks, forks, tree
@@ -48,8 +49,8 @@ def of_run(run: Path) -> Any:
 
 
 def of_tree(folder: Path) -> Any:
-    for place in folder.rglob("manifest.json"):
-        verify(str(place.parent), open_manifest(str(place.parent)))
+    for place in folder.rglob("_manifest.json"):
+        Table.open(str(place.parent)).verify()
     return tree(folder)
 
 
@@ -164,7 +165,7 @@ def test_a_reader_of_the_base_is_not_disturbed(host: Forks, days: Days, tmp_path
     thread.join()
     assert reads > 3
     assert tree(root / "data/0") == before
-    assert (root / "data/1/manifest.json").exists()
+    assert (root / "data/1/_manifest.json").exists()
 
 
 def test_a_part_that_is_deleted_is_named_by_each_command(host: Forks, days: Days, tmp_path: Path) -> None:

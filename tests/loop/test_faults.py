@@ -137,7 +137,7 @@ def test_a_store_that_stays_away_is_named_and_nothing_is_visible(
         store.faults = Faults()
         refused(done, f"s3://{BUCKET}/away-{name}/", "could not", "2 attempt(s)", "run again", status=1)
         left = stored(server, f"away-{name}/{step.out}")
-        top = {"shard": "manifest.json", "mine": "epoch-0005/queries/manifest.json", "embed": "manifest.json"}[name]
+        top = {"shard": "_manifest.json", "mine": "epoch-0005/queries/_manifest.json", "embed": "_manifest.json"}[name]
         assert top not in left, f"down after {down_after} of {faults.requests}"
 
 

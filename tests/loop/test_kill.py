@@ -14,8 +14,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from schemas.layout import RunLayout
-from schemas.manifest import Manifest, open_manifest, verify
+from schemas.manifest import Manifest, open_manifest
 from schemas.storage import list_names
+from schemas.table import Table
 from tests.command import ROOT, call, command, environment, extremis, refused, sets
 from tests.processes import wait_until_gone
 from trainer.config import load_config
@@ -43,10 +44,10 @@ def records(run: Path) -> list[dict[str, Any]]:
 def tables(run: Path) -> dict[str, str]:
     """Return the digest of each dump and negative table, with its shards verified."""
     digests = {}
-    for place in sorted([*run.glob("dumps/*/*/manifest.json"), *run.glob("negatives/*/*/manifest.json")]):
+    for place in sorted([*run.glob("dumps/*/*/_manifest.json"), *run.glob("negatives/*/*/_manifest.json")]):
         url = str(place.parent)
         manifest = open_manifest(url)
-        verify(url, manifest)
+        Table(url, manifest).verify()
         digests[str(place.parent.relative_to(run))] = manifest.digest
     return digests
 
@@ -129,7 +130,7 @@ def test_there_is_something_to_compare(whole: Path) -> None:
     names = ["queries", "labels", "vectors"]
     dumps = {f"dumps/epoch-{epoch:04d}/{name}" for epoch in (0, 1, 2) for name in names}
     assert set(tables(whole)) == dumps | {f"negatives/epoch-{e:04d}/{name}" for e in (2, 3, 4) for name in names[:2]}
-    assert list_names(RunLayout(str(whole)).negatives(2, "queries"))[0] == "manifest.json"
+    assert list_names(RunLayout(str(whole)).negatives(2, "queries"))[0] == "_manifest.json"
 
 
 class TestRefusals:
@@ -156,7 +157,7 @@ class TestRefusals:
     @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest"])
     def test_a_damaged_newest_checkpoint(self, data: Path, run: Path, damage: str) -> None:
         newest = max((run / "checkpoints").iterdir())
-        file = newest / ("manifest.json" if damage == "manifest" else "encoder.safetensors")
+        file = newest / ("_manifest.json" if damage == "manifest" else "encoder.safetensors")
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         if damage == "gone":
@@ -175,5 +176,5 @@ class TestRefusals:
     def test_a_table_that_was_trained_on_is_gone(self, data: Path, run: Path) -> None:
         newest = max((run / "checkpoints").iterdir())
         shutil.rmtree(newest)
-        (run / "negatives" / f"epoch-{EPOCHS - 1:04d}" / "queries" / "manifest.json").unlink()
+        (run / "negatives" / f"epoch-{EPOCHS - 1:04d}" / "queries" / "_manifest.json").unlink()
         refused(call("train", "astra", data, run, *CHOICES, "--resume"), "negatives/epoch-0004/queries", "unfinished")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.mine import mine
-from pipelines.mining.options import MineOptions
+from pipelines.options import MineOptions
 from schemas import storage
 from schemas.errors import InputError
 from schemas.layout import RunLayout

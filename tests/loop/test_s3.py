@@ -154,15 +154,15 @@ def test_killed_and_resumed(env: dict[str, str], bucket: Bucket, data: str, run:
     assert trainer.wait() == -9
     keys = bucket.keys("again/")
     assert "finished.json" not in keys
-    visible = [key.removesuffix("manifest.json") for key in keys if key.endswith("manifest.json")]
+    visible = [key.removesuffix("_manifest.json") for key in keys if key.endswith("_manifest.json")]
     assert any(url.startswith("checkpoints/") for url in visible)
     for url in visible:
-        for shard in json.loads(bucket.read(f"again/{url}manifest.json"))["shards"]:
+        for shard in json.loads(bucket.read(f"again/{url}_manifest.json"))["shards"]:
             assert hashlib.sha256(bucket.read(f"again/{url}{shard['path']}")).hexdigest() == shard["sha256"]
     extremis("run", "astra", data, again, *CHOICES, "--resume", env=env)
     assert _losses(bucket.read("again/metrics.jsonl")) == _losses(bucket.read("run/metrics.jsonl"))
     for name in ("negatives/epoch-0002/queries", "dumps/epoch-0000/vectors", _newest(bucket, "run/")):
-        assert bucket.read(f"again/{name}/manifest.json") == bucket.read(f"run/{name}/manifest.json")
+        assert bucket.read(f"again/{name}/_manifest.json") == bucket.read(f"run/{name}/_manifest.json")
 
 
 def _newest(bucket: Bucket, prefix: str) -> str:

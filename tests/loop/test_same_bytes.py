@@ -166,7 +166,7 @@ def assert_killed_runs_end_the_same(
             process.kill() if victim == "launching process" else os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         wait_until_gone(process.pid)
-        for manifest in out.rglob("manifest.json"):
+        for manifest in out.rglob("_manifest.json"):
             refused_or_whole = call("inspect", manifest.parent, "--verify", "--rows", "0")
             assert refused_or_whole.status == 0, refused_or_whole.err
     assert start(arguments).wait() == 0

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
+from schemas.table import Table
 from tests.command import ROOT, command, environment, extremis, sets
 from tests.pipelines.raw import write_tate
 
@@ -58,11 +59,11 @@ def writer(kind: str, world: World, out: Path, choice: int) -> list[str]:
 
 def check_made(kind: str, out: Path, by_choice: list[tuple[int, str]]) -> None:
     """`out` is whole, and it is what one of the writers, (choice, last line), said that it made."""
-    tables = [path.parent for path in out.rglob("manifest.json")]
+    tables = [path.parent for path in out.rglob("_manifest.json")]
     assert tables
     for table in tables:
         manifest = open_manifest(str(table))
-        verify(str(table), manifest)
+        Table(str(table), manifest).verify()
     if kind == "train":
         ((choice, _),) = by_choice
         config = (out / "config.toml").read_text()

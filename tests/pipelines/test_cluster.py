@@ -20,10 +20,11 @@ from pipelines.clustering.top import grow, parts_of
 from schemas import arrow, storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
-from schemas.manifest import Manifest, open_manifest, verify
+from schemas.manifest import Manifest, open_manifest
 from schemas.options import check
 from schemas.shard_files.parquet import matrix_array
 from schemas.shard_files.shards import iterate, write_table
+from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.stream.sources import clusters_of
 
@@ -70,7 +71,7 @@ def run(data: SmallData) -> str:
 
 def read(url: str) -> pa.Table:
     manifest = open_manifest(url, "queries")
-    verify(url, manifest)
+    Table(url, manifest).verify()
     return pa.concat_tables(iterate(url, manifest))
 
 
@@ -164,7 +165,7 @@ def test_the_bytes_are_the_same_on_every_runner(
     out, threads = str(tmp_path / "out"), ("--direct_num_workers=2", "--direct_running_mode=multi_threading")
     options = ClusterOptions(out=out, part_rows=400, seed=1)
     assert cluster(data.layout.root, run, options=options, beam_options=flags or threads) == parted
-    assert storage.list_names(out) == ["manifest.json", *(shard.path for shard in parted.shards)]
+    assert storage.list_names(out) == ["_manifest.json", *(shard.path for shard in parted.shards)]
 
 
 def test_a_table_made_before_is_left_and_another_is_not_replaced(data: SmallData, run: str) -> None:

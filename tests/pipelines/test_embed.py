@@ -7,10 +7,11 @@ from pipelines.embed import EmbedOptions, embed
 from schemas import storage
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, open_manifest, publish, unpublish, verify
+from schemas.manifest import Manifest, open_manifest, publish, unpublish
 from schemas.owners.place import MARK
 from schemas.shard_files.parquet import matrix_column
 from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from tests.builders import SmallData, build_data
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import validate
@@ -58,7 +59,7 @@ def test_rows_are_what_the_model_gives_in_the_order_of_the_table(
     url = table_of(small.layout, what)
     source = open_manifest(url, what)
     _, model, _ = load_model(small.layout, RunLayout(run))
-    verify(out, manifest)
+    Table(out, manifest).verify()
     assert manifest == open_manifest(out, "vectors" if what == "labels" else "embeddings")
     groups = list(zip(iterate(out, manifest), iterate(url, source), strict=True))
     assert sum(rows.num_rows for rows, _ in groups) == source.rows > 0
@@ -78,7 +79,7 @@ def test_it_is_aligned_and_knows_its_parents(small: SmallData, run: str, tmp_pat
     assert (manifest.rows, manifest.row_group_rows) == (queries.rows, queries.row_group_rows)
     checkpoint = Checkpoint.open(RunLayout(run).checkpoint(manifest.parameters["step"]))
     assert manifest.parents == {"queries": queries.digest, "checkpoint": checkpoint.manifest.digest}
-    assert storage.list_names(out) == ["manifest.json", *(shard.path for shard in manifest.shards)]
+    assert storage.list_names(out) == ["_manifest.json", *(shard.path for shard in manifest.shards)]
 
 
 def test_two_runs_give_the_same_bytes(small: SmallData, run: str, tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_value_beyond_the_dtype_is_named(run: str, small: SmallData, tmp_path:
     out = str(tmp_path / "out")
     with pytest.raises(InputError, match=r"step 0: .*float16 does not hold\. Embed with --dtype float32"):
         embed(small.layout.root, other, out)
-    assert not storage.exists(str(tmp_path / "out" / "manifest.json"))
+    assert not storage.exists(str(tmp_path / "out" / "_manifest.json"))
     assert embed(small.layout.root, other, out, EmbedOptions(dtype="float32")).rows == 20
 
 
@@ -149,7 +150,7 @@ def test_a_damaged_shard_is_named(run: str, tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-9])
     with pytest.raises(TableError, match=r"part-00001-of-00003.parquet: damaged"):
         embed(broken.layout.root, run, str(tmp_path / "out"))
-    assert not storage.exists(str(tmp_path / "out" / "manifest.json"))
+    assert not storage.exists(str(tmp_path / "out" / "_manifest.json"))
 
 
 def test_a_foreign_table_is_no_run(small: SmallData, tmp_path: Path) -> None:

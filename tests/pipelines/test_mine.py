@@ -17,11 +17,12 @@ from pipelines.mine import MineOptions, mine, watch
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
 from schemas.layout import RunLayout
-from schemas.manifest import open_manifest, unpublish, verify
+from schemas.manifest import open_manifest, unpublish
 from schemas.owners import claim
 from schemas.owners.claim import ClaimedError
 from schemas.shard_files.parquet import open_shard
 from schemas.storage import join
+from schemas.table import Table
 from tests.owners import held_elsewhere
 from tests.pipelines.mining.world import World, brute_force, random_rows, random_world, read_negatives
 
@@ -81,7 +82,7 @@ def test_a_row_holds_its_best_negatives_and_nothing_else(
     for source, manifest in mine(world.data, world.run, options=options).items():
         url = world.layout.negatives(world.epoch + 2, source)
         assert open_manifest(url, "negatives") == manifest
-        verify(url, manifest)
+        Table(url, manifest).verify()
         ids, label_ids, scores = read_negatives(url, manifest)
         expected = brute_force(world.scores(source), world.excluded(source), width)
         assert ids.tolist() == list(range(len(expected)))
@@ -191,14 +192,14 @@ def test_a_sample_measures_about_what_all_rows_do(tmp_path):
 def test_what_is_mined_already_is_not_mined_again(world):
     lines: list[str] = []
     first = mine(world.data, world.run)
-    before = Path(world.layout.negatives(5, "queries"), "manifest.json").stat().st_mtime_ns
+    before = Path(world.layout.negatives(5, "queries"), "_manifest.json").stat().st_mtime_ns
     assert mine(world.data, world.run, progress=lines.append) == first
-    assert Path(world.layout.negatives(5, "queries"), "manifest.json").stat().st_mtime_ns == before
+    assert Path(world.layout.negatives(5, "queries"), "_manifest.json").stat().st_mtime_ns == before
     assert lines == ["epoch 3: already mined, for use from epoch 5"]
     # Only what is missing is made; what is there is left alone.
     unpublish(world.layout.negatives(5, "labels"))
     assert mine(world.data, world.run) == first
-    assert Path(world.layout.negatives(5, "queries"), "manifest.json").stat().st_mtime_ns == before
+    assert Path(world.layout.negatives(5, "queries"), "_manifest.json").stat().st_mtime_ns == before
     # Another dump of the same epoch makes another table.
     world.vectors = world.vectors[::-1].copy()
     world.write_vectors(["queries", "labels"])
@@ -266,7 +267,7 @@ class TestRefusals:
         world.write_dump()
         with pytest.raises(TableError, match=r"epoch-0003/queries: the vector of row 33 is not finite"):
             mine(world.data, world.run)
-        assert not storage.exists(join(world.layout.negatives(5, "queries"), "manifest.json"))
+        assert not storage.exists(join(world.layout.negatives(5, "queries"), "_manifest.json"))
 
     def test_a_damaged_shard_of_the_dump(self, world):
         shard = Path(world.layout.vectors(3), "part-00001-of-00002.parquet")
@@ -308,7 +309,7 @@ def test_a_killed_miner_leaves_no_half_table_and_the_next_try_makes_the_whole(tm
         child.wait()
         child.stdout.close()
         for url, expected in zip(urls, whole, strict=True):
-            if "manifest.json" in storage.list_names(url):
+            if "_manifest.json" in storage.list_names(url):
                 assert contents(url) == expected
     mine(world.data, world.run, options=options)
     assert [contents(url) for url in urls] == whole
@@ -326,7 +327,7 @@ class TestWatch:
         world.epoch = 8
         world.write_dump(vectors=False)
         time.sleep(0.2)
-        assert not storage.exists(join(world.layout.negatives(10, "queries"), "manifest.json"))
+        assert not storage.exists(join(world.layout.negatives(10, "queries"), "_manifest.json"))
         world.write_vectors(["queries", "labels"])
         self.wait_for(world.layout.negatives(10, "queries"))
         storage.write_bytes(RunLayout(world.run).finished, b"{}")
@@ -393,6 +394,6 @@ class TestWatch:
     @staticmethod
     def wait_for(url: str) -> None:
         limit = time.monotonic() + 60
-        while not storage.exists(join(url, "manifest.json")):
+        while not storage.exists(join(url, "_manifest.json")):
             assert time.monotonic() < limit, f"no table at {url}"
             time.sleep(0.02)

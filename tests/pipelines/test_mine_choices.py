@@ -13,9 +13,10 @@ from pipelines.mine import MineOptions, mine
 from pipelines.mining.kept_index import KeptIndex
 from schemas import storage
 from schemas.errors import InputError, TableError
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.options import check
 from schemas.storage import join
+from schemas.table import Table
 from tests.command import call, refused
 from tests.pipelines.mining.world import World, brute_force, random_world, read_negatives
 
@@ -151,7 +152,7 @@ class TestOtherTables:
         assert open_manifest(url).parameters["width"] == 5
         mine(world.data, world.run, options=MineOptions(width=3, overwrite=True))
         assert open_manifest(url).parameters["width"] == 3
-        verify(url, open_manifest(url))
+        Table.open(url).verify()
 
     def test_a_table_that_an_epoch_trains_on_is_not_replaced(self, world):
         manifest = mine(world.data, world.run)["queries"]
@@ -172,7 +173,7 @@ class TestKeptIndex:
         options = {"index": spec, "keep_index": url, "block_rows": 20, "target_recall": 1.0, "width": 5}
         first, _ = table(world, **options)
         manifest = open_manifest(url, "index")
-        verify(url, manifest)
+        Table(url, manifest).verify()
         assert manifest.parameters["metric"] == "inner product"
         assert manifest.parameters["blocks"] == [[0, 16], [16, 33], [33, 50]]
         assert manifest.parents == {"vectors": open_manifest(world.layout.vectors(3)).digest}

@@ -14,10 +14,11 @@ from pipelines.shard import ShardOptions, shard
 from pipelines.sharding import queries, read
 from schemas import storage
 from schemas.errors import InputError, StorageError, TableError
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.options import check
 from schemas.owners.place import MARK
 from schemas.shard_files import shards
+from schemas.table import Table
 from tests.pipelines.raw import point, read_lines, write_lines, write_tate, write_tiny
 
 OPTIONS = ShardOptions(tokenizer="train:300")
@@ -57,7 +58,7 @@ def test_tate_round_trip_against_plain_reading(tmp_path: Path) -> None:
     train_counts: Counter[int] = Counter()
     for split, name in (("train", "trn"), ("test", "tst")):
         table = open_manifest(f"{data}/queries/{split}", "queries")
-        verify(f"{data}/queries/{split}", table)
+        Table(f"{data}/queries/{split}", table).verify()
         rows = rows_of(f"{data}/queries/{split}")
         points = read_lines(raw / f"{name}.json.gz")
         assert [row["query_id"] for row in rows] == list(range(len(points)))
@@ -146,7 +147,7 @@ def test_in_memory_and_with_every_older_name(tiny: Path) -> None:
     assert names == ["query_id", "key", "input_ids", "label_ids", "filter_label_ids"]
     assert "filter_label_ids" not in [column.name for column in open_manifest("memory://data/queries/test").columns]
     assert sum(len(row["filter_label_ids"]) for row in rows_of("memory://data/queries/train")) == 1
-    assert storage.list_names("memory://data") == ["labels", "manifest.json", "queries", "rejects", "tokenizer"]
+    assert storage.list_names("memory://data") == ["_manifest.json", "labels", "queries", "rejects", "tokenizer"]
 
 
 def test_a_pretrained_directory_is_known_by_its_content(tiny: Path, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_a_finished_data_set_is_kept_and_another_is_refused(tiny: Path, tmp_path
     again = shard(str(tiny), data, OPTIONS, overwrite=True)
     assert again.parameters["rows"]["train"] == 31
     assert open_manifest(f"{data}/queries/train").digest == again.parents["queries/train"]
-    Path(data, "labels", "manifest.json").unlink()
+    Path(data, "labels", "_manifest.json").unlink()
     with pytest.raises(TableError, match="unfinished table"):
         shard(str(tiny), data, OPTIONS)
 
@@ -184,7 +185,7 @@ def test_an_unfinished_attempt_is_made_again_and_foreign_files_are_left_alone(ti
     data = tmp_path / "data"
     shard(str(tiny), str(data), OPTIONS)
     whole = contents(data)
-    (data / "manifest.json").unlink()
+    (data / "_manifest.json").unlink()
     (data / "queries" / "train" / "part-00000-of-00004.parquet").write_bytes(b"half")
     with pytest.raises(InputError, match="holds other files, and a data set would be written there"):
         shard(str(tiny), str(data), OPTIONS)
@@ -334,4 +335,4 @@ def test_validation_share_beside_a_validation_file_is_refused(tmp_path: Path) ->
     (raw / "val.json.gz").write_bytes((raw / "tst.json.gz").read_bytes())
     with pytest.raises(InputError, match="validation split already"):
         shard(str(raw), str(tmp_path / "data"), OPTIONS.model_copy(update={"validation_share": 0.1}))
-    assert not (tmp_path / "data" / "manifest.json").exists()
+    assert not (tmp_path / "data" / "_manifest.json").exists()

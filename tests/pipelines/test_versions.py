@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipelines.shard import ShardOptions, shard
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.shard_files import shards
 from schemas.table import Table
 from schemas.versions.version import own_digest
@@ -116,7 +116,7 @@ def make(root: Path, sequence: list[Day], order: random.Random | None = None) ->
 
 def rows_of(url: str) -> list[dict[str, Any]]:
     manifest = open_manifest(url)
-    verify(url, manifest)
+    Table(url, manifest).verify()
     groups = list(shards.iterate(url, manifest))
     assert [len(group) for group in groups] == np.diff(Table(url, manifest).groups.first).tolist()
     return [row for group in groups for row in group.to_pylist()]
@@ -175,7 +175,7 @@ def contents(folder: str) -> dict[str, bytes]:
     """Every file below `folder` but its manifest, which names the input's bytes."""
     paths = sorted(Path(folder).rglob("*"))
     files = {str(path.relative_to(folder)): path.read_bytes() for path in paths if path.is_file()}
-    return {name: data for name, data in files.items() if name != "manifest.json"}
+    return {name: data for name, data in files.items() if name != "_manifest.json"}
 
 
 def test_bytes_are_the_same_for_every_order_of_arrival(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_a_version_cannot_be_is_refused(tmp_path: Path, changes: dict[str, 
     raw = write(tmp_path / "raw1", Day({"l0": "l0"}, True, [("p0", "t", ["l0"])], False))
     with pytest.raises(InputError, match=message):
         shard(raw, str(tmp_path / "data1"), OPTIONS.model_copy(update={"onto": data[0], **changes}))
-    assert not (tmp_path / "data1" / "manifest.json").exists()
+    assert not (tmp_path / "data1" / "_manifest.json").exists()
 
 
 def test_the_stream_deals_each_row_of_a_version_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from schemas.errors import StorageError
 from schemas.mapped import ScratchFile
 from tests.builders import build_data
 from tests.command import ROOT, call, refused, sets
-from trainer.heads.label_texts import open_label_texts
+from trainer.heads.label_encoder import open_label_texts
 
 
 @pytest.fixture

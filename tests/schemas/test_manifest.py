@@ -15,12 +15,11 @@ from schemas.manifest import (
     is_published,
     open_manifest,
     publish,
-    require_parent,
     unpublish,
-    verify,
 )
 from schemas.shard_files.shards import write_table
 from schemas.storage import join
+from schemas.table import Table
 
 URL = "memory://manifests/table"
 
@@ -61,7 +60,7 @@ def test_what_was_published_is_opened(table: Manifest) -> None:
     assert opened == table
     assert opened.digest == table.digest
     assert opened.rows == sum(shard.rows for shard in opened.shards) == 10
-    verify(URL, opened)
+    Table(URL, opened).verify()
 
 
 def test_the_same_table_has_the_same_digest_and_another_has_another(table: Manifest) -> None:
@@ -82,7 +81,7 @@ def test_no_table_is_not_an_unfinished_table() -> None:
 def test_an_unfinished_table_is_invisible_and_says_so(table: Manifest) -> None:
     unpublish(URL)
     assert not is_published(URL)
-    with pytest.raises(TableError, match=r"unfinished table: it holds 2 file\(s\) but no manifest.json"):
+    with pytest.raises(TableError, match=r"unfinished table: it holds 2 file\(s\) but no _manifest.json"):
         open_manifest(URL)
 
 
@@ -171,12 +170,16 @@ def test_verify_names_the_shard_that_differs(table: Manifest, change, message: s
     if change:
         storage.write_bytes(place, change(content))
     with pytest.raises(TableError, match=f"{place}: .*{message}|{place}: {message}"):
-        verify(URL, table)
+        Table(URL, table).verify()
 
 
 def test_a_child_of_another_parent_names_both(table: Manifest) -> None:
-    require_parent(URL, table, "tokenizer", "0" * 64, "/data/tokenizer")
+    child = Table(URL, table)
+    parent = Table("/data/tokenizer", table)
+    object.__setattr__(parent, "digest", "0" * 64)
+    child.require_made_from("tokenizer", parent)
+    object.__setattr__(parent, "digest", "1" * 64)
     with pytest.raises(TableError, match=r"another tokenizer table.*00000.*than /data/tokenizer.*11111"):
-        require_parent(URL, table, "tokenizer", "1" * 64, "/data/tokenizer")
+        child.require_made_from("tokenizer", parent)
     with pytest.raises(TableError, match="another queries table"):
-        require_parent(URL, table, "queries", "1" * 64, "/data/queries/train")
+        child.require_made_from("queries", parent)

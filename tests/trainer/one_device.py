@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from trainer.config import Recipe
 from trainer.group import ALONE
 from trainer.heads.queries import FrozenQueries
-from trainer.model import DataFacts, Model, open_texts
+from trainer.model import DataSizes, Model, open_texts
 from trainer.negatives.base import NegativeSources, Sampled
-from trainer.negatives.fresh_index import FreshIndex
+from trainer.negatives.indexes import FreshIndex
 from trainer.setup import open_planner, open_queries, open_sources_of_negatives, open_stream
 from trainer.step import Clock, StepContext, take_step
 from trainer.stream import Batch, open_sources
@@ -51,7 +51,7 @@ def step_on_meta(
 
     rows: where the head's rows are to be found in the end.
     """
-    facts, group = DataFacts.of(data), ALONE
+    facts, group = DataSizes.of(data), ALONE
     planner = open_planner(recipe, data, facts.labels, group, lambda line: None, META)
     tables = open_sources(data, recipe.data.split, recipe.data.label_texts, recipe.encoder.inputs)
 

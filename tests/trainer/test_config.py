@@ -288,7 +288,7 @@ def test_recipes_are_listed_without_what_implements_them() -> None:
     code = (
         "import sys\n"
         "for name in ('torch', 'numba', 'scipy', 'transformers'): sys.modules[name] = None\n"
-        "from extremis.commands.recipes import recipes; recipes(['--json'], standalone_mode=False)"
+        "from extremis.cli import main; main(['recipes', '--json'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert sorted(json.loads(done.stdout.splitlines()[-1])) == recipe_names()

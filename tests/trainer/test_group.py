@@ -43,7 +43,7 @@ def everything(group: Group) -> dict[str, object]:
     """One call of each operation."""
     part = torch.full((group.rank, 2), float(group.rank))
     turns: list[float] = []
-    thread = threading.Thread(target=take_turns, args=(group.twin(), turns))
+    thread = threading.Thread(target=take_turns, args=(group.for_another_thread(), turns))
     thread.start()
     mine = [group.max(torch.tensor([n * (1 + group.rank)])).item() for n in range(50)]
     thread.join()
@@ -61,7 +61,7 @@ def everything(group: Group) -> dict[str, object]:
         "before": group.before(10 + group.rank),
         "turns": turns,
         "mine": mine,
-        "tells": group.tells(),
+        "tells": group.first_to_report(),
         "leaf": group.gather(torch.ones(1, requires_grad=True)).requires_grad,
     }
 
@@ -104,7 +104,7 @@ def lose_the_last(group: Group) -> tuple[bool, str]:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RankLostError) as caught:
         group.sum(torch.ones(1000))
-    return group.tells(), str(caught.value)
+    return group.first_to_report(), str(caught.value)
 
 
 def test_a_killed_rank_is_noticed_and_one_of_the_others_tells() -> None:

@@ -13,7 +13,7 @@ from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from trainer.checkpoints.writer import CheckpointWriter, Contents
 from trainer.config import Recipe, dump_config
-from trainer.model import DataFacts, Model, load_model
+from trainer.model import DataSizes, Model, load_model
 
 RECIPE = Recipe.model_validate(
     {
@@ -82,10 +82,10 @@ def test_a_run_without_a_checkpoint_says_so(data: SmallData) -> None:
 
 
 def test_the_facts_of_data(data: SmallData) -> None:
-    facts = DataFacts.of(data.layout)
+    facts = DataSizes.of(data.layout)
     assert (facts.labels, facts.vocabulary, facts.features) == (data.labels, data.vocabulary, 0)
     assert facts.manifest.kind == "data"
-    sparse = DataFacts.of(build_data("memory://model/sparse", features=12, with_tokens=False).layout)
+    sparse = DataSizes.of(build_data("memory://model/sparse", features=12, with_tokens=False).layout)
     assert (sparse.vocabulary, sparse.features) == (0, 12)
     with pytest.raises(TableError, match="no table here"):
-        DataFacts.of(DataLayout("memory://model/nothing"))
+        DataSizes.of(DataLayout("memory://model/nothing"))

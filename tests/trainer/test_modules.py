@@ -156,7 +156,7 @@ def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str
     with pytest.raises(ValueError, match=r"radius = 1\.9 .*labels by their texts or classifier\.normalize"):
         second(first, classifier={"normalize": False})
     for negatives in ({"pool": "shared", "random": 5}, {"lsh": {"hard": 5}}):
-        with pytest.raises(ValueError, match="negatives|head"):
+        with pytest.raises(ValueError, match=r"negatives|head"):
             second(first, negatives=negatives)
     assert not (tmp_path / "run" / "config.toml").exists()
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from schemas.layout import RunLayout
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.shard_files.parquet import matrix_column
 from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives
 from tests.ranks import on_ranks
 from tests.training import with_sections
@@ -164,7 +165,7 @@ def dumped(run: str, epoch: int) -> dict[str, np.ndarray]:
     for name in ("queries", "labels", "vectors"):
         url = layout.vectors(epoch) if name == "vectors" else layout.embeddings(epoch, name)
         manifest = open_manifest(url)
-        verify(url, manifest)
+        Table(url, manifest).verify()
         rows = pa.concat_tables(iterate(url, manifest))
         np.testing.assert_array_equal(rows.column(0), np.arange(manifest.rows))
         tables[name] = matrix_column(rows, "vector")

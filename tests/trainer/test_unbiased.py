@@ -20,9 +20,8 @@ from schemas import PAD
 from tests.builders import batch_of
 from tests.trainer.dense import Gradients, assert_same, fast, one_vs_all
 from trainer.negatives.candidates import own_pool, shared_pool
-from trainer.negatives.hard_columns import draw_hard
+from trainer.negatives.draws import draw_hard, draw_pool
 from trainer.negatives.merge import Merged, merge
-from trainer.negatives.random_pool import draw_pool
 from trainer.stream.batch import Candidates
 
 DRAWS = 600

@@ -15,8 +15,9 @@ from safetensors.torch import load, save_file
 
 from schemas import storage
 from schemas.layout import RunLayout, numbered
-from schemas.manifest import Manifest, Shard, check_shard, describe_file, is_published, open_manifest, unpublish
+from schemas.manifest import Manifest, Shard, check_shard, describe_file, is_published, unpublish
 from schemas.storage import join
+from schemas.table import Table
 
 FILE_BYTES = 1 << 28  # of vectors and their optimizer's state, at most, in a file
 _VECTORS = "vectors-"
@@ -32,7 +33,7 @@ class Checkpoint:
     @classmethod
     def open(cls, url: str) -> "Checkpoint":
         """Open the checkpoint at `url`. Raises TableError when there is none, or it is damaged."""
-        return cls(url, open_manifest(url, "checkpoint"))
+        return cls(url, Table.open(url, "checkpoint").manifest)
 
     @property
     def state(self) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from types import FrameType
 
 from schemas.errors import ExtremisError
 
+GRACE = 25.0  # seconds for saving a checkpoint: machines that are preempted give 30
+
 
 class StoppedError(ExtremisError):
     """Error: the run was told to stop, and did. Exit status as of a process that SIGTERM ended, whatever told it."""

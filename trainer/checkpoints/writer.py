@@ -57,7 +57,7 @@ class CheckpointWriter:
     ) -> None:
         self._claim = claim or Unclaimed()
         self._run, self._keep, self._background = run, keep, background
-        self._group = group.twin() if background else group
+        self._group = group.for_another_thread() if background else group
         self._thread: threading.Thread | None = None
         self._snapshot: RowSnapshot | None = None
         self._failed: BaseException | None = None

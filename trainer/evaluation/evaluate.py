@@ -171,7 +171,7 @@ class Scorer:
         Raises InputError for no such split, or one without the columns that the model reads; TableError when damaged.
         """
         queries, part = open_split(data, split, trained or Data())
-        require_inputs(queries.url, queries.manifest, model.inputs)
+        require_inputs(queries, model.inputs)
         labels = Table.open(data.labels, "labels")
         return cls(model, queries, statistics or label_statistics(data, trained), group, ranking, part, labels)
 
@@ -210,7 +210,7 @@ class Scorer:
         first, _ = self.part.range(self.queries.rows)
         counted = [np.zeros(0, np.int64)]
         seen = filtered = 0
-        columns = scored_columns(self.queries.manifest, self.model.columns)
+        columns = scored_columns(self.queries, self.model.columns)
         for group in self.part.batches(self.queries, columns):
             rows = group if limit is None else group.slice(0, max(0, limit - seen))
             if rows.num_rows == 0:

@@ -6,8 +6,7 @@ import torch
 from torch.nn.functional import normalize
 
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
-from schemas.shard_files.shards import iterate
+from schemas.table import Table
 from trainer.inputs import require_inputs
 from trainer.model import Model
 
@@ -24,10 +23,10 @@ def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Itera
 
     Raises InputError for labels without the columns that the encoder reads, TableError.
     """
-    manifest = open_manifest(data.labels, "labels")
-    require_inputs(data.labels, manifest, model.inputs)
+    table = Table.open(data.labels, "labels")
+    require_inputs(table, model.inputs)
     first = 0
-    for rows in iterate(data.labels, manifest, model.columns):
+    for rows in table.batches(model.columns):
         low, high = (min(max(end - first, 0), rows.num_rows) for end in (start, stop))
         if low < high:
             yield first + low, model.embed_table(rows.slice(low, high - low), labels=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import open_manifest
+from schemas.table import Table
 from trainer.config import Validation
 from trainer.evaluation.baselines.measure import measure_popularity
 from trainer.evaluation.evaluate import Scorer
@@ -33,9 +33,9 @@ class Validator:
         if not self._split:
             return
         table, _ = open_split(self.data, self._split, self.trained, self.options.parts)
-        require_inputs(table.url, table.manifest, inputs)
+        require_inputs(table, inputs)
         name = self.options.metric
-        if name.startswith("PS") and open_manifest(self.data.root, "data").parameters.get("propensity") is None:
+        if name.startswith("PS") and Table.open(self.data.root, "data").parameters.get("propensity") is None:
             raise InputError(
                 f"validation.metric = {name!r}: {self.data.root} does not state its propensity constants (extremis "
                 f"shard --propensity A,B). Choose another, such as {name.removeprefix('PS')!r}."

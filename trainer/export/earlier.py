@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard, open_if_published, open_manifest
+from schemas.manifest import Manifest, Shard
+from schemas.table import Table
 from schemas.versions.current import follow
 from schemas.versions.exports import ExportVersion, require_needed
 from schemas.versions.version import moved, parts_since
@@ -48,14 +49,14 @@ class Earlier:
         """
         url = resolve(follow(onto), ".")
         if url == resolve(out, "."):
-            before = open_if_published(out, KIND)
-            place = None if before is None else ExportVersion.of(before).onto
+            before = Table.find(out, KIND)
+            place = None if before is None else ExportVersion.of(before.manifest).onto
             if place is None:
                 raise InputError(f"--onto {onto}: this is OUT itself. Name the export to go on from.")
             url = resolve(out, place)
-        manifest = open_manifest(url, KIND)
+        manifest = Table.open(url, KIND).manifest
         require_needed(url, manifest)
-        if parts_since(open_manifest(data.root, "data"), manifest.parents["data"]) is None:
+        if parts_since(Table.open(data.root, "data").manifest, manifest.parents["data"]) is None:
             raise InputError(
                 f"--onto {url}: made from other data than {data.root} or a version before it. Name an export of these, "
                 "or leave --onto out."

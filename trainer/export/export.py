@@ -12,15 +12,15 @@ import torch
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
-from schemas.manifest import Manifest, Shard, open_manifest, read_files, write_file
+from schemas.manifest import Manifest, Shard, write_file
 from schemas.owners.build import building, clean_up
 from schemas.owners.place import require_place
 from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import iterate
 from schemas.shard_files.viewed import RETIRED
 from schemas.sizes import require_room
 from schemas.storage import join
+from schemas.table import Table
 from schemas.versions.exports import ExportVersion
 from schemas.versions.version import VERSION, Version
 from schemas.views.relative import relative
@@ -44,7 +44,7 @@ from trainer.export.thresholds import ScoredPredictions
 from trainer.export.vector_files import RowsOf, Target, write_vector_files
 from trainer.export.vectors import DTYPES
 from trainer.inputs import scored_columns
-from trainer.model import DataFacts, Model, find_checkpoint, has_bias, load_encoder
+from trainer.model import DataSizes, Model, find_checkpoint, has_bias, load_encoder
 from trainer.stream import open_queries
 
 DEPTH = 10  # predictions of a query that thresholds are made on
@@ -64,16 +64,16 @@ class ExportOptions:
     `onto`: an earlier export, or a folder with a current one, whose files are named where they stay.
     """
 
-    step: int | None = None
-    dtype: str = "float32"
-    index: str = "auto"
-    target_recall: float = 0.98
-    precisions: tuple[float, ...] = (0.5, 0.7, 0.9)
-    split: str | None = None
-    scores: str = "classifier"
-    overwrite: bool = False
-    device: str = "auto"
-    onto: str | None = None
+    step: int | None
+    dtype: str
+    index: str
+    target_recall: float
+    precisions: tuple[float, ...]
+    split: str | None
+    scores: str
+    overwrite: bool
+    device: str
+    onto: str | None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -82,20 +82,19 @@ class ExportOptions:
             raise InputError(f"--target-recall {self.target_recall:g}: expected a share in (0, 1].")
 
 
-def export(data: str, run: str, out: str, options: ExportOptions | None = None, say: Say = print) -> Manifest:
+def export(data: str, run: str, out: str, options: ExportOptions, say: Say = print) -> Manifest:
     """Export a checkpoint of RUN (the newest by default), made from DATA, to OUT.
 
     An export that is there already, of the same checkpoint with the same options, is returned as it is.
     Raises InputError: no checkpoint, other data, no such split, something else at OUT; TableError, StorageError.
     """
-    options = options or ExportOptions()
     layout = DataLayout(data)
     if options.step is None and options.scores == "fused":
         options = replace(options, step=fused_step(RunLayout(run)))
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     split = _threshold_split(layout, options.split)
     described = {**_describe(options), "threshold_split": split}
-    parents = {"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
+    parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
     if options.scores == "sum" and recipe.encodes_labels:
         raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
@@ -113,7 +112,7 @@ def export(data: str, run: str, out: str, options: ExportOptions | None = None, 
     finished = find_finished()
     if finished is None:
         width, item = recipe.encoder.dimension + int(has_bias(recipe)), DTYPES[options.dtype].itemsize
-        vectors = open_manifest(layout.labels, "labels").rows * width * item
+        vectors = Table.open(layout.labels, "labels").rows * width * item
         require_room(out, {"vectors": vectors}, "Give another OUT, or --dtype float16.")
         with building(out, "exported", say) as build:
             finished = find_finished()  # the last owner may have made it
@@ -142,7 +141,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
     """Write all files of an export at `url`; their manifest, to be published with them."""
     layout, recipe, checkpoint, options = plan.data, plan.recipe, plan.checkpoint, plan.options
     model = load_encoder(layout, plan.run, options.step, open_device(options.device))
-    facts = DataFacts.of(layout)
+    facts = DataSizes.of(layout)
     tokens = _limit_tokens(layout, facts.manifest, recipe, say)
     shards = []
     for name, encoder in model.encoders.items():  # of queries, and of labels where they have one of their own
@@ -183,7 +182,7 @@ def _write(plan: _Plan, url: str, request: Request, say: Say) -> Manifest:
 
 def _version(plan: _Plan, shards: list[Shard]) -> ExportVersion:
     """Return the place of the export among versions, with `shards` as its files."""
-    part, earlier = Version.of(open_manifest(plan.data.root, "data")).part, plan.earlier
+    part, earlier = Version.of(Table.open(plan.data.root, "data").manifest).part, plan.earlier
     if earlier is None:
         return ExportVersion(part)
     onto = relative(earlier.out, earlier.url)
@@ -204,7 +203,7 @@ def _threshold_split(data: DataLayout, split: str | None) -> str | None:
     if split is not None:
         open_queries(data, split)
         return split
-    return "val" if "queries/val" in open_manifest(data.root, "data").parents else None
+    return "val" if "queries/val" in Table.open(data.root, "data").parents else None
 
 
 def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) -> int:
@@ -212,7 +211,7 @@ def _limit_tokens(layout: DataLayout, data: Manifest, recipe: Recipe, say: Say) 
     limit = recipe.encoder.token_limit
     stored = limit or _TOKENS
     if "tokenizer" in data.parents:
-        stored = int(open_manifest(layout.tokenizer, "tokenizer").parameters.get("max_tokens", stored))
+        stored = int(Table.open(layout.tokenizer, "tokenizer").parameters.get("max_tokens", stored))
     if limit is not None and limit < stored:
         say(
             f"encoder.max_tokens = {limit} is below the {stored} tokens of the data: texts longer "
@@ -227,8 +226,8 @@ def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, url: str) ->
     with tempfile.TemporaryDirectory(prefix="extremis-export-") as scratch:
         folder = Path(scratch)
         encoder.write(folder, tokens)
-        if "tokenizer" in open_manifest(data.root, "data").parents:
-            for name, content in read_files(data.tokenizer, "tokenizer").items():
+        if "tokenizer" in Table.open(data.root, "data").parents:
+            for name, content in Table.open(data.tokenizer, "tokenizer").read_files().items():
                 (folder / name).write_bytes(content)
         for path in sorted(folder.rglob("*")):
             if path.is_file():
@@ -313,7 +312,7 @@ def _earlier_index(earlier: Earlier | None) -> EarlierIndex | None:
 def _embed_some_queries(data: DataLayout, serving: Serving) -> torch.Tensor:
     """Embed the first training queries: shards are pre-shuffled."""
     table = open_queries(data, "train")
-    for group in iterate(table.url, table.manifest, serving.model.columns):
+    for group in table.batches(serving.model.columns):
         return serving.embed(group.slice(0, _TUNING_QUERIES))
     return torch.empty(0, serving.vectors.shape[1])
 
@@ -329,9 +328,9 @@ def _measure_thresholds(
         )
         return None
     table = open_queries(data, split)
-    columns = scored_columns(table.manifest, serving.model.columns)
+    columns = scored_columns(table, serving.model.columns)
     predictions = ScoredPredictions()
-    for rows, scores, ids in iterate_ranked(serving, iterate(table.url, table.manifest, columns), DEPTH):
+    for rows, scores, ids in iterate_ranked(serving, table.batches(columns), DEPTH):
         predictions.add(ids, scores, list_column(rows, "label_ids"))
     return {
         "split": split,

@@ -14,10 +14,11 @@ import torch
 
 from schemas import PAD
 from schemas.errors import ExtremisError, InputError, TableError
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
+from schemas.table import Table
 from schemas.versions.current import follow
 from schemas.versions.exports import require_needed
 from trainer.config import Recipe, restore_recipe
@@ -131,7 +132,7 @@ class Exported:
 
     @classmethod
     def _open(cls, url: str, exact: bool, device: torch.device) -> "Exported":
-        manifest = open_manifest(url, KIND)
+        manifest = Table.open(url, KIND).manifest
         recipe = restore_recipe(manifest.parameters["recipe"], url)
         with _naming_damage(url):
             require_needed(url, manifest)

@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 
 from schemas import storage
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard, open_manifest
+from schemas.manifest import Shard
 from schemas.shard_files.parquet import encode, writing_shard
-from schemas.shard_files.shards import iterate, iterate_shard
+from schemas.shard_files.shards import iterate_shard
 from schemas.shard_files.viewed import POSITION, RETIRED
 from schemas.storage import join
+from schemas.table import Table
 from schemas.views.view import Patch
 from trainer.export.earlier import Earlier, Range
 from trainer.export.exported import LABELS
@@ -26,33 +27,30 @@ _PATCH_ROWS = 1 << 16  # of a row group
 
 def write_label_files(data: DataLayout, out: str, earlier: Earlier | None) -> Iterator[Shard]:
     """Write the labels of `data` under `out`, shard by shard; with `earlier` what is new or has changed alone."""
-    manifest = open_manifest(data.labels, "labels")
-    columns = (*_COLUMNS, *(column.name for column in manifest.columns if column.name == RETIRED))
+    labels = Table.open(data.labels, "labels")
+    columns = (*_COLUMNS, *(name for name in labels.columns if name == RETIRED))
     if earlier is not None:
-        yield from _write_changes(data, manifest, columns, out, earlier)
+        yield from _write_changes(labels, columns, out, earlier)
         return
-    for number, shard in enumerate(manifest.shards):
-        groups = iterate_shard(data.labels, shard, columns)
+    for number in range(len(labels.shards)):
+        groups = labels.batches_of(number, columns)
         first = next(groups, None)
         if first is None:
             continue
-        group_rows = manifest.group_rows(number)
-        with writing_shard(join(out, LABELS), number, len(manifest.shards), first.schema, group_rows) as table:
+        group_rows = labels.manifest.group_rows(number)
+        with writing_shard(join(out, LABELS), number, len(labels.shards), first.schema, group_rows) as table:
             for group in itertools.chain([first], groups):
                 table.write(group)
         yield _in_folder(table.entry)
 
 
-def _write_changes(
-    data: DataLayout, manifest: Manifest, columns: tuple[str, ...], out: str, earlier: Earlier
-) -> Iterator[Shard]:
-    ranges = earlier.ranges(LABELS, manifest.rows, max(1, manifest.rows))
-    groups = iterate(data.labels, manifest, columns)
-    for piece, table in zip(ranges, _cut(groups, ranges), strict=True):
+def _write_changes(labels: Table, columns: tuple[str, ...], out: str, earlier: Earlier) -> Iterator[Shard]:
+    ranges = earlier.ranges(LABELS, labels.rows, max(1, labels.rows))
+    for piece, table in zip(ranges, _cut(labels.batches(columns), ranges), strict=True):
         if piece.entry is not None:
             yield _patched(piece, table, out, earlier)
         elif table.num_rows:
-            place, size = join(out, LABELS), manifest.row_group_rows or _PATCH_ROWS
+            place, size = join(out, LABELS), labels.manifest.row_group_rows or _PATCH_ROWS
             with writing_shard(place, piece.number, piece.files, table.schema, size) as writer:
                 writer.write(table)
             yield _in_folder(writer.entry)
@@ -80,7 +78,7 @@ def _patched(piece: Range, after: pa.Table, out: str, earlier: Earlier) -> Shard
 
 
 def _write_patch(piece: Range, kind: str, rows: pa.Table, out: str) -> Patch:
-    place, content = f"{LABELS}/{kind}-{piece.number:05d}.parquet", memoryview(encode(rows, _PATCH_ROWS))
+    place, content = f"{LABELS}/_{kind}-{piece.number:05d}.parquet", memoryview(encode(rows, _PATCH_ROWS))
     storage.write_bytes(join(out, place), content)
     return Patch(place=place, bytes=len(content), sha256=storage.sha256(content))
 

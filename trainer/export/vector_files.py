@@ -78,7 +78,7 @@ def _keep(folder: str, piece: Range, rows: np.ndarray, target: Target) -> tuple[
         return None
     shard = earlier.named(piece.entry, piece.start)
     if len(changed):
-        place = f"{folder}/changed-{piece.number:05d}.safetensors"
+        place = f"{folder}/_changed-{piece.number:05d}.safetensors"
         with storage.writing(join(target.out, place)) as path:
             write_patch(Path(path), changed, rows[changed])
             written = describe_file(path, place, len(changed))

@@ -14,10 +14,10 @@ from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
 from trainer.negatives.base import Sampled
 from trainer.negatives.planner import Planner
-from trainer.stream.batch import Batch, Candidates, DrawnLabels
+from trainer.stream.batch import Batch, Candidates
 
 # Rows `ids` of candidates, counted from the rank's first label, are about to change.
-BeforeChange = Callable[[Candidates | DrawnLabels], None]
+BeforeChange = Callable[[Candidates], None]
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.losses import Loss, binary_cross_entropy, build_loss
 from trainer.losses.binary import binary_step
-from trainer.rows.by_label import send_labels
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY, zeros
-from trainer.stream.batch import Candidates, DrawnLabels
+from trainer.rows.on_device import touched_rows
+from trainer.stream.batch import Candidates
 
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 
@@ -49,9 +49,9 @@ class Classifier(Head):
         weight = zeros(shape, DTYPES[config.dtype], config.storage, CPU if on_host else device)
         _initialise(weight, config, labels, self.start, seed)
         optimizer = RowOptimizer(config.optimizer, config.momentum, config.weight_decay)
-        facts: dict[str, Any] = {"first": self.start, "seed": seed, "storage": config.storage}
+        place: dict[str, Any] = {"first": self.start, "seed": seed, "storage": config.storage}
         self.matrix = (
-            HostMatrix(weight, optimizer, device, **facts) if on_host else RowMatrix(weight, optimizer, **facts)
+            HostMatrix(weight, optimizer, device, **place) if on_host else RowMatrix(weight, optimizer, **place)
         )
 
     @classmethod
@@ -74,42 +74,28 @@ class Classifier(Head):
         return total, on_x
 
     def descend(
-        self,
-        x: torch.Tensor,
-        candidates: Candidates | DrawnLabels,
-        factor: float,
-        number: int = 0,
-        scale: float = 1.0,
+        self, x: torch.Tensor, candidates: Candidates, factor: float, number: int = 0, scale: float = 1.0
     ) -> tuple[float | torch.Tensor, torch.Tensor]:
         """Return `scale` times the loss of x [B, D] and its gradient on x; update all rows that it scores.
 
         Gather, loss, backward pass and update; binary cross-entropy does it in one pass over the rows.
         """
-        result = self._descend(x, candidates, self._lr * factor, number, scale)
-        if self._normalize:
-            self._normalize_rows(candidates)
-        return result
-
-    def _normalize_rows(self, candidates: Candidates | DrawnLabels) -> None:
-        if isinstance(candidates, DrawnLabels):
-            assert isinstance(self.matrix, RowMatrix)
-            self.matrix.normalize(send_labels(self.matrix.device, candidates))
-        else:
-            self.matrix.normalize(candidates.ids)
-
-    def _descend(
-        self, x: torch.Tensor, candidates: Candidates | DrawnLabels, lr: float, number: int, scale: float
-    ) -> tuple[float | torch.Tensor, torch.Tensor]:
+        lr = self._lr * factor
+        value: float | torch.Tensor
         if self._loss.options == binary_cross_entropy.options:
-            return binary_step(x, self.matrix, candidates, lr, number, scale)
-        assert isinstance(candidates, Candidates), "a device merges labels for binary cross-entropy alone"
-        ids = self.matrix.prepare(candidates.ids)
-        leaf, w = x.detach().requires_grad_(), self.matrix.gather(ids)
-        value = self._loss(leaf, w, candidates, self._group) * scale
-        value.backward()
-        self.matrix.update(ids, w, lr, number)
-        assert leaf.grad is not None
-        return value.detach().double(), leaf.grad
+            value, on_x = binary_step(x, self.matrix, candidates, lr, number, scale)
+        else:
+            assert candidates.drawn is None, "a device merges labels for binary cross-entropy alone"
+            ids = self.matrix.prepare(candidates.ids)
+            leaf, w = x.detach().requires_grad_(), self.matrix.gather(ids)
+            loss = self._loss(leaf, w, candidates, self._group) * scale
+            loss.backward()
+            self.matrix.update(ids, w, lr, number)
+            assert leaf.grad is not None
+            value, on_x = loss.detach().double(), leaf.grad
+        if self._normalize:
+            self.matrix.normalize(touched_rows(candidates, self.matrix.device))
+        return value, on_x
 
     def rows(self, optimizer: bool = True) -> dict[str, torch.Tensor]:
         return {"weight": self.matrix.weight, **(self.matrix.state if optimizer else {})}

@@ -1,18 +1,148 @@
-"""Base of all losses over candidates: a value, and slopes with respect to the scores, which become gradients here."""
+"""Base of all losses over candidates: scores of a batch, and a loss whose slopes by score become gradients here."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from trainer.device import autocast
 from trainer.group import ALONE, Group
-from trainer.losses.candidate_scores import BlockFunction, Scores
 from trainer.methods.kinds import LossSection
-from trainer.rows.sparse_products import sparse_product
+from trainer.rows.sparse_products import pair_scores, sparse_product
 from trainer.stream.batch import Candidates
+from trainer.stream.transfer import send
+
+BLOCK = 1 << 14  # columns of a pass over kept scores: what it needs beside them is small
+
+BlockFunction = Callable[[slice, torch.Tensor], torch.Tensor]  # (columns, s [B, c]) -> [B, c]
+
+
+class Scores:
+    """s = x.w of `candidates`, for x [B, D] and w [C, D] in float32 or float64, B the queries of all ranks.
+
+    `pair` [n] with `query`, `label` [n], `positive` [n] bool and `weight` [n]; the pool [B, R] comes from `blocks`, its
+    weights [R] in logarithms as `log_weight`. With `chunk`, at most [B, chunk] of the pool exist at a time, and every
+    pass multiplies anew. A rank has the candidates of its own labels; `sum`, `max` and `logsumexp` are over those of
+    all ranks. `candidates` are the arrays that they were made of, on the host.
+    """
+
+    def __init__(self, x: torch.Tensor, w: torch.Tensor, candidates: Candidates, chunk: int, group: Group) -> None:
+        self.x, self.w, self._group, self.candidates = x, w, group, candidates
+        self._weighted = bool((candidates.pool_weight != 1).any())
+        order = np.argsort(candidates.masked_pool, kind="stable")
+        self._masked_places = candidates.masked_pool[order]
+        ordered = replace(
+            candidates,
+            ids=candidates.ids[:0],
+            masked_query=candidates.masked_query[order],
+            masked_pool=self._masked_places,
+        )
+        sent = send(ordered, x.device)
+        self.query, self.label, self.positive = sent.pair_query, sent.pair_label, sent.pair_positive
+        self.weight = sent.pair_weight.to(x.dtype)
+        self.pair = pair_scores(x, w, self.query, self.label)
+        self.pool_weight = sent.pool_weight.to(x.dtype)
+        self.log_weight = self.pool_weight.log()
+        self._masked_query, self._masked_pool = sent.masked_query, sent.masked_pool
+        self._chunk = chunk
+        self._kept = None if chunk and chunk < self.pool else self._score(0, self.pool)
+
+    @property
+    def queries(self) -> int:
+        return len(self.x)
+
+    @property
+    def pool(self) -> int:
+        """Return R, the number of labels that every query is scored against."""
+        return len(self.pool_weight)
+
+    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield (columns, s [B, c]) over the pool, -inf where masked; to be read only."""
+        step = self._chunk if self._kept is None else BLOCK
+        for start in range(0, self.pool, step):
+            stop = min(start + step, self.pool)
+            yield (
+                slice(start, stop),
+                self._score(start, stop) if self._kept is None else self._kept[:, start:stop],
+            )
+
+    def release_blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield the blocks for the last time: they may be overwritten."""
+        if self._kept is None:
+            yield from self.blocks()
+        elif self.pool:
+            kept, self._kept = self._kept, None
+            yield slice(0, self.pool), kept
+
+    def add_log_weight(self, columns: slice, s: torch.Tensor) -> torch.Tensor:
+        """Return s + log weight of a block [B, c]; s itself where every weight is 1."""
+        return s + self.log_weight[columns] if self._weighted else s
+
+    def sum_by_query(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sums [B] of the pairs' `values` [n] over all ranks."""
+        return self.sum(values.new_zeros(self.queries).index_add_(0, self.query, values))
+
+    def logsumexp(self, pair: torch.Tensor, transform: BlockFunction | None = None) -> torch.Tensor:
+        """Return [B], the logarithm of the sum of exp over the `pair` values [n] and the pool's, over all ranks.
+
+        `transform` turns a block of the pool into the values to sum; without, s + log weight. -inf for an empty sum.
+        """
+        total = self._pair_logsumexp(pair)
+        for columns, s in self.blocks():
+            values = (transform or self.add_log_weight)(columns, s)
+            total = torch.logaddexp(total, values.logsumexp(1))
+        greatest = self._group.max(total.clone())
+        return greatest + self.sum((total - finite(greatest)).exp()).log()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum `values` over all ranks, in place."""
+        return self._group.sum(values)
+
+    def max(self, values: torch.Tensor) -> torch.Tensor:
+        """Take the greatest of `values` over all ranks, in place."""
+        return self._group.max(values)
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Concatenate `values` [b, ...] of all ranks."""
+        return self._group.gather(values)
+
+    def masked_weight(self) -> torch.Tensor:
+        """Return the weight [B] of this rank's pool that is masked for each query."""
+        weight = self.pool_weight[self._masked_pool]
+        return self.x.new_zeros(self.queries).index_add_(0, self._masked_query, weight)
+
+    def pool_weight_of_pairs(self) -> torch.Tensor:
+        """Return [n], the weight in the pool of each pair's label; 0 for a label outside the pool."""
+        if not self.pool:
+            return torch.zeros_like(self.weight)
+        return torch.where(self.label < self.pool, self.pool_weight[self.label.clamp(max=self.pool - 1)], 0)
+
+    def _score(self, start: int, stop: int) -> torch.Tensor:
+        low, high = np.searchsorted(self._masked_places, [start, stop]).tolist()
+        query, columns = self._masked_query[low:high], self._masked_pool[low:high] - start
+        return masked_scores(self.x, self.w[start:stop], query, columns)
+
+    def _pair_logsumexp(self, pair: torch.Tensor) -> torch.Tensor:
+        greatest = pair.new_full((self.queries,), -torch.inf).scatter_reduce_(0, self.query.long(), pair, "amax")
+        part = (pair - finite(greatest)[self.query]).exp()
+        return greatest + part.new_zeros(self.queries).index_add_(0, self.query, part).log()
+
+
+def masked_scores(x: torch.Tensor, w: torch.Tensor, query: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Return x.w [B, R] for x [B, D] and w [R, D], with -inf at the places (`query`, `column`) [m]."""
+    scores = x @ w.T
+    scores[query, column] = -torch.inf
+    return scores
+
+
+def finite(values: torch.Tensor) -> torch.Tensor:
+    """Return `values` with 0 for -inf, to be subtracted from scores that are all -inf."""
+    return values.masked_fill(values == -torch.inf, 0.0)
 
 
 class LossParts(NamedTuple):

@@ -1,19 +1,21 @@
 """Binary cross-entropy over candidates: positives, hard and random negatives (ASTRA, equations 1 and 2)."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch.nn.functional import softplus
 
 from trainer.device import CPU
-from trainer.losses.base import Loss, LossParts
-from trainer.losses.binary_on_device import differentiate_pool, pool_arrays, step_on_device
-from trainer.losses.candidate_scores import Scores
+from trainer.losses.base import Loss, LossParts, Scores, masked_scores
 from trainer.methods.kinds import LossSection
 from trainer.rows import kernels
 from trainer.rows.host_matrix import HostMatrix
-from trainer.rows.matrix import RowMatrix
+from trainer.rows.matrix import RowMatrix, operations_of
+from trainer.rows.on_device import merge_labels, order_pairs
 from trainer.rows.threads import PARTS, in_parts
-from trainer.stream.batch import Candidates, DrawnLabels
+from trainer.stream.batch import Candidates
+from trainer.stream.transfer import send
 
 
 class OneVsAll(Loss):
@@ -41,26 +43,22 @@ binary_cross_entropy = OneVsAll(LossSection())
 
 @torch.no_grad()
 def binary_step(
-    x: torch.Tensor,
-    rows: RowMatrix | HostMatrix,
-    candidates: Candidates | DrawnLabels,
-    lr: float,
-    step: int,
-    scale: float,
+    x: torch.Tensor, rows: RowMatrix | HostMatrix, candidates: Candidates, lr: float, step: int, scale: float
 ) -> tuple[float | torch.Tensor, torch.Tensor]:
-    """Update the rows `candidates.ids`; return `scale` times the loss of x [B, D], and its gradient on x.
+    """Update the rows of `candidates`; return `scale` times the loss of x [B, D], and its gradient on x.
 
     The same as gather, `binary_cross_entropy`, its backward pass and update, in one pass over the rows: each is read
     once and written once, and no [C, D] is made but of a shared pool. The loss is a float, on a GPU a tensor [].
     """
     if isinstance(rows, HostMatrix) or rows.device != CPU:
-        return step_on_device(x, rows, candidates, lr, step, scale)
-    assert isinstance(candidates, Candidates)
+        return _step_on_device(x.contiguous(), rows, candidates, lr, step, scale)
+    assert candidates.drawn is None, "labels are merged by devices that score them"
     pool = len(candidates.pool_weight)
     on_x, on_pool, loss = torch.zeros_like(x), x.new_empty(0, x.shape[1]), 0.0
     if pool:
         w = rows.gather(candidates.ids[:pool]).detach()
-        pool_loss, slopes = differentiate_pool(x, w, *map(torch.from_numpy, pool_arrays(candidates)))
+        masked = torch.from_numpy(candidates.masked_query), torch.from_numpy(candidates.masked_pool)
+        pool_loss, slopes = _differentiate_pool(x, w, torch.from_numpy(candidates.pool_weight), masked)
         loss += float(pool_loss)
         on_x, on_pool = slopes @ w, (slopes.T @ x).mul_(scale)
     signed = np.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight)
@@ -81,3 +79,37 @@ def binary_step(
 
     losses = in_parts(step_on, len(candidates.ids))
     return scale * (loss + sum(losses)), on_x.mul_(scale) + torch.from_numpy(on_x_parts.sum(0))
+
+
+def _step_on_device(
+    x: torch.Tensor, rows: RowMatrix | HostMatrix, candidates: Candidates, lr: float, step: int, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do the same where nothing waits for the device: scores of pairs by query, then gradients and updates by row."""
+    made, operations, drawn = rows.begin(candidates.ids, lr, step), operations_of(rows.device), candidates.drawn
+    if drawn is None:
+        sent = send(replace(candidates, ids=made.places), rows.device)
+        ids, pairs, weight = sent.ids, order_pairs(sent, len(x), len(candidates.ids)), sent.pool_weight
+    elif len(drawn.label):
+        ids, pairs = merge_labels(send(replace(drawn, hard=None), rows.device), drawn.hard)
+        weight = ids[:0]
+    else:
+        return x.new_zeros((), dtype=torch.float64), torch.zeros_like(x)
+    losses, slopes, on_x = operations.score_pairs(x, made.scored, ids, pairs, scale)
+    loss, on_pool = losses.sum(dtype=torch.float64), x.new_empty(0, x.shape[1])
+    if len(weight):
+        w = made.scored.vectors.index_select(0, ids[: len(weight)]).float()
+        pool_loss, pool_slopes = _differentiate_pool(x, w, weight, (sent.masked_query, sent.masked_pool))
+        loss = loss + pool_loss
+        on_x, on_pool = on_x.addmm_(pool_slopes, w, alpha=scale), (pool_slopes.T @ x).mul_(scale)
+    operations.update_rows(made.updated, made.rule, ids, on_pool, pairs, slopes, x)
+    rows.end(candidates.ids, made, lr, step)
+    return loss * scale, on_x
+
+
+def _differentiate_pool(
+    x: torch.Tensor, w: torch.Tensor, weight: torch.Tensor, masked: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss on the shared pool w [R, D], and its slopes by score [B, R]; both are 0 where `masked`."""
+    scores, weight = masked_scores(x, w, *masked), weight.to(x.dtype)
+    loss = torch.dot(softplus(scores).sum(0), weight)
+    return loss, scores.sigmoid_().mul_(weight)

@@ -9,8 +9,7 @@ from abc import abstractmethod
 
 import torch
 
-from trainer.losses.base import Loss, LossParts
-from trainer.losses.candidate_scores import Scores, finite
+from trainer.losses.base import Loss, LossParts, Scores, finite
 
 
 class Contrastive(Loss):

@@ -7,8 +7,7 @@ from pydantic import Field
 from torch.nn.functional import logsigmoid
 
 from trainer.device import CPU
-from trainer.losses.base import Loss, LossParts
-from trainer.losses.candidate_scores import Scores, finite
+from trainer.losses.base import Loss, LossParts, Scores, finite
 from trainer.methods.kinds import LossSection
 
 _PASSES = 60  # a bisection alone would use as many; with Newton's steps some 6 do

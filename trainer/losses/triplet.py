@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from trainer.losses.base import Loss, LossParts
-from trainer.losses.candidate_scores import Scores
+from trainer.losses.base import Loss, LossParts, Scores
 from trainer.methods.kinds import LossSection
 from trainer.stream.transfer import send
 

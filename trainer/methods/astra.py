@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trainer.negatives.base import NegativeSource, Sampled, SourceContext, SourceSection
     from trainer.negatives.planner import Planner
-    from trainer.stream.batch import Batch, Candidates, DrawnLabels
+    from trainer.stream.batch import Batch, Candidates
 
 MOST = 1 << 24  # labels of a query or of a pool
 SHARED_DRAWS, OWN_DRAWS = 3200, 400
@@ -98,11 +98,14 @@ class RandomNegatives(Labels):
     def draws(self, batch: int) -> int:
         return self.random * (batch if self.pool == "own" else 1)
 
+    def pool_size(self, batch: int, positives: float, labels: int) -> float:
+        return 0 if self.pool == "own" else self.random
+
     def scores(self, batch: int, positives: float) -> float:
         candidates = self.candidates_of(batch, positives)
         return candidates if self.pool == "own" else batch * candidates
 
-    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates | DrawnLabels:
+    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
         """Merge positives, hard negatives and random ones of each query; a label counts once per query (step 16)."""
         own, count = self.pool == "own", self.random_in(planner, batch.epoch, bool(sampled))
         drawn, weight = planner.draw(batch, count, own, self.reweight)  # steps 8 and 15: R, each of weight L / k_r
@@ -241,8 +244,7 @@ class OwnIndex(Refresh):
 
     def open(self, width: int, context: SourceContext) -> NegativeSource:
         """Open the index of a rank's labels, which finds `width` of them for each query."""
-        from trainer.negatives.copied_index import CopiedIndex, IndexOptions
-        from trainer.negatives.fresh_index import FreshIndex
+        from trainer.negatives.indexes import CopiedIndex, FreshIndex, IndexOptions
 
         few = context.vectors.stop - context.vectors.start <= MOST_FRESH
         if self.index == FRESH or (self.index == "auto" and few):
@@ -321,6 +323,9 @@ class EveryLabel(Labels):
     """Every label for every query, a chunk of labels after the other (equation 1)."""
 
     chunk: int = Field(4096, ge=1, description="labels scored at a time")
+
+    def pool_size(self, batch: int, positives: float, labels: int) -> float:
+        return labels
 
     def scores(self, batch: int, positives: float) -> float:
         return batch * self.chunk

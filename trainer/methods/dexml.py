@@ -80,6 +80,9 @@ class EveryText(Pool):
 
     pool: Literal["all"] = "all"
 
+    def pool_size(self, batch: int, positives: float, labels: int) -> float:
+        return labels
+
     def scores(self, batch: int, positives: float) -> float:
         return batch * _BLOCK
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trainer.negatives.base import NegativeSource, Sampled, SourceContext
     from trainer.negatives.planner import Planner
-    from trainer.stream.batch import Batch, Candidates, DrawnLabels
+    from trainer.stream.batch import Batch, Candidates
 
 
 class Labels(Options):
@@ -47,6 +47,10 @@ class Labels(Options):
         """Estimate how many candidates a step of `batch` queries with so many positives each has."""
         return batch * (self.most + positives) + self.draws(batch)
 
+    def pool_size(self, batch: int, positives: float, labels: int) -> float:
+        """Estimate how many labels, of all `labels`, every query of such a step is scored against."""
+        return min(labels, batch * (self.most + positives))
+
     def scores(self, batch: int, positives: float) -> float:
         """Estimate how many scores such a step holds at a time."""
         return batch * self.candidates_of(batch, positives)
@@ -55,14 +59,14 @@ class Labels(Options):
         """Return k_h, how many labels of a ranked row a step of `epoch` takes."""
         return 0
 
-    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates | DrawnLabels | None:
+    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates | None:
         """Return the labels that each query is scored against, with weights; None: they come in `chunks` alone.
 
         `sampled`: what sources found for the batch, tables among them.
         """
         raise NotImplementedError
 
-    def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates | DrawnLabels]:
+    def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
         """Yield candidates of a batch, one chunk of labels after the other."""
         raise NotImplementedError
 

@@ -96,9 +96,18 @@ class NegativeSource(ABC):
     def load(self, state: State) -> None:  # noqa: B027
         """Go on from a `state`. Raises ValueError where it is of other options."""
 
-    def facts(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """Return figures about the last step for the run's record."""
         return {}
+
+
+class JoinedTable(NegativeSource):
+    """Columns of the table that the stream joins, mined with the model of a few epochs ago (ASTRA, Algorithm 1)."""
+
+    name = "table"
+
+    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled | None:
+        return None if batch.hard is None else Sampled(batch.hard, ranked=True)
 
 
 class SourceSection(Options):
@@ -154,9 +163,9 @@ class NegativeSources:
         for source in self.sources:
             source.before_checkpoint()
 
-    def facts(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """Return figures of all sources about the last step."""
-        return {name: value for source in self.sources for name, value in source.facts().items()}
+        return {name: value for source in self.sources for name, value in source.figures().items()}
 
     def state(self) -> State:
         """Return the state of every source by its name; empty before the first was asked."""

@@ -1,18 +1,15 @@
 """Candidates of a batch from its positives, hard negatives and draws: each label once, and its use by each query."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
 from schemas import PAD
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
-from trainer.negatives.merge import lay_out, merge, merge_with_pool
+from trainer.negatives.merge import merge, merge_with_pool, side_by_side
 from trainer.stream.batch import Batch, Candidates, DrawnLabels
 
 _NONE = np.empty(0, np.int64)
-_LATER = -2  # in the place of a hard negative that is on a device
 
 
 def join_hard(batch: Batch, others: np.ndarray) -> np.ndarray:
@@ -78,18 +75,15 @@ def drawn_labels(
     pool: np.ndarray,
     weight: float | np.ndarray,
     positive_weight: np.ndarray | None = None,
-) -> DrawnLabels:
-    """Lay the labels of `own_pool` side by side, for a device that merges them itself; `hard` may be there already."""
-    places = np.full(hard.shape, _LATER, np.int32) if isinstance(hard, torch.Tensor) else hard
-    labels = lay_out(batch.positives, batch.positive_offsets, places, pool)
-    label = labels.label[labels.draw] if isinstance(weight, np.ndarray) else _NONE
+) -> Candidates:
+    """Build the candidates of `own_pool` for a device that merges them itself; `hard` may be there already."""
+    late = hard if isinstance(hard, torch.Tensor) else None
+    places = np.full(hard.shape, PAD, np.int32) if isinstance(hard, torch.Tensor) else hard
+    labels = side_by_side(batch.positives, batch.positive_offsets, places, pool, with_pads=late is not None)
     weights = _pair_weights(batch.positives, labels.positive, positive_weight)
-    weights[labels.draw] = _weight_of(weight, label)
-    drawn = DrawnLabels(labels.label, labels.positive, labels.draw, weights, labels.starts)
-    if not isinstance(hard, torch.Tensor):
-        return drawn
-    np.maximum(labels.label, PAD, out=labels.label)
-    return replace(drawn, hard=hard, hard_starts=labels.starts[:-1] + np.diff(batch.positive_offsets))
+    weights[labels.draw] = weight[labels.label[labels.draw]] if isinstance(weight, np.ndarray) else weight
+    hard_starts = None if late is None else labels.starts[:-1] + np.diff(batch.positive_offsets)
+    return Candidates.to_merge(DrawnLabels(*labels[:3], weights, labels.starts, late, hard_starts))
 
 
 def draw_positives(batch: Batch, count: int, seed: int) -> np.ndarray | None:
@@ -144,11 +138,6 @@ def every_query_with(
 def label_range(batch: Batch, start: int, stop: int, positive_weight: np.ndarray | None = None) -> Candidates:
     """Build candidates of every label of [start, stop) for every query: a chunk of one-vs-all (ASTRA, equation 1)."""
     return every_query_with(batch, np.arange(start, stop), positive_weight)
-
-
-def _weight_of(weight: float | np.ndarray, labels: np.ndarray) -> float | np.ndarray:
-    """Return the weight of each of `labels`."""
-    return weight[labels] if isinstance(weight, np.ndarray) else weight
 
 
 def _pair_weights(positives: np.ndarray, positive: np.ndarray, positive_weight: np.ndarray | None) -> np.ndarray:

@@ -12,8 +12,8 @@ import numba
 import numpy as np
 
 from schemas.randomness import HashFunctionsStream, Purpose, generator
+from trainer.negatives.draws import scrambled
 from trainer.negatives.lsh_section import Family
-from trainer.negatives.scrambled import scrambled
 
 _MOST_BUCKETS = 1 << 28  # of a table: codes are int32 at most
 _BLOCK = 8  # rows hashed together, so that a line of directions is read once for all of them

@@ -56,8 +56,8 @@ class MergedWithPool(NamedTuple):
     masked_pool: np.ndarray
 
 
-class LaidOut(NamedTuple):
-    """Labels [n] of queries that follow each other, without pads; those of query q are [starts[q], starts[q + 1])."""
+class LabelsByQuery(NamedTuple):
+    """Labels [n] of queries that follow each other; those of query q are [starts[q], starts[q + 1])."""
 
     label: np.ndarray
     positive: np.ndarray  # bool
@@ -99,18 +99,24 @@ def merge_with_pool(
     return MergedWithPool(*(column[:stop] for column, stop in zip(pairs, stops, strict=True)))
 
 
-def lay_out(positives: np.ndarray, offsets: np.ndarray, hard: np.ndarray | None, draws: np.ndarray) -> LaidOut:
-    """Lay the labels of `merge` side by side, for a device that merges them itself.
+def side_by_side(
+    positives: np.ndarray,
+    offsets: np.ndarray,
+    hard: np.ndarray | None,
+    draws: np.ndarray,
+    with_pads: bool = False,
+) -> LabelsByQuery:
+    """Lay the labels of `merge` side by side, for a device that merges them itself; `with_pads` those of `hard` stay.
 
     Labels are int32 where all of them are less than its greatest, else int64. Raises ValueError as `merge` does.
     """
     queries, size = _queries(positives, offsets, hard, draws, None)
-    label, starts, draws_from = _lay_out(queries, size)
+    label, starts, draws_from = _lay_side_by_side(queries, size, with_pads)
     positive, draw = np.zeros(len(label), bool), np.zeros(len(label), bool)
     _mark(starts, draws_from, queries[1], positive, draw)
     fits = label.max(initial=0) < np.iinfo(np.int32).max
     label = label.astype(np.int32 if fits else np.int64, copy=False)
-    return LaidOut(label, positive, draw, starts.astype(np.int32))
+    return LabelsByQuery(label, positive, draw, starts.astype(np.int32))
 
 
 @numba.njit(nogil=True, cache=True)
@@ -144,7 +150,7 @@ def _queries(
 @numba.njit(nogil=True, cache=True)
 def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
     """Write to the arrays of `pairs`; return how many labels and how many pairs there are."""
-    label, starts, draws_from = _lay_out(queries, len(pairs.ids))
+    label, starts, draws_from = _lay_side_by_side(queries, len(pairs.ids), False)
     labels, _ = _number(label, len(label), pairs.ids, pairs.place)
     latest, kept = np.full(labels, -1, np.int32), np.uint32(0)  # the last pair of each label
     for row in range(len(draws_from)):
@@ -173,7 +179,7 @@ def _merge(queries, weights, pairs):  # type: ignore[no-untyped-def]
 @numba.njit(nogil=True, cache=True)
 def _merge_with_pool(queries, weight, pairs):  # type: ignore[no-untyped-def]
     """Write to the arrays of `pairs`; return how many labels, pairs, labels of the pool and masked pairs there are."""
-    label, starts, _ = _lay_out(queries, len(pairs.ids))
+    label, starts, _ = _lay_side_by_side(queries, len(pairs.ids), False)
     size = starts[-1]
     labels, drawn = _number(label, size, pairs.ids, pairs.place)
     for place in pairs.place[size : len(label)]:
@@ -201,8 +207,8 @@ def _fill_row(row, offsets, begin, end, query, positive):  # type: ignore[no-unt
 
 
 @numba.njit(nogil=True, cache=True)
-def _lay_out(queries, size):  # type: ignore[no-untyped-def]
-    """Lay at most `size` labels side by side by query, the pool behind them.
+def _lay_side_by_side(queries, size, with_pads):  # type: ignore[no-untyped-def]
+    """Lay at most `size` labels side by side by query, the pool behind them; `with_pads` of hard negatives.
 
     Return them, where each query's begin [B + 1], and where its draws do [B].
     """
@@ -214,20 +220,20 @@ def _lay_out(queries, size):  # type: ignore[no-untyped-def]
         for i in range(offsets[row], offsets[row + 1]):
             label[size] = positives[i]
             size += 1
-        draws_from[row] = _append(label, size, hard, row)
-        size = starts[row + 1] = _append(label, draws_from[row], draws, row)
+        draws_from[row] = _append(label, size, hard, row, np.uint64(with_pads))
+        size = starts[row + 1] = _append(label, draws_from[row], draws, row, np.uint64(0))
     label[size : size + len(pool)] = pool
     return label[: size + len(pool)], starts, draws_from
 
 
 @numba.njit(nogil=True, cache=True)
-def _append(label, size, matrix, row):  # type: ignore[no-untyped-def]
-    """Write the labels of a row behind the first `size`, without pads; return how many there are then."""
+def _append(label, size, matrix, row, with_pads):  # type: ignore[no-untyped-def]
+    """Write the labels of a row behind the first `size`, `with_pads` (1) or not; return how many there are then."""
     end = np.uint64(size)  # unsigned, as all that is an index here: no test for one below 0
     for column in range(np.uint64(matrix.shape[1])):
         value = matrix[np.uint64(row), column]
         label[end] = value
-        end += np.uint64(value != PAD)
+        end += np.uint64(value != PAD) | with_pads
     return np.int64(end)
 
 

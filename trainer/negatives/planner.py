@@ -11,7 +11,7 @@ import torch
 from schemas import PAD
 from trainer.group import Group
 from trainer.inputs import Inputs
-from trainer.negatives.base import NegativeSource, Sampled, ids_within, within
+from trainer.negatives.base import JoinedTable, NegativeSource, Sampled, ids_within, within
 from trainer.negatives.candidates import (
     draw_positives,
     drawn_labels,
@@ -22,10 +22,8 @@ from trainer.negatives.candidates import (
     own_pool,
     shared_pool,
 )
-from trainer.negatives.hard_columns import draw_hard
-from trainer.negatives.random_pool import RandomPool
-from trainer.negatives.table import Table
-from trainer.stream.batch import Batch, Candidates, DrawnLabels
+from trainer.negatives.draws import RandomPool, draw_hard
+from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import send
 
 
@@ -37,11 +35,9 @@ class Options(Protocol):
 
     def columns(self, planner: "Planner", epoch: int) -> int: ...
 
-    def candidates(
-        self, planner: "Planner", batch: Batch, sampled: list[Sampled]
-    ) -> Candidates | DrawnLabels | None: ...
+    def candidates(self, planner: "Planner", batch: Batch, sampled: list[Sampled]) -> Candidates | None: ...
 
-    def chunks(self, planner: "Planner", batch: Batch) -> Iterator[Candidates | DrawnLabels]: ...
+    def chunks(self, planner: "Planner", batch: Batch) -> Iterator[Candidates]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,19 +60,19 @@ class Planner:
     part: tuple[int, int] | None = None
     mixtures: tuple[tuple[int, int], ...] = ()
     frequency: np.ndarray | None = None
-    sources: tuple[NegativeSource, ...] = (Table(),)
+    sources: tuple[NegativeSource, ...] = (JoinedTable(),)
     positives: int = 0
     retired: np.ndarray | None = None
     merges: bool = True
 
-    def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | DrawnLabels | None:
+    def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
         """Return one set of candidates; None for a method whose chunks of all labels `chunks` gives.
 
         `sampled` comes from sources that need embeddings; a label is among a query's once.
         """
         return self.options.candidates(self, batch, self._sampled(batch, sampled))
 
-    def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates | DrawnLabels]:
+    def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates]:
         """Yield what a step goes through: the batch's candidates, or one chunk of labels after the other."""
         candidates = batch.candidates or self(batch, sampled)
         if candidates is not None:
@@ -96,7 +92,7 @@ class Planner:
 
     def merge(
         self, batch: Batch, sampled: list[Sampled], drawn: np.ndarray, weight: float | np.ndarray, own: bool
-    ) -> Candidates | DrawnLabels:
+    ) -> Candidates:
         """Merge positives, hard negatives out of `sampled`, and `drawn` labels of `weight`; each once for a query."""
         if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
             hard = self._columns_on_device(batch, sampled[0].ids)

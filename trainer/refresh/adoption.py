@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout, numbered
-from schemas.manifest import Manifest, is_published, open_manifest
+from schemas.manifest import Manifest, is_published
 from schemas.records.json_files import read_json, write_json
+from schemas.table import Table
 from schemas.waits import waiting
 from trainer.checkpoints.stopping import StoppedError
 from trainer.config import LEAD, Recipe
@@ -160,11 +161,11 @@ def _decide(
     if newest is None or (stale and options.stale == "random-only"):
         return Adoption(epoch, None, {}, late, stale)
     kind = "queries" if recipe.clusters else "negatives"
-    tables = {source.name: open_manifest(_url(run, recipe, newest, source), kind) for source in sources}
+    tables = {source.name: Table.open(_url(run, recipe, newest, source), kind) for source in sources}
     # In the order in which a resumed run reads them, so that its record of the decision is the same to the byte.
     digests = {name: tables[name].digest for name in sorted(tables)}
     step = next(iter(tables.values())).parameters.get("step")
-    return Adoption(epoch, newest, digests, late, stale, step, _overlap(list(tables.values())))
+    return Adoption(epoch, newest, digests, late, stale, step, _overlap([table.manifest for table in tables.values()]))
 
 
 def _describe_table(due: int, recipe: Recipe) -> str:

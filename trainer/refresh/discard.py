@@ -3,9 +3,10 @@
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import CLUSTERS, RunLayout, epoch_of, numbered
-from schemas.manifest import open_manifest, unpublish
+from schemas.manifest import unpublish
 from schemas.owners.build import clean_up
 from schemas.storage import join
+from schemas.table import Table
 
 
 def discard_refreshes(run: RunLayout) -> None:
@@ -37,7 +38,7 @@ def discard_unfinished_tables(run: RunLayout) -> None:
 
 def _is_of_a_dump(url: str) -> bool:
     try:
-        parameters = open_manifest(url).parameters
+        parameters = Table.open(url).parameters
     except TableError:
         return False
     return parameters.get(CLUSTERS, parameters).get("epoch") is not None

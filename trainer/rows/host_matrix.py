@@ -12,7 +12,7 @@ import torch
 from trainer.rows.kernels import SGD, Rule
 from trainer.rows.matrix import DeviceStep, RowMatrix, RowOptimizer
 from trainer.rows.memory import IN_MEMORY
-from trainer.rows.reference import DeviceMatrix
+from trainer.rows.on_device import DeviceMatrix
 from trainer.stream.transfer import LateCopy, send_tensor
 
 _MOST_PENDING = 2  # steps, or chunks of one, whose gradients are on their way back

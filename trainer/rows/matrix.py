@@ -9,9 +9,9 @@ import torch
 
 from schemas.randomness import Purpose, torch_seed
 from trainer.device import CPU
-from trainer.rows import kernels, reference
+from trainer.rows import kernels, on_device
 from trainer.rows.memory import IN_MEMORY, zeros
-from trainer.rows.reference import DeviceMatrix
+from trainer.rows.on_device import DeviceMatrix
 from trainer.rows.threads import in_parts
 from trainer.stream.transfer import send
 
@@ -184,7 +184,7 @@ def operations_of(device: torch.device) -> Any:
         from trainer.rows import triton_kernels
 
         return triton_kernels
-    return reference
+    return on_device
 
 
 def _initial_state(weight: torch.Tensor, optimizer: RowOptimizer, storage: str) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Threads: torch's, where their number must not show in the result, and those that run compiled loops over rows."""
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,8 +37,8 @@ def in_parts(work: Callable[[int, int, int], Result], rows: int) -> list[Result]
     calls = list(zip(range(PARTS), edges[:-1], edges[1:], strict=True))
     threads = torch.get_num_threads()
     if threads == 1 or rows < _ALONE:
-        return [work(*call) for call in calls]
-    return list(_threads(threads).map(lambda call: work(*call), calls))
+        return list(itertools.starmap(work, calls))
+    return list(_threads(threads).map(work, *zip(*calls, strict=True)))
 
 
 def _afresh() -> None:

@@ -1,4 +1,4 @@
-"""Steps on rows of a matrix on a GPU, as Triton kernels: what `reference.py` does, each row read and written once.
+"""Steps on rows of a matrix on a GPU, as Triton kernels: what `on_device.py` does, each row read and written once.
 
 No sum is made by several programs at once, so that the same input gives the same bits at every run. One program has a
 query and goes over its pairs; another has a label. Arithmetic is in float32; rows are loaded and stored as the bits of
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from trainer.rows.kernels import ADAGRAD, ADAM, BFLOAT16, FLOAT16, FLOAT32, MOMENTUM, SGD, Rule
-from trainer.rows.reference import DeviceMatrix, DevicePairs
+from trainer.rows.on_device import DeviceMatrix, DevicePairs
 
 FORMS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
@@ -165,7 +165,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
 def score_pairs(
     x: torch.Tensor, matrix: DeviceMatrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do as `reference.score_pairs`."""
+    """Do as `on_device.score_pairs`."""
     loss, slopes, on_x = x.new_empty(len(x)), x.new_empty(len(pairs.label)), torch.empty_like(x)
     if len(x):
         vectors, shape = matrix.vectors, tiles(x.shape[1])
@@ -185,7 +185,7 @@ def update_rows(
     slopes: torch.Tensor | None = None,
     x: torch.Tensor | None = None,
 ) -> None:
-    """Do as `reference.update_rows`."""
+    """Do as `on_device.update_rows`."""
     if not len(ids):
         return
     vectors, D = matrix.vectors, matrix.vectors.shape[1]

@@ -73,30 +73,8 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """Labels to score, each once, and how queries use them.
-
-    `ids` [C] int64: the rows of the classifier that the step touches, ascending but for the first R of them, which
-    ascend by themselves: rows near each other in memory come after each other. Those are the shared pool: every
-    query is scored against it with `pool_weight` [R] float32, except for what is its own positive or hard negative,
-    (`masked_query`, `masked_pool`) [m]. Pairs score one query against one label: `pair_query` [n] ascending,
-    `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32
-    with a shared pool, int64 otherwise.
-    """
-
-    ids: np.ndarray
-    pair_query: np.ndarray
-    pair_label: np.ndarray
-    pair_positive: np.ndarray
-    pair_weight: np.ndarray
-    pool_weight: np.ndarray
-    masked_query: np.ndarray
-    masked_pool: np.ndarray
-
-
-@dataclass(frozen=True)
 class DrawnLabels:
-    """Labels of queries with pools of their own, as they were drawn: a device merges them into candidates.
+    """Labels of queries with pools of their own, as they were drawn, for a device to merge.
 
     Those of query q are [starts[q], starts[q + 1]) of `label` [n] int32 (int64 from 2**31 labels on), its draws behind
     the others; `starts` [B + 1] int32. A draw of a label that the query has otherwise does not count. `positive` and
@@ -112,11 +90,42 @@ class DrawnLabels:
     hard: torch.Tensor | None = None
     hard_starts: np.ndarray | None = None
 
+
+@dataclass(frozen=True)
+class Candidates:
+    """Labels to score, each once, and how queries use them.
+
+    `ids` [C] int64: the rows of the classifier that the step touches, ascending but for the first R of them, which
+    ascend by themselves: rows near each other in memory come after each other. Those are the shared pool: every
+    query is scored against it with `pool_weight` [R] float32, except for what is its own positive or hard negative,
+    (`masked_query`, `masked_pool`) [m]. Pairs score one query against one label: `pair_query` [n] ascending,
+    `pair_label` [n] (index into ids), `pair_positive` [n] bool, `pair_weight` [n] float32. Queries and places are int32
+    with a shared pool, int64 otherwise. Where a device merges the labels, they are `drawn`, and all else is empty.
+    """
+
+    ids: np.ndarray
+    pair_query: np.ndarray
+    pair_label: np.ndarray
+    pair_positive: np.ndarray
+    pair_weight: np.ndarray
+    pool_weight: np.ndarray
+    masked_query: np.ndarray
+    masked_pool: np.ndarray
+    drawn: DrawnLabels | None = None
+
+    @classmethod
+    def to_merge(cls, drawn: DrawnLabels) -> "Candidates":
+        """Return the candidates that a device makes of `drawn`."""
+        none, weights = np.empty(0, np.int64), np.empty(0, np.float32)
+        return cls(none, none, none, np.empty(0, bool), weights, weights, none, none, drawn)
+
     @cached_property
-    def ids(self) -> np.ndarray:
-        """Labels that the step touches, each once and ascending, int64 [C]; those of `hard` are waited for."""
-        hard = [] if self.hard is None else [self.hard.cpu().numpy().ravel()]
-        ids = np.unique(np.concatenate([self.label, *hard])).astype(np.int64)
+    def touched(self) -> np.ndarray:
+        """Labels that the step touches, each once, int64 [C]; hard negatives that are on a device are waited for."""
+        if self.drawn is None:
+            return self.ids
+        hard = [] if self.drawn.hard is None else [self.drawn.hard.cpu().numpy().ravel()]
+        ids = np.unique(np.concatenate([self.drawn.label, *hard])).astype(np.int64)
         return ids[ids >= 0]
 
 
@@ -126,7 +135,7 @@ class Batch:
 
     `rows` [B] int64 global row ids; `inputs` what the encoder reads of them; `positives` [sum P] with
     `positive_offsets` [B + 1]; `hard` [B, K] joined from the table, -1 pads, or None before the first table;
-    `candidates` where the stream plans them, or what a device makes them of.
+    `candidates` where the stream plans them.
     """
 
     epoch: int
@@ -136,7 +145,7 @@ class Batch:
     positives: np.ndarray
     positive_offsets: np.ndarray
     hard: np.ndarray | None = None
-    candidates: Candidates | DrawnLabels | None = None
+    candidates: Candidates | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -130,7 +130,7 @@ def open_sources(
         weight = mix[LABEL_TEXTS] if mix else 1.0
         sources.append(Source(LABEL_TEXTS, Table.open(data.labels, "labels"), weight=weight))
     for source in sources:
-        require_inputs(source.table.url, source.table.manifest, inputs)
+        require_inputs(source.table, inputs)
     return sources
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.formats.base import LABELS, Inputs
 from pipelines.formats.keyed import DERIVED
-from pipelines.sharding.options import ShardOptions
+from pipelines.options import ShardOptions
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout

@@ -25,7 +25,7 @@ def write_patch(
     built: str, table: str, number: int, kind: str, rows: pa.Table, groups: tuple[int, ...] | None = None
 ) -> Patched:
     """Write a patch of `kind` over shard `number` of `table`, in the attempt at `built`. Raises StorageError."""
-    file = f"{kind}-{number:05d}.parquet"
+    file = f"_{kind}-{number:05d}.parquet"  # no shard, for readers of Parquet folders
     data = memoryview(encode(rows, _GROUP_ROWS))
     storage.write_bytes(join(built, table, file), data)
     return Patched(table, number, kind, file, len(data), storage.sha256(data), groups)

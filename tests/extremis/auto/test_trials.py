@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extremis.auto import trials
-from extremis.auto.contenders import Contender, contenders, variations
-from extremis.auto.survey import Survey
+from extremis.auto.survey import Contender, Survey, contenders, variations
 from extremis.auto.trials import QUERIES, TrialData, holdout_share
 from schemas.manifest import open_manifest
 from tests.builders import build_data

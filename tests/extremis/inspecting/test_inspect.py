@@ -51,7 +51,7 @@ def test_a_table(data: Path, run: Path) -> None:
         run / "dumps" / "epoch-0000" / "vectors",
         max((run / "checkpoints").iterdir()),
     ):
-        assert call("inspect", f"{url}/manifest.json").status == 0
+        assert call("inspect", f"{url}/_manifest.json").status == 0
 
 
 def test_data_as_a_whole(data: Path) -> None:
@@ -61,7 +61,7 @@ def test_data_as_a_whole(data: Path) -> None:
     assert set(body["tables"]) == {"labels", "queries/train", "queries/test", "rejects", "tokenizer"}
     assert body["tables"]["queries/train"]["rows"] == 1500
     assert body["bytes"] == sum(
-        path.stat().st_size for path in data.rglob("*") if path.is_file() and path.name != "manifest.json"
+        path.stat().st_size for path in data.rglob("*") if path.is_file() and path.name != "_manifest.json"
     )
     assert body["checks"] == {}
     first = read(data / "queries" / "train", 0)
@@ -81,8 +81,8 @@ def test_a_run_as_a_whole(run: Path) -> None:
 
 def test_what_is_unfinished_damaged_or_replaced_is_named(data: Path, run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(data, tmp_path / "data"))
-    (copy / "queries" / "test" / "manifest.json").unlink()
-    shutil.copy(copy / "labels" / "manifest.json", copy / "queries" / "train" / "manifest.json")
+    (copy / "queries" / "test" / "_manifest.json").unlink()
+    shutil.copy(copy / "labels" / "_manifest.json", copy / "queries" / "train" / "_manifest.json")
     done = call("inspect", copy, "--rows", "0", "--json")
     assert done.status == 0, done.err
     assert done.json["checks"]["queries/test"][0].startswith("unfinished")
@@ -173,7 +173,7 @@ def test_a_key_with_control_characters_is_shown_harmless(tmp_path: Path) -> None
 
 def test_a_damaged_manifest_below_a_prefix_is_an_entry_not_the_end(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "run"))
-    (other / "dumps" / "epoch-0000" / "vectors" / "manifest.json").write_text("{")
+    (other / "dumps" / "epoch-0000" / "vectors" / "_manifest.json").write_text("{")
     body = call("inspect", other, "--json").json
     assert "damaged" in body["checks"]["dumps/epoch-0000/vectors"][0]
     with pytest.raises(TableError):

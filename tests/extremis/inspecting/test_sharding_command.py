@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from extremis.commands.shard import shard
+from extremis.cli import cli
 from extremis.inspecting.sharding_command import sharding_command
-from pipelines.sharding.options import ShardOptions
+from pipelines.options import ShardOptions
 from schemas.manifest import Manifest, open_manifest
 from tests.command import call
 from tests.pipelines.raw import write_tiny
@@ -57,7 +57,7 @@ def test_a_version(tmp_path: Path) -> None:
 def test_every_option_has_a_flag_of_the_command() -> None:
     manifest = Manifest(kind="data", parameters={"options": dict.fromkeys(ShardOptions.model_fields, "value")})
     flags = {word for word in shlex.split(sharding_command("data/", manifest)) if word.startswith("--")}
-    assert flags <= {flag for option in shard.params for flag in option.opts}
+    assert flags <= {flag for option in cli.commands["shard"].params for flag in option.opts}
     assert len(flags) == len(ShardOptions.model_fields) - 1  # one for both propensities
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.common.folder_bytes import FolderWatch
 from benchmarks.common.keyed_input import write_keyed
-from extremis.planning.engine import ENGINES, plan_engine
-from extremis.planning.plan import plan, workload
+from extremis.planning.plan import ENGINES, plan, plan_engine, workload
 from pipelines.runners.runner import _refuse_unknown
 from schemas.errors import InputError
 from tests.command import Done, call, refused, sets
@@ -53,7 +52,7 @@ def stored(folder: Path) -> int:
 
 def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
     """Within 20 % a table, from a sample of DATA; within 20 % in all, from nothing but averages."""
-    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)), str(ran / "data"), False)
+    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)), str(ran / "data"))
     run = ran / "run"
     dumps, negatives = sorted((run / "dumps").iterdir()), sorted((run / "negatives").iterdir())
     real = {
@@ -76,14 +75,14 @@ def test_bytes_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
         **{name: planned["workload"][name] for name in ("key_bytes", "text_bytes", "vocabulary")},
     }
     rows = (planned["workload"]["queries"], planned["workload"]["labels"])
-    made_up = plan(workload(None, *rows, recipe, "8GiB", averages), None, False)
+    made_up = plan(workload(None, *rows, recipe, "8GiB", averages), None)
     assert sum(size["bytes"] for size in made_up["tables"].values()) == pytest.approx(sum(real.values()), rel=0.2)
 
 
 def test_shards_blocks_and_steps_are_those_of_a_real_run(ran: Path, recipe: Recipe) -> None:
-    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)), str(ran / "data"), False)
+    planned = plan(workload(str(ran / "data"), None, None, recipe, "8GiB", dict(AVERAGES)), str(ran / "data"))
     run = ran / "run"
-    table = json.loads(next((run / "negatives").glob("*/queries/manifest.json")).read_text())
+    table = json.loads(next((run / "negatives").glob("*/queries/_manifest.json")).read_text())
     mined = table["parameters"]
     assert planned["tables"]["queries"]["shards"] == len(table["shards"])
     assert planned["mining"]["index"] == mined["index"]
@@ -94,7 +93,7 @@ def test_shards_blocks_and_steps_are_those_of_a_real_run(ran: Path, recipe: Reci
 
 def test_what_a_recipe_leaves_to_the_data_is_planned_as_a_run_would_set_it(ran: Path) -> None:
     """From DATA the very settings of a run on it; from averages the same, but for the n-grams that nobody counted."""
-    sample = ("--data", ran / "data", "--no-calibrate", "--json")
+    sample = ("--data", ran / "data", "--json")
     planned = call("plan", *sample)
     resolved = resolve("astra", (), str(ran / "data"))
     assert planned.json["settings"] == {key: setting.value for key, setting in resolved.settings.items()}
@@ -102,7 +101,7 @@ def test_what_a_recipe_leaves_to_the_data_is_planned_as_a_run_would_set_it(ran: 
         assert line in planned.err
     facts = planned.json["workload"]
     numbers = [word for name in AVERAGED for word in (f"--{name.replace('_', '-')}", str(facts[name]))]
-    alone = call("plan", *numbers, "--no-calibrate", "--json").json["settings"]
+    alone = call("plan", *numbers, "--json").json["settings"]
     assert alone == {**planned.json["settings"], "encoder.buckets": alone["encoder.buckets"]}
     more = call("plan", *sample, "--queries", "10e6", "--labels", "1e6").json["settings"]
     assert (more["negatives.pool"], alone["negatives.pool"]) == ("own", "shared")
@@ -111,7 +110,7 @@ def test_what_a_recipe_leaves_to_the_data_is_planned_as_a_run_would_set_it(ran: 
 
 def large(*more: str) -> Done:
     numbers = ("--queries", "370e6", "--labels", "120e6", "--tokens", "10", "--dimension", "64")
-    return call("plan", *numbers, "--no-calibrate", "--json", *more)
+    return call("plan", *numbers, "--json", *more)
 
 
 def test_a_plan_near_the_limit() -> None:
@@ -142,14 +141,25 @@ def test_tables_grow_with_what_they_hold() -> None:
     assert longer["queries"]["bytes"] > 1.2 * base["queries"]["bytes"]
 
 
-@pytest.mark.slow
-def test_times_come_with_calibration() -> None:
-    done = call("plan", "--queries", "20e3", "--labels", "5e3", *sets("train.epochs=3"), "--json")
-    assert done.status == 0, done.err
-    steps = done.json["seconds"]["steps"]
-    assert set(steps) == {"shard", "mine", "train"}
-    assert all(0 < seconds < 3600 for seconds in steps.values())
-    assert large().json["seconds"] is None
+def test_times_grow_with_the_data_and_are_divided_over_workers_and_ranks() -> None:
+    one, more = large().json["seconds"], large("--workers", "4", "--ranks", "2").json["seconds"]
+    assert set(one) == {"shard", "mine", "train"}
+    assert all(one[step] / more[step] == pytest.approx(4 if step != "train" else 2, rel=0.01) for step in one)
+    fixed = (
+        "--epochs",
+        "6",
+        "--set",
+        "order.batch=512",
+        "--set",
+        "negatives.pool=own",
+        "--set",
+        "data.label_texts=false",
+    )
+    one, half = (large("--queries", queries, *fixed).json["seconds"] for queries in ("370e6", "185e6"))
+    assert 1.9 < one["train"] / half["train"] < 2.1
+    assert 1.5 < one["shard"] / half["shard"] < 2
+    every_label = large("--recipe", "renee").json["seconds"]
+    assert every_label["train"] > 100 * one["train"]
 
 
 @pytest.mark.parametrize(
@@ -167,11 +177,11 @@ def test_times_come_with_calibration() -> None:
     ],
 )
 def test_wrong_numbers_are_refused(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    refused(call("plan", *arguments, "--no-calibrate"), *words)
+    refused(call("plan", *arguments), *words)
 
 
 def test_a_recipe_with_clusters_plans_their_tables_and_no_mining() -> None:
-    arguments = ("--queries", "1e6", "--labels", "1e5", "--no-calibrate", "--json")
+    arguments = ("--queries", "1e6", "--labels", "1e5", "--json")
     planned = call("plan", "--recipe", "ngame", *arguments).json
     assert {"embeddings of queries", "queries in cluster order"} < set(planned["tables"])
     assert planned["tables"]["queries in cluster order"]["times"] == 6
@@ -187,7 +197,7 @@ def test_input_and_staging_are_those_of_a_real_run(tmp_path: Path) -> None:
     with FolderWatch(tmp_path / "data" / ".staging", interval=0.02) as staging:
         assert call("shard", tmp_path / "raw", tmp_path / "data", "--tokenizer", "train:30000").status == 0
     data = str(tmp_path / "data")
-    planned = plan(workload(data, None, None, Recipe.model_validate({}), "8GiB", dict(AVERAGES)), data, False, "flink")[
+    planned = plan(workload(data, None, None, Recipe.model_validate({}), "8GiB", dict(AVERAGES)), data, "flink")[
         "on_engine"
     ]
     assert planned["input_bytes"] == pytest.approx(written, rel=0.2)
@@ -196,7 +206,7 @@ def test_input_and_staging_are_those_of_a_real_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["flink", "spark", "dataflow"])
 def test_options_of_an_engine_are_those_that_beam_knows(engine: str) -> None:
-    arguments = ("--queries", "1e8", "--labels", "1e7", "--no-calibrate", "--workers", "7", "--engine", engine)
+    arguments = ("--queries", "1e8", "--labels", "1e7", "--workers", "7", "--engine", engine)
     done = call("plan", *arguments, "--json")
     assert done.status == 0, done.err
     planned = done.json["on_engine"]
@@ -222,6 +232,6 @@ def test_hours_on_an_engine_are_divided_over_its_workers() -> None:
     assert all(more[step] - some[step] == pytest.approx(ENGINES["flink"].times * seconds[step] / 3600) for step in some)
     assert plan_engine("dataflow", workload(None, 1000, 10, recipe, "8GiB", {}), memory, 1, seconds)["hours"] is None
     large = {"mine": 1 << 40}  # more than any machine of Dataflow has; nobody knows those of another cluster
-    assert plan_engine("spark", workload(None, 1000, 10, recipe, "8GiB", {}), large, 1, None)["slot_bytes"] > 1 << 40
+    assert plan_engine("spark", workload(None, 1000, 10, recipe, "8GiB", {}), large, 1, {})["slot_bytes"] > 1 << 40
     with pytest.raises(InputError, match="Lower --memory"):
-        plan_engine("dataflow", workload(None, 1000, 10, recipe, "8GiB", {}), large, 1, None)
+        plan_engine("dataflow", workload(None, 1000, 10, recipe, "8GiB", {}), large, 1, {})

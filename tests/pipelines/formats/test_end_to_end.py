@@ -21,8 +21,9 @@ from tokenizers import Tokenizer
 from pipelines.shard import ShardOptions, shard
 from schemas import storage
 from schemas.errors import InputError
-from schemas.manifest import open_manifest, verify
+from schemas.manifest import open_manifest
 from schemas.shard_files import shards
+from schemas.table import Table
 from tests.pipelines.formats.forms import write
 
 Points = dict[str, list[dict[str, Any]]]
@@ -171,7 +172,7 @@ FORMS: dict[str, tuple[Callable[[Path], None], str, bool, bool, bool, bool]] = {
 
 
 def rows_of(url: str) -> list[dict[str, Any]]:
-    verify(url, open_manifest(url))
+    Table.open(url).verify()
     return [row for group in shards.iterate(url, open_manifest(url)) for row in group.to_pylist()]
 
 
@@ -234,7 +235,7 @@ def test_one_data_set_in_two_forms_gives_the_same_shards(
     make_once: Callable[[str], Path], first: str, second: str
 ) -> None:
     made = [contents(make_once(name)) for name in (first, second)]
-    shard_bytes = [{k: v for k, v in files.items() if not k.endswith("manifest.json")} for files in made]
+    shard_bytes = [{k: v for k, v in files.items() if not k.endswith("_manifest.json")} for files in made]
     assert shard_bytes[0] == shard_bytes[1]
 
 
@@ -289,4 +290,4 @@ def test_hostile_bytes_publish_nothing_or_a_whole_data_set(hostile: list[bytes],
         return
     for name, digest in open_manifest(f"{root}/data").parents.items():
         assert open_manifest(f"{root}/data/{name}").digest == digest
-        verify(f"{root}/data/{name}", open_manifest(f"{root}/data/{name}"))
+        Table.open(f"{root}/data/{name}").verify()

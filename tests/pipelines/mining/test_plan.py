@@ -2,8 +2,8 @@ import pytest
 
 from pipelines.common.aligned import Source
 from pipelines.mining.inputs import Inputs
-from pipelines.mining.options import MineOptions
 from pipelines.mining.plan import make_plan
+from pipelines.options import MineOptions
 from schemas import arrow
 from schemas.errors import InputError
 from schemas.manifest import Manifest, Shard, columns_of

@@ -9,6 +9,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel, WordPiece
 from tokenizers.pre_tokenizers import Split
 
+from pipelines.options import vocabulary_size
 from pipelines.sharding import tokenizer, wordpiece
 from pipelines.sharding.words import Encoder, encode_whole
 from schemas.errors import InputError
@@ -81,8 +82,8 @@ def test_a_name_that_is_nowhere_is_refused() -> None:
 
 
 def test_names() -> None:
-    assert tokenizer.parse_name("train:30000") == 30000
-    assert tokenizer.parse_name("bert-base-uncased") is None
+    assert vocabulary_size("train:30000") == 30000
+    assert vocabulary_size("bert-base-uncased") is None
     for wrong in ("train:", "train:many", "train:5", "train:-300", "train:٣٠٠"):
         with pytest.raises(InputError, match="expected train:SIZE"):
-            tokenizer.parse_name(wrong)
+            vocabulary_size(wrong)

@@ -32,7 +32,7 @@ def test_its_claim_and_its_attempt_go(tmp_path: Path, times: int) -> None:
     assert (tmp_path / "out" / claim.FILE).exists()
     clean_up(out, "mined")
     assert is_published(out)
-    assert sorted(path.name for path in Path(out).iterdir()) == ["a", "manifest.json"]
+    assert sorted(path.name for path in Path(out).iterdir()) == ["_manifest.json", "a"]
 
 
 def test_of_one_that_is_at_work_nothing_goes(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_is_built_aside_is_put_in_place_whole(between: Proxy) -> None:
             assert not {*names} & {*storage.list_names(out)} or text == b"second"
             build.publish(Manifest(kind="data", parameters={"text": text.decode()}), names)
     between.faults = Faults()
-    assert storage.list_names(out) == ["a", "c", "d", "deep", "manifest.json"]
+    assert storage.list_names(out) == ["_manifest.json", "a", "c", "d", "deep"]
     assert storage.read_bytes(join(out, "d")) == b"second"
     assert open_manifest(out).parameters == {"text": "second"}
 

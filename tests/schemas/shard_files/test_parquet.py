@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schemas import arrow, storage
 from schemas.errors import StorageError, TableError
-from schemas.manifest import open_manifest, publish, verify
+from schemas.manifest import open_manifest, publish
 from schemas.shard_files.parquet import (
     ShardEncoder,
     encode,
@@ -148,7 +148,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, root: str, part: str) 
         if part == "magic":  # nobody reads it: the table is as it was, and `verify` sees it all the same
             assert pa.concat_tables(iterate(url, manifest)).equals(table)
             with pytest.raises(TableError, match=re.escape(place)):
-                verify(url, manifest)
+                Table(url, manifest).verify()
             continue
         with pytest.raises(TableError, match=re.escape(place)) as refusal:
             list(iterate(url, manifest))
@@ -193,7 +193,7 @@ def test_a_table_from_before_checksums_reads_by_those_of_its_pages(tmp_path: Pat
     old = written.model_copy(update={"shards": tuple(s.model_copy(update={"checksums": None}) for s in written.shards)})
     publish(url, old)
     manifest = open_manifest(url)
-    assert "checksums" not in storage.read_bytes(join(url, "manifest.json")).decode()
+    assert "checksums" not in storage.read_bytes(join(url, "_manifest.json")).decode()
     assert manifest.digest == old.digest != written.digest
     assert pa.concat_tables(iterate(url, manifest)).equals(table)
     place = join(url, manifest.shards[0].path)
@@ -216,11 +216,11 @@ def test_a_table_from_before_checksums_reads_by_those_of_its_pages(tmp_path: Pat
 def test_checksums_that_are_none_are_refused(spoil: str) -> None:
     url = "memory://parquet/none"
     manifest = write_table(url, "negatives", [negatives(6)], 3)
-    body = json.loads(storage.read_bytes(join(url, "manifest.json")))
+    body = json.loads(storage.read_bytes(join(url, "_manifest.json")))
     body["shards"][0]["checksums"] = spoil
     body.pop("digest")
     digest = storage.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
-    storage.write_bytes(join(url, "manifest.json"), json.dumps({**body, "digest": digest}).encode())
+    storage.write_bytes(join(url, "_manifest.json"), json.dumps({**body, "digest": digest}).encode())
     with pytest.raises(TableError, match=r"not valid at 'shards.0.checksums'"):
         open_manifest(url)
     few = manifest.shards[0].model_copy(

@@ -217,7 +217,7 @@ def test_what_a_killed_try_left_is_not_part_of_the_next(tmp_path: Path) -> None:
     CheckpointWriter(run, background=False).save(contents(1, values()))
     folder = tmp_path / "checkpoints"
     shutil.copytree(folder / "step-00000001", folder / "step-00000002")
-    (folder / "step-00000002" / "manifest.json").unlink()
+    (folder / "step-00000002" / "_manifest.json").unlink()
     (folder / "step-00000002" / "vectors-000000000007.safetensors").write_bytes(b"half of")
     CheckpointWriter(run, background=False).save(contents(2, values(9)))
     assert len(list((folder / "step-00000002").glob("vectors-*"))) == 3

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import InputError, TableError
-from schemas.manifest import Manifest, Shard, open_manifest, publish, verify
+from schemas.manifest import Manifest, Shard, open_manifest, publish
 from schemas.storage import join
+from schemas.table import Table
 from schemas.versions.current import CURRENT, find_current, follow, switch
 from schemas.versions.exports import ExportVersion, require_needed
 from schemas.versions.version import VERSION
@@ -92,7 +93,7 @@ def test_vectors_of_a_version_are_those_of_a_whole_export(
                 tensor = torch.from_numpy(rows)
                 shards, mapped = write_vector_files(VECTORS, len(rows), lambda a, b, of=tensor: of[a:b], target)
                 manifest = publish_at(out, shards, earlier)
-                verify(out, manifest)
+                Table(out, manifest).verify()
                 require_needed(out, manifest)
                 files = Files(out, manifest)
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])

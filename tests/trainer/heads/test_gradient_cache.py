@@ -13,14 +13,13 @@ from trainer.config import Recipe
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group, label_range
 from trainer.heads.base import HeadContext
-from trainer.heads.label_encoder import LabelEncoderHead
-from trainer.heads.label_texts import open_label_texts
+from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.heads.queries import SubBatches
 from trainer.losses import build_loss
 from trainer.model import Model
 from trainer.negatives.candidates import label_range as every_label
 from trainer.negatives.planner import Planner
-from trainer.step import StepContext, learn
+from trainer.step import StepContext, take_step
 from trainer.stream.batch import Batch
 
 LABELS, QUERIES, VOCABULARY = 24, 8, 50
@@ -110,7 +109,7 @@ def gradients_of(encoder: Encoder) -> Gradients:
 
 def cached(group: Group, recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
     context = context_of(recipe, data, group)
-    result = learn(context, part_of(batch(), group), 0, 1.0)
+    result = take_step(context, part_of(batch(), group), 0, 1.0, update=False)
     assert len(result.x) == QUERIES
     encoders = list(context.model.encoders.values())
     for encoder in encoders:

@@ -5,7 +5,7 @@ import pytest
 
 from schemas.errors import InputError
 from tests.builders import build_data, value_of
-from trainer.heads.label_texts import open_label_texts
+from trainer.heads.label_encoder import open_label_texts
 
 
 @pytest.mark.parametrize("kind", ["tokens", "features", "both"])

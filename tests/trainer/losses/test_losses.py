@@ -17,7 +17,7 @@ from trainer.config import LossSection, load_recipe
 from trainer.group import ALONE, Group
 from trainer.group import label_range as group_range
 from trainer.losses import Loss, build_loss
-from trainer.losses.candidate_scores import Scores
+from trainer.losses.base import Scores
 from trainer.losses.soft_top_k import SoftTopK, SoftTopKSection
 from trainer.methods.kinds import LOSSES
 from trainer.negatives.candidates import label_range, own_pool, shared_pool

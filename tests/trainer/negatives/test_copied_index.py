@@ -9,7 +9,7 @@ from trainer.config import Classifier as Config
 from trainer.group import ALONE
 from trainer.heads.classifier import Classifier
 from trainer.negatives.base import SourceContext
-from trainer.negatives.copied_index import CopiedIndex, IndexOptions
+from trainer.negatives.indexes import CopiedIndex, IndexOptions
 
 L, D, B, K = 60, 6, 20, 4
 

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import trainer.negatives.fresh_index
+import trainer.negatives.indexes
 from tests.builders import batch_of, random_labels
 from trainer.config import Classifier as Config
 from trainer.group import ALONE
 from trainer.heads.classifier import Classifier
 from trainer.negatives.base import SourceContext
-from trainer.negatives.fresh_index import FreshIndex, Products
+from trainer.negatives.indexes import FreshIndex, Products
 
 B, D = 7, 12
 
@@ -27,7 +27,7 @@ def test_no_better_label_is_missed(labels: int, width: int, chunk: int, seed: in
     query = np.repeat(np.arange(B), [len(row) for row in positives])
     masked = torch.from_numpy(query), torch.tensor([label for row in positives for label in row], dtype=torch.long)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.negatives.fresh_index, "_CHUNK", chunk)
+        patch.setattr(trainer.negatives.indexes, "_CHUNK", chunk)
         rows, scores = (part.numpy() for part in Products().best(x, vectors, width, masked))
     expected = x @ vectors.T
     expected[masked] = -torch.inf

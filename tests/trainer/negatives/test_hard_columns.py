@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainer.negatives.hard_columns import draw_hard
+from trainer.negatives.draws import draw_hard
 
 AT = {"seed": 1, "epoch": 2}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from schemas.ragged import Ragged
-from trainer.negatives.hash_tables import HashTables
+from trainer.negatives.lsh import HashTables
 from trainer.negatives.lsh_section import Policy
 
 ROWS, TABLES, BUCKETS, CAPACITY = 12, 2, 3, 3

@@ -11,8 +11,8 @@ from tests.builders import batch_of
 from trainer.config import Negatives
 from trainer.methods.ngame import InBatch
 from trainer.negatives.candidates import draw_positives, shared_pool
+from trainer.negatives.draws import draw_pool
 from trainer.negatives.planner import Planner
-from trainer.negatives.random_pool import draw_pool
 
 AT = {"seed": 1, "epoch": 2}
 

@@ -13,8 +13,8 @@ from tests.trainer.dense import fast, one_vs_all
 from tests.trainer.test_unbiased import ERRORS, errors_off, flat
 from trainer.config import Negatives
 from trainer.negatives.base import Sampled
+from trainer.negatives.draws import RandomPool, draw_pool
 from trainer.negatives.planner import Planner
-from trainer.negatives.random_pool import RandomPool, draw_pool
 
 LABELS = 12
 FREQUENCY = np.array([0, 1, 50, 3, 0, 0, 7, 9, 200, 1, 2, 0])

@@ -14,10 +14,11 @@ from pipelines.mining.inputs import complete_dumps
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
 from schemas.layout import RunLayout
-from schemas.manifest import open_manifest, unpublish, verify
+from schemas.manifest import open_manifest, unpublish
 from schemas.shard_files.parquet import matrix_column
 from schemas.shard_files.shards import iterate
 from schemas.storage import join
+from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives, write_negatives
 from tests.schemas.flaky import LateFileSystem
 from trainer.config import Recipe
@@ -72,7 +73,7 @@ class Epoch:
         """Digests of what was published: they cover every byte."""
         tables = [run.embeddings(EPOCH, source.name) for source in self.sources] + [run.vectors(EPOCH)]
         for url in tables:
-            verify(url, open_manifest(url))
+            Table.open(url).verify()
         return tuple(open_manifest(url).digest for url in tables)
 
 

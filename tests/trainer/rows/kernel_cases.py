@@ -14,13 +14,11 @@ import torch
 
 from schemas import PAD
 from tests.builders import batch_of
-from trainer.losses.binary_on_device import pair_arrays
 from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
-from trainer.rows import reference
-from trainer.rows.by_label import merge_labels, order_pairs
+from trainer.rows import on_device
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
-from trainer.rows.reference import DevicePairs
-from trainer.stream.batch import Candidates, DrawnLabels
+from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
+from trainer.stream.batch import Candidates
 from trainer.stream.transfer import send
 
 OPTIMIZERS = {
@@ -47,7 +45,7 @@ class Case:
     def name(self) -> str:
         return f"{self.dtype}-{self.optimizer}-{self.dimension}-{self.pool}"
 
-    def candidates(self, step: int) -> Candidates | DrawnLabels:
+    def candidates(self, step: int) -> Candidates:
         """Labels that many queries share, pads, draws that repeat, and a query without any pair."""
         draw = np.random.default_rng((self.dimension, step))
         positives = [sorted(draw.choice(9, size=draw.integers(1, 4), replace=False).tolist()) for _ in range(QUERIES)]
@@ -67,11 +65,12 @@ class Case:
     def pairs(self, step: int, device: torch.device) -> tuple[torch.Tensor, DevicePairs]:
         """Return ids and pairs on the device: of drawn labels with pads behind them, and as late ones."""
         candidates = self.candidates(step)
-        if isinstance(candidates, DrawnLabels):
-            hard = None if candidates.hard is None else candidates.hard.to(device)
-            return merge_labels(send(replace(candidates, hard=None), device), hard)
-        ids, pairs = send((candidates.ids, pair_arrays(candidates)), device)
-        return ids, order_pairs(pairs, QUERIES, len(ids))
+        drawn = candidates.drawn
+        if drawn is not None:
+            hard = None if drawn.hard is None else drawn.hard.to(device)
+            return merge_labels(send(replace(drawn, hard=None), device), hard)
+        sent = send(candidates, device)
+        return sent.ids, order_pairs(sent, QUERIES, len(sent.ids))
 
     def matrix(self, device: torch.device) -> RowMatrix:
         rows = torch.randn(LABELS, self.dimension, generator=torch.Generator().manual_seed(1)) * 0.3
@@ -109,7 +108,7 @@ def differences(case: Case, device: torch.device) -> list[float]:
     """Return how far the kernels are from the reference, as shares of the greatest value: each step's, state, rows."""
     from trainer.rows import triton_kernels
 
-    expected, got = case.run(reference, device), case.run(triton_kernels, device)
+    expected, got = case.run(on_device, device), case.run(triton_kernels, device)
     return [float((a - b).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in zip(got, expected, strict=True)]
 
 

@@ -13,7 +13,7 @@ import torch
 from tests.command import ROOT, environment
 from tests.trainer.rows.kernel_cases import CASES, LABELS, OPTIMIZERS, QUERIES, Case, differences
 from trainer.losses.binary import binary_step
-from trainer.rows import reference
+from trainer.rows import on_device
 from trainer.rows.matrix import DTYPES, RowMatrix, RowOptimizer
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -72,7 +72,7 @@ def test_the_reference_is_the_compiled_loops(dtype: str, optimizer: str) -> None
         gathered.grad = gradient.clone()
         host.update(ids, gathered, 0.1, step)
         rule = device.rule(0.1, step)
-        reference.update_rows(device.device_matrix(), rule, torch.from_numpy(ids), gradient)
+        on_device.update_rows(device.device_matrix(), rule, torch.from_numpy(ids), gradient)
     torch.testing.assert_close(device.weight, host.weight, rtol=1e-5 if dtype == "float32" else 0.01, atol=1e-6)
     for name, value in host.state.items():
         torch.testing.assert_close(device.state[name], value)
@@ -89,7 +89,7 @@ def test_random_bits_are_those_of_a_cpu(dtype: str, columns: int) -> None:
     gathered = matrices[0].gather(ids)
     gathered.grad = change
     matrices[0].update(ids, gathered, 1.0, 11)
-    reference.update_rows(matrices[1].device_matrix(), matrices[1].rule(1.0, 11), torch.from_numpy(ids), change)
+    on_device.update_rows(matrices[1].device_matrix(), matrices[1].rule(1.0, 11), torch.from_numpy(ids), change)
     assert torch.equal(matrices[0].weight.view(torch.int16), matrices[1].weight.view(torch.int16))
 
 

@@ -12,10 +12,11 @@ import pytest
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import MANIFEST
-from schemas.manifest import open_manifest, publish, verify
+from schemas.manifest import open_manifest, publish
 from schemas.shard_files import tar
 from schemas.shard_files.shards import Sink, open_shard
 from schemas.storage import join
+from schemas.table import Table
 from tests.builders import build_data, build_negatives
 from tests.laws import assert_equal
 from trainer.stream import Batch, JoinedStream, Reading, open_sources
@@ -61,7 +62,7 @@ class World:
             return message
         assert_equal(tuple(batches), tuple(self.clean))
         with pytest.raises(TableError, match=re.escape(place)):
-            verify(self.url(table), open_manifest(self.url(table)))
+            Table.open(self.url(table)).verify()
         return "unread"
 
 

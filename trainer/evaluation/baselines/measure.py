@@ -16,7 +16,7 @@ from trainer.evaluation.held_out import open_split
 from trainer.evaluation.metrics import Metrics
 from trainer.inputs import scored_columns
 from trainer.methods.sections import Data
-from trainer.model import DataFacts
+from trainer.model import DataSizes
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS, RowShare
 
@@ -46,7 +46,7 @@ def measure_popularity(
     """
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained, window)
-    groups = _first(table, part, scored_columns(table.manifest, []), queries)
+    groups = _first(table, part, scored_columns(table, []), queries)
     return _score(Popularity(statistics.frequency), groups, Metrics(ks, statistics.inverse_propensity))
 
 
@@ -64,10 +64,10 @@ def measure_baselines(
     statistics = label_statistics(data, trained)
     table, part = open_split(data, split, trained)
     names = {column.name for column in table.manifest.columns}
-    groups = _first(table, part, scored_columns(table.manifest, [_TOKENS] if _TOKENS in names else []), queries)
+    groups = _first(table, part, scored_columns(table, [_TOKENS] if _TOKENS in names else []), queries)
     baselines: dict[str, Baseline] = {"popular labels": Popularity(statistics.frequency)}
     if _TOKENS in names:
-        vocabulary = DataFacts.of(data).vocabulary
+        vocabulary = DataSizes.of(data).vocabulary
         texts, labels = _training_points(data, trained)
         baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
         texts, labels = _label_texts(data)

@@ -4,9 +4,10 @@ from typing import Any, NamedTuple
 
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout, RunLayout, numbered
-from schemas.manifest import Manifest, check_shard, is_published, open_manifest, write_file
+from schemas.manifest import Manifest, check_shard, is_published, write_file
 from schemas.owners.build import building
 from schemas.storage import join
+from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.evaluation.evaluate import label_statistics
 from trainer.evaluation.fusion.fused import Fused
@@ -61,7 +62,7 @@ def publish_fusion(
             Manifest(
                 kind=KIND,
                 shards=(write_file(build.url, name, body), *(memory.write(build.url) if memory else ())),
-                parents={"data": open_manifest(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
+                parents={"data": Table.open(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
                 parameters=facts,
             )
         )
@@ -91,7 +92,7 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
     if not is_published(url):
         raise InputError(f"{run}: no fusion is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
-    manifest = open_manifest(url, KIND)
+    manifest = Table.open(url, KIND).manifest
     if manifest.parents["checkpoint"] != checkpoint.manifest.digest:
         raise InputError(
             f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "

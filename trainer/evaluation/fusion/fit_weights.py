@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from schemas import PAD
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, open_manifest
+from schemas.manifest import Manifest
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
+from schemas.table import Table
 from trainer.evaluation.fusion.files import TRAINED, WEIGHTS, publish_fusion
 from trainer.evaluation.fusion.ranking import embed_label_texts
 from trainer.evaluation.fusion.scored import Scored, Scorers
@@ -35,7 +36,7 @@ def fit_weights(data: str, run: str, options: FitOptions = DEFAULT, budget: int 
     layout = DataLayout(data)
     recipe, model, checkpoint, split, groups = open_validation(data, run, options)
     built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
-    readable = set(model.columns) <= {column.name for column in open_manifest(layout.labels, "labels").columns}
+    readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
     texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
     scorers = Scorers(texts, built and built.to(model.device))
     scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)

@@ -11,6 +11,7 @@ from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.device import open_device
+from trainer.evaluation.fusion import QUERIES, SHORTLIST
 from trainer.evaluation.held_out import HOLDOUT, open_split
 from trainer.inputs import scored_columns
 from trainer.methods.sections import Data
@@ -27,8 +28,8 @@ class FitOptions:
 
     split: str | None = None
     step: int | None = None
-    shortlist: int = 100
-    queries: int = 10_000
+    shortlist: int = SHORTLIST
+    queries: int = QUERIES
     device: str = "auto"
 
 
@@ -54,7 +55,7 @@ def open_validation(data: str, run: str, options: FitOptions) -> Validation:
     recipe, model, checkpoint = load_model(layout, RunLayout(run), options.step, device=open_device(options.device))
     split = options.split or (HOLDOUT if recipe.data.holdout else "val")
     table, part = _open_part(layout, split, recipe.data)
-    columns = scored_columns(table.manifest, model.columns)
+    columns = scored_columns(table, model.columns)
     rows = list(part.batches(table, columns, options.queries))
     return Validation(recipe, model, checkpoint, split, rows)
 

@@ -1,0 +1,63 @@
+"""Bars and tables by rich, which a command loads when it shows the first."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+
+class SafeConsole(Console):
+    """A console that shows texts, also in cells of a table, as `clean` returns them: no markup, no emoji."""
+
+    def __init__(self, clean: Callable[[str], str], **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=True, **options)
+        self._clean = clean
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(self._clean(text), **options)
+
+
+class _SafeTextColumn(TextColumn):
+    """A column of a bar with text as the console has it."""
+
+    def __init__(self, text: str, console: Console) -> None:
+        super().__init__(text)
+        self._console = console
+
+    def render(self, task: Task) -> Text:
+        return self._console.render_str(self.text_format.format(task=task))
+
+
+def make_bar(console: Console) -> Progress:
+    """Make a bar of counts and times."""
+    title, note = (_SafeTextColumn(text, console) for text in ("{task.description}", "{task.fields[note]}"))
+    columns = title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), note
+    return Progress(*columns, console=console, transient=True)
+
+
+def make_step_bars(console: Console) -> Progress:
+    """Make bars of steps, which state themselves."""
+    title, note = (_SafeTextColumn(text, console) for text in ("{task.description}", "{task.fields[note]}"))
+    return Progress(title, BarColumn(), note, console=console, transient=True)
+
+
+def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Make a table: first column left-aligned, others right-aligned, no number cut off."""
+    grid = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        first = number == 0
+        grid.add_column(column, justify="left" if first else "right", no_wrap=first, overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid

@@ -1,0 +1,401 @@
+"""A command is one typed function: that is its Python API, and its command line follows from signature and docstring.
+
+Parameters before `*` are arguments, the others options: `max_tokens` is `--max-tokens`. A parameter's type says what is
+parsed; an `Option` in its annotation, or a line under "Options:" in the docstring, says the rest. The function of a
+pipeline names the model of its options, as in `@command(ShardOptions)`: a parameter that defaults to None has the
+bounds, the default and the help of the model's field.
+"""
+
+import contextlib
+import difflib
+import functools
+import inspect
+import json
+import os
+import re
+import shlex
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import click
+from click.shell_completion import CompletionItem
+
+from extremis.console import Event, at_work, output, print_json, say_error
+from extremis.result import Result
+from schemas.errors import ExtremisError, InputError
+
+if TYPE_CHECKING:
+    from schemas.options import Options
+
+P = ParamSpec("P")
+Model = TypeVar("Model", bound="Options")
+
+
+@dataclass(frozen=True)
+class Option:
+    """Facts about a parameter beside its type: `Annotated[int, Option(ge=1)]`.
+
+    `flags`: names on the command line beside the parameter's own. `ge`, `gt`, `le`, `lt`: bounds. `parse` reads a
+    value from text, or raises ValueError, which says what is expected. `names` are values to complete, and stand in the
+    help in the place of {names}. `repeated`: each value has a flag of its own.
+    """
+
+    help: str | None = None
+    metavar: str | None = None
+    flags: tuple[str, ...] | None = None
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    parse: Callable[[str], Any] | None = None
+    names: Callable[[], Iterable[str]] | None = None
+    repeated: bool | None = None
+
+
+Progress = bool | Callable[[Event], object]
+_PROGRESS = "    progress: True as on the command line, False for none, or a function that gets every event."
+_PYTHON_ONLY = ("progress", "beam_options")  # a shell has --quiet, and words behind --
+_SHELL_ONLY = ("as_json", "quiet", "verbose")
+
+
+def command(model: "type[Options] | None" = None) -> Callable[[Callable[P, Any]], Callable[P, Result]]:
+    """Make a command of a function that returns the object of `--json`; None where another rank reports.
+
+    The command raises ExtremisError; InputError also for an option that it does not have, or that it refuses.
+    """
+
+    def decorate(function: Callable[P, Any]) -> Callable[P, Result]:
+        made = Command(function, model)
+
+        @functools.wraps(function)
+        def from_python(*arguments: P.args, **options: P.kwargs) -> Result:
+            return made.call(arguments, options)
+
+        kinds = get_type_hints(function)
+        kept = [each.replace(annotation=kinds[name]) for name, each in made.parameters.items()]
+        from_python.__signature__ = inspect.Signature(kept, return_annotation=Result)  # type: ignore[attr-defined]
+        from_python.__doc__ = made.documentation()
+        from_python.command = made  # type: ignore[attr-defined]
+        return from_python
+
+    return decorate
+
+
+def options_of(model: type[Model], arguments: Mapping[str, Any]) -> Model:
+    """Make the options of a pipeline from the arguments of its command; None: not stated. Raises InputError."""
+    from schemas.options import check
+
+    names = {field.alias or name for name, field in model.model_fields.items()}
+    stated = {name: value for name, value in arguments.items() if name in names and value is not None}
+    try:
+        return check(model, stated)
+    except InputError as error:  # it names a field; a shell has a flag
+        raise InputError(re.sub(r"(?<![^ ;])(\w+)(?=: )", lambda name: _flag(name[1]), str(error), count=1)) from None
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+class Command:
+    """A command by its function: a command line, a docstring with all options, and calls from Python."""
+
+    def __init__(self, function: Callable[..., Any], model: "type[Options] | None") -> None:
+        self.function, self.parameters = function, inspect.signature(function).parameters
+        self._kinds = get_type_hints(function, include_extras=True)
+        of_model = {} if model is None else model.model_fields
+        self._fields: dict[str, Any] = {field.alias or name: field for name, field in of_model.items()}
+        self._text, self._helps = _read_docstring(inspect.getdoc(function) or "")
+
+    @functools.cached_property
+    def line(self) -> click.Command:
+        """Return the command line: arguments, options, those of all commands, and the words for Beam."""
+        params = [self._parameter(each) for name, each in self.parameters.items() if name not in _PYTHON_ONLY]
+        params += _terminal_options()
+        if "beam_options" in self.parameters:
+            params.append(click.Argument(["beam_options"], nargs=-1, type=click.UNPROCESSED))
+
+        def prepare(**values: Any) -> Callable[[], None]:
+            """Return the work, which runs outside of click's frames."""
+            return functools.partial(_run, self.function, values)
+
+        # The mark by which click prints examples as they are.
+        text = re.sub(r"^(?=Examples?:$)", "\b\n", self._text, flags=re.MULTILINE)
+        return click.Command(self.function.__name__, callback=prepare, params=params, help=text)
+
+    def documentation(self) -> str:
+        """Return the docstring with a line for every option."""
+        lines = []
+        for name, parameter in self.parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and name != "progress":
+                help, default = self.in_python(self._help(name).replace("{names}", "")), self._default(name)
+                stated = "" if default in (None, False, (), "") or "Default:" in help else f" Default: {default}."
+                lines.append(f"    {name}: {help}{stated}")
+        head, mark, examples = self._text.partition("\n\nExample")
+        return "\n".join([f"{head}\n\nOptions:", *lines, _PROGRESS + mark + examples])
+
+    def call(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> Result:
+        """Run the command from Python, by the words of its command line."""
+        name = self.function.__name__
+        for option in options:
+            if option not in self.parameters:
+                near = difflib.get_close_matches(option, self.parameters, 1)
+                meant = f"did you mean {near[0]!r}? " if near else ""
+                raise InputError(f"{name}: no option {option!r}; {meant}There are {', '.join(self.parameters)}.")
+        stated = inspect.signature(self.function).bind(*arguments, **options).arguments
+        progress, beam_options = stated.pop("progress", True), stated.pop("beam_options", ())
+        objects = {key: value for key, value in stated.items() if key == "input" and not _is_place(value)}
+        words = [*_words(self.line, stated | dict.fromkeys(objects, "-")), *beam_options]
+        typed = shlex.join(["extremis", name, *words])
+        listener = progress if callable(progress) else None
+        with output(listener=listener, quiet=progress is False, tables="nowhere", command=typed):
+            try:
+                params = self.line.make_context(name, words).params | objects
+                places, settings = _bound(self.function, {key: params[key] for key in params if key not in _SHELL_ONLY})
+                return Result(name, self.function(*places, **settings) or {})
+            except click.ClickException as error:
+                raise InputError(self.in_python(f"{name}: {error.format_message()}")) from None
+            except ExtremisError as error:
+                error.args = (self.in_python(str(error)),)
+                raise
+
+    def in_python(self, message: str) -> str:
+        """Return a message with arguments in the place of flags: `max_tokens` for --max-tokens."""
+        names: dict[str, str] = {}
+        for name, parameter in self.parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                kind, option = self._option(name)
+                flags = (_flag(name), *(option.flags or ()))
+                names |= dict.fromkeys(flags, f"{name}=True" if kind is bool else name)
+                names[f"--no-{_flag(name)[2:]}"] = f"{name}=False"
+        message = re.sub(r"--set ([\w.]+)=([\w.]+)", r'set={"\1": \2}', message)
+        return re.sub(r"--[a-z][a-z-]*", lambda flag: names.get(flag[0], flag[0]), message)
+
+    def _option(self, name: str) -> tuple[Any, Option]:
+        """Return the type of a parameter without None, and the facts about it."""
+        kind, facts = _unwrapped(self._kinds[name])
+        sources = [*(self._fields[name].metadata if name in self._fields else ()), *facts]
+        found = [(key.name, getattr(source, key.name, None)) for source in sources for key in fields(Option)]
+        return kind, Option(**{key: value for key, value in found if value is not None})
+
+    def _help(self, name: str) -> str:
+        field = self._fields.get(name)
+        return self._helps.get(name) or self._option(name)[1].help or (field.description if field else None) or ""
+
+    def _default(self, name: str) -> Any:
+        default = self.parameters[name].default
+        if default is None and name in self._fields and "Default:" not in self._help(name):
+            return self._fields[name].default
+        return default
+
+    def _parameter(self, parameter: inspect.Parameter) -> click.Parameter:
+        name, (kind, option) = parameter.name, self._option(parameter.name)
+        facts: dict[str, Any] = {"metavar": option.metavar, "type": _click_type(kind, option)}
+        if option.names is not None:
+            facts["shell_complete"] = functools.partial(_complete, option.names)
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                return click.Argument([name], nargs=-1, required=True, **facts)
+            if parameter.default is parameter.empty:
+                return click.Argument([name], **facts)
+            return click.Argument([name], required=False, default=parameter.default, **facts)
+        names, default = [name, *(option.flags or ()), _flag(name)], self._default(name)
+        if kind is bool:
+            names[-1] += f"/--no-{_flag(name)[2:]}" if default else ""
+            return click.Option(names, is_flag=True, default=bool(default), help=self._help(name))
+        return _Option(
+            names,
+            default=default,
+            show_default="Default:" not in self._help(name),
+            multiple=bool(option.repeated),
+            help=self._help(name),
+            listed=option.names,
+            **facts,
+        )
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """Return a docstring without its options, and the help of each option."""
+    head, mark, rest = text.partition("\n\nOptions:\n")
+    section, _, tail = rest.partition("\n\n")
+    lines = re.sub(r"\n {5,}", " ", section).splitlines()
+    return (f"{head}\n\n{tail}" if mark else text), dict(line.strip().split(": ", 1) for line in lines)
+
+
+def _unwrapped(kind: Any) -> tuple[Any, list[Any]]:
+    """Return a type without None and annotations, and the annotations, the outer ones last."""
+    if get_origin(kind) is Annotated:
+        inner, facts = _unwrapped(kind.__origin__)
+        return inner, [*facts, *kind.__metadata__]
+    members = [each for each in get_args(kind) if each is not NoneType]
+    if get_origin(kind) in (Union, UnionType) and len(members) == 1:
+        return _unwrapped(members[0])
+    return kind, []
+
+
+class _Parsed(click.ParamType):
+    """A value that a function reads."""
+
+    name = "value"
+
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"{value!r}: expected {error}.", param, ctx)
+
+
+def _click_type(kind: Any, option: Option) -> click.ParamType:
+    if option.parse is not None:
+        return _Parsed(option.parse)
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    if kind not in (int, float):
+        return click.STRING
+    least, most = (next((end for end in ends if end is not None), None) for ends in _ends(option))
+    if least is None and most is None:
+        return click.INT if kind is int else click.FLOAT
+    range_type: Any = click.IntRange if kind is int else click.FloatRange
+    return range_type(least, most, min_open=option.gt is not None, max_open=option.lt is not None)
+
+
+def _ends(option: Option) -> tuple[tuple[float | None, ...], ...]:
+    return (option.ge, option.gt), (option.le, option.lt)
+
+
+class _Option(click.Option):
+    """An option. Its help lists names that are made for the help alone."""
+
+    def __init__(self, *arguments: Any, listed: Callable[[], Iterable[str]] | None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._listed = listed
+
+    def get_help_record(self, context: click.Context) -> tuple[str, str] | None:
+        names: list[str] = []
+        if self._listed is not None and self.help and "{names}" in self.help:
+            with contextlib.suppress(ImportError):  # an installation without pipelines
+                names = [*self._listed()]
+            self.help = self.help.replace("{names}", f": {', '.join(names)}" if names else "")
+        return super().get_help_record(context)
+
+
+def _complete(
+    names: Callable[[], Iterable[str]], context: click.Context, param: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Complete one of `names`, or else a file."""
+    matching = [name for name in names() if name.startswith(begun)]
+    return [CompletionItem(name) for name in matching] or [CompletionItem(begun, type="file")]
+
+
+def _terminal_options() -> list[click.Parameter]:
+    flags = {
+        "--json": "Print one JSON object, and nothing else, to standard output.",
+        "--quiet": "No progress: results and errors alone.",
+        "--verbose": "Seconds before each line of progress, a traceback with errors.",
+    }
+    names = (["as_json", "--json"], ["-q", "--quiet"], ["-v", "--verbose"])
+    return [click.Option(name, is_flag=True, help=flags[name[1]]) for name in names]
+
+
+def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:
+    """Run a command in a terminal."""
+    as_json, quiet, verbose = (values.pop(name) for name in _SHELL_ONLY)
+    arguments, options = _bound(function, values)
+    with output(quiet=quiet, verbose=verbose, tables="stderr" if as_json else "stdout"):
+        try:
+            with contextlib.nullcontext() if options.get("watch") else at_work(f"{function.__name__}: at work"):
+                body = function(*arguments, **options)
+        except ExtremisError:
+            if verbose:
+                say_error(traceback.format_exc())
+            raise
+    if as_json and body is not None:
+        print_json(body)
+
+
+def _bound(function: Callable[..., Any], values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments and the options to call `function` with.
+
+    A --start-timeout is among the Beam options: wherever these go, the check of their workers goes, too.
+    """
+    arguments: list[Any] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            arguments += values.pop(name)
+        elif parameter.kind is not parameter.KEYWORD_ONLY:
+            arguments.append(values.pop(name))
+    if values.get("start_timeout") is not None:
+        values["beam_options"] = (*values["beam_options"], f"--start_timeout={values['start_timeout']:g}")
+    return arguments, values
+
+
+def _words(line: click.Command, stated: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of the command line that state arguments and options; None is the default."""
+    params, places = {param.name: param for param in line.params}, list[str]()
+    for name, value in stated.items():
+        param = params[name]
+        if value is None:
+            continue
+        if not isinstance(param, click.Option):
+            places += map(text_of, value if param.nargs == -1 else [value])
+        elif param.is_flag:
+            yield from [_flag(name)] if value else param.secondary_opts[:1]
+        elif param.multiple:
+            yield from (f"{_flag(name)}={each}" for each in changes(value))
+        else:
+            yield f"{_flag(name)}={text_of(value)}"
+    yield from ("--", *places)
+
+
+def changes(settings: Mapping[str, Any] | Sequence[str]) -> tuple[str, ...]:
+    """Return changes of a recipe as --set has them: KEY=VALUE, with values as TOML, which JSON's are."""
+    if isinstance(settings, Mapping):
+        return tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return tuple(settings)
+
+
+def text_of(value: Any) -> str:
+    """Write a value as the command line has it: 0.55,1.5 for (0.55, 1.5), key=id,text=query for a mapping."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={part}" for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return os.fspath(value) if _is_place(value) else str(value)
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def comma_list(
+    parse: Callable[[str], Any], expected: str, count: int | None = None
+) -> Callable[[str], tuple[Any, ...]]:
+    """Return a parser of values with commas between; `parse` reads one value, or raises ValueError."""
+
+    def read(text: str) -> tuple[Any, ...]:
+        try:
+            values = tuple(parse(part.strip()) for part in text.split(",") if part.strip())
+        except ValueError:
+            values = ()
+        if not values or count not in (None, len(values)):
+            raise ValueError(expected)
+        return values
+
+    return read

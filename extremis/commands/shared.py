@@ -1,0 +1,57 @@
+"""Types of parameters that several commands have, with their help."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Annotated, Any, Literal
+
+from extremis.command import Option, comma_list
+
+
+def _device(text: str) -> str:
+    from schemas.options import DEVICES
+
+    if not re.match(DEVICES, text):
+        raise ValueError("auto, cpu, cuda, or a GPU's number as in cuda:1")
+    return text
+
+
+def _recipe_names() -> list[str]:
+    from trainer.config import recipe_names
+
+    return ["auto", *recipe_names()]
+
+
+DEVICE = Option(metavar="auto|cpu|cuda|cuda:N", parse=_device)
+
+Place = str | PathLike[str]  # a file, a directory, or an object-store prefix
+Url = Annotated[Place, Option(metavar="URL")]
+Recipe = Annotated[Place, Option("A recipe's name or TOML file.", names=_recipe_names)]
+Positive = Annotated[int, Option(ge=1)]
+NotNegative = Annotated[int, Option(ge=0)]
+Step = Annotated[int, Option("Step of the checkpoint. Default: the newest.", ge=0)]
+Device = Annotated[str, DEVICE, Option("Where to compute. Default: auto, a GPU where there is one.")]
+Size = Annotated[str, Option(metavar="SIZE")]  # "8GiB"
+Fields = Annotated[Mapping[str, str] | str, Option(metavar="NAME=NAME,...")]  # {"key": "id"}, or "key=id"
+Text = Literal["title+content", "title"]
+# {"train.epochs": 5}, or ["train.epochs=5"]
+Settings = Annotated[
+    Mapping[str, Any] | Sequence[str],
+    Option("Change the recipe, e.g. train.epochs=5.", metavar="KEY=VALUE", repeated=True),
+]
+StartTimeout = Annotated[
+    float,
+    Option("Seconds for the workers of Flink or Spark to answer before the start. Default: 60. 0: do not ask.", ge=0),
+]
+BeamOptions = Annotated[Sequence[str], Option("Words for Beam, which the command line has behind --.")]
+Names = Annotated[
+    Sequence[str],
+    Option(metavar="NAME,...", parse=comma_list(str, "names with commas between, for example astra,renee")),
+]
+
+
+def with_settings(changes: Sequence[str], **settings: Any) -> tuple[str, ...]:
+    """Return changes of a recipe with those that other options state; None: not stated."""
+    stated = {key.replace("__", "."): value for key, value in settings.items() if value is not None}
+    return (*changes, *(f"{key}={json.dumps(value)}" for key, value in stated.items()))

@@ -1,1 +1,0 @@
-"""Scores of a run's checkpoint on a split of its data."""

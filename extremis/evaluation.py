@@ -1,0 +1,142 @@
+"""Evaluation of a run's checkpoint on a split of its data."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from extremis.console import Bar
+from extremis.inspecting.data_summary import seen_queries
+from extremis.ranks import keep_command
+from extremis.spinner import doing
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.records.json_files import write_json
+from schemas.table import Table
+from schemas.versions.version import Version
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.config import load_config
+from trainer.device import open_device
+from trainer.evaluation.baselines.measure import QUERIES, measure_baselines
+from trainer.evaluation.evaluate import Scorer, Scores, label_statistics
+from trainer.evaluation.fusion.files import fused_step, open_fused
+from trainer.evaluation.fusion.ranking import By, Ranking
+from trainer.evaluation.held_out import HOLDOUT
+from trainer.group import ALONE, Group
+from trainer.methods.sections import Data
+from trainer.model import Model, load_model, trained_digest, trained_labels
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of an evaluation. `limit`, `filter`, `ks`, `seen_only` and `zero_shot` are those of `Scorer.score`.
+
+    `step` None: the newest checkpoint, or the newest with a fusion where `scores` are fused. `baseline`: with baselines
+    beside, on the first queries of the split.
+    """
+
+    split: str = "test"
+    step: int | None = None
+    limit: int | None = None
+    filter: bool = True
+    ks: tuple[int, ...] = ()
+    seen_only: bool = False
+    zero_shot: bool = False
+    scores: By = "classifier"
+    baseline: bool = False
+
+    @property
+    def standard(self) -> bool:
+        """True if all queries and candidates count, with the filter, by the scores that the run was trained with."""
+        return self.limit is None and self.filter and not self.seen_only and self.scores == "classifier"
+
+
+def evaluate(
+    data: str,
+    run: str,
+    options: EvaluateOptions = EvaluateOptions(),
+    group: Group = ALONE,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Return metrics, intervals and deciles of a run's checkpoint, the same on every rank. Raises ExtremisError.
+
+    The run may be on a version before DATA: it is scored on all labels of DATA, and predicts those that it knows.
+    `device`: where it is embedded and searched, as in `open_device`. Rank 0 keeps a standard report in the run, for
+    `extremis report`.
+    """
+    step = options.step
+    if step is None and options.scores == "fused":
+        step = group.decide(lambda: fused_step(RunLayout(run)))
+    doing("evaluate: reading the model")
+    later = group.decide(lambda: _later(data, run, options))
+    layouts = DataLayout(data), RunLayout(run)
+    recipe, model, checkpoint = load_model(*layouts, step, group, open_device(device), earlier=True)
+    statistics = label_statistics(DataLayout(data), recipe.data)
+    if options.scores != "labels":  # texts of any label can be embedded
+        statistics = replace(statistics, trained=trained_labels(model, checkpoint))
+    ranking = _ranking(data, run, checkpoint, model, group, options)
+    scorer = Scorer.open(DataLayout(data), model, options.split, group, ranking, statistics, recipe.data)
+    with Bar(f"evaluate {options.split}", scorer.rows, quiet=not group.first) as bar:
+        scores = scorer.score(
+            options.limit, bar.update, options.filter, options.ks, options.seen_only, options.zero_shot
+        )
+    doing("evaluate: computing intervals")
+    version = Version.of(Table.open(data, "data").manifest)
+    stated = {"number": version.number, "part": version.part}
+    report = {"step": checkpoint.step, "scores": options.scores, "version": stated, **scores.report()}
+    doing("evaluate: comparing texts with those of training")
+    if options.limit is None:
+        report |= group.decide(lambda: _seen_and_unseen(data, options.split, scores))
+    if options.baseline:
+        doing("evaluate: measuring baselines")
+        report |= group.decide(lambda: _baselines(DataLayout(data), recipe.data, options, scores))
+    if group.first and options.standard:
+        place = RunLayout(run).evaluation(options.split, report["step"], later)
+        write_json(place, {"split": options.split, **report})
+        keep_command(RunLayout(run))
+    return report
+
+
+def _later(data: str, run: str, options: EvaluateOptions) -> str | None:
+    """Return the digest of DATA where it is a later version than that of the run. Raises InputError."""
+    digest = Table.open(data, "data").digest
+    if trained_digest(load_config(RunLayout(run).config)) == digest:
+        return None
+    if options.split == HOLDOUT or options.scores == "fused":
+        what = "the split holdout is" if options.split == HOLDOUT else "fused scores are"
+        raise InputError(
+            f"{run}: {what} of the data that it was made from, and {data} is another version. Evaluate on "
+            "the data of the run."
+        )
+    return digest
+
+
+def _baselines(data: DataLayout, trained: Data, options: EvaluateOptions, scores: Scores) -> dict[str, Any]:
+    """Return {"baselines": metrics by name, "beside_baselines": the model's on the same queries, and their number}."""
+    queries = min(scores.queries, QUERIES)
+    baselines = measure_baselines(data, options.split, trained, queries, options.filter)
+    return {
+        "baselines": baselines,
+        "beside_baselines": {"queries": queries, "metrics": scores.metrics.result(slice(queries))},
+    }
+
+
+def _seen_and_unseen(data: str, split: str, scores: Scores) -> dict[str, Any]:
+    """Return metrics of "seen" queries, whose text is that of a training point, and of "unseen" ones, if there are."""
+    seen = seen_queries(data, split)
+    if seen is not None and scores.counted is not None:
+        seen = seen[scores.counted]
+    if seen is None or seen.all() or not seen.any():
+        return {} if seen is None else {"seen": {"queries": int(seen.sum())}}
+    parts = {"seen": seen, "unseen": ~seen}
+    return {name: {"queries": int(part.sum()), "metrics": scores.metrics.result(part)} for name, part in parts.items()}
+
+
+def _ranking(
+    data: str, run: str, checkpoint: Checkpoint, model: Model, group: Group, options: EvaluateOptions
+) -> Ranking:
+    by = options.scores
+    if by == "classifier":
+        return Ranking.of(model, group)
+    layout = DataLayout(data)
+    if by != "fused":
+        return Ranking.by_texts(model, layout, group, add=by == "sum")
+    return Ranking.of(model, group, open_fused(data, run, checkpoint, model, options.split, group))

@@ -1,0 +1,124 @@
+"""A miner process beside the trainer: it starts and ends with the trainer, however that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from extremis.console import say
+from pipelines.options import DumpOptions
+from schemas.errors import ExtremisError, InputError
+from schemas.waits import Wait, waiting
+
+PAUSES = 2.0, 10.0, 30.0  # seconds before a miner that died is started again
+_LOOK_SECONDS = 0.2
+ATTACHED = "EXTREMIS_ATTACHED"  # set for a miner whose standard input a trainer holds open
+
+
+def start_miner(data: str, run: str, beam_options: Sequence[str], verb: str = "mine") -> "Miner":
+    """Start `extremis mine --watch`, or `extremis cluster`, as a process of its own. Raises ExtremisError."""
+    command = [sys.executable, "-m", "extremis", verb, data, run, "--watch"]
+    if beam_options:
+        command += ["--", *beam_options]
+    return Miner(command)
+
+
+class Miner:
+    """A miner process that is watched: when it dies that is said at once, and it is started again, PAUSES often."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._stopping, self._over = threading.Event(), threading.Event()
+        self._tell: Callable[[], None] = _tell_nobody
+        self.process = self._start()
+        self._thread = threading.Thread(target=self._watch, name="extremis-miner", daemon=True)
+        self._thread.start()
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once no miner is left and none is started again."""
+        self._tell = tell
+        if self._over.is_set():
+            tell()
+
+    def stop(self) -> None:
+        """Stop the miner. It ends by itself when the run is finished; a table it still makes would not be used."""
+        self._stopping.set()
+        self._thread.join()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                with Wait("the end of the miner", seconds=10):
+                    self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def _start(self) -> subprocess.Popen:
+        try:
+            return subprocess.Popen(self._command, env={**os.environ, ATTACHED: "1"}, stdin=subprocess.PIPE)
+        except OSError as error:
+            raise ExtremisError(f"cannot start the miner ({' '.join(self._command)}): {error}.") from error
+
+    def _watch(self) -> None:
+        self._watch_and_restart()
+        self._over.set()
+        self._tell()
+
+    def _watch_and_restart(self) -> None:
+        for number, pause in enumerate([*PAUSES, None], 1):
+            for _ in waiting("", every=_LOOK_SECONDS, stop=self._stopping):
+                if self.process.poll() is not None:
+                    break
+            if self._stopping.is_set() or self.process.returncode == 0:
+                return
+            ended = _describe(self.process.returncode)
+            if pause is None or self.process.returncode == InputError.exit_status:
+                say(f"the miner {ended}; it is not started again, so later epochs use older tables or none")
+                return
+            say(f"the miner {ended}; starting it again in {pause:g} s ({number} of {len(PAUSES)})")
+            if self._stopping.wait(pause):
+                return
+            try:
+                self.process = self._start()
+            except ExtremisError as error:
+                say(f"{error}")
+                return
+
+
+def _tell_nobody() -> None: ...
+
+
+def _describe(status: int) -> str:
+    """Describe how a process ended."""
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name if -status in {*signal.Signals} else f"signal {-status}"
+    return f"was killed by {name}" + (" (out of memory, maybe)" if -status == signal.SIGKILL else "")
+
+
+def end_with_trainer() -> None:
+    """End this process as soon as the trainer that started it is gone, even by `kill -9`; else do nothing.
+
+    A miner that outlived its trainer would write the same files as the miner of the resumed run.
+    """
+    if ATTACHED not in os.environ:
+        return
+
+    def wait() -> None:
+        while os.read(0, 1024):  # nothing is sent: the read returns when the other end is closed
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def require_watchable(watch: bool, options: DumpOptions, epoch: int | None) -> None:
+    """Check that nothing names one dump or place beside --watch. Raises InputError."""
+    one_dump = {"epoch": epoch, "queries": options.queries, "out": options.out, "for-epoch": options.for_epoch}
+    flags = [f"--{name}" for name, value in one_dump.items() if value is not None]
+    flags += ["--overwrite"] if options.overwrite else []
+    if watch and flags:
+        stated = " ".join(flags)
+        raise InputError(f"--watch processes every dump and publishes each table in its place; leave out {stated}.")

@@ -1,0 +1,64 @@
+"""Ranks of a command, and its hold on a RUN: the group, the claim, the command lines that made the run."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from extremis.console import command_line, say
+from schemas import storage
+from schemas.errors import ExtremisError
+from schemas.layout import RunLayout
+from schemas.owners.claim import Claim, Unclaimed, claimed
+from schemas.owners.place import require_place
+from schemas.records.json_files import read_json, write_json
+from trainer.group import Group
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Group]:
+    """Join this process's group for the block. The first rank that fails raises its error; the others exit.
+
+    Raises ExtremisError, SystemExit.
+    """
+    group = Group.of_environment()
+    try:
+        yield group
+        group.barrier()
+    except ExtremisError as error:
+        if not group.first_to_report():
+            sys.exit(error.exit_status)
+        raise
+    except BaseException:
+        group.first_to_report()
+        raise
+    group.close()
+
+
+@contextlib.contextmanager
+def owning(run: str, group: Group, data: str) -> Iterator[Claim]:
+    """Let rank 0 hold the claim on RUN for all ranks while the block lasts. Raises InputError on every rank."""
+    with contextlib.ExitStack() as held:
+        claim: Claim = Unclaimed()
+        refused: ExtremisError | None = None
+        if group.first:
+            try:
+                require_place(run, "trained", [data])
+                claim = held.enter_context(claimed(run, "trained", say))
+            except ExtremisError as error:
+                refused = error
+        refused = group.broadcast(refused)
+        if refused is not None:
+            raise refused
+        yield claim
+
+
+def keep_command(run: RunLayout) -> None:
+    """Add the command line at work to those of RUN, if there is one. Raises TableError, StorageError."""
+    line = command_line()
+    if line:
+        write_json(run.commands, {"commands": [*commands_of(run), line]}, indent=1)
+
+
+def commands_of(run: RunLayout) -> list[str]:
+    """Return the commands that made RUN, oldest first. Raises TableError: damaged."""
+    return list(read_json(run.commands)["commands"]) if storage.exists(run.commands) else []

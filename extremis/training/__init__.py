@@ -1,1 +1,0 @@
-"""Training with a miner beside it, and its metrics while it runs."""

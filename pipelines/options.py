@@ -1,0 +1,225 @@
+"""Options of the pipelines: types, defaults, bounds and meaning of what their commands take.
+
+A field's description is the option's help, here and in Python.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from schemas.errors import InputError
+from schemas.options import DEVICES, Options
+from schemas.shard_files.sinks import Sink
+from schemas.sizes import parse_bytes
+
+Text = Literal["title+content", "title"]
+_NOT_RECORDED = {"exchange", "onto", "part", "again", "labels"}  # without effect, or recorded with the version
+
+
+class ShardOptions(Options):
+    """Options of `extremis shard`."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    tokenizer: str = Field(default="train:30000", description="train:SIZE, a directory, or a hub name.")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens kept of a text. Default: 128, up to 512 where texts are longer."
+    )
+    text: Text = Field(default="title+content", description="Fields that make up a text, where records have a title.")
+    shards: int | None = Field(default=None, ge=1, description="Shards of each split. Default: from --shard-bytes.")
+    shard_bytes: int = Field(default=128 << 20, ge=1, description="Approximate bytes per shard.")
+    row_group_rows: int | None = Field(
+        default=None, ge=1, description="Rows per row group. Default: from the number of rows."
+    )
+    seed: int = Field(default=0, ge=0, lt=1 << 64, description="Seed of the order of rows.")
+    propensity_a: float | None = None
+    propensity_b: float | None = None
+    keep_text: bool = Field(default=False, description="Store the queries' text beside their tokens.")
+    validation_share: float = Field(
+        default=0.0, ge=0, lt=1, alias="validation", description="Share of train to cut out as split val."
+    )
+    test_share: float = Field(
+        default=0.0, ge=0, lt=1, alias="test", description="Share of train to cut out as split test."
+    )
+    max_reject_share: float = Field(
+        default=0.001,
+        ge=0,
+        le=1,
+        description="Share of a table's rows, and of its label mentions, that may be rejected; of XC's labels, none.",
+    )
+    tokenizer_texts: int = Field(
+        default=200_000,
+        ge=1,
+        description="Number of texts that train:SIZE learns from, chosen by the hash of their keys.",
+    )
+    format: str | None = Field(default=None, description="Form of INPUT{names}. Default: detected.")
+    fields: str | None = Field(default=None, description="Names of the fields in INPUT, e.g. key=id,text=query.")
+    sink: Sink = Field(
+        default="parquet",
+        description="Files of the queries{names}. Parquet is small and fast; webdataset is for its stock library.",
+    )
+    exchange: Literal["files", "shuffle"] | None = Field(
+        default=None,
+        description="Channel for bulk data between stages. Default: files in DATA's staging; on Dataflow its shuffle.",
+    )
+    onto: str | None = Field(default=None, description="Add to DATA1: DATA holds what is new, and names the rest.")
+    part: str | None = Field(
+        default=None, description="Name of what is added, e.g. a date. Default: the version's number."
+    )
+    again: Literal["replace", "keep"] = Field(
+        default="replace",
+        description="With --onto, points whose key comes again: the older one is replaced, or kept beside it.",
+    )
+    labels: Literal["all", "new"] | None = Field(
+        default=None,
+        description="With --onto, labels listed in INPUT: all there are (others retire), or new and changed ones "
+        "alone. Default: all, unless more than half would retire.",
+    )
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _names_a_tokenizer(cls, name: str) -> str:
+        vocabulary_size(name)
+        return name
+
+    @field_validator("part")
+    @classmethod
+    def _names_a_part(cls, name: str | None) -> str | None:
+        from schemas.layout import check_name  # heavier than the help needs
+
+        return name if name is None else check_name("--part", name)
+
+    @model_validator(mode="after")
+    def _both_propensities(self) -> Self:
+        if (self.propensity_a is None) != (self.propensity_b is None):
+            raise ValueError(
+                f"propensities need both A and B; got A={self.propensity_a}, B={self.propensity_b}. "
+                "Give both (0.55 and 1.5 for most data sets), or neither to store them as unknown"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_train(self) -> Self:
+        if self.validation_share + self.test_share >= 1:
+            raise ValueError(
+                f"validation_share = {self.validation_share:g} and test_share = {self.test_share:g} leave no train"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _goes_on(self) -> Self:
+        if self.onto is None and (self.labels or self.again != "replace"):
+            raise ValueError("--labels and --again are about a version: name the data set that it adds to with --onto")
+        return self
+
+    def recorded(self, tokenizer_identity: str) -> dict[str, Any]:
+        """Return the options as the manifest keeps them, without paths: the same input gives the same manifest."""
+        unstated = {"test_share"} if not self.test_share else set()  # data sets of earlier versions have no such option
+        return {**self.model_dump(exclude=_NOT_RECORDED | unstated), "tokenizer": tokenizer_identity}
+
+
+def vocabulary_size(name: str) -> int | None:
+    """Return the vocabulary size of `train:SIZE`; None for a directory or hub name. Raises InputError."""
+    if not name.startswith("train:"):
+        return None
+    size = name.removeprefix("train:")
+    if not size.isascii() or not size.isdigit() or not 100 <= int(size) < 1 << 31:
+        raise InputError(
+            f"tokenizer {name!r}: expected train:SIZE with a vocabulary of at least 100, as in train:30000."
+        )
+    return int(size)
+
+
+class DumpOptions(Options):
+    """Options that mining and clustering share."""
+
+    queries: str | None = Field(default=None, description="Embeddings from `extremis embed` instead of the dump's.")
+    memory: int = Field(default=4 << 30, ge=1, description="Memory of one worker process, e.g. 8GiB. Default: 4GiB.")
+    seed: int = Field(default=0, ge=0, description="Seed of all random choices.")
+    for_epoch: int | None = Field(
+        default=None, ge=0, description="First epoch to train on the table. Default: the dump's."
+    )
+    out: str | None = Field(default=None, description="Publish at URL instead of in RUN.")
+    overwrite: bool = Field(default=False, description="Replace a table made with other options.")
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> Any:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+    def for_workers(self, place: Callable[[str], str]) -> Self:
+        """Return these options with `place` of each URL that workers get."""
+        urls = {name: getattr(self, name, None) for name in ("queries", "out", "vectors", "keep_index")}
+        return self.model_copy(update={name: place(url) for name, url in urls.items() if url is not None})
+
+
+class MineOptions(DumpOptions):
+    """Options of `extremis mine`. None: as the trainer requests in the dump, or from the sizes."""
+
+    # The vectors to search.
+    by: Literal["classifier", "labels"] | None = Field(
+        default=None, description="Score by classifier vectors or by label embeddings. Default: the trainer's."
+    )
+    vectors: str | None = Field(
+        default=None, description="Vectors from `extremis embed --what labels` instead of the dump's."
+    )
+    # The negatives of a row.
+    width: int | None = Field(default=None, ge=1, description="K, hard negatives per query. Default: the trainer's.")
+    ranges: int = Field(default=1, ge=1, description="Equal label ranges that give K negatives each (one per rank).")
+    skip_top: int = Field(default=0, ge=0, description="Number of best-ranked negatives to leave out.")
+    window: int | None = Field(default=None, ge=1, description="Negatives come from ranks [skip-top, window).")
+    margin: float | None = Field(
+        default=None, ge=0, description="Keep scores below the weakest positive's score minus this."
+    )
+    relative_margin: float | None = Field(
+        default=None, ge=0, description="The same, as a share of that positive's score."
+    )
+    # The search.
+    index: str | None = Field(
+        default=None, description="exact, auto, or a Faiss factory string. Default: the trainer's."
+    )
+    nprobe: int | None = Field(default=None, ge=1, description="Inverted lists searched per query. Default: tuned.")
+    ef_search: int | None = Field(default=None, ge=1, description="Breadth of an HNSW search. Default: tuned.")
+    refine: int | None = Field(
+        default=None, ge=1, description="Score this many times K candidates exactly. Default: tuned."
+    )
+    target_recall: float = Field(
+        default=0.95, gt=0, le=1, description="Recall to tune nprobe, ef-search and refine to."
+    )
+    block_rows: int | None = Field(
+        default=None, ge=1, description="Vectors in one index at a time. Default: from --memory."
+    )
+    query_batch: int | None = Field(
+        default=None, ge=1, description="Queries searched at a time. Default: from --memory."
+    )
+    tasks_per_block: int = Field(default=1, ge=1, description="Work items per block, each with an index.")
+    threads: int | None = Field(default=None, ge=1, description="Faiss threads per worker. Default: all cores.")
+    device: str = Field(default="auto", pattern=DEVICES, description="Where exact search runs; each worker opens it.")
+    audit_queries: int | None = Field(
+        default=None, ge=0, description="Rows to search exactly too. Default: 200 to 1000."
+    )
+    # The output.
+    keep_index: str | None = Field(default=None, description="Keep every block's Faiss index under URL, for serving.")
+
+
+class ClusterOptions(DumpOptions):
+    """Options of `extremis cluster`. None: as the trainer requests in the dump, or from the sizes."""
+
+    size: int | None = Field(default=None, ge=2, description="C, queries per cluster. Default: the trainer's.")
+    smallest: int | None = Field(
+        default=None, ge=1, description="Smallest part that halving gives. Default: the trainer's."
+    )
+    part_rows: int | None = Field(
+        default=None, ge=1, description="Queries clustered in one piece. Default: from --memory."
+    )
+
+
+class EmbedOptions(Options):
+    """Options of `extremis embed`."""
+
+    what: Literal["queries", "labels"] = Field(default="queries", description="Texts to embed.")
+    split: str = Field(default="test", description="Split of the queries.")
+    step: int | None = Field(default=None, ge=0, description="Step of the checkpoint. Default: the newest.")
+    dtype: Literal["float16", "float32"] = Field(default="float16", description="Numbers of the embeddings.")
+    batch: int = Field(default=1024, ge=1, description="Rows that are encoded at a time.")

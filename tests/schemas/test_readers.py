@@ -1,0 +1,53 @@
+"""Other tools open the folder of a Parquet table as it is, by the call that their users type (docs/concepts.md)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from schemas import arrow
+from schemas.layout import MANIFEST
+from schemas.shard_files.shards import write_table
+
+ROWS = 9
+
+
+def by_datasets(folder: str) -> int:
+    import datasets
+
+    cache = str(Path(folder).parent / "cache")
+    return datasets.load_dataset(folder, cache_dir=cache)["train"].num_rows
+
+
+def by_glob(folder: str) -> int:
+    """As DuckDB and Polars do, which take a pattern."""
+    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in Path(folder).glob("*.parquet"))
+
+
+def by_dask(folder: str) -> int:
+    import dask.dataframe
+
+    return len(dask.dataframe.read_parquet(folder))
+
+
+READERS: dict[str, Callable[[str], int]] = {
+    "pyarrow": lambda folder: pyarrow.parquet.read_table(folder).num_rows,
+    "pandas": lambda folder: len(pandas.read_parquet(folder)),
+    "dask": by_dask,
+    "datasets": by_datasets,
+    "a pattern": by_glob,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_of_parquet_opens_a_table(tmp_path: Path, reader: str) -> None:
+    folder = tmp_path / "labels"
+    schema = arrow.labels(pa.uint16())
+    row = {"key": "k", "text": "t", "input_ids": [1, 2], "frequency": 3}
+    rows = pa.Table.from_pylist([{"label_id": number, **row} for number in range(ROWS)], schema=schema)
+    write_table(str(folder), "labels", [rows.slice(0, 5), rows.slice(5)], 2)
+    assert sorted(path.name for path in folder.iterdir())[0] == MANIFEST
+    assert READERS[reader](str(folder)) == ROWS

@@ -1,0 +1,138 @@
+"""Labels that a device merges are those that the host merges; and a step on them is the same."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import PAD
+from tests.builders import batch_of
+from tests.trainer.negatives.test_merge import batches
+from trainer.config import Classifier as Config
+from trainer.device import CPU
+from trainer.heads.classifier import Classifier
+from trainer.negatives.candidates import drawn_labels, own_pool, shared_pool
+from trainer.rows.on_device import DevicePairs, merge_labels, order_pairs
+from trainer.stream.batch import Batch, Candidates
+from trainer.stream.transfer import send
+
+LABELS, D = 40, 3
+
+
+def as_tensors(candidates: Candidates) -> Any:
+    assert candidates.drawn is not None
+    return send(replace(candidates.drawn, hard=None), torch.device("cpu", 0))
+
+
+def by_query(ids: torch.Tensor, pairs: DevicePairs) -> dict[tuple[int, int], float]:
+    """Signed weights by (query, label), those of pairs that count."""
+    weights: dict[tuple[int, int], float] = {}
+    labels = ids[pairs.label.long()].tolist()
+    for query, label, weight in zip(pairs.query.tolist(), labels, pairs.weight.tolist(), strict=True):
+        if weight:
+            weights[query, label] = weights.get((query, label), 0) + weight
+    return weights
+
+
+def check_both_orders(ids: torch.Tensor, pairs: DevicePairs) -> None:
+    """Each query and each label has the pairs between its starts, and every pair belongs to one of both."""
+    assert (pairs.query_starts[0], pairs.query_starts[-1]) == (0, len(pairs.query))
+    for query, (start, stop) in enumerate(zip(pairs.query_starts[:-1], pairs.query_starts[1:], strict=True)):
+        assert (pairs.query[start:stop] == query).all()
+    assert sorted(pairs.order.tolist()) == list(range(len(pairs.label)))
+    assert (pairs.label_starts[0], pairs.label_starts[-1]) == (0, len(pairs.label))
+    assert len(pairs.label_starts) == len(ids) + 1
+    for label, (start, stop) in enumerate(zip(pairs.label_starts[:-1], pairs.label_starts[1:], strict=True)):
+        assert (pairs.label[pairs.order[start:stop].long()] == label).all()
+
+
+@given(batches())
+def test_a_device_merges_what_the_host_does(batch: tuple) -> None:
+    positives, hard, draws = batch
+    arguments = batch_of(positives, hard), hard, draws, 2.0
+    drawn, expected = drawn_labels(*arguments), own_pool(*arguments)
+    ids, pairs = merge_labels(as_tensors(drawn))
+    count = len(expected.ids)
+    assert ids[:count].tolist() == expected.ids.tolist() == drawn.touched.tolist()
+    assert set(ids[count:].tolist()) <= {PAD}
+    check_both_orders(ids, pairs)
+    merged = order_pairs(send(expected, torch.device("cpu", 0)), len(positives), count)
+    check_both_orders(torch.from_numpy(expected.ids), merged)
+    assert by_query(ids, pairs) == by_query(torch.from_numpy(expected.ids), merged)
+
+
+@given(batches())
+def test_hard_negatives_may_come_on_the_device(batch: tuple) -> None:
+    positives, hard, draws = batch
+    hard = hard % 100 - (hard == PAD) * 100  # as many as int32 holds
+    rest = batch_of(positives, None), draws, 2.0
+    early = drawn_labels(rest[0], hard, *rest[1:])
+    late = with_late_hard(rest[0], hard, *rest[1:])
+    assert late.drawn is not None
+    got, expected = merge_labels(as_tensors(late), late.drawn.hard), merge_labels(as_tensors(early))
+    count = int((expected[0] != PAD).sum())
+    assert got[0][:count].tolist() == expected[0][:count].tolist() == late.touched.tolist()
+    assert set(got[0][count:].tolist()) <= {PAD}
+    check_both_orders(*got)
+    assert by_query(*got) == by_query(*expected)
+
+
+@given(batches())
+def test_pairs_of_a_shared_pool_are_ordered_too(batch: tuple) -> None:
+    positives, hard, draws = batch
+    candidates = shared_pool(batch_of(positives, hard), hard, draws[draws != PAD], 2.0)
+    ids = torch.from_numpy(candidates.ids)
+    check_both_orders(ids, order_pairs(send(candidates, torch.device("cpu", 0)), len(positives), len(ids)))
+
+
+@pytest.mark.parametrize("labels", [2**31 - 2, 2**31 - 1, 2**40])
+def test_labels_are_wide_where_they_must_be(labels: int) -> None:
+    drawn = drawn_labels(batch_of([[0, labels]]), None, np.array([[5, 5]]), 1.0)
+    assert drawn.drawn is not None
+    assert drawn.drawn.label.dtype == (np.int32 if labels < 2**31 - 1 else np.int64)
+    ids, _ = merge_labels(as_tensors(drawn))
+    assert ids.tolist() == [0, 5, labels, PAD]
+
+
+@st.composite
+def weighted(draw: st.DrawFn) -> tuple:
+    """Queries, some without a label, with weights by label of positives and of draws."""
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rows = draw(st.integers(1, 6))
+    positives = [numbers.choice(9, numbers.integers(0, 4), replace=False).tolist() for _ in range(rows)]
+    hard, draws = numbers.integers(9, 12, (rows, 2)), numbers.integers(0, LABELS, (rows, draw(st.integers(0, 9))))
+    hard[numbers.random(hard.shape) < 0.3] = PAD
+    draws[numbers.random(draws.shape) < 0.3] = PAD
+    if draw(st.booleans()):
+        positives[-1], hard[-1], draws[-1] = [], PAD, PAD
+    weights = numbers.uniform(0.5, 2, (2, LABELS))
+    weight = weights[0] if draw(st.booleans()) else 2.0
+    positive_weight = weights[1].astype(np.float32) if draw(st.booleans()) else None
+    return batch_of(positives, hard), hard, draws, weight, positive_weight
+
+
+def with_late_hard(batch: Batch, hard: np.ndarray, *rest: Any) -> Candidates:
+    return drawn_labels(batch, torch.from_numpy(hard), *rest)
+
+
+@given(weighted(), st.sampled_from(["sgd", "adagrad", "adam"]), st.booleans())
+def test_a_step_on_drawn_labels_is_that_on_merged_ones(arguments: tuple, optimizer: str, normalize: bool) -> None:
+    options: dict = {"normalize": True} if normalize else {"weight_decay": 0.1}
+    config = Config(initial_scale=1, optimizer=optimizer, lr=0.1, **options)
+    x = torch.randn(len(arguments[0]), D, generator=torch.Generator().manual_seed(1))
+    results = []
+    for build in (own_pool, drawn_labels, with_late_hard):
+        head = Classifier(config, LABELS, D, 0)
+        with pytest.MonkeyPatch.context() as patch:
+            if build is not own_pool:
+                for module in ("losses.binary", "rows.matrix", "stream.transfer"):
+                    patch.setattr(f"trainer.{module}.CPU", None)  # as if its memory were a device's
+            loss, on_x = head.descend(x, build(*arguments), 1.0, 3, 0.5)
+        results.append((torch.as_tensor(loss, dtype=torch.float64), on_x, head.vectors, *head.matrix.state.values()))
+    for got, expected in (*zip(results[1], results[0], strict=True), *zip(results[2], results[0], strict=True)):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert head.matrix.device == CPU

@@ -1,0 +1,221 @@
+"""Hard negatives of fresh query embeddings, by the trainer's own index of the labels that a rank holds.
+
+`CopiedIndex` searches stale vectors: a copy, made anew every `refresh.every_steps` steps and after every checkpoint. A
+resumed run builds it of the checkpoint's vectors, and so did the run that was not stopped. With `refresh.rebuild_steps`
+the next one is built in a thread meanwhile, and used from a step on that does not depend on how long that took.
+Sampling by MIPS (MIPS-s, section 3).
+
+`FreshIndex` scores every label by its vector as it is, in every step: in bfloat16 where the processor multiplies those,
+so that a search costs a fraction of one-vs-all's forward pass. The best K are looked for in the K groups of labels with
+the greatest maxima: no others can hold one of them.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from schemas import PAD
+from schemas.ragged import Ragged
+from search.factory import AUTO, EXACT
+from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext, best_of_ranks, within
+from trainer.rows.memory import zeros
+from trainer.stream.batch import Batch
+from trainer.stream.transfer import send
+
+if TYPE_CHECKING:
+    from search.block import Block
+    from search.params import SearchParams
+
+TARGET_RECALL = 0.9
+PROBED = 64
+_GROUP = 16  # labels
+_CHUNK = 1 << 14  # labels scored at a time: their vectors stay in a cache
+_QUERIES = 512  # whose scores are held at a time
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """`kind`: a recipe's `refresh.index`. Made anew every `every` steps, used `lag` steps after; K = `width`."""
+
+    kind: str = EXACT
+    every: int = 1000
+    lag: int = 0
+    width: int = 1
+    first_epoch: int = 0
+
+
+class CopiedIndex(NegativeSource):
+    """The index of a rank's labels, built when it is first asked."""
+
+    name = "in-trainer"
+
+    def __init__(self, options: IndexOptions, context: SourceContext) -> None:
+        self._options, self._vectors, self._group = options, context.vectors, context.group
+        self._seed, self.first_epoch = context.seed, options.first_epoch
+        self._current: tuple[Block, SearchParams] | None = None
+        self._next: Future[tuple[Block, SearchParams]] | None = None
+        self._age = 0  # steps since the copy of the vectors that is in use was made
+
+    def before_checkpoint(self) -> None:
+        """Have it built anew at the next step: a run that is resumed has none, and builds it of these very vectors."""
+        self._current = self._next = None
+
+    def figures(self) -> dict[str, float]:
+        """Return the steps from the copy of the vectors that the last step searched to that step."""
+        return {"index_age": self._age - 1} if self._current else {}
+
+    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
+        """Return of all ranks' labels the best for x [B, D] that are no positives, [B, K]."""
+        from search.block import padded
+        from search.exclusions import Exclusions, start_search
+
+        assert x is not None
+        queries = x.cpu().numpy()
+        block, params = self._index(queries)
+        positives = Ragged(batch.positives, batch.positive_offsets)
+        exclusions = Exclusions(positives, Ragged.empty(len(batch)))
+        queries = padded(queries, block.vectors.shape[1])
+        keys = start_search(block, queries, exclusions, self._options.width, refine=params.factor)()
+        return best_of_ranks(keys, self._options.width, self._group)
+
+    def _index(self, queries: np.ndarray) -> "tuple[Block, SearchParams]":
+        """Return the index of this step."""
+        every, lag = self._options.every, self._options.lag
+        if self._current is None:
+            self._current, self._age = self._build(self._copy(), queries), 0
+        elif lag and self._age == every:
+            # A thread for each: one whose index was dropped may still be at work.
+            worker = ThreadPoolExecutor(1, thread_name_prefix="index")
+            self._next = worker.submit(self._build, self._copy(), queries)
+            worker.shutdown(wait=False)
+        elif self._age == every + lag:
+            index = self._next.result() if self._next else self._build(self._copy(), queries)
+            self._current, self._next, self._age = index, None, lag
+        self._age += 1
+        return self._current
+
+    def _copy(self) -> np.ndarray:
+        """Copy the vectors as they are now, float32 [n, D]."""
+        return self._vectors.vectors.to("cpu", torch.float32, copy=True).numpy()
+
+    def _build(self, vectors: np.ndarray, queries: np.ndarray) -> "tuple[Block, SearchParams]":
+        """Index `vectors` [n, D] float32, which nobody else changes, of the rank's labels."""
+        from search.block import Block, padded
+        from search.factory import choose
+        from search.index import build, set_up
+        from search.params import SearchParams, apply, tune
+
+        set_up(None)
+        rows, start, kind = len(vectors), self._vectors.start, self._options.kind
+        spec = f"IVF{max(1, int(rows**0.5))},Flat" if kind == MIPS else kind
+        factory = choose(spec, rows)
+        vectors = padded(vectors, factory.dimension(vectors.shape[1]))
+        block = Block(start, vectors, build(factory, vectors, self._seed), str(self._vectors.vectors.device))
+        wide = padded(queries, vectors.shape[1])
+        if kind == MIPS:
+            params = SearchParams(nprobe=min(PROBED, factory.lists))
+        else:
+            params = tune(block, SearchParams(), factory.lossy, wide, self._options.width, TARGET_RECALL)
+        # Vectors that are hardly trained lie in no clusters: most lists would be read, which is dearer than a product.
+        if kind == AUTO and params.nprobe and not factory.pays(rows, self._options.width, params.nprobe):
+            return replace(block, index=None), SearchParams()
+        apply(block.index, params)
+        return block, params
+
+
+class FreshIndex(NegativeSource):
+    """The best `width` labels of each query, of the vectors as they are."""
+
+    name = "in-trainer"
+
+    def __init__(self, width: int, first_epoch: int, context: SourceContext) -> None:
+        self._vectors, self._group, self._on_device = context.vectors, context.group, context.on_device
+        self._width, self.first_epoch = width, first_epoch
+        self._products = Products()
+
+    def find(self, batch: Batch, x: torch.Tensor | None = None) -> Sampled:
+        """Return of all ranks' labels the best for x [B, D] that are no positives, [B, K]."""
+        assert x is not None
+        rows, scores = map(torch.cat, zip(*self._best(batch, x), strict=True))
+        if self._on_device:
+            return Sampled(rank_by_score(rows, scores, self._width), ranked=True)
+        from search.candidates import pack
+
+        labels, values = (rows + self._vectors.start).cpu().numpy(), scores.cpu().numpy()
+        return best_of_ranks(pack(np.where(values == -np.inf, PAD, labels), values), self._width, self._group)
+
+    def _best(self, batch: Batch, x: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the best rows of some queries after the other, and their scores."""
+        vectors, start = self._vectors.vectors, self._vectors.start
+        own = within(batch, start, start + len(vectors))
+        positives = Ragged(own.positives, own.positive_offsets)
+        for first, block in zip(range(0, len(x), _QUERIES), x.split(_QUERIES), strict=True):
+            some = positives.slice(first, first + len(block))
+            masked = send((some.row_of(), some.entries), x.device)
+            yield self._products.best(block, vectors, min(self._width, len(vectors)), masked)
+
+
+class Products:
+    """Inner products with every vector, in memory that is kept from one search to the next."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def best(
+        self, x: torch.Tensor, vectors: torch.Tensor, width: int, masked: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows int64 and scores float32 [B, width] of the greatest x.w, x [B, D], vectors [n, D], width <= n.
+
+        In any order; scores have the precision of `product_dtype`, and are -inf for the pairs `masked`: queries and
+        rows.
+        """
+        queries, rows = len(x), len(vectors)
+        chunks = -(-rows // _CHUNK)
+        groups = -(-rows // (_GROUP * chunks))  # of a chunk
+        size = _GROUP * groups
+        dtype = product_dtype(x.device)
+        x = x.to(dtype)
+        scores = self._room(x, chunks * queries * size).view(chunks, queries, size)
+        for number, block in enumerate(vectors.split(size)):
+            if len(block) == size:
+                torch.mm(x, block.to(x).T, out=scores[number])
+            else:
+                scores[number].fill_(-torch.inf)[:, : len(block)] = x @ block.to(x).T
+        query, row = masked
+        scores[row // size, query, row % size] = -torch.inf
+        # Column j of a chunk is in group j modulo `groups`: maxima are then taken over contiguous columns.
+        maxima = torch.cat([part.view(queries, _GROUP, groups).amax(1) for part in scores], 1)
+        group = maxima.topk(min(width, maxima.shape[1]), dim=1, sorted=False).indices
+        chunk, column = group // groups, group % groups
+        columns = column[:, :, None] + torch.arange(0, size, groups, device=x.device)  # [B, groups, 16]
+        place = (chunk * queries + torch.arange(queries, device=x.device)[:, None])[:, :, None] * size + columns
+        best = scores.view(-1)[place].flatten(1).topk(width, dim=1, sorted=False)
+        labels = (chunk[:, :, None] * size + columns).flatten(1).gather(1, best.indices)
+        return labels, best.values.float()
+
+    def _room(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        """Return [count] numbers of any values, of the kind of `x`."""
+        if self._memory is None or len(self._memory) < count:
+            # Large memory that is asked for in every step has to be cleared by the system in every step.
+            self._memory = zeros((count,), x.dtype) if x.device.type == "cpu" else x.new_empty(count)
+        return self._memory[:count]
+
+
+def rank_by_score(rows: torch.Tensor, scores: torch.Tensor, width: int) -> torch.Tensor:
+    """Return `rows` [B, k] by falling `scores`, equal ones ascending, as [B, width]; -1 pads, and stands for -inf."""
+    rows, order = rows.sort(dim=1)
+    scores, order = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
+    rows = rows.gather(1, order).masked_fill(scores == -torch.inf, PAD)
+    return torch.nn.functional.pad(rows, (0, width - rows.shape[1]), value=PAD)
+
+
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return bfloat16 where the device multiplies it faster than float32."""
+    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.float32
+    return torch.bfloat16

@@ -1,0 +1,258 @@
+"""Steps on rows of a matrix on a device, in plain PyTorch: what Triton's kernels are held to, and stand in for.
+
+They do what the compiled loops of `kernels.py` do in main memory, with the same random bits for rounding. No value is
+read back, so nothing waits for the device: as many operations for any values, and arrays as long as the pairs are many.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import softplus
+
+from schemas import PAD
+from trainer.rows.kernels import ADAGRAD, MOMENTUM, SGD, Rule
+from trainer.rows.lanes import LOWBIAS
+from trainer.stream.batch import Candidates
+from trainer.stream.transfer import send
+
+_LOW32 = 0xFFFFFFFF
+# Of splitmix64 (Steele, Lea and Flood, 2014), in two's complement.
+_GOLDEN, _F1, _F2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_S1, _S2, _S3 = 30, 27, 31
+
+
+class DeviceMatrix(NamedTuple):
+    """Vectors [R, D] on a device, and their optimizer's state; what it does not keep is None."""
+
+    vectors: torch.Tensor
+    first: torch.Tensor | None  # [R, D]
+    second: torch.Tensor | None  # [R, D]
+    scalar: torch.Tensor | None  # [R]
+    origin: int  # the label of row 0
+
+
+class DevicePairs(NamedTuple):
+    """Pairs on a device, ascending by query: those of query q are [query_starts[q], query_starts[q + 1]).
+
+    `label` [n]: the number of the label among C. `order` [n] puts pairs into the order of their labels: those of label
+    number i are order[label_starts[i] : label_starts[i + 1]]. Signs of `weight` [n] are as in `kernels.Pairs`. Pads
+    are behind the labels; what pairs they have, weigh nothing.
+    """
+
+    query: torch.Tensor  # [n] int32
+    label: torch.Tensor  # [n] int32
+    weight: torch.Tensor  # [n] float32
+    query_starts: torch.Tensor  # [B + 1] int32
+    order: torch.Tensor  # [n] int32
+    label_starts: torch.Tensor  # [C + 1] int32
+
+
+def order_pairs(candidates: Any, queries: int, labels: int) -> DevicePairs:
+    """Return the pairs of `candidates`, sent Candidates, of B = `queries` and C = `labels` in both orders."""
+    query, label = candidates.pair_query.to(torch.int32), candidates.pair_label.to(torch.int32)
+    ordered, order = torch.sort(label, stable=True)
+    return DevicePairs(
+        query=query,
+        label=label,
+        weight=torch.where(candidates.pair_positive, -candidates.pair_weight, candidates.pair_weight),
+        query_starts=_starts(query, queries),
+        order=order.to(torch.int32),
+        label_starts=_starts(ordered, labels),
+    )
+
+
+def merge_labels(drawn: Any, hard: torch.Tensor | None = None) -> tuple[torch.Tensor, DevicePairs]:
+    """Return the labels of `drawn`, a sent DrawnLabels, each once, and their pairs: ids [n] int64, pads behind them.
+
+    `hard`: what `drawn` is still to get. As `merge.merge`, but that what a query draws twice is two pairs, and that
+    pads, and what it draws though it has it otherwise, are pairs of weight 0.
+    """
+    none = torch.iinfo(drawn.label.dtype).max  # a pad is ordered behind all labels
+    label = drawn.label if hard is None else _with_hard(drawn, torch.where(hard < 0, none, hard))
+    count = len(label)
+    number = torch.arange(count, device=label.device, dtype=torch.int32)
+    query = torch.searchsorted(drawn.starts, number, right=True, out_int32=True) - 1
+    ordered, order = torch.sort(label, stable=True)
+    new_label, new_query = _changes(ordered), _changes(query[order])
+    # Of a query's pairs with one label those that are no draws come first.
+    first = torch.where(new_label | new_query, number, 0).cummax(0).values
+    draw = drawn.draw[order]
+    again = torch.empty_like(draw).scatter_(0, order, draw & ~draw[first])
+    weight = torch.where(drawn.positive, -drawn.weight, drawn.weight).masked_fill(again | (label == none), 0)
+    place = new_label.cumsum(0, dtype=torch.int32) - 1
+    slot = torch.where(new_label, place, count).long()  # the last one takes what begins no label
+    starts = number.new_full((count + 1,), count).scatter_(0, slot, torch.where(new_label, number, count))
+    ids = slot.new_full((count + 1,), PAD).scatter_(0, slot, torch.where(ordered == none, PAD, ordered).long())
+    places = torch.empty_like(place).scatter_(0, order, place)
+    return ids[:count], DevicePairs(query, places, weight, drawn.starts, order.to(torch.int32), starts)
+
+
+def touched_rows(candidates: Candidates, device: torch.device) -> Any:
+    """Return `candidates.ids`, or where `device` merges labels, these on it, as often as they come, int64.
+
+    The greatest label stands in place of pads.
+    """
+    drawn = candidates.drawn
+    if drawn is None:
+        return candidates.ids
+    labels: torch.Tensor = send(drawn.label, device).long()
+    if drawn.hard is not None:
+        labels = torch.cat([labels, drawn.hard.flatten()])
+    return torch.where(labels < 0, labels.amax(), labels) if len(labels) else labels
+
+
+def score_pairs(
+    x: torch.Tensor, matrix: DeviceMatrix, ids: torch.Tensor, pairs: DevicePairs, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return binary cross-entropy of the pairs by query [B], `scale` times its slopes [n], and their gradient on x."""
+    query, label = pairs.query.long(), pairs.label.long()
+    w = matrix.vectors.index_select(0, ids.index_select(0, label).clamp(min=0)).float()
+    score = (w * x.index_select(0, query)).sum(1)
+    margin = torch.where(pairs.weight > 0, score, -score)
+    loss = x.new_zeros(len(x)).index_add_(0, query, pairs.weight.abs() * softplus(margin))
+    slopes = scale * pairs.weight * torch.sigmoid(margin)
+    return loss, slopes, torch.zeros_like(x).index_add_(0, query, slopes[:, None] * w)
+
+
+def update_rows(
+    matrix: DeviceMatrix,
+    rule: Rule,
+    ids: torch.Tensor,
+    gradient: torch.Tensor,
+    pairs: DevicePairs | None = None,
+    slopes: torch.Tensor | None = None,
+    x: torch.Tensor | None = None,
+) -> None:
+    """Make one step on rows `ids` [C], all distinct but for pads, from the `gradient` [R, D] of the first R of them.
+
+    That of `pairs` with `slopes` [n] and x [B, D] comes on top. Pads are behind the others.
+    """
+    if not len(ids):
+        return
+    g, real = gradient, ids[:1] >= 0
+    if pairs is not None:
+        assert slopes is not None
+        assert x is not None
+        g = x.new_zeros(len(ids), x.shape[1])
+        g[: len(gradient)] = gradient
+        g.index_add_(0, pairs.label.long(), slopes[:, None] * x.index_select(0, pairs.query.long()))
+        # A pad does again what the first row does, so that the same values are written twice.
+        g = torch.where((ids < 0)[:, None], g[:1], g)
+        ids = torch.where(ids < 0, ids[:1], ids).clamp(min=0)
+    places = _Places(ids, real)
+    rows = places.read(matrix.vectors)
+    w = _descend(matrix, rule, places, rows.float(), g)
+    places.write(matrix.vectors, rows, narrow(w, ids + matrix.origin, rule.key, matrix.vectors.dtype))
+
+
+class _Places(NamedTuple):
+    """Rows `ids` [C] of vectors and of their state; nothing is written where they are all pads, not `real` [1]."""
+
+    ids: torch.Tensor
+    real: torch.Tensor
+
+    def read(self, state: torch.Tensor) -> torch.Tensor:
+        return state.index_select(0, self.ids)
+
+    def write(self, state: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> None:
+        state.index_copy_(0, self.ids, torch.where(self.real, after, before))
+
+
+def _descend(matrix: DeviceMatrix, rule: Rule, places: _Places, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Return rows w [C, D] after a step of the optimizer, whose state is updated."""
+    rate, beta1, beta2, eps = (float(number) for number in (rule.rate, rule.beta1, rule.beta2, rule.eps))
+    if rule.keep != 1:
+        w = w * float(rule.keep)
+    if rule.method == SGD:
+        return w - rate * g
+    if rule.method == MOMENTUM:
+        assert matrix.first is not None
+        first = places.read(matrix.first)
+        moved = beta1 * first + g
+        places.write(matrix.first, first, moved)
+        return w - rate * moved
+    assert matrix.scalar is not None
+    if rule.method == ADAGRAD:
+        scalar = places.read(matrix.scalar)
+        square = scalar + (g * g).sum(1) / g.shape[1]
+        places.write(matrix.scalar, scalar, square)
+        return w - (rate / (square.sqrt() + eps))[:, None] * g
+    assert matrix.first is not None
+    assert matrix.second is not None
+    before = [places.read(state) for state in (matrix.scalar, matrix.first, matrix.second)]
+    count, first, second = before
+    count, first = count + 1, first + (1 - beta1) * (g - first)
+    second = beta2 * second + (1 - beta2) * g * g
+    for state, old, new in zip(
+        (matrix.scalar, matrix.first, matrix.second), before, (count, first, second), strict=True
+    ):
+        places.write(state, old, new)
+    short, long = (1 - beta1 ** count.double()).float()[:, None], (1 - beta2 ** count.double()).float()[:, None]
+    return w - rate * (first / short) / ((second / long).sqrt() + eps)
+
+
+def narrow(values: torch.Tensor, labels: torch.Tensor, key: int, dtype: torch.dtype) -> torch.Tensor:
+    """Round float32 [C, D] stochastically to `dtype`, by random bits of (key, label, column); float32 stays.
+
+    The bits, and how they round, are those of `kernels.py`.
+    """
+    if dtype == torch.float32:
+        return values
+    raw = values.contiguous().view(torch.int32).to(torch.int64) & _LOW32
+    noise = _noise(labels, key, values.shape[1])
+    bits = _bfloat16(raw, noise) if dtype == torch.bfloat16 else _float16(raw, noise)
+    return bits.to(torch.int16).view(dtype)
+
+
+def _noise(labels: torch.Tensor, key: int, columns: int) -> torch.Tensor:
+    """Return 16 random bits for each of [C, columns], as int64."""
+    mixed = labels * _GOLDEN + key
+    mixed = (mixed ^ _shifted(mixed, _S1)) * _F1
+    mixed = (mixed ^ _shifted(mixed, _S2)) * _F2
+    mixed = mixed ^ _shifted(mixed, _S3)
+    first, stride = mixed & _LOW32, _shifted(mixed, 32) | 1
+    half = (columns + 1) // 2
+    word = first[:, None] + torch.arange(half, device=labels.device) * stride[:, None] & _LOW32
+    for shift, factor in LOWBIAS:
+        word = word ^ word >> shift
+        word = word if factor is None else word * factor & _LOW32
+    return torch.cat([word & 0xFFFF, word[:, : columns - half] >> 16], 1)
+
+
+def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
+    """Shift 64 bits right, zeros from the left."""
+    return bits >> by & (1 << 64 - by) - 1
+
+
+def _bfloat16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    return (raw + noise & _LOW32) >> 16
+
+
+def _float16(raw: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    magnitude, noise = raw & 0x7FFFFFFF, noise >> 3
+    normal = ((magnitude + noise >> 13) - (112 << 10)).clamp(max=0x7BFF)
+    away = (113 - (magnitude >> 23) & _LOW32).clamp(max=31)
+    even = ((magnitude & 0x7FFFFF | 0x800000) >> away) + noise >> 13
+    half = torch.where(magnitude < 0x38800000, even, normal)
+    half = torch.where(magnitude < 0x7F800000, half, torch.where(magnitude > 0x7F800000, 0x7E00, 0x7C00))
+    return raw >> 16 & 0x8000 | half
+
+
+def _with_hard(drawn: Any, hard: torch.Tensor) -> torch.Tensor:
+    """Return the labels of `drawn` with hard negatives [B, H] in their places."""
+    places = drawn.hard_starts[:, None] + torch.arange(hard.shape[1], device=hard.device)
+    label: torch.Tensor = drawn.label.scatter(0, places.flatten(), hard.flatten().to(drawn.label.dtype))
+    return label
+
+
+def _starts(ordered: torch.Tensor, count: int) -> torch.Tensor:
+    """Return where each of [0, `count`] begins in `ordered` [n], int32 [count + 1]."""
+    numbers = torch.arange(count + 1, device=ordered.device, dtype=ordered.dtype)
+    return torch.searchsorted(ordered, numbers, out_int32=True)
+
+
+def _changes(values: torch.Tensor) -> torch.Tensor:
+    """Tell of each of [n] whether it is another than the one before; the first is."""
+    changes = torch.ones(len(values), dtype=torch.bool, device=values.device)
+    torch.ne(values[1:], values[:-1], out=changes[1:])
+    return changes
