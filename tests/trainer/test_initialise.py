@@ -69,4 +69,4 @@ def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_there_again(d
 
 def test_what_cannot_begin_so_is_refused() -> None:
     with pytest.raises(ValueError, match=r"needs classifier\.initial_scale"):
-        recipe(classifier={"initial": "labels"})
+        recipe(classifier={"initial": "labels", "initial_scale": 0.0})
