@@ -13,8 +13,8 @@ from schemas.layout import DataLayout
 from schemas.storage import join
 from trainer.config import Recipe
 from trainer.config.load import fitting
-from trainer.evaluation.baselines.measure import measure_baselines
-from trainer.evaluation.held_out import HOLDOUT
+from trainer.evaluation.baselines import measure_baselines
+from trainer.evaluation.split import HOLDOUT
 from trainer.methods.sections import Data
 from trainer.settings.facts import measure
 from trainer.settings.resolve import resolve

@@ -12,7 +12,7 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.encoders.features import count_ngrams
-from trainer.evaluation.evaluate import label_statistics
+from trainer.evaluation.split import label_statistics
 from trainer.methods.rules import Facts
 from trainer.methods.sections import Data
 from trainer.stream import open_queries

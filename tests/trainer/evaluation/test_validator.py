@@ -8,7 +8,7 @@ from schemas.layout import DataLayout
 from tests.builders import build_data
 from trainer.config import Validation
 from trainer.evaluation import validator as validation
-from trainer.evaluation.baselines.measure import measure_popularity
+from trainer.evaluation.baselines import measure_popularity
 from trainer.evaluation.validator import Validator
 from trainer.group import Group
 from trainer.methods.sections import Data

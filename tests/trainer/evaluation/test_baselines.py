@@ -1,0 +1,171 @@
+"""Baselines against the plainest computation: every pair of texts, every label, in dictionaries."""
+
+import itertools
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import InputError
+from schemas.manifest import open_manifest, publish
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import list_array
+from schemas.shard_files.shards import iterate, write_table
+from tests.builders import Rows, SmallData, build_data, ragged
+from trainer.evaluation import tfidf
+from trainer.evaluation.baselines import Popularity, measure_baselines
+from trainer.evaluation.evaluate import KS
+from trainer.evaluation.memory import NEIGHBOURS, TEMPERATURE
+from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.split import label_statistics
+from trainer.evaluation.tfidf import NearestTexts
+from trainer.methods.sections import Data
+from trainer.stream import open_queries
+
+VOCABULARY = 15
+FILTERED = "filtered"  # the split with a filter: the first positive of every other query
+Weights = dict[tuple[int, ...], float]
+
+some_texts = st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=6), min_size=1, max_size=12)
+
+
+def weigh(text: list[int], documents: Rows) -> Weights:
+    """TF-IDF of a text's words and pairs of words, of unit length."""
+    counts = Counter[tuple[int, ...]]([(token,) for token in text] + [*itertools.pairwise(text)])
+    seen = [{*((token,) for token in document), *itertools.pairwise(document)} for document in documents]
+    weights = {
+        term: (1 + math.log(count)) * (math.log((1 + len(documents)) / (1 + sum(term in s for s in seen))) + 1)
+        for term, count in counts.items()
+    }
+    norm = math.sqrt(sum(weight**2 for weight in weights.values())) or 1
+    return {term: weight / norm for term, weight in weights.items()}
+
+
+def brute_force(query: list[int], texts: Rows, labels: Rows, neighbours: int = NEIGHBOURS) -> dict[int, float]:
+    """Votes of the nearest texts that share a word with the query, by label."""
+    mine, weighed = weigh(query, texts), [weigh(text, texts) for text in texts]
+    cosine = [sum(weight * other.get(term, 0) for term, weight in mine.items()) for other in weighed]
+    nearest = sorted((i for i, value in enumerate(cosine) if value > 0), key=lambda i: (-cosine[i], i))[:neighbours]
+    shares = {i: math.exp((cosine[i] - 1) / TEMPERATURE) for i in nearest}
+    votes = Counter[int]()
+    for i, share in shares.items():
+        votes.update({label: share / sum(shares.values()) for label in labels[i]})
+    return dict(votes)
+
+
+def same(scores: np.ndarray, ids: np.ndarray, votes: dict[int, float]) -> None:
+    """Check that a ranking has the greatest of the votes, best first, and then pads."""
+    listed = ids >= 0
+    expected = sorted(votes.values(), reverse=True)[: len(ids)]
+    assert listed.tolist() == [True] * len(expected) + [False] * (len(ids) - len(expected))
+    np.testing.assert_allclose(scores[listed], expected, atol=2e-4)
+    np.testing.assert_allclose([votes[label] for label in ids[listed].tolist()], scores[listed], atol=2e-4)
+    assert (scores[~listed] == -np.inf).all()
+
+
+@given(some_texts, some_texts)
+def test_near_texts_vote_as_every_pair_says(texts: Rows, queries: Rows) -> None:
+    labels = [[number % 5, 5 + number] for number in range(len(texts))]
+    baseline = NearestTexts.of(ragged(texts), ragged(labels), VOCABULARY)
+    scores, ids = baseline.rank(ragged(queries), 8)
+    for row, query in enumerate(queries):
+        same(scores[row], ids[row], brute_force(query, texts, labels))
+
+
+def test_of_many_texts_only_the_nearest_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tfidf, "NEIGHBOURS", 4)
+    monkeypatch.setattr(tfidf, "_BATCH", 7)
+    draw = np.random.default_rng(0)
+    texts, queries = (draw.integers(0, VOCABULARY, (rows, 9)).tolist() for rows in (60, 20))
+    labels = [[number] for number in range(60)]
+    scores, ids = NearestTexts.of(ragged(texts), ragged(labels), VOCABULARY).rank(ragged(queries), 6)
+    for row, query in enumerate(queries):
+        same(scores[row], ids[row], brute_force(query, texts, labels, 4))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(1, 12))
+def test_popular_labels_are_the_same_for_every_query(frequency: list[int], k: int) -> None:
+    scores, ids = Popularity(np.array(frequency)).rank(Ragged.empty(3), k)
+    best = sorted(range(len(frequency)), key=lambda label: (-frequency[label], label))[:k]
+    assert ids.tolist() == [best + [-1] * (k - len(best))] * 3
+    assert scores.tolist() == [[frequency[label] for label in best] + [-math.inf] * (k - len(best))] * 3
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    built = build_data(
+        str(tmp_path_factory.mktemp("baselines")), rows={"train": 25, "test": 20}, vocabulary=VOCABULARY, labels=12
+    )
+    test = built.layout.queries("test")
+    rows = pa.concat_tables(list(iterate(test, open_manifest(test))))
+    filters = list_array(*ragged(filters_of(built), np.int32), pa.int32())
+    rows = rows.append_column(pa.field("filter_label_ids", filters.type, nullable=False), filters)
+    added = write_table(built.layout.queries(FILTERED), "queries", [rows], 6)
+    whole = open_manifest(built.layout.root, "data")
+    parents = {**whole.parents, f"queries/{FILTERED}": added.digest}
+    publish(built.layout.root, whole.model_copy(update={"parents": parents}))
+    return built
+
+
+def filters_of(data: SmallData) -> Rows:
+    return [row[:1] if number % 2 else [] for number, row in enumerate(data.points["test"].positives)]
+
+
+def expected(
+    data: SmallData, votes: list[dict[int, float]], rows: list[int], split: str, filters: Rows
+) -> dict[str, float]:
+    """Metrics of the labels with the most votes, without filtered ones."""
+    top = np.full((len(rows), max(KS)), -1)
+    for number, (of_query, struck) in enumerate(zip(votes, filters, strict=True)):
+        best = sorted(of_query.keys() - {*struck}, key=lambda label: (-round(of_query[label], 5), label))[: max(KS)]
+        top[number, : len(best)] = best
+    metrics = Metrics(KS, label_statistics(data.layout).inverse_propensity)
+    metrics.update(top, ragged([data.points[split].positives[row] for row in rows]))
+    return metrics.result()
+
+
+@pytest.mark.parametrize("split", ["test", FILTERED])
+def test_their_metrics_are_those_of_the_rankings_with_filters_struck(data: SmallData, split: str) -> None:
+    train, test = data.points["train"], data.points["test"]
+    filters: Rows = filters_of(data) if split == FILTERED else [[] for _ in test.tokens]
+    popular = {label: float(count) for label, count in enumerate(data.frequency().tolist())}
+    own = [[label] for label in range(data.labels)]
+    votes = {
+        "popular labels": [popular for _ in test.tokens],
+        "nearest queries by TF-IDF": [brute_force(query, train.tokens, train.positives) for query in test.tokens],
+        "nearest label texts by TF-IDF": [brute_force(query, data.label_points.tokens, own) for query in test.tokens],
+    }
+    measured = measure_baselines(data.layout, split)
+    assert measured.keys() == votes.keys()
+    for name, of_queries in votes.items():
+        wanted = expected(data, of_queries, [*range(20)], "test", filters)
+        assert measured[name] == pytest.approx(wanted, abs=1e-4), name
+    some = measure_baselines(data.layout, split, queries=7)["popular labels"]
+    assert some == pytest.approx(expected(data, [popular] * 7, [*range(7)], "test", filters[:7]), abs=1e-4)
+
+
+def test_on_rows_that_were_held_out_only_the_others_vote(data: SmallData) -> None:
+    trained, train = Data(holdout=0.2), data.points["train"]
+    table = open_queries(data.layout, "train")
+    kept, held_out = (
+        [row for rows in part.batches(table, ["query_id"]) for row in rows["query_id"].to_pylist()]
+        for part in (trained.trained, trained.held_out)
+    )
+    texts, labels = [train.tokens[row] for row in kept], [train.positives[row] for row in kept]
+    votes = [brute_force(train.tokens[row], texts, labels) for row in held_out]
+    measured = measure_baselines(data.layout, "holdout", trained)["nearest queries by TF-IDF"]
+    assert measured == pytest.approx(expected(data, votes, held_out, "train", [[] for _ in held_out]), abs=1e-4)
+    with pytest.raises(InputError, match="trains on all rows"):
+        measure_baselines(data.layout, "holdout")
+
+
+def test_rows_of_features_alone_have_popular_labels_alone(tmp_path: Path) -> None:
+    sparse = build_data(str(tmp_path / "sparse"), features=20, with_tokens=False)
+    assert [*measure_baselines(sparse.layout, "test")] == ["popular labels"]
+    with pytest.raises(InputError, match="no split 'val'"):
+        measure_baselines(sparse.layout, "val")

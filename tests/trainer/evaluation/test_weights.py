@@ -1,0 +1,228 @@
+"""Weights of scores: never worse than the classifier where they were fitted, their files, and rankings by them."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import PAD
+from schemas.errors import InputError, TableError
+from schemas.layout import RunLayout
+from schemas.ragged import Ragged
+from schemas.table import Table
+from tests.builders import Rows, SmallData, build_data, ragged
+from tests.ranks import on_ranks
+from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
+from tests.training import silent, train, with_sections
+from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
+from trainer.evaluation.fusion import Fused, K, Scored, Scorers, Weights
+from trainer.evaluation.fusion_files import fused_step, open_fused, open_fusion
+from trainer.evaluation.memory import Memory
+from trainer.evaluation.ranking import Ranking, embed_label_texts
+from trainer.evaluation.split import label_statistics
+from trainer.group import ALONE, Group
+from trainer.loop import Trainer
+from trainer.methods.sections import Data
+from trainer.model import Model, load_model
+
+
+def ndcg(ranked: Rows, relevant: Rows) -> float:
+    """Mean nDCG@5 of rankings without pads."""
+    gains = []
+    for labels, right in zip(ranked, relevant, strict=True):
+        got = sum(1 / math.log2(place + 2) for place, label in enumerate(labels[:K]) if label in right)
+        best = sum(1 / math.log2(place + 2) for place in range(min(K, len(right))))
+        gains.append(got / best if best else 0)
+    return float(np.mean(gains))
+
+
+def ranked(weights: Weights, scored: Scored) -> Rows:
+    fused = weights.fuse(scored)
+    return [
+        sorted(
+            (label for label in ids if label >= 0),
+            key=lambda label, ids=ids, row=row: (-fused[row, ids.index(label)], ids.index(label)),
+        )
+        for row, ids in enumerate(scored.ids.tolist())
+    ]
+
+
+@st.composite
+def shortlists(draw: st.DrawFn) -> tuple[Scored, Rows]:
+    """Shortlists of several queries, best first by the classifier, some of them short; and each query's labels."""
+    queries, width, labels = draw(st.integers(1, 6)), draw(st.integers(1, 8)), 12
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    ids = np.stack([random.permutation(labels)[:width] for _ in range(queries)])
+    ids[np.arange(width) >= random.integers(1, width + 1, queries)[:, None]] = -1
+    scores = -np.sort(-random.normal(-3, draw(st.sampled_from([0.0, 1.0, 30.0])), ids.shape)).astype(np.float32)
+    texts, votes = (random.random(ids.shape).astype(np.float32) * (random.random(ids.shape) < 0.6) for _ in range(2))
+    relevant = [random.permutation(labels)[: random.integers(0, 4)].tolist() for _ in range(queries)]
+    return Scored(ids, np.where(ids < 0, 0, scores), texts, votes), relevant
+
+
+@given(shortlists(), st.booleans())
+def test_they_are_never_worse_than_the_classifier_where_they_are_fitted(
+    case: tuple[Scored, Rows], logistic: bool
+) -> None:
+    scored, relevant = case
+    weights = Weights.fit(scored, ragged(relevant), logistic)
+    alone = [[label for label in ids if label >= 0] for ids in scored.ids.tolist()]
+    assert ranked(Weights(unit=weights.unit, logistic=logistic), scored) == alone
+    assert ndcg(ranked(weights, scored), relevant) >= ndcg(alone, relevant) - 1e-9
+    assert weights.unit > 0
+    assert Weights.fit(scored, ragged(relevant), logistic) == weights
+
+
+def test_they_find_the_score_that_tells() -> None:
+    draw = np.random.default_rng(0)
+    ids, hits = np.tile(np.arange(20), (50, 1)), draw.random((50, 20)) < 0.1
+    noise = [draw.random((50, 20)).astype(np.float32) for _ in range(2)]
+    relevant = ragged([np.flatnonzero(row).tolist() for row in hits])
+    by_votes = Weights.fit(Scored(ids, noise[0], noise[1], hits.astype(np.float32)), relevant, logistic=False)
+    by_texts = Weights.fit(Scored(ids, noise[0], hits.astype(np.float32), noise[1]), relevant, logistic=False)
+    assert by_votes.votes > by_votes.texts
+    assert by_texts.texts > by_texts.votes
+    assert (by_texts.reads_texts, Weights().reads_texts) == (True, False)
+
+
+@given(st.floats(0, 4), st.floats(0, 4), st.floats(1e-3, 1e3), st.booleans())
+def test_they_come_back_from_their_file(texts: float, votes: float, unit: float, logistic: bool) -> None:
+
+    weights = Weights(texts, votes, unit, logistic)
+    assert Weights.parse(weights.to_json(), "weights.json") == weights
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: "{",
+        lambda body: "[]",
+        lambda body: "3",
+        lambda body: json.dumps({**body, "format": 7}),
+        lambda body: json.dumps({**body, "more": 1}),
+        lambda body: json.dumps({**body, "votes": "much"}),
+        lambda body: json.dumps({**body, "votes": None}),
+        lambda body: json.dumps({**body, "votes": [1]}),
+        lambda body: json.dumps({**body, "texts": math.nan}),
+        lambda body: json.dumps({**body, "unit": 0}),
+        lambda body: json.dumps({**body, "unit": math.inf}),
+        lambda body: json.dumps({name: value for name, value in body.items() if name != "format"}),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "weights.json"
+    path.write_text(change(json.loads(Weights(1.0, 0.5, 2.0).to_json())))
+    with pytest.raises(TableError, match=r"weights\.json: not the weights of score fusion.*Fit them again"):
+        Weights.parse(path.read_bytes(), str(path))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
+    return build_data(str(tmp_path_factory.mktemp("weights") / "data"), rows={"train": 60, "val": 40, "test": 30})
+
+
+def ranking_of(data: SmallData, model: Model, weights: Weights, shortlist: int, group: Group = ALONE) -> Ranking:
+    memory = Memory.build(model, data.layout, Data())
+    scorers = Scorers(embed_label_texts(model, data.layout), memory)
+    return Ranking.of(model, group, Fused(weights, scorers, label_statistics(data.layout).frequency, shortlist))
+
+
+def test_votes_add_no_label_that_is_no_candidate(data: SmallData) -> None:
+    model = model_of(data)
+    x, candidates = queries(data, model), np.arange(0, data.labels, 3)
+    ranking = ranking_of(data, model, Weights(votes=50.0), shortlist=2)
+    _, everywhere = ranking.top_k(x, 5, Ragged.empty(len(x)))
+    assert not np.isin(everywhere, [*candidates, PAD]).all()
+    _, ids = ranking.top_k(x, 5, Ragged.empty(len(x)), candidates)
+    assert np.isin(ids, [*candidates, PAD]).all()
+
+
+@pytest.mark.parametrize("logistic", [True, False])
+@pytest.mark.parametrize("shortlist", [2, 30])
+def test_a_ranking_is_the_sum_of_all_scores(data: SmallData, logistic: bool, shortlist: int) -> None:
+    """With a short list, the labels that neighbours vote for come to it."""
+    model, weights, k = model_of(data), Weights(0.5, 2.0, 1.5, logistic), 5
+    x = queries(data, model)
+    texts, scores = brute_force(data, model, x)
+    votes = np.zeros(scores.shape)
+    for row, (low, high) in enumerate(
+        itertools.pairwise((of := Memory.build(model, data.layout, Data()).votes(x)).offsets)
+    ):
+        votes[row, of.ids[low:high]] = of.values[low:high]
+    filters = ragged(data.points["test"].positives)
+    filtered = filters.contains(np.tile(np.arange(data.labels), (len(x), 1)))
+    fused = (1 / (1 + np.exp(-scores)) if logistic else scores / 1.5) + 0.5 * texts + 2.0 * votes
+    best, ids = ranking_of(data, model, weights, shortlist).top_k(x, k, filters)
+    for row in range(len(x)):
+        allowed = np.flatnonzero(~filtered[row])
+        listed = allowed[np.argsort(-scores[row, allowed])[: max(k, shortlist)]]
+        candidates = np.union1d(listed, allowed[votes[row, allowed] > 0])
+        expected = np.sort(fused[row, candidates])[::-1][:k]
+        np.testing.assert_allclose(best[row], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(fused[row, ids[row]], best[row], rtol=1e-4, atol=1e-5)
+        assert not filtered[row, ids[row]].any()
+
+
+def fused_top(group: Group, data: SmallData) -> tuple[np.ndarray, np.ndarray]:
+    model = model_of(data, group)
+    x = queries(data, model)
+    ranking = ranking_of(data, model, Weights(0.5, 1.0, 1.0, True), 4, group)
+    return ranking.top_k(x, 5, Ragged.empty(len(x)))
+
+
+def test_two_ranks_fuse_as_one(data: SmallData) -> None:
+    (scores, ids), (others, other_ids) = on_ranks(2, fused_top, data)
+    np.testing.assert_array_equal(ids, other_ids)
+    np.testing.assert_array_equal(scores, others)
+    expected_scores, expected = fused_top(ALONE, data)
+    np.testing.assert_array_equal(ids, expected)
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
+    assert ids.max() >= data.labels // 2 > ids.min()  # both ranks have some of them
+
+
+HEADS = {
+    "classifier": {},
+    "label-encoder": {"method": "dexml", "loss": {"kind": "decoupled"}},
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, head: str) -> None:
+    root, run = data.layout.root, str(tmp_path / "run")
+    recipe = with_sections({**SECTIONS, "data": {"holdout": 0.2}}, HEADS[head])
+    train(Trainer.start(root, run, recipe, silent))
+    recipe, model, checkpoint = load_model(data.layout, RunLayout(run))
+    with pytest.raises(InputError, match="no fusion is fitted for step"):
+        open_fusion(root, run, checkpoint)
+    assert fused_step(RunLayout(run)) is None
+    manifest = fit_weights(root, run)
+    facts = manifest.parameters
+    assert (facts["split"], facts["queries"]) == ("holdout", 12)
+    assert head == "classifier" or facts["texts"] == 0
+    assert fused_step(RunLayout(run)) == checkpoint.step
+    Table.open(RunLayout(run).fusion(checkpoint.step)).verify()
+    opened = open_fusion(root, run, checkpoint)
+    memory = opened.memory("test")
+    assert (memory is not None) == (facts["votes"] > 0)
+    assert facts["memory_bytes"] == (0 if memory is None else memory.bytes)
+    if memory is not None:  # of all rows, but of those that it is asked about
+        of_trained = opened.memory("holdout")
+        assert of_trained is not None
+        assert (len(memory.vectors), len(of_trained.vectors)) == (60, 48)
+    assert "fitted on 12 queries of holdout" in describe_weights(facts)
+    scores = {}
+    for name, fused in (("alone", None), ("fused", open_fused(root, run, checkpoint, model, "holdout"))):
+        ranking = Ranking.of(model, fused=fused)
+        scores[name] = Scorer.open(data.layout, model, "holdout", ranking=ranking, trained=recipe.data).score()
+    assert scores["fused"].queries == 12
+    values = {name: score.metrics.result()["nDCG@5"] for name, score in scores.items()}
+    assert values["fused"] >= values["alone"]
+    assert fit_weights(root, run, FitOptions("val", queries=10)).parameters["queries"] == 10  # in place of the first
+    assert Table.open(RunLayout(run).fusion(checkpoint.step), "fusion").parameters["split"] == "val"

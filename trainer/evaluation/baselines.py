@@ -1,0 +1,129 @@
+"""Baselines without training, which a model should be above: their metrics on the first queries of a split."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from schemas import PAD
+from schemas.layout import DataLayout
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import filters_of, list_column
+from schemas.table import Table
+from trainer.evaluation.evaluate import KS
+from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.split import label_statistics, open_split
+from trainer.inputs import scored_columns
+from trainer.methods.sections import Data
+from trainer.model import DataSizes
+from trainer.stream import open_queries
+from trainer.stream.sources import ALL_ROWS, RowShare
+
+
+@dataclass(frozen=True, eq=False)
+class Popularity:
+    """Ranking of the labels by `frequency` [L]."""
+
+    frequency: np.ndarray
+
+    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for B texts."""
+        order = np.argsort(-self.frequency, kind="stable")[:k]
+        order = np.pad(order, (0, k - len(order)), constant_values=PAD)
+        scores = np.where(order == PAD, -np.inf, self.frequency[order])
+        return np.tile(scores, (texts.rows, 1)), np.tile(order, (texts.rows, 1))
+
+
+TEXTS = 100_000  # training points that a query is compared with, at most
+QUERIES = 2_000  # of a split
+_TOKENS = "input_ids"
+
+
+class Baseline(Protocol):
+    """A ranking of labels without a model."""
+
+    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for texts of token ids."""
+
+
+def measure_popularity(
+    data: DataLayout,
+    split: str,
+    trained: Data,
+    queries: int,
+    ks: Sequence[int] = KS,
+    window: str | Sequence[str] = "",
+) -> dict[str, float]:
+    """Return the metrics of popular labels on the first `queries` of `split`, or of its parts in `window`.
+
+    Raises as `measure_baselines`.
+    """
+    statistics = label_statistics(data, trained)
+    table, part = open_split(data, split, trained, window)
+    groups = _first(table, part, scored_columns(table, []), queries)
+    return _score(Popularity(statistics.frequency), groups, Metrics(ks, statistics.inverse_propensity))
+
+
+def measure_baselines(
+    data: DataLayout, split: str, trained: Data | None = None, queries: int = QUERIES, filter: bool = True
+) -> dict[str, dict[str, float]]:
+    """Return the metrics of each baseline on the first `queries` of `split`: popular labels, and the labels of near
+    texts where rows have tokens. `trained`: the rows that a model was trained on; `filter=False` applies no filter.
+
+    Raises InputError: no such split; TableError.
+    """
+    from trainer.evaluation.tfidf import NearestTexts  # SciPy, which a trainer does not load
+
+    trained = trained or Data()
+    statistics = label_statistics(data, trained)
+    table, part = open_split(data, split, trained)
+    names = {column.name for column in table.manifest.columns}
+    groups = _first(table, part, scored_columns(table, [_TOKENS] if _TOKENS in names else []), queries)
+    baselines: dict[str, Baseline] = {"popular labels": Popularity(statistics.frequency)}
+    if _TOKENS in names:
+        vocabulary = DataSizes.of(data).vocabulary
+        texts, labels = _training_points(data, trained)
+        baselines["nearest queries by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
+        texts, labels = _label_texts(data)
+        if len(texts.entries):
+            baselines["nearest label texts by TF-IDF"] = NearestTexts.of(texts, labels, vocabulary)
+    return {
+        name: _score(baseline, groups, Metrics(KS, statistics.inverse_propensity), filter)
+        for name, baseline in baselines.items()
+    }
+
+
+def _score(baseline: Baseline, groups: Iterable[pa.Table], metrics: Metrics, filter: bool = True) -> dict[str, float]:
+    depth = max(metrics.ks)
+    for rows in groups:
+        filters = filters_of(rows) if filter else Ragged.empty(rows.num_rows)
+        texts = list_column(rows, _TOKENS) if _TOKENS in rows.column_names else Ragged.empty(rows.num_rows)
+        scores, ids = baseline.rank(texts, depth + filters.longest)
+        top, _ = filters.filter_ranking(ids, scores, depth)
+        metrics.update(top, list_column(rows, "label_ids"))
+    return metrics.result()
+
+
+def _training_points(data: DataLayout, trained: Data) -> tuple[Ragged, Ragged]:
+    """Return the tokens of training queries, and their labels."""
+    table = open_queries(data, trained.split)
+    groups = _first(table, trained.trained, [_TOKENS, "label_ids"], TEXTS)
+    return _joined(groups, _TOKENS), _joined(groups, "label_ids")
+
+
+def _label_texts(data: DataLayout) -> tuple[Ragged, Ragged]:
+    """Return the tokens of the labels' texts, each with its own label."""
+    groups = _first(Table.open(data.labels, "labels"), ALL_ROWS, [_TOKENS], TEXTS)
+    texts = _joined(groups, _TOKENS)
+    return texts, Ragged(np.arange(texts.rows), np.arange(texts.rows + 1))
+
+
+def _first(table: Table, part: RowShare, columns: Sequence[str], rows: int) -> list[pa.Table]:
+    """Read the first `rows` rows of a part of a table."""
+    return list(part.batches(table, columns, rows))
+
+
+def _joined(groups: Sequence[pa.Table], column: str) -> Ragged:
+    return Ragged.join(list_column(group, column) for group in groups)

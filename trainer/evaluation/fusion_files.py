@@ -1,0 +1,102 @@
+"""Files of a run's fusion: published beside the checkpoint that it was fitted to, and opened for evaluation."""
+
+from typing import Any, NamedTuple
+
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout, RunLayout, numbered
+from schemas.manifest import Manifest, check_shard, is_published, write_file
+from schemas.owners.build import building
+from schemas.storage import join
+from schemas.table import Table
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
+from trainer.evaluation.memory import Memory
+from trainer.evaluation.ranking import embed_label_texts
+from trainer.evaluation.split import HOLDOUT, label_statistics
+from trainer.evaluation.tree import Tree
+from trainer.group import ALONE, Group
+from trainer.model import Model
+
+KIND, TREE, WEIGHTS = "fusion", "tree.json", "weights.json"
+TRAINED = "memory_trained"  # points of the memory that the run trained on: the first ones
+
+
+class RunFusion(NamedTuple):
+    """Fusion of a run's checkpoint, and its manifest at `url`."""
+
+    fusion: Fusion
+    manifest: Manifest
+    url: str
+
+    @property
+    def shortlist(self) -> int:
+        """Labels of the classifier that are ranked again."""
+        return int(self.manifest.parameters["shortlist"])
+
+    def memory(self, split: str | None = None) -> Memory | None:
+        """Read the memory, where one has a weight; for queries of `split` what may vote on them. Raises TableError.
+
+        What was held out is not asked about itself: each row would find itself.
+        """
+        memory = Memory.read(self.url, self.manifest)
+        if memory is None or split != HOLDOUT:
+            return memory
+        return memory.first(int(self.manifest.parameters.get(TRAINED, len(memory.vectors))))
+
+
+def publish_fusion(
+    data: str,
+    run: str,
+    checkpoint: Checkpoint,
+    file: tuple[str, bytes],
+    facts: dict[str, Any],
+    memory: Memory | None = None,
+) -> Manifest:
+    """Publish a fusion's `file` (name, content), and the memory that it asks, in place of an earlier one."""
+    url, (name, body) = RunLayout(run).fusion(checkpoint.step), file
+    with building(url, "fitted") as build:
+        return build.publish(
+            Manifest(
+                kind=KIND,
+                shards=(write_file(build.url, name, body), *(memory.write(build.url) if memory else ())),
+                parents={"data": Table.open(data, "data").digest, "checkpoint": checkpoint.manifest.digest},
+                parameters=facts,
+            )
+        )
+
+
+def open_fused(data: str, run: str, checkpoint: Checkpoint, model: Model, split: str, group: Group = ALONE) -> Fused:
+    """Open the fusion of `checkpoint` for the rank's labels and queries of `split`.
+
+    Raises InputError where there is none; TableError.
+    """
+    opened = group.decide(lambda: open_fusion(data, run, checkpoint))
+    layout = DataLayout(data)
+    texts = embed_label_texts(model, layout) if opened.fusion.reads_texts else None
+    frequency = label_statistics(layout).frequency
+    memory = opened.memory(split)
+    scorers = Scorers(texts, memory and memory.to(model.device))
+    return Fused(opened.fusion, scorers, frequency, opened.shortlist)
+
+
+def fused_step(run: RunLayout) -> int | None:
+    """Return the newest step that a fusion was fitted to; None: there is none."""
+    return max(numbered(run.fusions), default=None)
+
+
+def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
+    """Open what `extremis fuse` made for `checkpoint`. Raises InputError where it made nothing, TableError."""
+    url, step = RunLayout(run).fusion(checkpoint.step), checkpoint.step
+    if not is_published(url):
+        raise InputError(f"{run}: no fusion is fitted for step {step:,}. `extremis fuse {data} {run}` fits one.")
+    manifest = Table.open(url, KIND).manifest
+    if manifest.parents["checkpoint"] != checkpoint.manifest.digest:
+        raise InputError(
+            f"{url}: fitted to another checkpoint of step {step:,} than the one that is there now. "
+            f"`extremis fuse {data} {run}` fits one anew."
+        )
+    file = next((shard for shard in manifest.shards if shard.path in (TREE, WEIGHTS)), None)
+    if file is None:
+        raise TableError(f"{url}: names neither {TREE} nor {WEIGHTS}. Fit it again.")
+    parse = Weights.parse if file.path == WEIGHTS else Tree.parse
+    return RunFusion(parse(check_shard(url, file, "Fit it again."), join(url, file.path)), manifest, url)
