@@ -15,7 +15,7 @@ from schemas.layout import EARLIER_MANIFEST, MANIFEST, DataLayout, RunLayout
 from schemas.manifest import Manifest, is_published, names_manifest
 from schemas.storage import join
 from schemas.table import Table
-from schemas.versions.version import Version
+from schemas.version import Version
 from trainer.config.flatten import flatten
 
 DEPTH = 4  # levels of folders that are searched

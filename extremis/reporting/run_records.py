@@ -9,9 +9,9 @@ import numpy as np
 from extremis.inspecting.examples import RunTable, require_run, run_tables
 from extremis.ranks import commands_of
 from schemas import storage
+from schemas.json_files import read_json
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
-from schemas.records.json_files import read_json
 from schemas.secrets import redact
 from schemas.storage import join
 from trainer.config import load_config
