@@ -103,8 +103,9 @@ def options_of(model: type[Model], arguments: Mapping[str, Any]) -> Model:
     stated = {name: value for name, value in arguments.items() if name in names and value is not None}
     try:
         return check(model, stated)
-    except InputError as error:  # it names a field; a shell has a flag
-        raise InputError(re.sub(r"(?<![^ ;])(\w+)(?=: )", lambda name: _flag(name[1]), str(error), count=1)) from None
+    except InputError as error:  # it names fields; a shell has flags
+        clause = rf"(^|; )({'|'.join(names)}): "
+        raise InputError(re.sub(clause, lambda match: f"{match[1]}{_flag(match[2])}: ", str(error))) from None
 
 
 def _flag(name: str) -> str:
