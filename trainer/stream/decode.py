@@ -5,7 +5,6 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -13,73 +12,31 @@ import pyarrow as pa
 
 from schemas.errors import TableError
 from schemas.ragged import offsets_of
-from trainer.stream.order import EpochOrder, Segment, deal
+from trainer.stream.order import EpochOrder, deal
 from trainer.stream.row_groups import RowGroups
 from trainer.stream.window import Buffers, Lists, Matrix, Window
 
-HARD = "hard"
-
-
-class WindowBuilder:
-    """Rows of `segments` laid end to end, [n]. Lists that are added are held; hard negatives are copied."""
-
-    def __init__(self, segments: Sequence[Segment], buffers: Buffers) -> None:
-        self._segments, self._buffers = segments, buffers
-        self._starts = np.cumsum([0, *(segment.stop - segment.start for segment in segments)])
-        self._lists: list[pa.Table | None] = [None] * len(segments)
-        self._hard: Matrix | None = None
-        self._lock = threading.Lock()
-
-    def add(self, group: int, table: pa.Table) -> None:
-        """Add row group `group` wherever there are segments of it. Safe to call from several threads."""
-        if HARD in table.column_names:
-            with self._lock:
-                if self._hard is None:
-                    self._hard = Matrix.lent(int(self._starts[-1]), table.schema.field(HARD).type, self._buffers)
-            hard, table = table.select([HARD]), table.drop_columns(HARD)
-        for number, segment in enumerate(self._segments):
-            if segment.group == group:
-                rows = segment.stop - segment.start
-                self._lists[number] = table.slice(segment.start, rows)
-                if self._hard is not None:
-                    self._hard.write(hard.slice(segment.start, rows), HARD, int(self._starts[number]))
-
-    @property
-    def missing(self) -> np.ndarray:
-        """Rows that were not added, bool [n]."""
-        return np.repeat([segment is None for segment in self._lists], np.diff(self._starts)).astype(bool)
-
-    def build(self, order: np.ndarray, rows: np.ndarray, offsets: np.ndarray) -> Window:
-        """Return the window whose batches take rows `order`, none of them missing. Raises ValueError where all are."""
-        like = next((segment for segment in self._lists if segment is not None), None)
-        if like is None:
-            raise ValueError("a window of nothing")
-        lists = [
-            _blank(like.schema, int(size)) if segment is None else segment
-            for segment, size in zip(self._lists, np.diff(self._starts), strict=True)
-        ]
-        columns = {name: Lists.of(lists, name) for name in like.column_names}
-        return Window(columns, self._hard, order, rows, offsets, int(self.missing.sum()))
-
-
-def _blank(schema: pa.Schema, rows: int) -> pa.Table:
-    """Return `rows` rows of empty lists."""
-    return pa.table({field.name: pa.nulls(rows, field.type) for field in schema})
-
-
 Damaged = Literal["stop", "skip"]
 Task: TypeAlias = Callable[[], None]
+HARD = "hard"  # the column of joined negatives
 
 
 class Decoding:
-    """Window number `window` of `streams`, to be decoded: when `tasks` are done, in any threads, `result` is there."""
+    """Window number `window` of `streams`, to be decoded: when `tasks` are done, in any threads, `result` is there.
+
+    Its rows are those of segments laid end to end, [n]. Lists of a row group are held as read; hard negatives are
+    copied.
+    """
 
     def __init__(
         self, order: EpochOrder, groups: RowGroups, streams: Sequence[int], window: int, buffers: Buffers
     ) -> None:
         self._order, self._groups, self._streams, self._window, self._buffers = order, groups, streams, window, buffers
         self._segments = [segment for stream in streams for segment in order.segments(stream, window)]
-        self.builder = WindowBuilder(self._segments, buffers)
+        self._starts = np.cumsum([0, *(segment.stop - segment.start for segment in self._segments)])
+        self._lists: list[pa.Table | None] = [None] * len(self._segments)
+        self._hard: Matrix | None = None
+        self._lock = threading.Lock()
         self.tasks: list[Task] = [self._arrange]
 
     def _arrange(self) -> None:
@@ -89,19 +46,45 @@ class Decoding:
         ids = [np.arange(s.start, s.stop) + first_row[s.group] for s in self._segments]
         self._rows = np.concatenate([np.empty(0, np.int64), *ids])[self._positions]
 
+    def add(self, group: int, table: pa.Table) -> None:
+        """Add row group `group` wherever there are segments of it. Safe to call from several threads."""
+        if HARD in table.column_names:
+            with self._lock:
+                if self._hard is None:
+                    self._hard = self._lent(int(self._starts[-1]), table)
+            hard, table = table.select([HARD]), table.drop_columns(HARD)
+        for number, segment in enumerate(self._segments):
+            if segment.group == group:
+                rows = segment.stop - segment.start
+                self._lists[number] = table.slice(segment.start, rows)
+                if self._hard is not None:
+                    self._hard.write(hard.slice(segment.start, rows), HARD, int(self._starts[number]))
+
     def result(self) -> Window:
         """Return the window; rows that were not read are in no batch. Raises TableError where no row group decodes."""
-        self.tasks.clear()  # one is a method of this: a ring would keep the window until a collection
-        positions, rows, offsets = self._positions, self._rows, self._offsets
-        missing = self.builder.missing
-        if missing.all():  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same
-            empty = WindowBuilder([Segment(0, 0, 0)], self._buffers)
-            empty.add(0, _read_no_rows(self._groups))
-            return replace(empty.build(positions[:0], rows[:0], np.zeros_like(offsets)), skipped=len(missing))
-        if missing.any():
-            kept = ~missing[positions]
-            positions, rows, offsets = positions[kept], rows[kept], offsets_of(kept)[offsets]
-        return self.builder.build(positions, rows, offsets)
+        self.tasks.clear()  # they hold this: a ring would keep the window until a collection
+        positions, rows, offsets, hard = self._positions, self._rows, self._offsets, self._hard
+        sizes = np.diff(self._starts)
+        missing = np.repeat([segment is None for segment in self._lists], sizes).astype(bool)
+        like = next((segment for segment in self._lists if segment is not None), None)
+        if like is None:  # fewer rows than streams, or all damaged: as many steps as the other ranks all the same
+            like = _read_no_rows(self._groups)
+            if HARD in like.column_names:
+                hard, like = self._lent(0, like), like.drop_columns(HARD)
+            lists, positions, rows, offsets = [like], positions[:0], rows[:0], np.zeros_like(offsets)
+        else:
+            lists = [
+                _blank(like.schema, int(size)) if segment is None else segment
+                for segment, size in zip(self._lists, sizes, strict=True)
+            ]
+            if missing.any():
+                kept = ~missing[positions]
+                positions, rows, offsets = positions[kept], rows[kept], offsets_of(kept)[offsets]
+        columns = {name: Lists.of(lists, name) for name in like.column_names}
+        return Window(columns, hard, positions, rows, offsets, int(missing.sum()))
+
+    def _lent(self, rows: int, table: pa.Table) -> Matrix:
+        return Matrix.lent(rows, table.schema.field(HARD).type, self._buffers)
 
 
 def decodings(
@@ -126,8 +109,8 @@ def decodings(
         if window + 1 < order.windows:
             coming = Decoding(order, groups, streams, window + 1, buffers)
         for group in needed:
-            builders = [current.builder, coming.builder] if group in shared else [current.builder]
-            current.tasks.append(functools.partial(_read, group, groups, builders, damaged))
+            windows = [current, coming] if group in shared else [current]
+            current.tasks.append(functools.partial(_read, group, groups, windows, damaged))
         yield current
 
 
@@ -143,7 +126,7 @@ def _readings(order: EpochOrder, streams: Sequence[int], first: int) -> Iterator
         before = shared
 
 
-def _read(group: int, groups: RowGroups, builders: Sequence[WindowBuilder], damaged: Damaged) -> None:
+def _read(group: int, groups: RowGroups, windows: Sequence[Decoding], damaged: Damaged) -> None:
     """Read a row group and add it where it is needed. Raises TableError unless damaged ones are to be skipped."""
     try:
         table = groups.read(group)
@@ -151,8 +134,13 @@ def _read(group: int, groups: RowGroups, builders: Sequence[WindowBuilder], dama
         if damaged == "stop":
             raise
         return
-    for builder in builders:
-        builder.add(group, table)
+    for window in windows:
+        window.add(group, table)
+
+
+def _blank(schema: pa.Schema, rows: int) -> pa.Table:
+    """Return `rows` rows of empty lists."""
+    return pa.table({field.name: pa.nulls(rows, field.type) for field in schema})
 
 
 def _read_no_rows(groups: RowGroups) -> pa.Table:

@@ -65,27 +65,10 @@ def test_bags_are_those_of_a_dictionary_a_row(rows: Rows, ngrams: int, buckets: 
         assert (np.diff(bags.ids[low:high]) > 0).all()  # sorted, each once
 
 
-@given(rows_of_tokens, st.integers(1, 4))
-def test_a_row_s_bag_does_not_depend_on_its_neighbours(rows: Rows, ngrams: int) -> None:
-    together = as_dicts(bag(rows, ngrams))
-    assert together == [as_dicts(bag([row], ngrams))[0] for row in rows]
-
-
-def test_order_matters_to_ngrams_and_not_to_tokens() -> None:
-    forward, backward = as_dicts(bag([[1, 2, 3], [3, 2, 1]]))
-    assert {f for f in forward if f < VOCABULARY} == {f for f in backward if f < VOCABULARY} == {1, 2, 3}
-    assert {f for f in forward if f >= VOCABULARY}.isdisjoint(backward)
-
-
 def test_hashes_spread_over_the_buckets() -> None:
     pairs = [[first, second] for first in range(VOCABULARY) for second in range(VOCABULARY)]
     used = {feature for row in as_dicts(bag(pairs, 2, 1 << 20)) for feature in row if feature >= VOCABULARY}
     assert len(used) >= len(pairs) - 3  # 400 pairs in a million buckets: 0.08 collisions expected
-
-
-def test_no_rows_and_empty_rows() -> None:
-    assert as_dicts(bag([])) == []
-    assert as_dicts(bag([[], [], []], ngrams=3)) == [{}, {}, {}]
 
 
 @given(rows_of_tokens)
