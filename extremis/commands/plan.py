@@ -80,7 +80,7 @@ def plan(
     source, data = fspath(recipe), None if data is None else fspath(data)
     keys = {"encoder__dimension": dimension, "negatives__width": width, "train__epochs": epochs}
     overrides = with_settings(changes(set), **keys)
-    counts = [None if count is None else int(count) for count in (queries, labels)]
+    rows, columns = (None if count is None else int(count) for count in (queries, labels))
     averages = {
         "tokens": tokens,
         "label_tokens": label_tokens,
@@ -91,7 +91,7 @@ def plan(
         "ranks": ranks,
         "workers": workers,
     }
-    workload = planning.workload(data, *counts, load_recipe(source, overrides), memory, averages)
+    workload = planning.workload(data, rows, columns, load_recipe(source, overrides), memory, averages)
     resolved = planning.resolve_for(workload, source, overrides, data)
     for line in resolved.reasons:
         say(line)
