@@ -16,11 +16,11 @@ from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import load_config
 from trainer.config.data import Data
 from trainer.device import open_device
-from trainer.evaluation.baselines.measure import QUERIES, measure_baselines
-from trainer.evaluation.evaluate import Scorer, Scores, label_statistics
-from trainer.evaluation.fusion.files import fused_step, open_fused
-from trainer.evaluation.fusion.ranking import By, Ranking
-from trainer.evaluation.held_out import HOLDOUT
+from trainer.evaluation.baselines import QUERIES, measure_baselines
+from trainer.evaluation.evaluate import Scorer, Scores
+from trainer.evaluation.fusion_files import fused_step, open_fused
+from trainer.evaluation.ranking import By, Ranking
+from trainer.evaluation.split import HOLDOUT, label_statistics
 from trainer.group import ALONE, Group
 from trainer.model import Model, load_model, trained_digest, trained_labels
 

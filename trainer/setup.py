@@ -16,8 +16,7 @@ from schemas.versions.version import Version
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.device import CPU, describe_device, open_device
-from trainer.evaluation.evaluate import label_statistics, positive_weights
-from trainer.evaluation.retired import retired_labels
+from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
 from trainer.footprint import encoder_bytes, require_memory, require_scratch, vector_bytes
 from trainer.group import SILENCE_SECONDS, Group, label_range

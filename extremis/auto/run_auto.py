@@ -20,8 +20,7 @@ from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step
 from trainer.config import Recipe, load_config, restore_recipe
 from trainer.device import open_device
-from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
-from trainer.evaluation.fusion.validation_rows import FitOptions
+from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
 from trainer.settings.resolve import Resolved, resolve
 from trainer.stream import ranks_of_environment
 

@@ -13,8 +13,8 @@ from schemas.layout import DataLayout
 from schemas.storage import join
 from trainer.config import Recipe
 from trainer.config.data import Data
-from trainer.evaluation.baselines.measure import measure_baselines
-from trainer.evaluation.held_out import HOLDOUT
+from trainer.evaluation.baselines import measure_baselines
+from trainer.evaluation.split import HOLDOUT
 from trainer.settings.facts import measure
 from trainer.settings.resolve import resolve
 from trainer.stream.sources import ALL_ROWS

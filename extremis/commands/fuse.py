@@ -7,7 +7,7 @@ from extremis.command import Progress, command
 from extremis.commands.shared import Device, Place, Positive, Size, Step
 from extremis.console import say
 from schemas.sizes import parse_bytes
-from trainer.evaluation.fusion import QUERIES, SHORTLIST
+from trainer.evaluation import QUERIES, SHORTLIST
 
 
 @command()
@@ -43,19 +43,19 @@ def fuse(
       extremis evaluate data/ runs/1 --scores fused
       extremis export data/ runs/1 exported/ --scores fused
     """
-    from trainer.evaluation.fusion.validation_rows import FitOptions
+    from trainer.evaluation.fitting import FitOptions
 
     data, run = fspath(data), fspath(run)
     fit_options = FitOptions(split, step, shortlist, queries, device)
     if by == "tree":
-        from trainer.evaluation.fusion.fit import fit_fusion
+        from trainer.evaluation.fitting import fit_tree
 
-        manifest = fit_fusion(data, run, fit_options)
+        manifest = fit_tree(data, run, fit_options)
         facts = manifest.parameters
         pairs = f"{facts['pairs']:,} pairs, {facts['positive_pairs']:,} of them right"
         say(f"fitted on {facts['queries']:,} queries of {facts['split']}: {pairs}")
     else:
-        from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
+        from trainer.evaluation.fitting import describe_weights, fit_weights
 
         manifest = fit_weights(data, run, fit_options, parse_bytes(memory))
         say(describe_weights(manifest.parameters))

@@ -86,7 +86,7 @@ def sample(data: DataLayout, runs: list[Run], splits: list[str], count: int, pre
 
 def _score(data: DataLayout, run: Run, examples: list[Example]) -> Scores:
     """Fill in predictions; return the scores of each positive and negative by the newest checkpoint."""
-    from trainer.evaluation.score_rows import score_rows
+    from trainer.evaluation.ranking import score_rows
     from trainer.model import load_model, trained_labels
 
     _, model, checkpoint = load_model(data, run.layout, earlier=True)

@@ -18,7 +18,7 @@ from tests.command import ROOT, Done, call, command, environment, extremis, refu
 from tests.pipelines.raw import write_tiny
 from trainer.config import Recipe, recipe_names
 from trainer.config.data import Data
-from trainer.evaluation.baselines.measure import measure_popularity
+from trainer.evaluation.baselines import measure_popularity
 from trainer.negatives.curriculum import mixtures
 from trainer.settings.resolve import resolve
 

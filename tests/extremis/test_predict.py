@@ -21,8 +21,9 @@ from schemas.table import Table
 from tests.bert import write_bert
 from tests.command import call, refused, sets
 from tests.pipelines.raw import read_lines
-from trainer.evaluation.evaluate import KS, label_statistics
+from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.split import label_statistics
 
 
 @pytest.fixture(scope="module")

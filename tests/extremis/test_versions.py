@@ -20,7 +20,7 @@ from tests.pipelines.test_versions import NAMES, SEQUENCE, make, rows_of
 from tests.training import silent
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import load_recipe
-from trainer.evaluation.label_embeddings import embed_texts
+from trainer.evaluation.ranking import embed_texts
 from trainer.group import ALONE, Group
 from trainer.initial.earlier_run import begin_with_run
 from trainer.model import DataSizes, find_checkpoint, load_encoder

@@ -2,112 +2,27 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from schemas.errors import InputError, TableError
+from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
-from trainer.config import Train
 from trainer.config.data import Data
-from trainer.evaluation.by_part import Bounds, ByPart
-from trainer.evaluation.deciles import Deciles
-from trainer.evaluation.frequencies import count_points
-from trainer.evaluation.fusion.ranking import Ranking
-from trainer.evaluation.held_out import open_split
-from trainer.evaluation.intervals import with_intervals
-from trainer.evaluation.metrics import Metrics
-from trainer.evaluation.propensity import inverse_propensity
-from trainer.evaluation.retired import retired_labels
-from trainer.evaluation.weakest import Weakest
-from trainer.evaluation.zero_shot import ZeroShot
+from trainer.evaluation.breakdowns import Bounds, ByPart, Deciles, Weakest, ZeroShot
+from trainer.evaluation.metrics import Metrics, with_intervals
+from trainer.evaluation.ranking import Ranking
+from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
 from trainer.model import Model
 from trainer.stream.sources import ALL_ROWS, RowShare
 
 KS = (1, 3, 5, 10)
-
-
-@dataclass(frozen=True)
-class LabelStatistics:
-    """`frequency` [L] training points of each label; `inverse_propensity` [L], None where A and B are not stated.
-
-    `retired` [L] bool: labels that are no candidates; None: there is none. `trained`: the model was trained without the
-    labels from it on, and they are none either.
-    """
-
-    frequency: np.ndarray
-    inverse_propensity: np.ndarray | None
-    retired: np.ndarray | None = None
-    trained: int | None = None
-
-    def candidates(self, seen_only: bool = False) -> np.ndarray | None:
-        """Return the labels [C] that may be predicted, ascending; None: all. `seen_only`: with training points."""
-        if self.retired is None and self.trained is None:
-            return np.flatnonzero(self.frequency) if seen_only else None
-        kept = np.ones(len(self.frequency), bool) if self.retired is None else ~self.retired
-        if seen_only:
-            kept = kept & (self.frequency > 0)
-        return np.flatnonzero(kept[: self.trained])
-
-
-def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStatistics:
-    """Read frequencies from the labels table, A and B from the data's manifest: never guessed.
-
-    Of a run that is `trained` on a window of parts, frequencies and propensities are those of the window. Raises
-    InputError: no such part; TableError.
-    """
-    labels = Table.open(data.labels, "labels")
-    points: Any
-    if trained is not None and trained.parts:
-        window = count_points(data, trained, labels.rows)
-        frequency, points = window
-    else:
-        groups = [group.column("frequency").to_numpy() for group in labels.batches(["frequency"])]
-        frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
-        points = labels.parameters.get("training_points")
-    retired = retired_labels(data)
-    propensity = Table.open(data.root, "data").parameters.get("propensity")
-    if propensity is None:
-        return LabelStatistics(frequency, None, retired)
-    try:
-        points = int(points)
-        a, b = float(propensity["a"]), float(propensity["b"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise TableError(
-            f"{data.root}: its propensity constants cannot be read: {error}. Shard the data again."
-        ) from None
-    return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b), retired)
-
-
-def positive_weights(
-    data: DataLayout, options: Train, say: Callable[[str], None], trained: Data | None = None
-) -> np.ndarray | None:
-    """Return positive_ratio x q_l ** positive_weight, [L] float32, by the rows `trained` on; None: all 1.
-
-    q's part has mean 1 over training pairs. Without A and B in the data it is left out, and `say` is told: they are
-    never guessed.
-    """
-    if options.positive_weight:
-        statistics = label_statistics(data, trained)
-        if statistics.inverse_propensity is not None:
-            weight = statistics.inverse_propensity**options.positive_weight
-            mean = np.average(weight, weights=statistics.frequency)
-            return (options.positive_ratio * weight / mean).astype(np.float32)
-        say(
-            f"{data.root} does not state its propensity constants: positives weigh the same "
-            "(extremis shard --propensity A,B states them; train.positive_weight = 0 silences this)"
-        )
-    if options.positive_ratio == 1:
-        return None
-    labels = Table.open(data.labels, "labels").rows
-    return np.full(labels, options.positive_ratio, np.float32)
 
 
 @dataclass

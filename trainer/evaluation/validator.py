@@ -8,9 +8,9 @@ from schemas.layout import DataLayout
 from schemas.table import Table
 from trainer.config import Validation
 from trainer.config.data import Data
-from trainer.evaluation.baselines.measure import measure_popularity
+from trainer.evaluation.baselines import measure_popularity
 from trainer.evaluation.evaluate import Scorer
-from trainer.evaluation.held_out import HOLDOUT, open_split
+from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.group import Group
 from trainer.inputs import Kind, require_inputs
 from trainer.model import Model

@@ -29,13 +29,11 @@ from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
 from trainer.device import open_device
 from trainer.encoders import Encoder
-from trainer.evaluation.evaluate import label_statistics
-from trainer.evaluation.fusion.files import RunFusion, fused_step, open_fusion
-from trainer.evaluation.fusion.fused import Fused
-from trainer.evaluation.fusion.scored import Scorers
-from trainer.evaluation.fusion.tree import Fusion
-from trainer.evaluation.label_embeddings import embed_labels, embed_texts
-from trainer.evaluation.retired import retired_labels
+from trainer.evaluation.fusion import Fused, Scorers
+from trainer.evaluation.fusion_files import RunFusion, fused_step, open_fusion
+from trainer.evaluation.ranking import embed_labels, embed_texts
+from trainer.evaluation.split import label_statistics, retired_labels
+from trainer.evaluation.tree import Tree
 from trainer.export.earlier import Earlier
 from trainer.export.exported import INDEX, KIND, TEXTS, THRESHOLDS, TREE, VECTORS, WEIGHTS, Serving, iterate_ranked
 from trainer.export.index import EarlierIndex, choose_index, write_indexes
@@ -273,7 +271,7 @@ def _write_serving(
         shards += text_shards
     if memory is not None:
         shards += memory.write(target.out)
-    name = TREE if isinstance(fusion.fusion, Fusion) else WEIGHTS
+    name = TREE if isinstance(fusion.fusion, Tree) else WEIGHTS
     shards.append(write_file(target.out, name, fusion.fusion.to_json()))
     fused = Fused(fusion.fusion, Scorers(texts, memory), label_statistics(data).frequency, fusion.shortlist)
     return shards, Serving(model, vectors, fused=fused, retired=retired_labels(data))

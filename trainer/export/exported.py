@@ -23,12 +23,10 @@ from schemas.versions.current import follow
 from schemas.versions.exports import require_needed
 from trainer.config import Recipe, restore_recipe
 from trainer.device import CPU
-from trainer.evaluation.fusion.fused import Fused
-from trainer.evaluation.fusion.scored import Scorers
-from trainer.evaluation.fusion.tree import Fusion
-from trainer.evaluation.fusion.weights import Weights
-from trainer.evaluation.memory.memory import Memory
+from trainer.evaluation.fusion import Fused, Scorers, Weights
+from trainer.evaluation.memory import Memory
 from trainer.evaluation.search import LabelRows, filtered_top_k
+from trainer.evaluation.tree import Tree
 from trainer.export.files import Files
 from trainer.export.index import Indexed, open_indexes, search_indexes
 from trainer.export.vectors import Vectors
@@ -160,11 +158,11 @@ class Exported:
         if manifest.parameters.get("shortlist"):
             scorers = Scorers(texts if len(texts) else None, Memory.read(str(folder), manifest))
             tree, weights = folder / TREE, folder / WEIGHTS
-            fusion: Weights | Fusion
+            fusion: Weights | Tree
             if weights.exists():
                 fusion = Weights.parse(weights.read_bytes(), str(weights))
             else:
-                fusion = Fusion.parse(tree.read_bytes(), str(tree))
+                fusion = Tree.parse(tree.read_bytes(), str(tree))
             frequency = files.table(LABELS, ("frequency",))["frequency"].to_numpy()
             fused = Fused(fusion, scorers, frequency, manifest.parameters["shortlist"])
         rows = vectors.to(device) if device != CPU and not indexed else None

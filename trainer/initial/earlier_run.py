@@ -8,7 +8,7 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from trainer.config import Recipe
-from trainer.evaluation.retired import retired_labels
+from trainer.evaluation.split import retired_labels
 from trainer.initial.new_labels import begin_new_labels
 from trainer.inputs import Inputs
 from trainer.model import Model, find_earlier

@@ -5,7 +5,7 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from trainer.config import Recipe
-from trainer.evaluation.label_embeddings import embed_texts
+from trainer.evaluation.ranking import embed_texts
 from trainer.model import Model, find_checkpoint
 
 

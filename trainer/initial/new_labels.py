@@ -17,7 +17,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
-from trainer.evaluation.label_embeddings import embed_texts
+from trainer.evaluation.ranking import embed_texts
 from trainer.inputs import Inputs
 from trainer.model import Model
 from trainer.stream import open_queries

@@ -14,7 +14,7 @@ from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.config.data import Data
 from trainer.encoders.features import count_ngrams
-from trainer.evaluation.evaluate import label_statistics
+from trainer.evaluation.split import label_statistics
 from trainer.stream import open_queries
 from trainer.stream.sources import RowShare
 

@@ -18,7 +18,7 @@ from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny
 from trainer.config import load_config, load_recipe, restore_recipe
 from trainer.config.load import auto_keys, read_recipe
-from trainer.evaluation.held_out import HOLDOUT, open_split
+from trainer.evaluation.split import HOLDOUT, open_split
 
 SHARD = ("--tokenizer", "train:300", "--shards", "2", "--row-group-rows", "8", "--propensity", "0.55,1.5")
 SMALL = ("encoder.dimension=8", "train.epochs=2", "logging.tensorboard=false", "checkpoint.every_epochs=1")

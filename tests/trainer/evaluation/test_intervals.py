@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from schemas.errors import InputError
-from trainer.evaluation import intervals
-from trainer.evaluation.intervals import bootstrap
-from trainer.evaluation.metrics import Contributions
+from trainer.evaluation import metrics as intervals
+from trainer.evaluation.metrics import Contributions, bootstrap
 
 
 def test_a_mean_gets_the_normal_interval() -> None:

@@ -12,7 +12,7 @@ from schemas.errors import InputError
 from schemas.ragged import Ragged
 from tests.trainer.evaluation.rankings import Case, cases
 from trainer.evaluation.metrics import Metrics
-from trainer.evaluation.propensity import inverse_propensity
+from trainer.evaluation.split import inverse_propensity
 
 KS = (1, 3, 5, 10)
 

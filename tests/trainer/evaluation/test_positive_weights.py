@@ -9,7 +9,7 @@ from schemas.manifest import open_manifest, publish, unpublish
 from tests.builders import SmallData, build_data
 from tests.training import silent
 from trainer.config import Train
-from trainer.evaluation.evaluate import positive_weights
+from trainer.evaluation.split import positive_weights
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from schemas.manifest import open_manifest
 from schemas.shard_files.shards import iterate
 from tests.builders import build_data
 from trainer.config import validate
-from trainer.evaluation.score_rows import score_rows
+from trainer.evaluation.ranking import score_rows
 from trainer.model import Model
 
 

@@ -9,7 +9,7 @@ from tests.builders import build_data
 from trainer.config import Validation
 from trainer.config.data import Data
 from trainer.evaluation import validator as validation
-from trainer.evaluation.baselines.measure import measure_popularity
+from trainer.evaluation.baselines import measure_popularity
 from trainer.evaluation.validator import Validator
 from trainer.group import Group
 

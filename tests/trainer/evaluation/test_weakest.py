@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.ragged import Ragged
-from trainer.evaluation.weakest import DEPTH, SHOWN, Weakest
+from trainer.evaluation.breakdowns import DEPTH, SHOWN, Weakest
 
 LABELS = 8
 points = st.lists(

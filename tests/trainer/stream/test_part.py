@@ -19,7 +19,7 @@ from tests.training import Killed, silent, train, with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
-from trainer.evaluation.held_out import HOLDOUT, open_split
+from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.loop import Trainer
 from trainer.model import Model, load_model
 from trainer.stream import JoinedStream, open_queries, open_sources

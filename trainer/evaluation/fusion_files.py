@@ -9,14 +9,11 @@ from schemas.owners.build import building
 from schemas.storage import join
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.evaluation.evaluate import label_statistics
-from trainer.evaluation.fusion.fused import Fused
-from trainer.evaluation.fusion.ranking import embed_label_texts
-from trainer.evaluation.fusion.scored import Scorers
-from trainer.evaluation.fusion.tree import Fusion
-from trainer.evaluation.fusion.weights import Weights
-from trainer.evaluation.held_out import HOLDOUT
-from trainer.evaluation.memory.memory import Memory
+from trainer.evaluation.fusion import Fused, Fusion, Scorers, Weights
+from trainer.evaluation.memory import Memory
+from trainer.evaluation.ranking import embed_label_texts
+from trainer.evaluation.split import HOLDOUT, label_statistics
+from trainer.evaluation.tree import Tree
 from trainer.group import ALONE, Group
 from trainer.model import Model
 
@@ -27,7 +24,7 @@ TRAINED = "memory_trained"  # points of the memory that the run trained on: the 
 class RunFusion(NamedTuple):
     """Fusion of a run's checkpoint, and its manifest at `url`."""
 
-    fusion: Fusion | Weights
+    fusion: Fusion
     manifest: Manifest
     url: str
 
@@ -101,5 +98,5 @@ def open_fusion(data: str, run: str, checkpoint: Checkpoint) -> RunFusion:
     file = next((shard for shard in manifest.shards if shard.path in (TREE, WEIGHTS)), None)
     if file is None:
         raise TableError(f"{url}: names neither {TREE} nor {WEIGHTS}. Fit it again.")
-    parse = Weights.parse if file.path == WEIGHTS else Fusion.parse
+    parse = Weights.parse if file.path == WEIGHTS else Tree.parse
     return RunFusion(parse(check_shard(url, file, "Fit it again."), join(url, file.path)), manifest, url)

@@ -13,17 +13,16 @@ from schemas.shard_files.parquet import list_column
 from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data, ragged
 from tests.ranks import on_ranks
-from tests.trainer.evaluation.fusion.small_model import SECTIONS, brute_force, model_of, queries
+from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
 from tests.training import silent, train
 from trainer.config import Recipe
-from trainer.evaluation.evaluate import Scorer, label_statistics
-from trainer.evaluation.fusion import fit
-from trainer.evaluation.fusion.files import open_fusion
-from trainer.evaluation.fusion.fused import Fused
-from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
-from trainer.evaluation.fusion.scored import Scorers
-from trainer.evaluation.fusion.tree import Fusion
-from trainer.evaluation.fusion.validation_rows import FitOptions
+from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.fitting import FitOptions, fit_tree
+from trainer.evaluation.fusion import Fused, Scorers
+from trainer.evaluation.fusion_files import open_fusion
+from trainer.evaluation.ranking import Ranking, embed_label_texts
+from trainer.evaluation.split import label_statistics
+from trainer.evaluation.tree import Tree
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.model import Model, load_model
@@ -35,10 +34,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SmallData:
     return build_data(str(tmp_path_factory.mktemp("fusion") / "data"), rows={"train": 50, "val": 40, "test": 30})
 
 
-def tree() -> Fusion:
+def tree() -> Tree:
     draw = np.random.default_rng(3)
     texts, vectors = draw.standard_normal((2, 500))
-    return Fusion.fit(texts, vectors, draw.integers(0, 9, 500), draw.random(500) < 0.3)
+    return Tree.fit(texts, vectors, draw.integers(0, 9, 500), draw.random(500) < 0.3)
 
 
 def test_by_texts_and_by_both_added(data: SmallData) -> None:
@@ -110,14 +109,14 @@ class TestFit:
         self, data: SmallData, run: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen = {}
-        real = Fusion.fit
+        real = Tree.fit
 
-        def fitted(*arguments: np.ndarray) -> Fusion:
+        def fitted(*arguments: np.ndarray) -> Tree:
             seen["pairs"] = arguments
             return real(*arguments)
 
-        monkeypatch.setattr(fit.Fusion, "fit", fitted)
-        manifest = fit.fit_fusion(data.layout.root, run, FitOptions(shortlist=4))
+        monkeypatch.setattr(Tree, "fit", fitted)
+        manifest = fit_tree(data.layout.root, run, FitOptions(shortlist=4))
         _, model, checkpoint = load_model(data.layout, RunLayout(run))
         x = queries(data, model, "val")
         text_scores, vector_scores = brute_force(data, model, x)
@@ -152,7 +151,7 @@ class TestFit:
 
     def test_what_cannot_be(self, data: SmallData, run: str) -> None:
         with pytest.raises(InputError, match=r"no split 'other'.*--validation"):
-            fit.fit_fusion(data.layout.root, run, FitOptions("other"))
+            fit_tree(data.layout.root, run, FitOptions("other"))
         head = {**SECTIONS, "head": {"kind": "label-encoder"}, "negatives": {"pool": "all"}, "classifier": {}}
         encoded = Model.build(Recipe.model_validate(head), data.vocabulary, data.labels)
         with pytest.raises(InputError, match="texts alone"):

@@ -1,4 +1,4 @@
-"""Training points as unit embeddings, each with its labels: made from a run, written as a table, read, asked."""
+"""Memory of training points as unit embeddings with their labels, of which the nearest to a query vote."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -9,18 +9,67 @@ import pyarrow as pa
 import torch
 from torch.nn.functional import normalize
 
+from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest, Shard
-from schemas.ragged import Ragged, SparseRows
+from schemas.ragged import Ragged, SparseRows, offsets_of
 from schemas.shard_files.parquet import list_array, list_column, matrix_array, matrix_column, write_shard
 from schemas.shard_files.shards import iterate_shard
 from trainer.config.data import Data
-from trainer.evaluation.memory.votes import NEIGHBOURS, count_votes
 from trainer.evaluation.search import top_k
 from trainer.model import Model
 from trainer.stream import open_queries
 from trainer.stream.sources import RowShare
+
+NEIGHBOURS = 30
+TEMPERATURE = 0.05
+
+
+def count_votes(
+    similarity: np.ndarray, rows: np.ndarray, labels: Ragged, temperature: float = TEMPERATURE
+) -> SparseRows:
+    """Let training points vote: `similarity` [B, K] of `rows` [B, K] int64, -1 pads, with `labels` of all points.
+
+    A point has the share softmax(similarity / temperature) of a query's K and gives it to each of its labels, so that
+    a label that all of them have gets 1. Returns each query's labels, ascending, with their votes.
+    """
+    listed = rows != PAD
+    scaled = np.where(listed, similarity.astype(np.float64) / temperature, -np.inf)
+    weight = np.exp(scaled - np.where(listed.any(1), scaled.max(1, initial=-np.inf), 0)[:, None])
+    weight /= np.maximum(weight.sum(1, keepdims=True), 1e-300)
+    voted = labels.take(rows[listed])
+    query = np.repeat(np.nonzero(listed)[0], voted.counts)
+    share = np.repeat(weight[listed], voted.counts)
+    stride = 1 + int(voted.values.max(initial=0))
+    key, place = np.unique(query * stride + voted.values, return_inverse=True)
+    votes = np.bincount(place, share, minlength=len(key)).astype(np.float32)
+    counts = np.bincount(key // stride, minlength=len(rows)) if len(key) else np.zeros(len(rows), np.int64)
+    return SparseRows(key % stride, votes, offsets_of(counts))
+
+
+def best_votes(votes: SparseRows, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (votes float32 [B, k], label ids int64 [B, k]) best first, equal ones by ascending id; -inf and -1 pad."""
+    row = votes.row_of()
+    order = np.lexsort((votes.ids, -votes.values, row))
+    rank = np.arange(len(row)) - votes.offsets[row]
+    kept = rank < k
+    scores, ids = np.full((votes.rows, k), -np.inf, np.float32), np.full((votes.rows, k), PAD, np.int64)
+    scores[row[kept], rank[kept]] = votes.values[order][kept]
+    ids[row[kept], rank[kept]] = votes.ids[order][kept]
+    return scores, ids
+
+
+def votes_of(votes: SparseRows, ids: np.ndarray) -> np.ndarray:
+    """Return the votes of `ids` [B, K], float32; 0 where a query's have none, and for -1 pads."""
+    stride = 2 + max(int(votes.ids.max(initial=0)), int(ids.max(initial=0)))
+    keys = votes.row_of() * stride + votes.ids
+    sought = np.arange(votes.rows)[:, None] * stride + ids
+    if not len(keys):
+        return np.zeros(ids.shape, np.float32)
+    place = np.minimum(np.searchsorted(keys, sought), len(keys) - 1)
+    return np.where((keys[place] == sought) & (ids != PAD), votes.values[place], np.float32(0))
+
 
 FOLDER = "memory"
 BUDGET = 4 << 30  # bytes

@@ -18,13 +18,13 @@ from schemas.shard_files.parquet import list_array
 from schemas.shard_files.shards import iterate, write_table
 from tests.builders import Rows, SmallData, build_data, ragged
 from trainer.config.data import Data
-from trainer.evaluation.baselines import tfidf
-from trainer.evaluation.baselines.measure import measure_baselines
-from trainer.evaluation.baselines.popularity import Popularity
-from trainer.evaluation.baselines.tfidf import NearestTexts
-from trainer.evaluation.evaluate import KS, label_statistics
-from trainer.evaluation.memory.votes import NEIGHBOURS, TEMPERATURE
+from trainer.evaluation import tfidf
+from trainer.evaluation.baselines import Popularity, measure_baselines
+from trainer.evaluation.evaluate import KS
+from trainer.evaluation.memory import NEIGHBOURS, TEMPERATURE
 from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.split import label_statistics
+from trainer.evaluation.tfidf import NearestTexts
 from trainer.stream import open_queries
 
 VOCABULARY = 15

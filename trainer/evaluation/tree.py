@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.errors import MissingExtra, TableError
-from trainer.evaluation.fusion.scored import Scored
+from trainer.evaluation.fusion import Scored
 
 DEPTH = 7
 FORMAT = 2
@@ -27,7 +27,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Fusion:
+class Tree:
     """T(d) for d = (E(z).x, w.x, f): node i goes `left` [n] where d[feature] <= threshold, else `right`; 0 is the root.
 
     A leaf has feature -1 and `value` [n]. Descriptors are float32, as scikit-learn compares them. `units` [2]: what
@@ -50,7 +50,7 @@ class Fusion:
         frequency: np.ndarray,
         relevant: np.ndarray,
         depth: int = DEPTH,
-    ) -> "Fusion":
+    ) -> "Tree":
         """Learn to tell which pairs of a validation shortlist are `relevant` [n] bool.
 
         `label_scores` [n]: E(z).x of each pair (query, label); `scores` [n]: w.x; `frequency` [n]: training points of
@@ -100,7 +100,7 @@ class Fusion:
         return json.dumps({"format": FORMAT, **{name: getattr(self, name).tolist() for name in _NAMES}}).encode()
 
     @classmethod
-    def parse(cls, data: bytes, place: str) -> "Fusion":
+    def parse(cls, data: bytes, place: str) -> "Tree":
         """Read the tree in the content of a file, which lies at `place`. Raises TableError for another file."""
         try:
             body = json.loads(data)

@@ -14,23 +14,21 @@ from hypothesis import strategies as st
 from schemas import PAD
 from schemas.errors import InputError, TableError
 from schemas.layout import RunLayout
-from schemas.manifest import open_manifest, verify
 from schemas.ragged import Ragged
+from schemas.table import Table
 from tests.builders import Rows, SmallData, build_data, ragged
 from tests.ranks import on_ranks
-from tests.trainer.evaluation.fusion.small_model import SECTIONS, brute_force, model_of, queries
+from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
 from tests.training import silent, train
 from trainer.config import Recipe
 from trainer.config.data import Data
-from trainer.evaluation.evaluate import Scorer, label_statistics
-from trainer.evaluation.fusion.files import fused_step, open_fused, open_fusion
-from trainer.evaluation.fusion.fit_weights import describe_weights, fit_weights
-from trainer.evaluation.fusion.fused import Fused
-from trainer.evaluation.fusion.ranking import Ranking, embed_label_texts
-from trainer.evaluation.fusion.scored import Scored, Scorers
-from trainer.evaluation.fusion.validation_rows import FitOptions
-from trainer.evaluation.fusion.weights import K, Weights
-from trainer.evaluation.memory.memory import Memory
+from trainer.evaluation.evaluate import Scorer
+from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
+from trainer.evaluation.fusion import Fused, K, Scored, Scorers, Weights
+from trainer.evaluation.fusion_files import fused_step, open_fused, open_fusion
+from trainer.evaluation.memory import Memory
+from trainer.evaluation.ranking import Ranking, embed_label_texts
+from trainer.evaluation.split import label_statistics
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
 from trainer.model import Model, load_model
@@ -215,7 +213,7 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     assert (facts["split"], facts["queries"]) == ("holdout", 12)
     assert head == "classifier" or facts["texts"] == 0
     assert fused_step(RunLayout(run)) == checkpoint.step
-    verify(RunLayout(run).fusion(checkpoint.step), manifest)
+    Table.open(RunLayout(run).fusion(checkpoint.step)).verify()
     opened = open_fusion(root, run, checkpoint)
     memory = opened.memory("test")
     assert (memory is not None) == (facts["votes"] > 0)
@@ -233,4 +231,4 @@ def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, hea
     values = {name: score.metrics.result()["nDCG@5"] for name, score in scores.items()}
     assert values["fused"] >= values["alone"]
     assert fit_weights(root, run, FitOptions("val", queries=10)).parameters["queries"] == 10  # in place of the first
-    assert open_manifest(RunLayout(run).fusion(checkpoint.step), "fusion").parameters["split"] == "val"
+    assert Table.open(RunLayout(run).fusion(checkpoint.step), "fusion").parameters["split"] == "val"

@@ -1,24 +1,40 @@
-"""Metrics of the baselines on the first queries of a split."""
+"""Baselines without training, which a model should be above: their metrics on the first queries of a split."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from schemas import PAD
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
 from trainer.config.data import Data
-from trainer.evaluation.baselines.popularity import Popularity
-from trainer.evaluation.evaluate import KS, label_statistics
-from trainer.evaluation.held_out import open_split
+from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
+from trainer.evaluation.split import label_statistics, open_split
 from trainer.inputs import scored_columns
 from trainer.model import DataSizes
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS, RowShare
+
+
+@dataclass(frozen=True, eq=False)
+class Popularity:
+    """Ranking of the labels by `frequency` [L]."""
+
+    frequency: np.ndarray
+
+    def rank(self, texts: Ragged, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (scores [B, k], label ids [B, k] best first, -1 pads) for B texts."""
+        order = np.argsort(-self.frequency, kind="stable")[:k]
+        order = np.pad(order, (0, k - len(order)), constant_values=PAD)
+        scores = np.where(order == PAD, -np.inf, self.frequency[order])
+        return np.tile(scores, (texts.rows, 1)), np.tile(order, (texts.rows, 1))
+
 
 TEXTS = 100_000  # training points that a query is compared with, at most
 QUERIES = 2_000  # of a split
@@ -58,7 +74,7 @@ def measure_baselines(
 
     Raises InputError: no such split; TableError.
     """
-    from trainer.evaluation.baselines.tfidf import NearestTexts  # SciPy, which a trainer does not load
+    from trainer.evaluation.tfidf import NearestTexts  # SciPy, which a trainer does not load
 
     trained = trained or Data()
     statistics = label_statistics(data, trained)

@@ -1,19 +1,44 @@
-"""Rankings of labels: by the classifier's scores, those of the labels' texts, their sum, or both fused."""
+"""Rankings of labels: by the classifier's scores, those of the labels' texts, their sum, or fused scores."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
+from torch.nn.functional import normalize
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.ragged import Ragged
-from trainer.evaluation.fusion.fused import Fused
-from trainer.evaluation.label_embeddings import embed_texts
+from schemas.table import Table
+from trainer.evaluation.fusion import Fused
 from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.group import ALONE, Group
+from trainer.inputs import require_inputs
 from trainer.model import Model
+
+
+def embed_texts(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield what `embed_labels` does, on the unit sphere: float32 [n, D], without the column of a bias."""
+    for first, z in embed_labels(model, data, start, stop):
+        yield first, normalize(z[:, : model.encoder.dimension].float())
+
+
+@torch.no_grad()
+def embed_labels(model: Model, data: DataLayout, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield (l, z [n, D] of labels [l, l + n)) for all of [start, stop), a row group at a time.
+
+    Raises InputError for labels without the columns that the encoder reads, TableError.
+    """
+    table = Table.open(data.labels, "labels")
+    require_inputs(table, model.inputs)
+    first = start
+    for rows in table.batches(model.columns, start, stop):
+        yield first, model.embed_table(rows, labels=True)
+        first += rows.num_rows
+
 
 By = Literal["classifier", "labels", "sum", "fused"]
 
@@ -64,3 +89,22 @@ def embed_label_texts(model: Model, data: DataLayout) -> torch.Tensor:
     for first, rows in embed_texts(model, data, head.start, head.stop):
         texts[first - head.start :][: len(rows)] = rows
     return texts
+
+
+@torch.no_grad()
+def score_rows(
+    model: Model, rows: pa.Table, named: Sequence[Sequence[int]], k: int, trained: int | None = None
+) -> tuple[np.ndarray, np.ndarray, list[list[float]]]:
+    """Return (scores [B, k], ids [B, k] best first, -1 pads, scores of `named[i]` for each row i).
+
+    `rows` hold the model's columns; no filter is applied. `trained`: only labels before it are predicted.
+    """
+    x = model.embed_table(rows)
+    vectors = model.head.vectors
+    among = None if trained is None else np.arange(trained)
+    scores, ids = filtered_top_k(x, LabelRows(vectors), k, Ragged.empty(len(x)), among)
+    named_scores = [
+        (vectors[torch.as_tensor(labels, dtype=torch.int64, device=vectors.device)].to(x) @ query).tolist()
+        for query, labels in zip(x, named, strict=True)
+    ]
+    return scores, ids, named_scores

@@ -17,9 +17,8 @@ from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
 from trainer.config import Recipe
 from trainer.config.data import Data
-from trainer.evaluation.memory import memory as module
-from trainer.evaluation.memory.memory import Memory
-from trainer.evaluation.memory.votes import NEIGHBOURS, TEMPERATURE
+from trainer.evaluation import memory as module
+from trainer.evaluation.memory import NEIGHBOURS, TEMPERATURE, Memory
 from trainer.model import Model
 from trainer.stream import open_queries
 

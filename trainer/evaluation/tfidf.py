@@ -8,7 +8,7 @@ import scipy.sparse
 from schemas import PAD
 from schemas.ragged import Ragged
 from trainer.encoders.features import count_ngrams, inverse_document_frequency
-from trainer.evaluation.memory.votes import NEIGHBOURS, best_votes, count_votes
+from trainer.evaluation.memory import NEIGHBOURS, best_votes, count_votes
 
 _BUCKETS = 1 << 20  # for pairs of tokens
 _BATCH = 200  # queries that are compared at a time

@@ -1,1 +1,0 @@
-"""Baselines without training, which a model should be above."""

@@ -1,0 +1,219 @@
+"""Metrics by group, streamed as `Metrics` is: by frequency of labels, by part, of zero-shot labels; and the weakest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import InputError
+from schemas.ragged import Ragged
+from schemas.table import Table
+from trainer.evaluation.metrics import Metrics, refuse_unknown, with_intervals
+
+BINS = 10
+
+
+def bins_of_equal_mass(frequency: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """Return the bin of each label, most frequent labels first: frequency [L] int64 -> int64 [L] in [0, bins).
+
+    Labels are sorted by training frequency, descending (ties by id), and a label belongs to the bin where its
+    share of the total frequency begins; so a bin's mass is a `bins`-th of the total but for the last label in it.
+    Labels never seen in training are in the last bin. Raises InputError where no label was ever seen.
+    """
+    total = int(frequency.sum())
+    if total <= 0:
+        raise InputError("labels cannot be binned by frequency: none has a training point. Shard a train split first.")
+    order = np.argsort(-frequency, kind="stable")
+    ordered = frequency[order].astype(np.int64)
+    begin = np.cumsum(ordered) - ordered
+    result = np.empty(len(frequency), dtype=np.int64)
+    result[order] = np.minimum(begin * bins // total, bins - 1)
+    return result
+
+
+class Deciles:
+    """The contribution of each bin of `bins_of_equal_mass` to P@k, streamed as `Metrics` is.
+
+    `frequency` is [L] int64, of the train split.
+    """
+
+    def __init__(self, frequency: np.ndarray, ks: Sequence[int] = (1, 3, 5, 10)) -> None:
+        self.ks = tuple(ks)
+        self._bin = bins_of_equal_mass(frequency)
+        self._hits = np.zeros((max(self.ks), BINS), dtype=np.int64)
+        self._points = 0
+
+    def update(self, top: np.ndarray, positives: Ragged) -> None:
+        """Count one batch: top [B, K] label ids best first, -1 pads; positives are label ids.
+
+        Raises InputError for a label id beyond L, ValueError for unequal rows.
+        """
+        top = top[:, : len(self._hits)]
+        refuse_unknown(top, positives.entries, len(self._bin))
+        row, rank = np.nonzero(positives.contains(top))
+        np.add.at(self._hits, (rank, self._bin[top[row, rank]]), 1)
+        self._points += len(top)
+
+    def result(self) -> dict[str, list[float]]:
+        """Return metric ("P@1", ...) -> each bin's part of it x 100, most frequent labels first; they add up to P@k."""
+        if not self._points:
+            raise InputError("there is nothing to measure: no point was evaluated. Is the split empty?")
+        upto = np.cumsum(self._hits, axis=0)
+        return {f"P@{k}": (100 * upto[k - 1] / (k * self._points)).tolist() for k in self.ks}
+
+    def labels(self) -> list[int]:
+        """Count the labels of each bin."""
+        return np.bincount(self._bin, minlength=BINS).tolist()
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Names of parts, and the ids of their rows: part p has [edges[p], edges[p + 1])."""
+
+    names: tuple[str, ...]
+    edges: np.ndarray
+
+    @classmethod
+    def of(cls, table: Table) -> "Bounds":
+        """Return those of a table; no names where it is of one part."""
+        edges = np.cumsum([0, *(part.rows for part in table.parts)])
+        return cls(tuple(part.name for part in table.parts) if len(table.parts) > 1 else (), edges)
+
+    def part_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the number of each id's part."""
+        return np.searchsorted(self.edges, ids, side="right") - 1
+
+
+class ByPart:
+    """Metrics of queries by their part, and of positives by the part of their label, streamed as `Metrics` is."""
+
+    def __init__(
+        self, queries: Bounds, labels: Bounds, ks: Sequence[int], inverse_propensity: np.ndarray | None
+    ) -> None:
+        self._queries, self._labels, self._ks = queries, labels, tuple(ks)
+        self._metrics = [Metrics(ks, inverse_propensity) for _ in queries.names]
+        self._counts = np.zeros(len(queries.names), np.int64)
+        self._positives = np.zeros(len(labels.names), np.int64)
+        self._hits = np.zeros((max(ks), len(labels.names)), np.int64)
+
+    def update(self, rows: np.ndarray, top: np.ndarray, positives: Ragged) -> None:
+        """Count queries of the ids `rows` [B] by their rankings `top` [B, K] and positives."""
+        if self._queries.names:
+            parts = self._queries.part_of(rows)
+            for part in np.unique(parts).tolist():
+                some = np.flatnonzero(parts == part)
+                self._metrics[part].update(top[some], positives.take(some))
+                self._counts[part] += len(some)
+        if self._labels.names:
+            count = len(self._labels.names)
+            self._positives += np.bincount(self._labels.part_of(positives.entries), minlength=count)
+            best = top[:, : len(self._hits)]
+            row, rank = np.nonzero(positives.contains(best))
+            np.add.at(self._hits, (rank, self._labels.part_of(best[row, rank])), 1)
+
+    def report(self) -> dict[str, Any]:
+        """Return metrics x 100 by part of the queries, and R@k x 100 over all positives by part of the labels."""
+        report: dict[str, Any] = {}
+        if self._queries.names:
+            report["parts"] = {
+                name: {"queries": int(count), **metrics.result()}
+                for name, metrics, count in zip(self._queries.names, self._metrics, self._counts, strict=True)
+                if count
+            }
+        if self._labels.names:
+            hits = np.cumsum(self._hits, axis=0)
+            report["labels_by_part"] = {
+                name: {
+                    "labels": int(self._labels.edges[part + 1] - self._labels.edges[part]),
+                    "positives": int(self._positives[part]),
+                    **{f"R@{k}": 100 * float(hits[k - 1, part]) / int(self._positives[part]) for k in self._ks},
+                }
+                for part, name in enumerate(self._labels.names)
+                if self._positives[part]
+            }
+        return report
+
+
+class ZeroShot:
+    """Metrics of zero-shot labels over the queries that have one of them, or more, among their positives.
+
+    These alone count as positives. Each query is ranked twice: against the zero-shot labels `labels` [Z] int64, and
+    against all labels. `frequency` [L] are the labels' training points; of `candidates` [C] where there is a choice.
+    Raises InputError where every label has one.
+    """
+
+    def __init__(self, frequency: np.ndarray, ks: Sequence[int], candidates: np.ndarray | None = None) -> None:
+        self._unseen = frequency == 0
+        if candidates is not None:
+            self._unseen &= np.isin(np.arange(len(frequency)), candidates)
+        self.labels = np.flatnonzero(self._unseen)
+        if not len(self.labels):
+            raise InputError("there is no zero-shot label: every label has a training point. Leave --zero-shot out.")
+        self._alone, self._among_all = Metrics(ks), Metrics(ks)
+        self._queries = 0
+
+    def select(self, positives: Ragged) -> tuple[np.ndarray, Ragged]:
+        """Return the rows [n] of `positives` with a zero-shot one, and their zero-shot ones."""
+        unseen = positives.keep(self._unseen[positives.values])
+        rows = np.flatnonzero(unseen.counts)
+        return rows, unseen.take(rows)
+
+    def update(self, alone: np.ndarray, among_all: np.ndarray, positives: Ragged) -> None:
+        """Count queries [n] by both rankings [n, K], best first, and their zero-shot positives."""
+        self._queries += positives.rows
+        self._alone.update(alone, positives)
+        self._among_all.update(among_all, positives)
+
+    def report(self, resamples: int = 1000) -> dict[str, Any]:
+        """Return metrics x 100 with their intervals, by both rankings; none where no query has such a positive."""
+        report: dict[str, Any] = {"labels": len(self.labels), "queries": self._queries}
+        if self._queries:
+            report |= {
+                "alone": with_intervals(self._alone, resamples),
+                "among_all": with_intervals(self._among_all, resamples),
+            }
+        return report
+
+
+DEPTH = 5  # ranks that a label is looked for in
+SHOWN = 20  # queries, and labels
+
+
+class Weakest:
+    """Counts of what was found among the best DEPTH, by query and by label. Memory grows with the split's pairs."""
+
+    def __init__(self) -> None:
+        self._hits: list[np.ndarray] = []  # of each query [B]
+        self._positives: list[np.ndarray] = []
+        self._hit_labels: list[np.ndarray] = []  # one entry a hit
+        self._labels: list[np.ndarray] = []  # one entry a positive
+
+    def update(self, top: np.ndarray, positives: Ragged) -> None:
+        """Count one batch: `top` [B, K] label ids, best first, -1 pads; `positives`: label ids of B rows."""
+        is_hit = positives.contains(top[:, :DEPTH])
+        self._hits.append(is_hit.sum(1))
+        self._positives.append(positives.counts)
+        self._hit_labels.append(top[:, :DEPTH][is_hit])
+        self._labels.append(positives.entries)
+
+    def report(self) -> dict[str, Any]:
+        """Return {"k", "queries": [row, found, positives], "labels": [label, found, queries]}, the worst first.
+
+        Queries by the share of what could be found, labels by that of their queries; then those with most to find.
+        """
+        hits, positives = np.concatenate(self._hits), np.concatenate(self._positives)
+        rows = np.flatnonzero(positives)
+        queries = _worst(rows, hits[rows], positives[rows], np.minimum(positives[rows], DEPTH))
+        labels, counts = np.unique(np.concatenate(self._labels), return_counts=True)
+        hit_labels, hit_counts = np.unique(np.concatenate(self._hit_labels), return_counts=True)
+        label_hits = np.zeros(len(labels), np.int64)
+        label_hits[np.searchsorted(labels, hit_labels)] = hit_counts
+        return {"k": DEPTH, "queries": queries, "labels": _worst(labels, label_hits, counts, counts)}
+
+
+def _worst(ids: np.ndarray, hits: np.ndarray, total: np.ndarray, attainable: np.ndarray) -> list[list[int]]:
+    """Return SHOWN rows (id, hits, total) [n, 3] of those of which not all that is `attainable` was found."""
+    order = np.lexsort((ids, -total, hits / attainable))[:SHOWN]
+    order = order[hits[order] < attainable[order]]
+    return np.stack([ids, hits, total], 1)[order].tolist()

@@ -1,0 +1,203 @@
+"""Fitting of a run's fusion, weights or a tree, on queries that it was not trained on."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from schemas import PAD
+from schemas.errors import InputError
+from schemas.layout import DataLayout, RunLayout
+from schemas.manifest import Manifest
+from schemas.ragged import Ragged
+from schemas.shard_files.parquet import filters_of, list_column
+from schemas.table import Table
+from trainer.checkpoints.checkpoint import Checkpoint
+from trainer.config import Recipe
+from trainer.config.data import Data
+from trainer.device import open_device
+from trainer.evaluation import QUERIES, SHORTLIST
+from trainer.evaluation.fusion import Scored, Scorers, Weights, score_pairs
+from trainer.evaluation.fusion_files import TRAINED, TREE, WEIGHTS, publish_fusion
+from trainer.evaluation.memory import BUDGET, Memory
+from trainer.evaluation.ranking import Ranking, embed_label_texts
+from trainer.evaluation.search import LabelRows, filtered_top_k
+from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
+from trainer.evaluation.tree import DEPTH, Tree
+from trainer.inputs import scored_columns
+from trainer.model import Model, load_model
+from trainer.stream.sources import RowShare
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Options of fitting a fusion: the checkpoint of `step` (None: the newest), and the first `queries` of `split`.
+
+    `split`: None for what the run held out, or else `val`. `shortlist`: labels of a query that are ranked again.
+    """
+
+    split: str | None = None
+    step: int | None = None
+    shortlist: int = SHORTLIST
+    queries: int = QUERIES
+    device: str = "auto"
+
+
+DEFAULT = FitOptions()
+
+
+class Validation(NamedTuple):
+    """A checkpoint, its recipe and model, and the `rows` of `split` to fit on, a table for each row group."""
+
+    recipe: Recipe
+    model: Model
+    checkpoint: Checkpoint
+    split: str
+    rows: list[pa.Table]
+
+
+def open_validation(data: str, run: str, options: FitOptions) -> Validation:
+    """Read the queries to fit on, and the model to the device.
+
+    Raises InputError: no such split or device; as `load_model`; TableError, StorageError.
+    """
+    layout = DataLayout(data)
+    recipe, model, checkpoint = load_model(layout, RunLayout(run), options.step, device=open_device(options.device))
+    split = options.split or (HOLDOUT if recipe.data.holdout else "val")
+    table, part = _open_part(layout, split, recipe.data)
+    columns = scored_columns(table, model.columns)
+    rows = list(part.batches(table, columns, options.queries))
+    return Validation(recipe, model, checkpoint, split, rows)
+
+
+def _open_part(data: DataLayout, split: str, trained: Data) -> tuple[Table, RowShare]:
+    try:
+        table, part = open_split(data, split, trained)
+    except InputError as error:
+        raise InputError(
+            f"{error} A fusion is fitted on queries that the run was not trained on: train with "
+            "--set data.holdout=0.02, or let `extremis shard --validation 0.05` cut some out as split val; --split "
+            "names another."
+        ) from None
+    if not part.rows(table.manifest.rows):
+        raise InputError(f"{table.url}: has no queries to fit a fusion on. Name another split with --split.")
+    return table, part
+
+
+_TIMED = 256  # queries
+
+
+def fit_weights(data: str, run: str, options: FitOptions = DEFAULT, budget: int = BUDGET) -> Manifest:
+    """Fit weights for a checkpoint: of labels' texts, and of a memory.
+
+    The memory of the training points is kept beside the weights, in `budget` bytes at most, if it has a weight; points
+    that the run held out come to it then, which the weights were fitted without. A fusion that is there already is
+    replaced. Raises InputError: no such split or device; TableError, StorageError.
+    """
+    layout = DataLayout(data)
+    recipe, model, checkpoint, split, groups = open_validation(data, run, options)
+    built = None if recipe.data.mix else Memory.build(model, layout, recipe.data, budget)
+    readable = set(model.columns) <= {*Table.open(layout.labels, "labels").columns}
+    texts = embed_label_texts(model, layout) if model.head.has_rows and readable else None
+    scorers = Scorers(texts, built and built.to(model.device))
+    scored, relevant = score_shortlists(model, scorers, groups, options.shortlist)
+    weights = Weights.fit(scored, relevant, logistic=recipe.loss.kind == "bce")
+    memory = built.with_held_out(model, layout, recipe.data, budget) if built and weights.votes else None
+    facts = {
+        "split": split,
+        "queries": relevant.rows,
+        "shortlist": options.shortlist,
+        "texts": weights.texts,
+        "votes": weights.votes,
+        "unit": weights.unit,
+        TRAINED: len(built.vectors) if built and memory else 0,
+        "memory_bytes": memory.bytes if memory else 0,
+        "memory_ms": _milliseconds(memory, model, groups[0]) if memory else 0.0,
+    }
+    return publish_fusion(data, run, checkpoint, (WEIGHTS, weights.to_json()), facts, memory)
+
+
+def describe_weights(facts: dict[str, Any]) -> str:
+    """Describe fitted weights, and what their memory takes."""
+    memory = f"{facts['memory_bytes'] / 2**20:,.1f} MiB, {facts['memory_ms']:.2f} ms a query" if facts["votes"] else ""
+    return (
+        f"fitted on {facts['queries']:,} queries of {facts['split']}: {facts['texts']:g} x labels' texts + "
+        f"{facts['votes']:g} x votes of training points{f' ({memory})' if memory else ''}"
+    )
+
+
+def score_shortlists(
+    model: Model, scorers: Scorers, groups: Iterable[pa.Table], shortlist: int
+) -> tuple[Scored, Ragged]:
+    """Score the shortlists of queries by all scorers, [B, S], and return them with the queries' labels."""
+    labels, parts, relevant = LabelRows(model.head.vectors, model.head.start), [], []
+    for rows in groups:
+        x, filters = model.embed_table(rows), filters_of(rows)
+        shortlisted = filtered_top_k(x, labels, shortlist, filters)
+        parts.append(scorers.score(x, labels, shortlisted, filters))
+        relevant.append(list_column(rows, "label_ids"))
+    width = max(part.ids.shape[1] for part in parts)
+    names = (field.name for field in fields(Scored))
+    columns = {
+        name: np.concatenate([_widened(getattr(part, name), width, PAD if name == "ids" else 0) for part in parts])
+        for name in names
+    }
+    return Scored(**columns), Ragged.join(relevant)
+
+
+def _milliseconds(memory: Memory, model: Model, rows: pa.Table) -> float:
+    """Measure what the memory takes a query, of a batch."""
+    x = model.embed_table(rows.slice(0, _TIMED))
+    began = time.perf_counter()
+    memory.votes(x)
+    return round((time.perf_counter() - began) / len(x) * 1e3, 3)
+
+
+def _widened(rows: np.ndarray, width: int, fill: int) -> np.ndarray:
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=fill)
+
+
+def fit_tree(data: str, run: str, options: FitOptions = DEFAULT) -> Manifest:
+    """Fit the tree for a checkpoint: on the `shortlist` best labels of each query, and on its own.
+
+    A fusion that is there already is replaced.
+    Raises InputError: no such split or device, no texts, no classifier; TableError, StorageError.
+    """
+    layout = DataLayout(data)
+    _, model, checkpoint, split, groups = open_validation(data, run, options)
+    texts, frequency = embed_label_texts(model, layout), label_statistics(layout).frequency
+    parts = [_score_shortlist(model, texts, rows, options.shortlist) for rows in groups]
+    label_scores, scores, ids, relevant = map(np.concatenate, zip(*parts, strict=True))
+    tree = Tree.fit(label_scores, scores, frequency[ids], relevant)
+    facts = {
+        "split": split,
+        "queries": sum(rows.num_rows for rows in groups),
+        "pairs": len(relevant),
+        "positive_pairs": int(relevant.sum()),
+        "shortlist": options.shortlist,
+        "depth": DEPTH,
+    }
+    return publish_fusion(data, run, checkpoint, (TREE, tree.to_json()), facts)
+
+
+def _score_shortlist(
+    model: Model, texts: torch.Tensor, rows: pa.Table, shortlist: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (E(z).x, w.x, label, relevant bool), [n] each, of all pairs of some queries with their labels."""
+    x = model.embed_table(rows)
+    positives = list_column(rows, "label_ids")
+    filters = filters_of(rows)
+    scores, ids = Ranking.of(model).top_k(x, shortlist, filters)
+    # Positives that the shortlist lacks, though no filter removes them.
+    missing = positives.padded()
+    listed = Ragged.from_matrix(ids).contains(missing)
+    missing = np.where(listed | filters.contains(missing), PAD, missing)
+    vectors = model.head.vectors
+    scores = np.concatenate([scores, score_pairs(x, vectors, missing)], axis=1)
+    ids = np.concatenate([ids, missing], axis=1)
+    text_scores, relevant, listed = score_pairs(x, texts, ids), positives.contains(ids), ids != PAD
+    return text_scores[listed], scores[listed], ids[listed], relevant[listed]

@@ -1,1 +1,0 @@
-"""Memory of the training points: the nearest of a query vote with their labels."""

@@ -1,0 +1,165 @@
+"""What an evaluation reads of DATA: the rows of a split, and the labels' frequencies, propensities and retirement."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.viewed import RETIRED
+from schemas.table import Table
+from schemas.versions.version import Version
+from trainer.config import Train
+from trainer.config.data import Data
+from trainer.stream import open_queries
+from trainer.stream.sources import ALL_ROWS, RowShare
+
+HOLDOUT = "holdout"
+
+
+def open_split(data: DataLayout, split: str, trained: Data, window: str | Sequence[str] = "") -> tuple[Table, RowShare]:
+    """Open the queries of `split`, and the part of them to score; `trained`: the rows that the run trains on.
+
+    `window`: parts of a version, to score these alone.
+    Raises InputError: no such split, or nothing was left out; TableError.
+    """
+    if split != HOLDOUT:
+        table = open_queries(data, split)
+        return table.of_parts(table.choose_parts(window)) if window else table, ALL_ROWS
+    if not trained.holdout:
+        raise InputError(
+            f"split {HOLDOUT!r}: this run trains on all rows of {trained.split}. Name a split of {data.root}, or train "
+            "with --set data.holdout=0.02."
+        )
+    return open_queries(data, trained.split), trained.held_out
+
+
+def inverse_propensity(frequency: np.ndarray, points: int, a: float, b: float) -> np.ndarray:
+    """Return inverse propensities q_l = 1 + C (N_l + B)^-A with C = (ln N - 1)(B + 1)^A; natural logarithm.
+
+    `frequency` [L] int64: N_l, training points of each label; `points`: N, training points in all; -> float64 [L].
+    Raises InputError where no N training points could have these frequencies. Jain et al. (2016), section 4.
+    """
+    if points < 1:
+        raise InputError(f"propensities need training points; got N = {points}. Count the train split.")
+    if frequency.size and not 0 <= frequency.min() <= frequency.max() <= points:
+        raise InputError(
+            f"training frequencies lie in [0, N]; got {frequency.min()} to {frequency.max()} with N = {points}. "
+            "Take the frequencies and N from the same train split."
+        )
+    scale = (math.log(points) - 1) * (b + 1) ** a
+    return 1 + scale * (frequency.astype(np.float64) + b) ** -a
+
+
+class Window(NamedTuple):
+    """`frequency` [L] of each label among `points` training points."""
+
+    frequency: np.ndarray
+    points: int
+
+
+def count_points(data: DataLayout, trained: Data, labels: int) -> Window:
+    """Count the points of the parts `trained` on, by label of [0, L). Raises InputError: no such part; TableError."""
+    table = open_queries(data, trained.split)
+    parts = table.choose_parts(trained.parts)
+    return _count(data, trained.split, table.digest, tuple(part.name for part in parts), labels)
+
+
+@functools.lru_cache(maxsize=2)
+def _count(data: DataLayout, split: str, digest: str, parts: tuple[str, ...], labels: int) -> Window:
+    """Count the points of `parts` in the table of `digest`, once: what is at its place may be made again."""
+    table = open_queries(data, split)
+    rows = table.of_parts(table.choose_parts(parts))
+    frequency = np.zeros(labels, np.int64)
+    for group in rows.batches(["label_ids"]):
+        frequency += np.bincount(list_column(group, "label_ids").entries, minlength=labels)
+    return Window(frequency, rows.rows)
+
+
+def retired_labels(data: DataLayout) -> np.ndarray | None:
+    """Return which labels are retired, bool [L]; None where none is. Raises TableError."""
+    if not Version.of(Table.open(data.root, "data").manifest).retired:
+        return None
+    groups = [group.column(RETIRED).to_numpy() for group in Table.open(data.labels, "labels").batches([RETIRED])]
+    return np.concatenate([np.zeros(0, bool), *groups])
+
+
+@dataclass(frozen=True)
+class LabelStatistics:
+    """`frequency` [L] training points of each label; `inverse_propensity` [L], None where A and B are not stated.
+
+    `retired` [L] bool: labels that are no candidates; None: there is none. `trained`: the model was trained without the
+    labels from it on, and they are none either.
+    """
+
+    frequency: np.ndarray
+    inverse_propensity: np.ndarray | None
+    retired: np.ndarray | None = None
+    trained: int | None = None
+
+    def candidates(self, seen_only: bool = False) -> np.ndarray | None:
+        """Return the labels [C] that may be predicted, ascending; None: all. `seen_only`: with training points."""
+        if self.retired is None and self.trained is None:
+            return np.flatnonzero(self.frequency) if seen_only else None
+        kept = np.ones(len(self.frequency), bool) if self.retired is None else ~self.retired
+        if seen_only:
+            kept = kept & (self.frequency > 0)
+        return np.flatnonzero(kept[: self.trained])
+
+
+def label_statistics(data: DataLayout, trained: Data | None = None) -> LabelStatistics:
+    """Read frequencies from the labels table, A and B from the data's manifest: never guessed.
+
+    Of a run that is `trained` on a window of parts, frequencies and propensities are those of the window. Raises
+    InputError: no such part; TableError.
+    """
+    labels = Table.open(data.labels, "labels")
+    points: Any
+    if trained is not None and trained.parts:
+        window = count_points(data, trained, labels.rows)
+        frequency, points = window
+    else:
+        groups = [group.column("frequency").to_numpy() for group in labels.batches(["frequency"])]
+        frequency = np.concatenate(groups) if groups else np.empty(0, np.int64)
+        points = labels.parameters.get("training_points")
+    retired = retired_labels(data)
+    propensity = Table.open(data.root, "data").parameters.get("propensity")
+    if propensity is None:
+        return LabelStatistics(frequency, None, retired)
+    try:
+        points = int(points)
+        a, b = float(propensity["a"]), float(propensity["b"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise TableError(
+            f"{data.root}: its propensity constants cannot be read: {error}. Shard the data again."
+        ) from None
+    return LabelStatistics(frequency, inverse_propensity(frequency, points, a, b), retired)
+
+
+def positive_weights(
+    data: DataLayout, options: Train, say: Callable[[str], None], trained: Data | None = None
+) -> np.ndarray | None:
+    """Return positive_ratio x q_l ** positive_weight, [L] float32, by the rows `trained` on; None: all 1.
+
+    q's part has mean 1 over training pairs. Without A and B in the data it is left out, and `say` is told: they are
+    never guessed.
+    """
+    if options.positive_weight:
+        statistics = label_statistics(data, trained)
+        if statistics.inverse_propensity is not None:
+            weight = statistics.inverse_propensity**options.positive_weight
+            mean = np.average(weight, weights=statistics.frequency)
+            return (options.positive_ratio * weight / mean).astype(np.float32)
+        say(
+            f"{data.root} does not state its propensity constants: positives weigh the same "
+            "(extremis shard --propensity A,B states them; train.positive_weight = 0 silences this)"
+        )
+    if options.positive_ratio == 1:
+        return None
+    labels = Table.open(data.labels, "labels").rows
+    return np.full(labels, options.positive_ratio, np.float32)
