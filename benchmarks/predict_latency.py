@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
 from benchmarks.mine import DIMENSION, noisy, unit
-from pipelines.sharding.wordpiece import train
+from pipelines.sharding.tokenizer import train_wordpiece
 from pipelines.sharding.words import encode_whole
 from schemas.shard_files.parquet import list_array
 from search.index import set_up
@@ -103,7 +103,7 @@ def some_texts() -> tuple[Tokenizer, list[str]]:
     syllables = ["".join(pair) for pair in zip("bdfgklmnprst" * 3, "aeiou" * 8, strict=False)]
     words = ["".join(draw.choice(syllables, 3)) for _ in range(5000)]
     texts = [" ".join(draw.choice(words, WORDS)) for _ in range(_SEARCHED)]
-    return train(pa.chunked_array([texts]), 5000), texts
+    return train_wordpiece(pa.chunked_array([texts]), 5000), texts
 
 
 def indexed(spec: str, model: Model, vectors: Vectors, queries: torch.Tensor) -> tuple[Serving, dict]:

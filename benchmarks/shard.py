@@ -24,7 +24,7 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from benchmarks.common.report import interleave, medians, report
-from pipelines.sharding import tokenizer, wordpiece
+from pipelines.sharding import tokenizer
 
 TATE = Path(__file__).parents[1] / "examples" / "tate"
 BATCH = 4096
@@ -48,7 +48,7 @@ def measure(folder: Path, rows: int, small: int, rounds: int) -> None:
     texts = make_texts(rows)
     labels = write_input(folder / "large", texts)
     write_input(folder / "small", texts[:small])
-    frozen = tokenizer.freeze(wordpiece.train(pa.chunked_array([texts[:200_000]]), 30_000), {}, 128)
+    frozen = tokenizer.freeze(tokenizer.train_wordpiece(pa.chunked_array([texts[:200_000]]), 30_000), {}, 128)
     (folder / "tokenizer").mkdir()
     for name, content in frozen.files.items():
         (folder / "tokenizer" / name).write_bytes(content)

@@ -10,20 +10,17 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import apache_beam as beam
-
 from pipelines.clustering import steps
 from pipelines.clustering.inputs import dumps_for_clusters, open_clustering
 from pipelines.clustering.layout import make_layout
 from pipelines.clustering.plan import Plan, Settled, make_plan
-from pipelines.common.exchange import Exchange, choose
+from pipelines.common.exchange import Exchange, choose_exchange
+from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
-from pipelines.common.summary import Summary, merge_and_write, read_summary
+from pipelines.common.summary import Summary, read_summary, write_sum
 from pipelines.common.watch import watch_dumps
 from pipelines.options import ClusterOptions
-from pipelines.runners.check import check_workers
-from pipelines.runners.runner import for_workers, make_pipeline
-from pipelines.runners.runner import run as run_pipeline
+from pipelines.runners.runner import Runner, choose_runner, for_workers
 from schemas.layout import CLUSTERS, staging
 from schemas.manifest import Manifest, columns_of, manifest_url
 from schemas.owners.build import Build, building, clean_up
@@ -58,9 +55,9 @@ def cluster(
         clean_up(inputs.out, "clustered")
         say(f"{inputs.name}: already clustered{say_use(inputs.use_from)}")
         return finished
-    with building(inputs.out, "clustered", say) as build:
+    with choose_runner(beam_options) as runner, building(inputs.out, "clustered", say) as build:
         # The last owner may have made it.
-        return plan.finished_table(options, run) or _make(plan, build, beam_options, say)
+        return plan.finished_table(options, run) or _make(plan, build, runner, say)
 
 
 def watch(
@@ -85,34 +82,32 @@ def watch(
     return watch_dumps(run, lambda: dumps_for_clusters(run), make, say, poll_seconds, until)
 
 
-def _make(plan: Plan, build: Build, beam_options: Sequence[str], say: Progress) -> Manifest:
+def _make(plan: Plan, build: Build, runner: Runner, say: Progress) -> Manifest:
     name = plan.inputs.name
     watch = Watch(staging(build.url), say)
     plan = replace(plan, inputs=replace(plan.inputs, out=build.url), meter=watch.meter)
-    check_workers(beam_options, [manifest_url(plan.inputs.source.queries.url)], build.url, say)
-    settled = _settle(plan, _count(plan, beam_options, watch))
+    runner.check([manifest_url(plan.inputs.source.queries.url)], build.url, say)
+    settled = _settle(plan, _count(plan, runner, watch))
     parts = f" in {plan.tree.parts} parts" if plan.tree.parts > 1 else ""
     layout = settled.layout
     say(f"{name}: {plan.queries.rows:,} queries{parts}, {layout.clusters:,} clusters of {layout.rows}")
-    pipeline = make_pipeline(beam_options)
-    _wire(pipeline, settled, choose(pipeline.runner, staging(build.url)))
     watch.expect(dict.fromkeys((steps.DEAL, steps.CLUSTER, steps.WRITE), plan.queries.rows))
-    run_pipeline(pipeline, watch=watch)
+    runner.run(_flow(settled, choose_exchange(runner.shuffles, staging(build.url))), watch)
     manifest = build.publish(_describe(settled, read_summary(plan.summary)))
     watch.summarize()
     say(f"{name}: clustered{say_use(plan.inputs.use_from)}")
     return manifest
 
 
-def _count(plan: Plan, beam_options: Sequence[str], watch: Watch) -> list[int]:
+def _count(plan: Plan, runner: Runner, watch: Watch) -> list[int]:
     """Return the rows of each part: counted where there are several."""
     if plan.tree.parts == 1:
         return [plan.queries.rows]
-    pipeline = make_pipeline(beam_options)
-    shards = pipeline | "Shards" >> beam.Create(range(len(plan.queries.shards)))
-    merge_and_write(shards | "Count parts" >> beam.Map(steps.count_parts, plan), plan.summary)
+    flow = Flow()
+    shards = flow.create("Shards", range(len(plan.queries.shards)))
+    write_sum(shards.map("Count parts", steps.count_parts, plan), plan.summary)
     watch.expect({steps.COUNT: plan.queries.rows})
-    run_pipeline(pipeline, watch=watch)
+    runner.run(flow, watch)
     summary = read_summary(plan.summary)
     return [summary.count(steps.PARTS, str(part)) for part in range(plan.tree.parts)]
 
@@ -124,17 +119,13 @@ def _settle(plan: Plan, counts: list[int]) -> Settled:
     return Settled(plan, layout, plan.inputs.source.queries.schema)
 
 
-def _wire(pipeline: beam.Pipeline, settled: Settled, exchange: Exchange) -> None:
-    written = (
-        pipeline
-        | "Shards" >> beam.Create(range(len(settled.plan.queries.shards)))
-        | "Deal rows" >> beam.FlatMap(steps.deal_shard, settled, exchange)
-        | "By part" >> beam.GroupByKey()
-        | "Cluster" >> beam.FlatMap(steps.cluster_part, settled, exchange)
-        | "By shard" >> beam.GroupByKey()
-        | "Write shards" >> beam.Map(steps.write_shard, settled)
-    )
-    merge_and_write(written, settled.plan.summary)
+def _flow(settled: Settled, exchange: Exchange) -> Flow:
+    flow = Flow()
+    shards = flow.create("Shards", range(len(settled.plan.queries.shards)))
+    dealt = shards.flat_map("Deal rows", steps.deal_shard, settled, exchange).group("By part")
+    clustered = dealt.flat_map("Cluster", steps.cluster_part, settled, exchange).group("By shard")
+    write_sum(clustered.map("Write shards", steps.write_shard, settled), settled.plan.summary)
+    return flow
 
 
 def _describe(settled: Settled, summary: Summary) -> Manifest:

@@ -11,17 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 
+from pipelines.common.flow import Flow
 from pipelines.common.meter import Meter
 from pipelines.common.progress import Progress, Watch, silent
-from pipelines.common.summary import Summary, merge_and_write, read_summary
+from pipelines.common.summary import Summary, read_summary, write_sum
 from pipelines.options import EmbedOptions
-from pipelines.runners.check import check_workers
-from pipelines.runners.runner import for_workers, local_workers, make_pipeline
-from pipelines.runners.runner import run as run_pipeline
+from pipelines.runners.runner import choose_runner, for_workers
 from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout, staging
@@ -106,7 +104,7 @@ def embed(
     labels = options.what == "labels"
     source = Table.open(layout.labels, "labels") if labels else open_queries(layout, options.split)
     files = [shard_url(source.url, shard) for shard in source.manifest.shards]
-    pipeline = make_pipeline(local_workers(beam_options, [*files, out]))
+    choose_runner(beam_options)  # refuses wrong options before anything is read
     recipe, checkpoint = find_checkpoint(layout, RunLayout(run), options.step)
     require_inputs(source, recipe.encoder.inputs)
     parents = {options.what: source.manifest.digest, "checkpoint": checkpoint.manifest.digest}
@@ -121,7 +119,7 @@ def embed(
         return finished
     width, item = recipe.encoder.dimension + int(has_bias(recipe)), np.dtype(options.dtype).itemsize
     require_room(out, {"embeddings": source.manifest.rows * width * item}, "Give another OUT, or --dtype float16.")
-    with building(out, "embedded", progress) as build:
+    with choose_runner(beam_options, [*files, out]) as runner, building(out, "embedded", progress) as build:
         finished = find_reusable(out, request, remedy)  # the last owner may have made it
         if finished is not None:
             return finished
@@ -129,10 +127,11 @@ def embed(
         watch.expect({_STEP: source.manifest.rows})
         digest = checkpoint.manifest.digest
         plan = Plan(data, run, checkpoint.step, digest, source, build.url, options, device, watch.meter)
-        check_workers(beam_options, files[:1], build.url, progress or silent)
-        shards = pipeline | "Shards" >> beam.Create(range(len(source.manifest.shards)))
-        merge_and_write(shards | "Embed shards" >> beam.Map(embed_shard, plan), plan.summary)
-        run_pipeline(pipeline, watch=watch)
+        runner.check(files[:1], build.url, progress or silent)
+        flow = Flow()
+        shards = flow.create("Shards", range(len(source.manifest.shards)))
+        write_sum(shards.map("Embed shards", embed_shard, plan), plan.summary)
+        runner.run(flow, watch)
         manifest = build.publish(_describe(plan, read_summary(plan.summary), request))
         watch.summarize()
         return manifest

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import apache_beam as beam
-
 from pipelines.common.aligned import Source
+from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress, Watch, say_use, silent
 from pipelines.common.watch import watch_dumps
 from pipelines.mining import steps
@@ -26,9 +25,7 @@ from pipelines.mining.overlap import find_previous
 from pipelines.mining.plan import Plan, Task, make_plan
 from pipelines.mining.profile import Profile, release
 from pipelines.options import MineOptions
-from pipelines.runners.check import check_workers
-from pipelines.runners.runner import for_workers, make_pipeline
-from pipelines.runners.runner import run as run_pipeline
+from pipelines.runners.runner import Runner, choose_runner, for_workers
 from schemas import storage
 from schemas.layout import SPENT
 from schemas.manifest import Manifest, Shard, columns_of, manifest_url
@@ -78,12 +75,13 @@ def mine(
         say(f"{inputs.name}: already mined{say_use(inputs.use_from)}")
         return finished
     with contextlib.ExitStack() as held:
+        runner = held.enter_context(choose_runner(beam_options))
         build = held.enter_context(building(inputs.root, "mined", say))
         finished = plan.finished_tables(run)  # the last owner may have made some
         missing = tuple(source for source in inputs.sources if source.name not in finished)
         index = held.enter_context(building(index_url, "indexed", say)) if index_url is not None else None
         if missing or index is not None:
-            finished |= _make(plan.only(missing).below(build.claim.attempt), build, index, beam_options, say)
+            finished |= _make(plan.only(missing).below(build.claim.attempt), build, index, runner, say)
         return finished
 
 
@@ -115,21 +113,17 @@ def watch(
     return watch_dumps(run, lambda: complete_dumps(run), make, say, poll_seconds, until)
 
 
-def _make(
-    plan: Plan, build: Build, index: Build | None, beam_options: Sequence[str], say: Progress
-) -> dict[str, Manifest]:
+def _make(plan: Plan, build: Build, index: Build | None, runner: Runner, say: Progress) -> dict[str, Manifest]:
     """Mine and publish the tables of the plan's sources, and an index where one is to be kept."""
     started = time.monotonic()
     inputs = plan.inputs
     for line in plan.describe():
         say(line)
     reads = [manifest_url(table.url) for table in (inputs.vectors, *(source.queries for source in plan.sources))]
-    check_workers(beam_options, reads, build.url, say)
-    pipeline = make_pipeline(beam_options)
+    runner.check(reads, build.url, say)
     watch = Watch(inputs.scratch, say)
     watch.expect(_steps(plan))
-    _wire(pipeline, replace(plan, meter=watch.meter), index.url if index is not None else None)
-    run_pipeline(pipeline, watch=watch)
+    runner.run(_flow(replace(plan, meter=watch.meter), index.url if index is not None else None), watch)
     if index is not None:
         index.publish(describe_index(plan))
     summaries = {source.name: json.loads(storage.read_sealed(plan.summary(source))) for source in plan.sources}
@@ -158,16 +152,13 @@ def _steps(plan: Plan) -> dict[str, int | None]:
     return {steps.INDEX: indexed, steps.SEARCH: rows * len(sizes), steps.MERGE: rows}
 
 
-def _wire(pipeline: beam.Pipeline, plan: Plan, index_url: str | None) -> None:
-    _ = (
-        pipeline
-        | "Blocks" >> beam.Create(plan.tasks(keep=index_url is not None))
-        | "Search blocks" >> beam.FlatMap(search_block, plan, index_url)
-        | "Group by shard" >> beam.GroupByKey()
-        | "Merge shards" >> beam.Map(merge_shard, plan)
-        | "Group by table" >> beam.GroupByKey()
-        | "Sum up" >> beam.Map(write_summary, plan)
-    )
+def _flow(plan: Plan, index_url: str | None) -> Flow:
+    flow = Flow()
+    tasks = flow.create("Blocks", plan.tasks(keep=index_url is not None))
+    candidates = tasks.flat_map("Search blocks", search_block, plan, index_url).group("Group by shard")
+    merged = candidates.map("Merge shards", merge_shard, plan).group("Group by table")
+    merged.map("Sum up", write_summary, plan)
+    return flow
 
 
 def search_block(

@@ -16,6 +16,8 @@ from schemas.sizes import parse_bytes
 Text = Literal["title+content", "title"]
 _NOT_RECORDED = {"exchange", "onto", "part", "again", "labels"}  # without effect, or recorded with the version
 
+MIN_SHARDS = 4  # of small data, so that it spreads over readers
+
 
 class ShardOptions(Options):
     """Options of `extremis shard`."""
@@ -223,3 +225,13 @@ class EmbedOptions(Options):
     step: int | None = Field(default=None, ge=0, description="Step of the checkpoint. Default: the newest.")
     dtype: Literal["float16", "float32"] = Field(default="float16", description="Numbers of the embeddings.")
     batch: int = Field(default=1024, ge=1, description="Rows that are encoded at a time.")
+
+
+def default_shards(rows: int, estimated_bytes: float, shard_bytes: int) -> int:
+    """Choose how many shards of about `shard_bytes`: at least 4 of small data, so that it spreads over readers."""
+    return max(min(MIN_SHARDS, rows), -(-int(estimated_bytes) // shard_bytes), 1)
+
+
+def default_row_group_rows(rows: int) -> int:
+    """Choose the rows of a row group: small data still has many to permute; large data reads longer ones at a time."""
+    return 1024 if rows < 1_000_000 else 8192

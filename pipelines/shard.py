@@ -5,7 +5,7 @@ labels ─▶ order ─▶ ids ─▶ resolve the points' labels
 blocks ─▶ tokenize ─▶ to the shards
 shards ─▶ order ─▶ write ─▶ sum up                                                           (then publish)
 
-Each line is a pipeline, and a phase: what it leaves is kept until the next one is done, also for a later run.
+Each line is a flow, and a phase: what it leaves is kept until the next one is done, also for a later run.
 """
 
 import contextlib
@@ -15,46 +15,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import apache_beam as beam
-
 from pipelines import formats
-from pipelines.common import exchange
-from pipelines.common.exchange import Exchange, Files
+from pipelines.common.exchange import Exchange, Files, choose_exchange
+from pipelines.common.flow import Flow
 from pipelines.common.phases import Phases
 from pipelines.common.progress import Progress, Watch, silent
 from pipelines.common.summary import Summary, read_summary
 from pipelines.formats.base import LABELS, PAIRS, Format, Inputs
 from pipelines.formats.keyed import Keyed
 from pipelines.options import ShardOptions, vocabulary_size
-from pipelines.runners import engine
-from pipelines.runners.check import check_workers
-from pipelines.runners.processes import keeping_workers
-from pipelines.runners.runner import for_workers, local_workers, make_pipeline, run
-from pipelines.sharding import (
-    assemble,
-    dataset,
-    flow,
-    identity,
-    make_plan,
-    read,
-    resolve,
-    resume,
-    sampling,
-    text_length,
-    tokenizer,
-    wordpiece,
-)
+from pipelines.runners.runner import Runner, absolute_path, choose_runner, for_workers
+from pipelines.sharding import dataset, flows, plans, read, resume, tokenizer
 from pipelines.sharding import labels as label_steps
 from pipelines.sharding import queries as query_steps
-from pipelines.sharding.flow import Tables
-from pipelines.sharding.make_plan import Basis
+from pipelines.sharding.flows import TablePlans
 from pipelines.sharding.older import older_shards
 from pipelines.sharding.onto.base import Base
 from pipelines.sharding.onto.publish import publish_version, require_most_labels
-from pipelines.sharding.plan import LabelsPlan, QueriesPlan, ReadPlan
+from pipelines.sharding.plans import Basis, LabelsPlan, QueriesPlan, ReadPlan
 from pipelines.sharding.resume import Finished
 from pipelines.sharding.tokenizer import FrozenTokenizer
-from pipelines.sharding.write_rejects import write_rejects
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, parts_prefix
@@ -85,7 +65,7 @@ def shard(
     Raises InputError (bad input, or `data` holds something else) and StorageError; a table is there whole or not.
     """
     say = progress or silent
-    make_pipeline(beam_options)  # refuses wrong options before anything is read
+    choose_runner(beam_options)  # refuses wrong options before anything is read
     source, data = for_workers(beam_options, source), for_workers(beam_options, data)
     if options.onto is not None:
         options = options.model_copy(update={"onto": for_workers(beam_options, options.onto)})
@@ -96,15 +76,15 @@ def shard(
     require_place(data, "sharded", [options.onto])
     base = None if options.onto is None else Base.open(data, inputs, options)
     options = options if base is None else base.inherit(options)
-    make_plan.check(inputs, options)
-    least = options.max_tokens or text_length.LEAST
+    plans.check(inputs, options)
+    least = options.max_tokens or tokenizer.LEAST
     frozen = base.load_tokenizer() if base else tokenizer.load_directory(options.tokenizer, least)
     recorded = options.recorded(_tokenizer_identity(options, frozen, base))
 
     def find_finished() -> Manifest | None:
         if overwrite or not is_published(data):
             return None
-        files = identity.identity(inputs, identity.read_files(inputs))
+        files = resume.identity(inputs, resume.read_files(inputs))
         finished = dataset.open_finished(data, files, recorded, base.described() if base else None)
         say(f"{data}: made from this input with these options already; nothing to do")
         return finished
@@ -113,7 +93,7 @@ def shard(
     if finished is not None:
         clean_up(data, "sharded")
         return finished
-    read_bytes = sum(storage.size(url) for url in identity.files_of(inputs))
+    read_bytes = sum(storage.size(url) for url in resume.files_of(inputs))
     # The first step writes all that it reads; how densely, and how much of it, is not known before.
     require_room(data, {"rows": read_bytes // 4}, "Choose another place.")
     with claimed(data, "sharded", say):
@@ -122,15 +102,27 @@ def shard(
             return finished
         dataset.clear(data)
         with building(data, "sharded", in_phases=True) as build:
-            check_workers(beam_options, identity.files_of(inputs)[:1], DataLayout(build.url).staging, say)
-            flags = local_workers(beam_options, [*identity.files_of(inputs), data, *([base.url] if base else ())])
+            urls = [*resume.files_of(inputs), data, *([base.url] if base else ())]
             watch = Watch(DataLayout(build.url).staging, say)
             work = resume.digest(inputs, recorded, base.described() if base else None)
-            phases = Phases(engine.absolute_path(phases_of(data)), work, build.claim)
-            attempt = Attempt(
-                source, data, build.url, form, inputs, options, recorded, flags, say, watch, phases, overwrite, base
-            )
-            with _kept_for_later(phases, data, say), keeping_workers():
+            phases = Phases(absolute_path(phases_of(data)), work, build.claim)
+            with _kept_for_later(phases, data, say), choose_runner(beam_options, urls) as runner:
+                runner.check(resume.files_of(inputs)[:1], watch.staging, say)
+                attempt = Attempt(
+                    source,
+                    data,
+                    build.url,
+                    form,
+                    inputs,
+                    options,
+                    recorded,
+                    runner,
+                    say,
+                    watch,
+                    phases,
+                    overwrite,
+                    base,
+                )
                 manifest = dataset.place(build, _make(attempt, frozen))
             watch.summarize()
     say(f"{data}: published")
@@ -159,7 +151,7 @@ def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, b
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at a data set, built at `built`: the input, the options, and how the pipelines are run."""
+    """One attempt at a data set, built at `built`: the input, the options, and what runs the flows."""
 
     source: str
     data: str
@@ -168,7 +160,7 @@ class Attempt:
     inputs: Inputs
     options: ShardOptions
     recorded: Mapping[str, Any]
-    beam_options: Sequence[str]
+    runner: Runner
     say: Progress
     watch: Watch
     phases: Phases
@@ -185,16 +177,12 @@ class Attempt:
         """Prefix of all that is removed at the end."""
         return DataLayout(self.built).staging
 
-    def run(
-        self, name: str, steps: Mapping[str, int | None], wire: Callable[[beam.Pipeline, Exchange, str], None]
-    ) -> Summary:
-        """Run the pipeline that `wire(pipeline, exchange, summary_url)` makes; its summary. `steps`: their rows."""
-        pipeline = make_pipeline(self.beam_options)
-        bulk = exchange.choose(pipeline.runner, self.phases.folder(name), self.options.exchange)
-        url = join(self.staging, f"{name}.json")
-        wire(pipeline, bulk, url)
+    def run(self, name: str, steps: Mapping[str, int | None], wire: Callable[[Flow, Exchange, str], None]) -> Summary:
+        """Run the flow that `wire(flow, exchange, summary_url)` makes; its summary. `steps`: their rows."""
+        flow, url = Flow(), join(self.staging, f"{name}.json")
+        wire(flow, choose_exchange(self.runner.shuffles, self.phases.folder(name), self.options.exchange), url)
         self.watch.expect(steps)
-        run(pipeline, watch=self.watch)
+        self.runner.run(flow, self.watch)
         return read_summary(url)
 
 
@@ -209,7 +197,7 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     if finished is None:
         finished = Finished(resume.READ, raw, Summary())
         resume.keep(phases, finished)
-    filter_pairs = make_plan.stage_filters(inputs, raw, data)
+    filter_pairs = plans.stage_filters(inputs, raw, data)
     if finished.phase != resume.READ:
         frozen = finished.frozen
     elif base is None:
@@ -218,31 +206,31 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
     tokenizer_manifest = dataset.write_tokenizer(data, frozen, source) if frozen else None
     before = (base.labels, len(base.views(LABELS))) if base else (0, 0)
     basis = Basis(inputs, raw, data, options, frozen, attempt.tables, *before, meter=attempt.watch.meter)
-    labels = make_plan.plan_labels(basis)
-    queries = make_plan.plan_queries(basis, filter_pairs)
+    labels = plans.plan_labels(basis)
+    queries = plans.plan_queries(basis, filter_pairs)
     if base is not None and base.replaces:
         queries = [replace(plan, older=older_shards(base.views(plan.name))) for plan in queries]
     say(f"sharding into {', '.join(f'{plan.shards} shards of {plan.split}' for plan in queries)}")
-    tables = Tables(queries, labels, options.seed, base, data, Files(phases.folder(resume.REJECTS)))
+    tables = TablePlans(queries, labels, options.seed, base, data, Files(phases.folder(resume.REJECTS)))
     steps = _steps(raw, queries, labels)
     if finished.phase == resume.READ:
-        places = flow.Places(phases.folder(resume.LABELS), phases.folder(resume.IDS))
-        joined = attempt.run("join", steps[0], functools.partial(flow.join, tables=tables, raw=raw, places=places))
+        places = flows.Places(phases.folder(resume.LABELS), phases.folder(resume.IDS))
+        joined = attempt.run("join", steps[0], functools.partial(flows.join, tables=tables, raw=raw, places=places))
         finished = Finished(resume.JOINED, raw, joined, frozen)
         resume.keep(phases, finished)
     if finished.phase == resume.JOINED:
         rows = phases.folder(resume.ROWS)
-        wire = functools.partial(flow.tokenize, tables=tables, raw=raw, joined=finished.later, rows=rows)
+        wire = functools.partial(flows.tokenize, tables=tables, raw=raw, joined=finished.later, rows=rows)
         finished = Finished(
-            resume.TOKENIZED, raw, finished.later.merge(attempt.run("tokenize", steps[1], wire)), frozen
+            resume.TOKENIZED, raw, Summary.sum_of([finished.later, attempt.run("tokenize", steps[1], wire)]), frozen
         )
         resume.keep(phases, finished)
-    written = attempt.run("write", steps[2], functools.partial(flow.write, tables=tables, assembled=finished.later))
-    summary = raw.merge(finished.later).merge(written)
+    written = attempt.run("write", steps[2], functools.partial(flows.write, tables=tables, assembled=finished.later))
+    summary = Summary.sum_of([raw, finished.later, written])
     dataset.check_rejects(inputs, raw, summary, options.max_reject_share)
     if base is not None:
         require_most_labels(base, summary)
-    rejects = write_rejects(data, summary.rejected, Files(phases.folder("sorted")))
+    rejects = dataset.write_rejects(data, summary.rejected, Files(phases.folder("sorted")))
     if rejects.rows:
         say(f"{rejects.rows:,} rejects: see {DataLayout(attempt.data).rejects}")
     parameters = _parameters(attempt, summary, queries, filter_pairs)
@@ -255,8 +243,8 @@ def _make(attempt: Attempt, frozen: FrozenTokenizer | None) -> Manifest:
 
 
 def _read(attempt: Attempt) -> Summary:
-    """Run the first pipeline: rows to blocks in staging."""
-    plan = ReadPlan(
+    """Run the first flow: rows to blocks in staging."""
+    reading = ReadPlan(
         attempt.form,
         attempt.inputs,
         attempt.options.text,
@@ -267,7 +255,7 @@ def _read(attempt: Attempt) -> Summary:
         attempt.watch.meter,
     )
     steps = dict.fromkeys((read.READ, read.PARSE))
-    return attempt.run("read", steps, lambda pipeline, bulk, url: read.wire(pipeline, plan, bulk, url))
+    return attempt.run("read", steps, lambda flow, bulk, url: read.read(flow, reading, bulk, url))
 
 
 def _counted(inputs: Inputs, raw: Summary) -> str:
@@ -280,14 +268,14 @@ def _counted(inputs: Inputs, raw: Summary) -> str:
 
 
 def _steps(raw: Summary, queries: Sequence[QueriesPlan], labels: LabelsPlan) -> tuple[dict[str, int | None], ...]:
-    """Name the steps of the later pipelines, with their rows: splits that are cut out of a table share its rows."""
+    """Name the steps of the later flows, with their rows: splits that are cut out of a table share its rows."""
     rows = sum(
         round(raw.count_input(plan.source, "rows") * (min(plan.share[1], 1.0) - plan.share[0])) for plan in queries
     )
     joining: dict[str, int | None] = dict.fromkeys((label_steps.ENCODE, label_steps.ORDER), labels.rows)
     writing: dict[str, int | None] = dict.fromkeys((query_steps.ORDER, query_steps.WRITE), rows)
-    joining |= dict.fromkeys((resolve.SEND, resolve.FIND))  # of keys, each once a block
-    return joining, {assemble.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
+    joining |= dict.fromkeys((label_steps.SEND, label_steps.FIND))  # of keys, each once a block
+    return joining, {query_steps.ENCODE: rows}, {**writing, label_steps.WRITE: labels.rows}
 
 
 def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | None) -> FrozenTokenizer | None:
@@ -299,21 +287,20 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     if not any(raw.count_input(table, "text_bytes") for table in (*attempt.inputs.splits, LABELS)):
         return None
     attempt.say(f"tokenizer: {options.tokenizer}")
-    limit = options.max_tokens or text_length.LEAST
+    limit = options.max_tokens or tokenizer.LEAST
     if frozen is None and (size := vocabulary_size(options.tokenizer)) is not None:
         blocks = [block for table in tables for block in raw.blocks_of(table)]
         rows = sum(raw.count_input(table, "rows") for table in tables)
-        texts = sampling.sample_texts(blocks, rows, options.tokenizer_texts)
-        frozen = tokenizer.freeze(wordpiece.train(texts, size), {}, limit)
+        texts = read.sample_texts(blocks, rows, options.tokenizer_texts)
+        frozen = tokenizer.freeze(tokenizer.train_wordpiece(texts, size), {}, limit)
     elif frozen is None:
         frozen = tokenizer.load_hub(options.tokenizer, limit)
     if options.max_tokens:
         return frozen
     samples = (
-        sampling.sample_texts(raw.blocks_of(table), raw.count_input(table, "rows"), text_length.SAMPLED)
-        for table in tables
+        read.sample_texts(raw.blocks_of(table), raw.count_input(table, "rows"), tokenizer.SAMPLED) for table in tables
     )
-    limit = text_length.choose_length(frozen, samples, options.tokenizer)
+    limit = tokenizer.choose_length(frozen, samples, options.tokenizer)
     attempt.say(f"texts are cut at {limit} tokens")
     return frozen.cut_at(limit)
 
@@ -339,7 +326,7 @@ def _parameters(
     return {
         **part,
         "format": inputs.format,
-        "input": identity.identity(inputs, summary.files),
+        "input": resume.identity(inputs, summary.files),
         "options": attempt.recorded,
         "propensity": {"a": options.propensity_a, "b": options.propensity_b} if has_propensity else None,
         "filters": filters,

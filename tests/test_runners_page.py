@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from extremis.cli import cli
-from pipelines.runners.runner import make_pipeline
+from pipelines.runners.runner import choose_runner
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "runners.md").read_text()
@@ -34,7 +34,7 @@ def test_every_command_line_parses_ours_and_beams(line: str) -> None:
         pytest.importorskip("apache_beam.runners.dataflow.dataflow_runner")
     if "DaskRunner" in line:
         pytest.importorskip("distributed")
-    make_pipeline(tail)
+    choose_runner(tail)
 
 
 def test_every_runner_and_pipeline_command_is_shown() -> None:

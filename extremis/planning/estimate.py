@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.clustering.plan import worker_bytes
-from pipelines.common import assign
 from pipelines.mining.plan import Blocks, settle, sizes_of
-from pipelines.options import MineOptions, ShardOptions
+from pipelines.options import MineOptions, ShardOptions, default_row_group_rows, default_shards
 from schemas import arrow
 from schemas.errors import InputError
 from schemas.layout import DataLayout, shard_name
@@ -217,7 +216,7 @@ def _data_tables(workload: Workload) -> Iterator[tuple[str, TableSize]]:
     }
     for name, rows in (("queries", workload.queries), ("labels", workload.labels)):
         size = int(stored[name] * rows)
-        yield name, TableSize(rows, size, assign.default_shards(rows, size, ShardOptions().shard_bytes))
+        yield name, TableSize(rows, size, default_shards(rows, size, ShardOptions().shard_bytes))
 
 
 def _source_tables(kind: str, each: float, workload: Workload, data: dict[str, TableSize]) -> dict[str, TableSize]:
@@ -233,7 +232,7 @@ def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
     width = workload.recipe.negatives.table_width
     options = MineOptions(memory=workload.memory)
     vectors = _planned("vectors", data["vectors"], VECTOR_GROUP_ROWS)
-    points = [_planned(name, data[name], assign.default_row_group_rows(n)) for name, n in workload.sources.items()]
+    points = [_planned(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
     sizes = sizes_of(workload.columns, vectors, points, options, width, width)
     return settle(workload.recipe.refresh.index, workload.labels, workload.rows, options, sizes)
 
@@ -256,7 +255,7 @@ def _train_memory(workload: Workload, parameters: int) -> int:
     One process holds all: the classifier is not split over ranks.
     """
     recipe = workload.recipe
-    group = assign.default_row_group_rows(workload.queries)
+    group = default_row_group_rows(workload.queries)
     each = workload.row_bytes["queries"] + 6 * recipe.negatives.table_width
     windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
     window = recipe.order.streams * recipe.order.window_groups * group * each * windows

@@ -10,8 +10,7 @@ from pipelines.clustering.balanced import balanced_order
 from pipelines.clustering.plan import ROW, VECTOR, Plan, Settled
 from pipelines.clustering.top import parts_of
 from pipelines.common.aligned import rechunk
-from pipelines.common.assign import split_by
-from pipelines.common.exchange import Exchange, Packet, gather, one_batch, receive
+from pipelines.common.exchange import Exchange, Packet, gather, one_batch, receive, split_by
 from pipelines.common.summary import Summary
 from pipelines.common.vector_blocks import require_finite
 from schemas.shard_files import parquet

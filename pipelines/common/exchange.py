@@ -1,10 +1,10 @@
 """Exchange of bulk data between two stages, so that a runner groups small references, not rows.
 
-Beam's in-process runner keeps everything it groups in the launching process, and on Flink and Spark a group is one
+The runner of this machine keeps everything it groups in the launching process, and on Flink and Spark a group is one
 element in memory. There a worker writes what it has for all destinations as one file in staging, and sends where each
 destination's message lies. Dataflow, with a shuffle service of its own, gets the messages themselves. A message is an
 Arrow IPC stream of one record batch; its CRC-32 goes with its place, so that nothing else is ever decoded. What one
-pipeline leaves for the next is in files whatever the runner, and where it lies is in a file as well.
+flow leaves for the next is in files whatever the runner, and where it lies is in a file as well.
 """
 
 import uuid
@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+import numpy as np
 import pyarrow as pa
-from apache_beam.runners.runner import PipelineRunner
 
 from schemas import storage
 from schemas.checksums import crc32
 from schemas.errors import StorageError
 from schemas.storage import join
 
-_SHUFFLING = ("DataflowRunner",)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 _HELD_BYTES = 32 << 20
 _PLACES = pa.schema([("url", pa.string()), ("start", pa.int64()), ("size", pa.int64()), ("checksum", pa.uint32())])
@@ -89,10 +88,20 @@ class SendBuffer(Generic[K]):
         yield from self._exchange.send((destination, pa.concat_batches(some)) for destination, some in parts.items())
 
 
-def choose(runner: PipelineRunner | None, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:
-    """Return the exchange called `name`, or else the one that suits `runner`."""
-    shuffles = name == "shuffle" if name else type(runner).__name__ in _SHUFFLING
-    return Shuffle() if shuffles else Files(prefix)
+def choose_exchange(shuffles: bool, prefix: str, name: Literal["files", "shuffle"] | None = None) -> Exchange:
+    """Return the exchange called `name`, or else the one that suits a runner that `shuffles` by itself, or not."""
+    return Shuffle() if (name == "shuffle" if name else shuffles) else Files(prefix)
+
+
+def split_by(batch: pa.RecordBatch, part: np.ndarray) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (part, its rows in order) for each value of `part` [B] in ascending order."""
+    if not len(part):
+        return
+    order = np.argsort(part, kind="stable")
+    values, starts = np.unique(part[order], return_index=True)
+    batch = batch.take(pa.array(order))
+    for value, start, stop in zip(values.tolist(), starts.tolist(), [*starts[1:].tolist(), len(part)], strict=True):
+        yield value, batch.slice(start, stop - start)
 
 
 def receive(packets: Iterable[Packet], fields: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,8 @@
 """Counts of a pipeline's work, made on its workers: rows and bytes by step, for the launching process to show.
 
 A worker leaves what it has counted in a file in staging, now and then: the job servers of Flink and Spark tell nothing
-of Beam's metrics before a job has ended. These metrics, in which work that was done again counts once, are the last
-word: `counts_of_result`.
+of Beam's metrics before a job has ended. The last word has the runner: what its workers answer, or Beam's metrics, in
+which work that was done again counts once.
 """
 
 import contextlib
@@ -11,9 +11,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pipelines.common.exchange import Packet
 from schemas import storage
@@ -23,6 +23,8 @@ from schemas.storage import join
 _NAMESPACE = "extremis"
 _LOCAL_SECONDS, _REMOTE_SECONDS = 0.5, 5.0  # between two writes of a worker's file
 _LOCK = threading.Lock()
+_TOLD: list[Callable[[str, int, int, float], None]] = []  # step, rows, bytes, seconds: who counts besides, as Beam does
+also_tell = _TOLD.append
 K = TypeVar("K")
 
 
@@ -83,7 +85,8 @@ class Meter:
             if due:
                 counts.written = time.monotonic()
                 body = json.dumps(counts.steps).encode()
-        _tell_beam(step, rows, size, now)
+        for tell in _TOLD:
+            tell(step, rows, size, now)
         if due:
             # What is not told is not seen; the work goes on.
             with contextlib.suppress(ExtremisError, OSError):
@@ -123,27 +126,16 @@ class Meter:
         return counts
 
 
-def counts_of_result(result: Any) -> dict[str, Count]:
-    """Return the counts of a finished pipeline from its PipelineResult; none where the runner keeps none."""
-    from apache_beam.metrics import MetricsFilter
-
-    counts: dict[str, Count] = {}
-    with contextlib.suppress(Exception):  # of any kind: a runner without metrics, a job server that is gone
-        measured = result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))
-        for metric in measured["counters"]:
-            step, _, unit = metric.key.metric.name.rpartition(".")
-            more = Count(rows=metric.result) if unit == "rows" else Count(bytes=metric.result)
-            counts[step] = counts.get(step, Count()).add(more)
-        for metric in measured["distributions"]:
-            step = metric.key.metric.name.rpartition(".")[0]
-            span = Count(0, 0, metric.result.min / 1000, metric.result.max / 1000)
-            counts[step] = counts.get(step, Count()).add(span)
-    return counts
+def sum_counts(many: Iterable[Mapping[str, Count]]) -> dict[str, Count]:
+    """Add up the counts of each step."""
+    total: dict[str, Count] = {}
+    for counts in many:
+        for step, count in counts.items():
+            total[step] = total.get(step, Count()).add(count)
+    return total
 
 
-def _tell_beam(step: str, rows: int, size: int, now: float) -> None:
-    from apache_beam.metrics import Metrics
-
-    Metrics.counter(_NAMESPACE, f"{step}.rows").inc(rows)
-    Metrics.counter(_NAMESPACE, f"{step}.bytes").inc(size)
-    Metrics.distribution(_NAMESPACE, f"{step}.milliseconds").update(round(1000 * now))
+def counted_here() -> dict[str, Count]:
+    """Return all that this process has counted."""
+    with _LOCK:
+        return sum_counts(counts.steps for counts in _COUNTS.values())

@@ -3,11 +3,11 @@
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pipelines.common.meter import Count, Meter, counts_of_result
+from pipelines.common.meter import Count, Meter, sum_counts
 from schemas import storage
 from schemas.errors import ExtremisError
 from schemas.sizes import say_bytes, say_count
@@ -79,28 +79,29 @@ def say_seconds(seconds: float) -> str:
 
 
 class Watch:
-    """Watch over the steps of one command's pipelines, whose workers count by `meter`.
+    """Watch over the steps of one command's flows, whose workers count by `meter`.
 
     `progress` gets a line a while. Where it has `display()`, a context manager that gives a function, that function
     gets the steps that have begun, twice a second, and tells whether it shows them: then no lines are said.
     """
 
     def __init__(self, staging: str, progress: Progress) -> None:
+        self.staging = staging
         self.meter = Meter(join(staging, "progress"), time.time())
         self._say = progress
         self._pause = _LOOK_LOCAL if storage.is_local(staging) else _LOOK_REMOTE
         self._display = getattr(progress, "display", None)
         self._totals: dict[str, int | None] = {}
-        self._over: dict[str, Count] = {}  # steps of pipelines that have ended
+        self._over: dict[str, Count] = {}  # steps of flows that have ended
         self._workers: dict[str, int] = {}
 
     def expect(self, totals: Mapping[str, int | None]) -> None:
-        """Name the steps of the next pipeline in their order, and the rows of each, about; None: not known."""
+        """Name the steps of the next flow in their order, and the rows of each, about; None: not known."""
         self._totals |= totals
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[Callable[[Any], None]]:
-        """Show the steps until the block ends; it hands the PipelineResult of what has ended to the function."""
+    def watching(self) -> Iterator[Callable[[Mapping[str, Count]], None]]:
+        """Show the steps until the block ends, which hands the runner's counts of a finished flow to the function."""
         ended = threading.Event()
         with self.meter.here(), self._display() if self._display else contextlib.nullcontext() as show:
             thread = threading.Thread(target=self._look, args=(ended, show), name="extremis-watch", daemon=True)
@@ -138,20 +139,15 @@ class Watch:
         return Step(name, rows, total, count.bytes, max(seconds, 0.0), self._workers.get(name, 1), count.last, done)
 
     def _merged(self) -> dict[str, Count]:
-        begun: dict[str, Count] = {}
-        workers: dict[str, int] = {}
-        for process in self.meter.read():
-            for name, count in process.items():
-                begun[name] = begun.get(name, Count()).add(count)
-                workers[name] = workers.get(name, 0) + 1
-        self._workers |= workers
-        return begun | self._over
+        processes = self.meter.read()
+        self._workers |= Counter(name for process in processes for name in process)
+        return sum_counts(processes) | self._over
 
-    def _settle(self, result: Any) -> None:
-        """Keep the counts of a finished pipeline: those of Beam, or what the workers told where there are none."""
+    def _settle(self, counts: Mapping[str, Count]) -> None:
+        """Keep the counts of a finished flow: the runner's, or what the workers told where it has none."""
         with contextlib.suppress(ExtremisError, OSError):
             self._over |= self._merged()
-        self._over |= counts_of_result(result)
+        self._over |= counts
 
     def _look(self, ended: threading.Event, show: Callable[[Sequence[Step]], bool] | None) -> None:
         began = time.monotonic()

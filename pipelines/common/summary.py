@@ -1,25 +1,22 @@
 """Summaries: reports of the workers to the launching process, merged in any order."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.pvalue import PCollection
 from pydantic import TypeAdapter
 
 from pipelines.common.exchange import Packet, receive
-from pipelines.formats.rejects import Rejects, add_counts
+from pipelines.common.flow import Collection
+from pipelines.formats.rejects import Rejects, sum_counters
 from schemas import storage
 from schemas.manifest import Shard
 
 SUMMARY = "summary"  # tag of the collections of Summary
 INPUT = "input/"  # begins the names of input tables among the counters
-_MERGED_AT_ONCE = 64
 
 
 @dataclass(frozen=True, order=True)
@@ -57,11 +54,11 @@ class Patched:
 
 @dataclass(frozen=True)
 class Summary:
-    """Shards and counters by table, rejects, and what lies in staging; `merge` is associative and commutative.
+    """Shards and counters by table, rejects, and what lies in staging.
 
     blocks: parsed rows in staging. rejected: (input table, packet) of reject rows in staging. files: (bytes, SHA-256)
     of each input file by its URL. features: one more than the largest feature id of any row. patched: over what a
-    version has already. kept: by collection and key, where a later pipeline finds the places of its packets.
+    version has already. kept: by collection and key, where a later flow finds the places of its packets.
     label_sizes: labels of each shard.
     """
 
@@ -76,22 +73,28 @@ class Summary:
     kept: dict[str, dict[int, Packet]] = field(default_factory=dict)
     label_sizes: dict[int, int] = field(default_factory=dict)
 
-    def merge(self, other: "Summary") -> "Summary":
-        """Return both as one."""
-        shards = {
-            table: self.shards.get(table, ()) + other.shards.get(table, ()) for table in {*self.shards, *other.shards}
-        }
-        return Summary(
+    @classmethod
+    def sum_of(cls, summaries: Iterable["Summary"]) -> "Summary":
+        """Return all as one, whatever their order and grouping."""
+        many = list(summaries)
+        kept: dict[str, dict[int, Packet]] = {}
+        shards: dict[str, tuple[Shard, ...]] = {}
+        for each in many:
+            for name, packets in each.kept.items():
+                kept.setdefault(name, {}).update(packets)
+            for table, some in each.shards.items():
+                shards[table] = shards.get(table, ()) + some
+        return cls(
             shards,
-            add_counts(self.counters, other.counters),
-            self.rejects.merge(other.rejects),
-            self.blocks + other.blocks,
-            self.rejected + other.rejected,
-            {**self.files, **other.files},
-            max(self.features, other.features),
-            self.patched + other.patched,
-            {name: {**self.kept.get(name, {}), **other.kept.get(name, {})} for name in {*self.kept, *other.kept}},
-            {**self.label_sizes, **other.label_sizes},
+            sum_counters(each.counters for each in many),
+            Rejects.sum_of(each.rejects for each in many),
+            tuple(block for each in many for block in each.blocks),
+            tuple(place for each in many for place in each.rejected),
+            {url: known for each in many for url, known in each.files.items()},
+            max((each.features for each in many), default=0),
+            tuple(patch for each in many for patch in each.patched),
+            kept,
+            {shard: rows for each in many for shard, rows in each.label_sizes.items()},
         )
 
     def shards_of(self, table: str) -> tuple[Shard, ...]:
@@ -107,35 +110,24 @@ class Summary:
         return int(self.counters.get(table, Counter())[name])
 
     def count_input(self, table: str, name: str) -> int:
-        """Return a counter of an input table, which the first pipeline counted."""
+        """Return a counter of an input table, which the first flow counted."""
         return self.count(INPUT + table, name)
 
 
 _AS_JSON = TypeAdapter(Summary)
 
 
-class MergeSummaries(beam.CombineFn):
-    """Merger of the summaries of all stages."""
-
-    def create_accumulator(self) -> list[Summary]:
-        return []
-
-    def add_input(self, accumulator: list[Summary], element: Summary) -> list[Summary]:
-        # Merging copies what is there: many small ones first, so that the whole costs n log n.
-        accumulator.append(element)
-        return [reduce(Summary.merge, accumulator)] if len(accumulator) >= _MERGED_AT_ONCE else accumulator
-
-    def merge_accumulators(self, accumulators: Iterable[list[Summary]]) -> list[Summary]:
-        return [reduce(Summary.merge, (summary for summaries in accumulators for summary in summaries), Summary())]
-
-    def extract_output(self, accumulator: list[Summary]) -> Summary:
-        return reduce(Summary.merge, accumulator, Summary())
+def write_sum(summaries: Collection, url: str) -> None:
+    """End a flow: one small file at `url` that the launching process reads, wherever the workers are."""
+    summaries.over("Sum up", _add_up).group("All summaries").map("Write summary", _write_summary, url)
 
 
-def merge_and_write(summaries: PCollection, url: str) -> None:
-    """End a pipeline: one small file at `url` that the launching process reads, wherever the workers are."""
-    merged = summaries | "Merge summaries" >> beam.CombineGlobally(MergeSummaries()).without_defaults()
-    _ = merged | "Write summary" >> beam.Map(write_summary, url)
+def _add_up(summaries: Iterable[Summary]) -> Iterator[tuple[int, Summary]]:
+    yield 0, Summary.sum_of(summaries)
+
+
+def _write_summary(element: tuple[int, Iterable[Summary]], url: str) -> None:
+    storage.write_sealed(url, _AS_JSON.dump_json(Summary.sum_of(element[1])))
 
 
 def as_json(summary: Summary) -> Any:
@@ -148,13 +140,8 @@ def from_json(values: Any) -> Summary:
     return _AS_JSON.validate_python(values)
 
 
-def write_summary(summary: Summary, url: str) -> None:
-    """Write `summary` at `url`. Raises StorageError."""
-    storage.write_sealed(url, _AS_JSON.dump_json(summary))
-
-
 def read_summary(url: str) -> Summary:
-    """Read the summary at `url`; none was written where a pipeline had nothing to do. Raises StorageError."""
+    """Read the summary at `url`; none was written where a flow had nothing to do. Raises StorageError."""
     try:
         return _AS_JSON.validate_json(storage.read_sealed(url))
     except FileNotFoundError:

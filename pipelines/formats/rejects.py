@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
@@ -54,7 +54,7 @@ def to_batch(rejects: Sequence[Reject]) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class Rejects:
-    """Counts by reason of each input table, and the first few rows of all; merging is associative and commutative."""
+    """Counts by reason of each input table, and the first few rows of all."""
 
     counts: Mapping[str, Counter[Reason]] = field(default_factory=dict)
     first: tuple[Reject, ...] = ()
@@ -64,19 +64,22 @@ class Rejects:
         """Count the rejects of one input table."""
         return cls({table: Counter(reject.reason for reject in rejects)}, tuple(heapq.nsmallest(SHOWN, rejects)))
 
-    def merge(self, other: "Rejects") -> "Rejects":
-        """Return both as one."""
-        first = heapq.nsmallest(SHOWN, [*self.first, *other.first])
-        return Rejects(add_counts(self.counts, other.counts), tuple(first))
+    @classmethod
+    def sum_of(cls, many: Iterable["Rejects"]) -> "Rejects":
+        """Return all as one."""
+        all_of = list(many)
+        first = heapq.nsmallest(SHOWN, (reject for each in all_of for reject in each.first))
+        return cls(sum_counters(each.counts for each in all_of), tuple(first))
 
     def by_reason(self, table: str) -> dict[str, int]:
         """Count the rejects of `table` by reason."""
         return {reason.value: n for reason, n in sorted(self.counts.get(table, {}).items())}
 
 
-def add_counts(first: Mapping[str, Counter[K]], second: Mapping[str, Counter[K]]) -> dict[str, Counter[K]]:
-    """Add the counters of each table."""
-    total = {table: Counter(counts) for table, counts in first.items()}
-    for table, counts in second.items():
-        total.setdefault(table, Counter()).update(counts)
+def sum_counters(many: Iterable[Mapping[str, Counter[K]]]) -> dict[str, Counter[K]]:
+    """Add up the counters of each table."""
+    total: dict[str, Counter[K]] = {}
+    for counters in many:
+        for table, counts in counters.items():
+            total.setdefault(table, Counter()).update(counts)
     return total

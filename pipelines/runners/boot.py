@@ -82,7 +82,7 @@ def _become_worker(options: argparse.Namespace) -> None:
     for sibling in siblings:
         subprocess.Popen([sys.executable, "-m", "pipelines.runners.worker"], env={**os.environ, **sibling})
     os.environ.update(own)
-    worker.serve()  # in this process, which has imported Beam already: seconds a pipeline
+    worker.serve_beam()  # in this process, which has imported Beam already: seconds a pipeline
 
 
 def _serve_pool(port: int) -> None:

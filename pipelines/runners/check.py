@@ -1,8 +1,8 @@
-"""A check of an engine's workers before a pipeline starts: one step, which every worker answers.
+"""A check of an engine's workers before a flow starts: one stage, which every worker answers.
 
-    numbers ─▶ reshuffle ─▶ answer: versions, cores, memory; read INPUT, write beside the output
+    numbers ─▶ answer: versions, cores, memory; read INPUT, write beside the output
 
-What is wrong is one message that names the worker and the remedy, where a pipeline would fail late, or wait for ever.
+What is wrong is one message that names the worker and the remedy, where a flow would fail late, or wait for ever.
 """
 
 import json
@@ -13,15 +13,16 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
-import apache_beam as beam
+import apache_beam
 from apache_beam.runners.runner import PipelineResult
 
+from pipelines.common.flow import Flow
 from pipelines.common.progress import Progress
 from pipelines.runners import engine
-from pipelines.runners.runner import make_pipeline, run
 from schemas import storage
 from schemas.errors import ExtremisError, StorageError
 from schemas.manifest import code_version
@@ -46,7 +47,7 @@ class Versions:
     @staticmethod
     def here() -> "Versions":
         """Return those of this process."""
-        return Versions(code_version(), beam.version.__version__, ".".join(platform.python_version_tuple()[:2]))
+        return Versions(code_version(), apache_beam.version.__version__, ".".join(platform.python_version_tuple()[:2]))
 
     def __str__(self) -> str:
         return f"Extremis {self.extremis}, Beam {self.beam}, Python {self.python}"
@@ -63,15 +64,18 @@ class Question:
     asked: float  # seconds since 1970 by the launcher's clock
 
 
-def check_workers(beam_options: Sequence[str], reads: Sequence[str], folder: str, say: Progress) -> None:
-    """Ask the workers of an engine before a pipeline that reads `reads` and writes below `folder`; once a process.
+class _Runner(Protocol):
+    def run(self, flow: Flow, *, started: Callable[[PipelineResult], Any]) -> None: ...
 
-    Nothing is asked on other runners, and with `--start_timeout=0`. Raises ExtremisError: no job server, no worker
-    within the time, another version, a place that a worker cannot reach; what the engine itself says is wrong.
+
+def check_workers(
+    runner: _Runner, beam_options: Sequence[str], reads: Sequence[str], folder: str, say: Progress
+) -> None:
+    """Ask the workers of an engine before a flow that reads `reads` and writes below `folder`; once a process.
+
+    Nothing is asked with `--start_timeout=0`. Raises ExtremisError: no job server, no worker within the time, another
+    version, a place that a worker cannot reach; what the engine itself says is wrong.
     """
-    pipeline = make_pipeline(beam_options)
-    if not engine.is_engine(pipeline.runner):
-        return
     seconds = engine.start_timeout(beam_options)
     engine.require_job_server(beam_options)
     if not seconds or tuple(beam_options) in _PASSED:
@@ -80,13 +84,9 @@ def check_workers(beam_options: Sequence[str], reads: Sequence[str], folder: str
     folder = join(folder, "check")
     question = Question(uuid.uuid4().hex, Versions.here(), tuple(reads), folder, time.time())
     storage.write_bytes(join(folder, _LAUNCHER), json.dumps(asdict(question)).encode(), durable=False)
-    _ = (
-        pipeline
-        | "Questions" >> beam.Create(range(_QUESTIONS), reshuffle=False)
-        | "Deal" >> beam.Reshuffle()
-        | "Answer" >> beam.Map(answer, question)
-    )
-    _run_within(pipeline, beam_options, seconds)
+    flow = Flow()
+    flow.create("Questions", range(_QUESTIONS)).map("Answer", answer, question)
+    _run_within(runner, flow, beam_options, seconds)
     answers = [json.loads(storage.read_bytes(join(folder, name))) for name in storage.list_names(folder)]
     workers = sorted((each for each in answers if "worker" in each), key=lambda each: str(each["worker"]))
     if not workers:
@@ -140,14 +140,14 @@ def _require_readable(worker: str, url: str) -> None:
     raise ExtremisError(f"the worker {worker} sees no file {url}, which is there for the launching process. {remedy}")
 
 
-def _run_within(pipeline: beam.Pipeline, beam_options: Sequence[str], seconds: float) -> None:
-    """Run `pipeline`; cancel it where it has not ended after `seconds`. Raises as `run`, and ExtremisError."""
+def _run_within(runner: _Runner, flow: Flow, beam_options: Sequence[str], seconds: float) -> None:
+    """Run `flow`; cancel it where it has not ended after `seconds`. Raises as `run`, and ExtremisError."""
     ended: queue.Queue[BaseException | None] = queue.Queue()
     started: list[PipelineResult] = []
 
     def work() -> None:
         try:
-            run(pipeline, started.append)
+            runner.run(flow, started=started.append)
             ended.put(None)
         except BaseException as error:
             ended.put(error)

@@ -1,36 +1,25 @@
-"""Beam pipelines on Dask: each step becomes tasks over partitions; tagged outputs, side inputs and every sink count.
+"""Flows on Dask: each stage becomes tasks over partitions; what passes between stages is held by the workers.
 
-Beam's own Dask runner carries out the last step alone and mixes tagged outputs (docs/decisions), so only its options
-are used. For bounded pipelines of Impulse, ParDo, GroupByKey, Flatten and Reshuffle, and what Beam makes of these:
-Create, CoGroupByKey, Combine. What passes from step to step is held, and spilled, by the workers.
+Of Beam it has the options alone: Beam's own Dask runner carries out the last step alone, and mixes tagged outputs
+(docs/decisions/0006).
 """
 
 import logging
 import uuid
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import apache_beam as beam
-from apache_beam.coders import FastPrimitivesCoder
-from apache_beam.internal import pickler
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.pipeline import AppliedPTransform, PipelineVisitor, PTransformOverride
-from apache_beam.pvalue import PCollection
-from apache_beam.runners.common import DoFnRunner, Receiver
 from apache_beam.runners.dask.dask_runner import DaskOptions
-from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
-from apache_beam.transforms.core import Impulse, Windowing
-from apache_beam.transforms.sideinputs import SideInputMap
-from apache_beam.transforms.window import GlobalWindows
-from apache_beam.utils.windowed_value import WindowedValue
 from dask import delayed
 from dask.delayed import Delayed
 from dask.distributed import Client, KilledWorker, LocalCluster, as_completed
 
+from pipelines.common.flow import MAIN, Elements, Flow, Output, Stage, by_tag, group_by_key
+from pipelines.common.progress import Progress, Watch
 from schemas.errors import ExtremisError, InputError
 from schemas.manifest import code_version
 from schemas.waits import Wait, waiting
@@ -38,168 +27,104 @@ from schemas.waits import Wait, waiting
 PARTITIONS_A_THREAD = 2
 _CONNECT_SECONDS = 30
 _DRAIN_SECONDS = 600
-_KEYS = FastPrimitivesCoder().as_deterministic_coder("a key is a number, a string, or a tuple of them")
 _STOPPED: set[str] = set()  # on a worker: runs whose bundles should end
 _AT_WORK: Counter[str] = Counter()  # on a worker: bundles at work, by run
 
-Elements = list[Any]
 
+class DaskRunner:
+    """Runner of `--runner=DaskRunner`: on the scheduler that `--dask_client_address` names, or its own workers."""
 
-class DaskRunner(PipelineRunner):
-    """Runner of `--runner=DaskRunner`: on the scheduler that `--dask_client_address` names, or on workers of its own.
+    shuffles = False
 
-    Raises what a worker raised; ExtremisError where there are no workers, or they die. When it raises, no task of the
-    pipeline is at work any more.
-    """
-
-    @staticmethod
-    def is_fnapi_compatible() -> bool:
-        return True  # the pipeline is walked as it was built, without a translation to and fro
-
-    def run_pipeline(self, pipeline: beam.Pipeline, options: PipelineOptions) -> PipelineResult:
-        dask_options = options.view_as(DaskOptions)
-        if dask_options.partition_size:
+    def __init__(self, flags: Sequence[str]) -> None:
+        self._options = PipelineOptions(list(flags)).view_as(DaskOptions)
+        if self._options.partition_size:
             raise InputError("--dask_partition_size means nothing here; give --dask_npartitions, or neither.")
-        pipeline.replace_all([_Deal()])
-        with _connect(dask_options) as client:
-            threads = sum(client.nthreads().values())
-            graph = _Graph(uuid.uuid4().hex, dask_options.npartitions or PARTITIONS_A_THREAD * threads)
-            pipeline.visit(graph)
-            _compute(client, graph)
-        return PipelineResult(PipelineState.DONE)
+
+    def __enter__(self) -> "DaskRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
+        """Ask nothing: the workers' code is compared when a flow is run."""
+
+    def run(self, flow: Flow, watch: Watch | None = None) -> None:
+        """Run `flow` to its end. Raises what a worker raised; ExtremisError where there are no workers, or they die.
+
+        When it raises, no task of the flow is at work any more.
+        """
+        logger = logging.getLogger("distributed")
+        level, run = logger.level, uuid.uuid4().hex
+        logger.setLevel(logging.CRITICAL)  # tracebacks that are raised anyway
+        try:
+            watching = nullcontext() if watch is None else watch.watching()
+            with watching as settle, _connect(self._options) as client:
+                partitions = self._options.npartitions or PARTITIONS_A_THREAD * sum(client.nthreads().values())
+                _compute(client, _tasks(flow, run, partitions), run)
+                if settle is not None:
+                    settle({})
+        finally:
+            logger.setLevel(level)
 
 
-class Rebalance(beam.PTransform):
-    """Reshuffle as one step: elements are dealt out over the partitions in turn."""
+def _tasks(flow: Flow, run: str, partitions: int) -> list[Delayed]:
+    """Return the tasks whose results nobody reads, and which need all others."""
+    parts: dict[Output, list[Delayed]] = {}
 
-    def expand(self, pcoll: PCollection) -> PCollection:
-        return PCollection.from_(pcoll)
+    def read(outputs: Sequence[Output]) -> list[Delayed]:
+        return [part for output in outputs for part in parts[output]]
 
-
-class _Deal(PTransformOverride):
-    def matches(self, applied: AppliedPTransform) -> bool:
-        return isinstance(applied.transform, beam.Reshuffle)
-
-    def get_replacement_transform_for_applied_ptransform(self, applied: AppliedPTransform) -> beam.PTransform:
-        return Rebalance()
-
-
-@dataclass(frozen=True)
-class Step:
-    """One ParDo, as a worker gets it: its run, its pickled DoFn and arguments, its outputs' tags."""
-
-    run: str
-    fn: bytes
-    tags: tuple[str | None, ...]
-
-
-@dataclass
-class _Graph(PipelineVisitor):
-    """The pipeline as Dask tasks: the partitions of each collection, and those that no step reads."""
-
-    run: str
-    partitions: int
-    parts: dict[PCollection, list[Delayed]] = field(default_factory=dict)
-    unread: dict[PCollection, list[Delayed]] = field(default_factory=dict)
-
-    def visit_transform(self, applied: AppliedPTransform) -> None:
-        transform = applied.transform
-        inputs = [self._read(pcoll) for pcoll in applied.inputs if isinstance(pcoll, PCollection)]
-        if isinstance(transform, Impulse):
-            self._write(applied, None, [_task(list)([b""])])
-        elif isinstance(transform, beam.ParDo):
-            self._add_bundles(applied, inputs[0])
-        elif isinstance(transform, beam.GroupByKey):
-            split = [_task(split_by_key)(part, self.partitions) for part in inputs[0]]
-            groups = [_task(group)([part[number] for part in split]) for number in range(self.partitions)]
-            self._write(applied, None, groups)
-        elif isinstance(transform, beam.Flatten):
-            self._write(applied, None, [part for parts in inputs for part in parts])
-        elif isinstance(transform, Rebalance):
-            dealt = [_task(deal)(inputs[0], number, self.partitions) for number in range(self.partitions)]
-            self._write(applied, None, dealt)
+    for number, stage in enumerate(flow.stages):
+        inputs, main = read(stage.reads), Output(number, MAIN)
+        if stage.given is not None:
+            parts[main] = [_task(list)(stage.given[part::partitions]) for part in range(partitions)]
+        elif stage.work is None:
+            split = [_task(split_by_key)(part, partitions) for part in inputs]
+            parts[main] = [_task(group)([part[place] for part in split]) for place in range(partitions)]
         else:
-            raise InputError(f"the Dask runner cannot run {type(transform).__name__} ({applied.full_label}).")
-
-    def _add_bundles(self, applied: AppliedPTransform, inputs: list[Delayed]) -> None:
-        transform: Any = applied.transform
-        views = [(type(side), side._view_options()) for side in applied.side_inputs]
-        packed = pickler.dumps((transform.fn, transform.args, transform.kwargs, views))
-        tags: dict[Any, Any] = applied.outputs
-        step = Step(self.run, packed, tuple(tags))
-        sides = [self._read(side.pvalue) for side in applied.side_inputs]
-        bundles = [_task(run_bundle)(step, part, sides) for part in inputs]
-        for number, tag in enumerate(step.tags):
-            self._write(applied, tag, [bundle[number] for bundle in bundles])
-
-    def _read(self, pcoll: PCollection) -> list[Delayed]:
-        self.unread.pop(pcoll, None)
-        return self.parts[pcoll]
-
-    def _write(self, applied: AppliedPTransform, tag: str | None, parts: list[Delayed]) -> None:
-        pcoll: Any = applied.outputs[tag]
-        self.parts[pcoll] = self.unread[pcoll] = parts
+            sides = {place: read(outputs) for place, outputs in stage.sides.items()}
+            bundles = [_task(run_bundle)(run, stage, part, sides) for part in inputs]
+            for place, tag in enumerate(stage.tags):
+                parts[Output(number, tag)] = [bundle[place] for bundle in bundles]
+    return [_task(len)(part) for output in flow.read_by_nobody() for part in parts[output]]
 
 
-def run_bundle(step: Step, elements: Elements, sides: Sequence[Sequence[Elements]]) -> list[Elements]:
-    """Pass elements of one partition through the DoFn of `step`, beside all partitions of each side input.
+def run_bundle(run: str, stage: Stage, elements: Elements, sides: dict[int, list[Elements]]) -> list[Elements]:
+    """Do the work of `stage` on the elements of one partition, beside all partitions of its sides.
 
-    One list for each of the step's tags. Raises what the DoFn raises.
+    One list for each of the stage's tags. Raises what the work raises.
     """
-    outputs: defaultdict[str | None, _Collected] = defaultdict(_Collected)
-    kept = [outputs[tag].values for tag in step.tags]
     if not elements:
-        return kept
-    fn, args, kwargs, views = pickler.loads(step.fn)
-    maps = [
-        SideInputMap(view, options, [GlobalWindows.windowed_value(value) for part in parts for value in part])
-        for (view, options), parts in zip(views, sides, strict=True)
-    ]
-    runner = DoFnRunner(fn, args, kwargs, maps, Windowing(GlobalWindows()), outputs)
-    _AT_WORK[step.run] += 1
+        return [[] for _ in stage.tags]
+    work = stage.with_sides({place: dict(pair for part in side for pair in part) for place, side in sides.items()})
+    _AT_WORK[run] += 1
     try:
-        runner.setup()
-        runner.start()
-        for element in elements:
-            if step.run in _STOPPED:
-                break
-            runner.process(GlobalWindows.windowed_value(element))
-        runner.finish()
-        runner.teardown()
+        outputs = by_tag(work(_until_stopped(run, elements)), stage.tags)
     finally:
-        _AT_WORK[step.run] -= 1
-    return kept
+        _AT_WORK[run] -= 1
+    return [outputs[tag] for tag in stage.tags]
+
+
+def _until_stopped(run: str, elements: Elements) -> Iterator[Any]:
+    for element in elements:
+        if run in _STOPPED:
+            return
+        yield element
 
 
 def split_by_key(pairs: Elements, partitions: int) -> list[Elements]:
-    """Split pairs (key, value) by the partitions of their keys, as (encoded key, pair): the same on every worker."""
+    """Split pairs (key, value) by the partitions of their keys: the same on every worker, as a key's `repr` is."""
     split: list[Elements] = [[] for _ in range(partitions)]
     for pair in pairs:
-        encoded = _KEYS.encode(pair[0])
-        split[zlib.crc32(encoded) % partitions].append((encoded, pair))
+        split[zlib.crc32(repr(pair[0]).encode()) % partitions].append(pair)
     return split
 
 
 def group(parts: Sequence[Elements]) -> Elements:
-    """Group pairs of `split_by_key` to (key, values), in the order of arrival."""
-    groups: dict[bytes, tuple[Any, Elements]] = {}
-    for part in parts:
-        for encoded, (key, value) in part:
-            groups.setdefault(encoded, (key, []))[1].append(value)
-    return list(groups.values())
-
-
-def deal(parts: Sequence[Elements], number: int, partitions: int) -> Elements:
-    """Take every `partitions`-th element of all `parts`, from `number` on."""
-    return [element for part in parts for element in part][number::partitions]
-
-
-class _Collected(Receiver):
-    def __init__(self) -> None:
-        self.values: Elements = []
-
-    def receive(self, windowed_value: WindowedValue) -> None:
-        self.values.append(windowed_value.value)
+    """Group pairs of `split_by_key` to (key, values)."""
+    return group_by_key(pair for part in parts for pair in part)
 
 
 def _task(function: Any) -> Any:
@@ -207,15 +132,15 @@ def _task(function: Any) -> Any:
     return delayed(function, pure=False)
 
 
-def _compute(client: Client, graph: _Graph) -> None:
-    """Run all tasks, the sinks too; their results stay on the workers."""
-    futures = client.compute([_task(len)(part) for parts in graph.unread.values() for part in parts])
+def _compute(client: Client, tasks: Sequence[Delayed], run: str) -> None:
+    """Run `tasks` and all that they need; their results stay on the workers."""
+    futures = client.compute(list(tasks))
     try:
         for _ in as_completed(futures, with_results=True):
             pass
     except BaseException as error:
         client.cancel(futures, force=True)
-        _drain(client, graph.run)
+        _drain(client, run)
         if isinstance(error, KilledWorker):
             raise ExtremisError(
                 f"a Dask worker died at the same task several times: {error}. It was out of memory, most likely: give "

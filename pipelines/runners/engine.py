@@ -1,7 +1,6 @@
 """Engines: clusters of Flink or Spark behind a Beam job server, and what travels to their workers."""
 
 import contextlib
-import os
 import signal
 import socket
 import threading
@@ -111,8 +110,3 @@ def cancel(result: PipelineResult) -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-def absolute_path(url: str) -> str:
-    """Return a path of this machine from its root; any other URL as it is."""
-    return url if "://" in url or "::" in url else os.path.abspath(os.path.expanduser(url))

@@ -56,6 +56,12 @@ def combine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return _mix(_mix(first) ^ second)
 
 
+def in_share(hashes: np.ndarray, share: tuple[float, float]) -> np.ndarray:
+    """Tell which hashes [B] fall into [low, high) of their range, by the high bits: the low ones choose the shard."""
+    position = (hashes >> np.uint64(32)).astype(np.float64) / 2**32
+    return (position >= share[0]) & (position < share[1])
+
+
 def _mix(z: np.ndarray) -> np.ndarray:
     # The increment keeps 0 from being mapped to itself.
     with np.errstate(over="ignore"):

@@ -1,21 +1,27 @@
-"""Labels: parsed blocks to ordered shards, whose ranks are the ids; joined with training counts and written."""
+"""Labels: in the order of their ids, found by the keys that points name, joined with training counts, and written.
+
+No process holds all labels: a shard of them is looked up with the keys that were sent to it, and the ids go back to the
+blocks. A label's id is its rank in its shard after the labels of all shards before. Blocks go in groups, so that there
+are not more references than _REFERENCES each way, however many blocks and shards there are. A shard is looked up in
+several places, each for other groups, where there are few shards.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.pvalue import PCollection, TaggedOutput
+import pyarrow.compute as pc
 
-from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive
+from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive, split_by
+from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Block, Summary
 from pipelines.formats.base import LABELS
 from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import rows
-from pipelines.sharding.plan import LabelsPlan
+from pipelines.sharding.hashing import hash_strings
+from pipelines.sharding.plans import LabelsPlan
 from pipelines.sharding.steps import (
     ROWS,
     SIZES,
@@ -30,8 +36,14 @@ from pipelines.sharding.steps import (
 )
 from schemas.shard_files import parquet, shards
 
+Blocks = tuple[Block, ...]
+
 KEYS = "keys"
 ENCODE, ORDER, WRITE = "tokenize labels", "order labels", "write labels"  # steps
+_REFERENCES = 1 << 17  # which some runners keep in the launching process
+_LOOKED_UP = 1 << 20  # keys at a time: Arrow builds its hash table of the shard's keys anew for each call
+_PLACES = 16  # where keys are looked up, or more
+SEND, FIND = "send keys of labels", "find labels"  # steps; their rows are keys
 
 
 class OrderedLabels(NamedTuple):
@@ -41,64 +53,49 @@ class OrderedLabels(NamedTuple):
     of the key, and have ids where labels have one already.
     """
 
-    rows: PCollection
-    keys: PCollection
-    sizes: PCollection
-    summary: PCollection
+    rows: Collection
+    keys: Collection
+    sizes: Collection
+    summary: Collection
 
 
-@beam.ptransform_fn
 def order_labels(
-    pipeline: Any, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files, rejects: Files
+    flow: Flow, plan: LabelsPlan, blocks: list[Block], exchange: Exchange, staged: Files, rejects: Files
 ) -> OrderedLabels:
     """Order labels by their ids: by (hash, key), or by row in a form without keys. Rows go to `staged`."""
-    encoded = pipeline | "Blocks" >> beam.Create(blocks) | "Encode" >> beam.ParDo(EncodeLabels(plan, exchange))
-    ordered = (
-        {"rows": encoded, "every": pipeline | "Shards" >> every_shard(plan.shards)}
-        | "By shard" >> beam.CoGroupByKey()
-        | "Order"
-        >> beam.FlatMap(order_shard, plan, exchange, staged, rejects).with_outputs(
-            ROWS, KEYS, SIZES, SUMMARY, main="main"
-        )
-    )
-    return OrderedLabels(ordered[ROWS], ordered[KEYS], ordered[SIZES], ordered[SUMMARY])
+    encoded = flow.create("Blocks of labels", blocks).flat_map("Encode labels", encode_block, plan, exchange)
+    every = every_shard(flow, "Shards of labels", plan.shards)
+    by_shard = flow.join("Labels by shard", {"rows": encoded, "every": every})
+    tags = (ROWS, KEYS, SIZES, SUMMARY)
+    ordered = by_shard.split("Order labels", tags, order_shard, plan, exchange, staged, rejects)
+    return OrderedLabels(*(ordered[tag] for tag in tags))
 
 
-@beam.ptransform_fn
-def keep_labels(ordered: OrderedLabels, staged: Files) -> PCollection:
-    """Keep rows and sizes of ordered labels for the next pipeline; yields Summary."""
-    sizes = ordered.sizes | "Sizes" >> beam.MapTuple(lambda shard, rows: Summary(label_sizes={shard: rows}))
-    return (ordered.summary, sizes, ordered.rows | "Rows" >> keep(LABELS, staged)) | "Summaries" >> beam.Flatten()
+def keep_labels(ordered: OrderedLabels, staged: Files) -> Collection:
+    """Keep rows and sizes of ordered labels for the next flow; Summary."""
+    return ordered.summary + ordered.sizes.map("Sizes of labels", _kept_size) + keep(ordered.rows, LABELS, staged)
 
 
-@beam.ptransform_fn
-def write_labels(counts: PCollection, plan: LabelsPlan, ordered: Summary) -> PCollection:
-    """Write labels, whose rows `ordered` tells, joined with training counts (shard, packet); yields Summary."""
-    rows = counts.pipeline | "Labels in order" >> reopen(ordered.kept.get(LABELS, {}))
-    joined = {"rows": rows, "counts": counts} | "Join counts" >> beam.CoGroupByKey()
-    return joined | "Write" >> beam.Map(write_shard, plan, ordered.label_sizes)
+def _kept_size(element: tuple[int, int]) -> Summary:
+    return Summary(label_sizes=dict([element]))
 
 
-class EncodeLabels(beam.DoFn):
-    """Encoder of blocks: Block to (shard, packet)."""
+def write_labels(counts: Collection, plan: LabelsPlan, ordered: Summary) -> Collection:
+    """Write labels, whose rows `ordered` tells, joined with training counts (shard, packet); Summary."""
+    joined = counts.flow.join("Join counts", {"rows": reopen(counts.flow, ordered, LABELS), "counts": counts})
+    return joined.map("Write labels", write_shard, plan, ordered.label_sizes)
 
-    def __init__(self, plan: LabelsPlan, exchange: Exchange) -> None:
-        self._plan, self._exchange = plan, exchange
 
-    def setup(self) -> None:
-        self._tokens = open_tokens(self._plan)
-
-    def process(self, element: Block) -> Iterator[tuple[int, Packet]]:
-        plan = self._plan
-        plan.meter.start(ENCODE)
-        batch = encode(element.read(), plan, self._tokens).select(plan.row_schema.names)
-        if plan.keyed:
-            sent = send_to_shards(self._exchange, batch, plan.shards)
-        else:
-            shard = batch["row"].to_numpy() // plan.shard_rows
-            sent = self._exchange.send(assign.split_by(batch, shard))
-        yield from plan.meter.count_bytes(ENCODE, sent)
-        plan.meter.count(ENCODE, batch.num_rows)
+def encode_block(block: Block, plan: LabelsPlan, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
+    """Tokenize the labels of a block and send them to their shards: (shard, packet)."""
+    plan.meter.start(ENCODE)
+    batch = encode(block.read(), plan, open_tokens(plan)).select(plan.row_schema.names)
+    if plan.keyed:
+        sent = send_to_shards(exchange, batch, plan.shards)
+    else:
+        sent = exchange.send(split_by(batch, batch["row"].to_numpy() // plan.shard_rows))
+    yield from plan.meter.count_bytes(ENCODE, sent)
+    plan.meter.count(ENCODE, batch.num_rows)
 
 
 def order_shard(
@@ -118,11 +115,11 @@ def order_shard(
     else:
         table = table.sort_by("row")
     counters["truncated"] = int(np.count_nonzero(table["truncated"].to_numpy()))
-    yield TaggedOutput(SUMMARY, reported(LABELS, rejects, rejected, counters={plan.name: counters}))
-    yield TaggedOutput(SIZES, (shard, table.num_rows))
+    yield Tagged(SUMMARY, reported(LABELS, rejects, rejected, counters={plan.name: counters}))
+    yield Tagged(SIZES, (shard, table.num_rows))
     for tag, columns, channel in ((ROWS, table, staged), (KEYS, table.select(["key"]), exchange)):
         for place in plan.meter.count_bytes(ORDER, channel.send([(shard, one_batch(columns))])):
-            yield TaggedOutput(tag, place)
+            yield Tagged(tag, place)
     plan.meter.count(ORDER, counters["rows_in"])
 
 
@@ -160,7 +157,7 @@ def count_labels(label_ids: np.ndarray, first: np.ndarray) -> Iterator[tuple[int
     """
     ids, counts = np.unique(label_ids, return_counts=True)
     batch = pa.record_batch({"label_id": pa.array(ids, pa.int64()), "count": pa.array(counts, pa.int64())})
-    return assign.split_by(batch, np.searchsorted(first, ids, side="right") - 1)
+    return split_by(batch, np.searchsorted(first, ids, side="right") - 1)
 
 
 def sum_counts(parts: Iterable[pa.RecordBatch], first: int, labels: int) -> np.ndarray:
@@ -182,3 +179,125 @@ def count_tokens(table: pa.Table) -> Counter[str]:
             empty &= lengths == 0
     counts["empty_texts"] = int(empty.sum())
     return counts
+
+
+def ids_of_table(table: str) -> str:
+    """Name the collection of the label ids by group of the blocks of an input table."""
+    return f"ids of {table}"
+
+
+def group_blocks(blocks: Sequence[Block], shards: int) -> list[tuple[int, Blocks]]:
+    """Put blocks that meet `shards` of labels into groups: (number, blocks)."""
+    size = max(1, -(-len(blocks) * shards // _REFERENCES))
+    return [(start // size, tuple(blocks[start : start + size])) for start in range(0, len(blocks), size)]
+
+
+def places_of_shard(shards: int) -> int:
+    """Return the number of places where a shard of labels is looked up: place p is of shard p // places."""
+    return -(-_PLACES // shards)
+
+
+def resolve_labels(
+    groups: Collection, ordered: OrderedLabels, plan: LabelsPlan, seed: int, exchange: Exchange, ids: Files
+) -> Collection:
+    """Join groups (number, blocks) with the labels: (number, packet in `ids` of `index` and `label_id`).
+
+    seed: of the hash that chooses a label's shard.
+    """
+    mentions = groups.flat_map("Route mentions", route_mentions, plan, seed, exchange)
+    keys = ordered.keys.flat_map("Keys to places", copy_keys, plan.shards)
+    by_place = groups.flow.join("By place", {"mentions": mentions, "keys": keys})
+    return by_place.flat_map("Look up", resolve_shard, plan, ids, ordered.sizes)
+
+
+def copy_keys(element: tuple[int, Packet], shards: int) -> Iterator[tuple[int, Packet]]:
+    """Send (label shard, packet of its keys) to all its places."""
+    shard, packet = element
+    places = places_of_shard(shards)
+    yield from ((shard * places + place, packet) for place in range(places))
+
+
+def route_mentions(
+    element: tuple[int, Blocks], plan: LabelsPlan, seed: int, exchange: Exchange
+) -> Iterator[tuple[int, tuple[int, Packet]]]:
+    """Send the label keys that (group number, blocks) name: (place, (group number, packet))."""
+    number, blocks = element
+    plan.meter.start(SEND)
+    mentions = [batch for batch in map(read_mentions, blocks) if batch is not None]
+    if not mentions:
+        return
+    named = pa.concat_batches(mentions)
+    batch = pa.record_batch({"index": pa.array(np.arange(named.num_rows)), "key": named["key"]})
+    shard = (hash_strings(named["key"], seed) % np.uint64(plan.shards)).astype(np.int64)
+    places = places_of_shard(plan.shards)
+    for label_shard, packet in plan.meter.count_bytes(SEND, exchange.send(split_by(batch, shard))):
+        yield label_shard * places + number % places, (number, packet)
+    plan.meter.count(SEND, named.num_rows)
+
+
+def read_mentions(block: Block) -> pa.RecordBatch | None:
+    """Read the label keys that a block names; None where its points name none by keys."""
+    return None if block.mentions is None else next(receive([block.mentions]))
+
+
+def resolve_shard(
+    element: tuple[int, dict[str, Any]], plan: LabelsPlan, files: Files, sizes: dict[int, int]
+) -> Iterator[tuple[int, Packet]]:
+    """Look up what blocks name in (place, parts), and send the ids back: (group number, packet)."""
+    place, parts = element
+    plan.meter.start(FIND)
+    (labels,) = receive(parts["keys"])
+    first = int(first_ids(sizes)[plan.shards_before + place // places_of_shard(plan.shards)])
+    ids = ids_of(labels, first)
+    for mentions in _chunks(parts["mentions"]):
+        yield from plan.meter.count_bytes(FIND, files.send(look_up(labels["key"], ids, mentions)))
+        plan.meter.count(FIND, sum(batch.num_rows for _, batch in mentions))
+
+
+def ids_of(labels: pa.RecordBatch, first: int) -> pa.Array:
+    """Return the ids of a shard's labels: those in `label_id`, and from `first` on, in order, where there is none."""
+    if "label_id" not in labels.schema.names:
+        return pa.array(np.arange(first, first + labels.num_rows))
+    new = pc.is_null(labels["label_id"]).to_numpy(zero_copy_only=False)
+    ids = labels["label_id"].fill_null(0).to_numpy(zero_copy_only=False).copy()
+    ids[new] = first + np.arange(np.count_nonzero(new))
+    return pa.array(ids)
+
+
+def look_up(
+    labels: pa.Array, ids: pa.Array, mentions: list[tuple[int, pa.RecordBatch]]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (group number, `index` and `label_id` of the labels that exist) for each (group number, `index`, `key`).
+
+    labels, ids: the keys of a shard, and their ids.
+    """
+    keys = pa.concat_arrays([batch["key"] for _, batch in mentions])
+    rank = pc.index_in(keys, value_set=labels)
+    start = 0
+    for number, batch in mentions:
+        ranks = rank.slice(start, batch.num_rows)
+        start += batch.num_rows
+        resolved = pa.record_batch({"index": batch["index"], "label_id": ids.take(ranks)})
+        yield number, resolved.filter(pc.is_valid(ranks))
+
+
+def known_ids(mentions: int, batches: Iterable[pa.RecordBatch]) -> np.ndarray:
+    """Return the id of each of a group's mentions, -1 where there is no such label: int64 [mentions]."""
+    ids = np.full(mentions, -1, np.int64)
+    for batch in batches:
+        ids[batch["index"].to_numpy()] = batch["label_id"].to_numpy()
+    return ids
+
+
+def _chunks(mentions: Iterable[tuple[int, Packet]]) -> Iterator[list[tuple[int, pa.RecordBatch]]]:
+    some: list[tuple[int, pa.RecordBatch]] = []
+    rows = 0
+    for number, packet in mentions:
+        (batch,) = receive([packet])
+        some.append((number, batch))
+        rows += batch.num_rows
+        if rows >= _LOOKED_UP:
+            yield some
+            some, rows = [], 0
+    if some:
+        yield some

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from pipelines.common import assign
-from pipelines.sharding.plan import OlderShards
+from pipelines.common.exchange import split_by
+from pipelines.sharding.plans import OlderShards
 from schemas.manifest import Shard
 
 
@@ -30,6 +30,6 @@ def route_keys(batch: pa.RecordBatch, older: Sequence[OlderShards]) -> Iterator[
     keys, hashes = batch.select(["key"]), batch["hash"].to_numpy()
     for table in older:
         numbers = np.array(table.numbers, np.int64)[(hashes % np.uint64(table.count)).astype(np.int64)]
-        for number, some in assign.split_by(keys, numbers):
+        for number, some in split_by(keys, numbers):
             if number >= 0:
                 yield number, some

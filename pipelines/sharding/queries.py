@@ -1,24 +1,125 @@
-"""Queries of one split, shard by shard: order, number, write."""
+"""Queries of one split: blocks get labels' ids and tokens, shards are ordered, numbered and written."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
+import pyarrow.compute as pc
 
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, read_places, receive
-from pipelines.common.summary import SUMMARY, Summary
-from pipelines.formats.rejects import Reason
-from pipelines.sharding import points, rows
-from pipelines.sharding.assemble import PAIRS, pairs_of, rows_of
-from pipelines.sharding.labels import count_labels, count_tokens, duplicates
+from pipelines.common.exchange import Exchange, Files, Packet, SendBuffer, gather, one_batch, read_places, receive
+from pipelines.common.flow import Collection, Flow, Tagged, sum_of
+from pipelines.common.summary import SUMMARY, Block, Summary
+from pipelines.formats.base import PAIRS as PAIRS_OF
+from pipelines.formats.rejects import Reason, Reject
+from pipelines.sharding import rows
+from pipelines.sharding.hashing import in_share
+from pipelines.sharding.labels import count_labels, count_tokens, duplicates, known_ids, read_mentions
 from pipelines.sharding.older import route_keys
-from pipelines.sharding.plan import QueriesPlan
-from pipelines.sharding.steps import ROWS, SIZES, first_ids, reported
+from pipelines.sharding.plans import QueriesPlan
+from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, keep, open_tokens, reported
+from schemas import storage
 from schemas.shard_files import parquet, shards
+
+ENCODE = "tokenize"  # step
+PAIRS = pa.schema(
+    [("hash", pa.uint64()), ("part", pa.int32()), ("row", pa.int64()), ("key", pa.string()), ("label_id", pa.int64())]
+)
+
+
+class Group(NamedTuple):
+    """Blocks of an input table, and where the ids of the labels that they name are; None where they name none."""
+
+    blocks: tuple[Block, ...]
+    ids: Packet | None
+
+
+Groups = Mapping[str, list[Group]]
+
+
+def assemble_queries(flow: Flow, plan: QueriesPlan, groups: Groups, staged: Files, rejects: Files) -> Collection:
+    """Assemble one split; Summary, whose `kept` tell where the rows of each shard are, and its pairs.
+
+    groups: of blocks, by input table. Rows go to `staged`.
+    """
+    sides: dict[str, tuple[list[Group], Callable[..., Iterator[Any]]]] = {
+        rows_of(plan): (groups[plan.source], assemble_points)
+    }
+    if plan.pairs:
+        sides[pairs_of(plan)] = groups[PAIRS_OF + plan.source], assemble_pairs
+    summaries = []
+    for name, (some, assemble) in sides.items():
+        made = flow.create(f"Blocks of {name}", some)
+        assembled = made.split_over(f"Assemble {name}", (SUMMARY, ROWS), assemble, plan, staged, rejects)
+        summaries += [assembled[SUMMARY], keep(assembled[ROWS], name, staged)]
+    return sum_of(summaries)
+
+
+def rows_of(plan: QueriesPlan) -> str:
+    """Name the collection of the split's rows by shard."""
+    return f"rows of {plan.split}"
+
+
+def pairs_of(plan: QueriesPlan) -> str:
+    """Name the collection of the split's pairs by shard."""
+    return f"pairs of {plan.split}"
+
+
+def assemble_points(groups: Iterable[Group], plan: QueriesPlan, staged: Files, rejects: Files) -> Iterator[Tagged]:
+    """Tokenize the points of groups of blocks, and send rows of the plan's `row_schema` to their shards."""
+    tokens = open_tokens(plan)
+    pairs = np.frombuffer(storage.read_sealed(plan.filters), np.int64).reshape(-1, 2) if plan.filters else None
+
+    def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return rows.attach_filters(encode(batch, plan, tokens), pairs, plan).select(plan.row_schema.names)
+
+    yield from _assemble(groups, plan, staged, rejects, finish, plan.meter.count)
+
+
+def assemble_pairs(groups: Iterable[Group], plan: QueriesPlan, staged: Files, rejects: Files) -> Iterator[Tagged]:
+    """Send pairs with their labels' ids to their shards: columns PAIRS."""
+
+    def finish(batch: pa.RecordBatch) -> pa.RecordBatch:
+        batch = batch.filter(pc.equal(pc.list_value_length(batch["label_ids"]), 1))
+        labels = batch["label_ids"].flatten().cast(pa.int64())
+        return batch.append_column("label_id", labels).select(PAIRS.names)
+
+    yield from _assemble(groups, plan, staged, rejects, finish, lambda step, rows: None)
+
+
+def _assemble(
+    groups: Iterable[Group],
+    plan: QueriesPlan,
+    staged: Files,
+    rejects: Files,
+    finish: Callable[[pa.RecordBatch], pa.RecordBatch],
+    count: Callable[[str, int], None],
+) -> Iterator[Tagged]:
+    """Send what `finish` makes of rows with `label_ids`, many blocks at a time; summaries of their rejects."""
+    buffer: SendBuffer[int] = SendBuffer(staged)
+    for group in groups:
+        plan.meter.start(ENCODE)
+        for block, batch, rejected in _with_labels(Group(*group), plan):
+            yield Tagged(SUMMARY, reported(block.table, rejected, rejects))
+            finished = finish(batch)
+            sent = plan.meter.count_bytes(ENCODE, buffer.add(by_shard(finished, plan.shards)))
+            yield from (Tagged(ROWS, packet) for packet in sent)
+            count(ENCODE, finished.num_rows)
+    yield from (Tagged(ROWS, packet) for packet in plan.meter.count_bytes(ENCODE, buffer.send()))
+
+
+def _with_labels(group: Group, plan: QueriesPlan) -> Iterator[tuple[Block, pa.RecordBatch, list[Reject]]]:
+    """Yield each block, its rows of the plan's share with their labels' ids, and its rejects."""
+    mentions = [read_mentions(block) for block in group.blocks]
+    ends = np.cumsum([0 if named is None else named.num_rows for named in mentions])
+    ids = np.split(known_ids(int(ends[-1]), receive(read_places(group.ids))), ends[:-1])
+    for block, named, label_ids in zip(group.blocks, mentions, ids, strict=True):
+        batch = block.read()
+        if plan.share != (0.0, 1.0):
+            batch = batch.filter(pa.array(in_share(batch["hash"].to_numpy(), plan.share)))
+        yield block, *rows.attach_labels(batch, plan, label_ids, None if named is None else named["key"])
+
 
 FREQUENCIES, AGAIN = "frequencies", "again"
 ORDER, WRITE = "order", "write"  # steps
@@ -38,30 +139,21 @@ class Shard(NamedTuple):
         return gather(read_places(self.rows), plan.row_schema, columns)
 
 
-@beam.ptransform_fn
 def write_queries(
-    pipeline: Any,
-    plan: QueriesPlan,
-    assembled: Summary,
-    exchange: Exchange,
-    staged: Files,
-) -> dict[str, PCollection]:
-    """Write one split; yields the collections `summary` (Summary) and `frequencies` (label shard, packet).
+    flow: Flow, plan: QueriesPlan, assembled: Summary, exchange: Exchange, staged: Files
+) -> dict[str, Collection]:
+    """Write one split: the collections `summary` (Summary) and `frequencies` (label shard, packet).
 
     Besides `again` (older shard, packet): keys that older points may have, where the plan names any. assembled: where
     the rows are, and the number of labels of each of their shards.
     """
-    rows, pairs = (assembled.kept.get(name, {}) for name in (rows_of(plan), pairs_of(plan)))
-    every = [Shard(number, rows.get(number), pairs.get(number)) for number in range(plan.shards)]
-    order = beam.FlatMap(order_shard, plan, exchange, staged, assembled.label_sizes)
-    ordered = (
-        pipeline
-        | "Shards" >> beam.Create(every)
-        | "Order" >> order.with_outputs(ROWS, SIZES, SUMMARY, FREQUENCIES, AGAIN, main="main")
-    )
-    written = ordered[ROWS] | "Write" >> beam.Map(write_shard, plan, AsDict(ordered[SIZES]))
-    summary = (ordered[SUMMARY], written) | "Summaries" >> beam.Flatten()
-    return {SUMMARY: summary, FREQUENCIES: ordered[FREQUENCIES], AGAIN: ordered[AGAIN]}
+    places, pairs = (assembled.kept.get(name, {}) for name in (rows_of(plan), pairs_of(plan)))
+    every = [Shard(number, places.get(number), pairs.get(number)) for number in range(plan.shards)]
+    tags, sizes = (ROWS, SIZES, SUMMARY, FREQUENCIES, AGAIN), assembled.label_sizes
+    shards = flow.create(f"Shards of {plan.split}", every)
+    ordered = shards.split(f"Order {plan.split}", tags, order_shard, plan, exchange, staged, sizes)
+    written = ordered[ROWS].map(f"Write {plan.split}", write_shard, plan, ordered[SIZES])
+    return {SUMMARY: ordered[SUMMARY] + written, FREQUENCIES: ordered[FREQUENCIES], AGAIN: ordered[AGAIN]}
 
 
 def order_shard(
@@ -81,31 +173,31 @@ def order_shard(
     if plan.pairs:
         pairs = gather(read_places(shard.pairs), PAIRS)
         table, unknown = rows.add_pairs(table, pairs["key"].combine_chunks(), pairs["label_id"].to_numpy())
-        lost_pairs = points.reject_rows(
+        lost_pairs = rows.reject_rows(
             pairs.filter(pa.array(unknown)),
             plan.sources,
             Reason.UNKNOWN_QUERY,
             "the query {key} is not among the points",
         )
-        yield TaggedOutput(SUMMARY, reported(f"pairs/{plan.source}", lost_pairs, staged))
-        table, lost = points.without_labels(table, plan.sources)
+        yield Tagged(SUMMARY, reported(f"pairs/{plan.source}", lost_pairs, staged))
+        table, lost = rows.without_labels(table, plan.sources)
         if plan.shared:
             others = len(lost)
         else:
             rejects += lost
     counters = Counter(rows_in=rows_in - others, rows_merged=ordered.merged)
     counters.update(_count(table))
-    yield TaggedOutput(SUMMARY, reported(plan.source, rejects, staged, counters={plan.name: counters}))
-    yield TaggedOutput(SIZES, (shard.number, table.num_rows))
+    yield Tagged(SUMMARY, reported(plan.source, rejects, staged, counters={plan.name: counters}))
+    yield Tagged(SIZES, (shard.number, table.num_rows))
     counts = count_labels(parquet.list_column(table, "label_ids").values, first_ids(label_sizes))
     for place in exchange.send(counts):
-        yield TaggedOutput(FREQUENCIES, place)
+        yield Tagged(FREQUENCIES, place)
     for place in exchange.send(route_keys(one_batch(table), plan.older)):
-        yield TaggedOutput(AGAIN, place)
+        yield Tagged(AGAIN, place)
     changed = [name for name in rows.LISTS if name in table.column_names and (ordered.merged or plan.pairs)]
     placed = exchange.send([(shard.number, one_batch(table.select([_POSITION, *changed])))])
     for _, packet in plan.meter.count_bytes(ORDER, placed):
-        yield TaggedOutput(ROWS, (shard, packet))
+        yield Tagged(ROWS, (shard, packet))
     plan.meter.count(ORDER, rows_in)
 
 

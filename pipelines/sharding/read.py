@@ -1,38 +1,39 @@
-"""First pipeline: every input file is read once; its rows are parsed, counted, and left in staging by block."""
+"""First flow: every input file is read once; its rows are parsed, counted, and left in staging by block."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-import apache_beam as beam
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.common.exchange import Exchange, Files, Packet, receive
-from pipelines.common.summary import INPUT, Block, Summary, merge_and_write
+from pipelines.common.flow import Flow
+from pipelines.common.summary import INPUT, Block, Summary, write_sum
 from pipelines.formats import lines
 from pipelines.formats.base import PAIRS
 from pipelines.formats.rejects import Rejects, to_batch
-from pipelines.sharding.blocks import split_mentions, split_sample, with_hashes
-from pipelines.sharding.hashing import hash_strings
-from pipelines.sharding.identity import files_of
-from pipelines.sharding.plan import ReadPlan
+from pipelines.sharding.hashing import combine, hash_strings
+from pipelines.sharding.plans import ReadPlan
+from pipelines.sharding.resume import files_of
+from schemas.shard_files import parquet
 
 BLOCK_ROWS = 1 << 14
 READ, PARSE = "read", "parse"  # steps
+# Rows are kept in two messages, so that a sample of much data is drawn from the first alone.
+SAMPLED_SHARE = 1 / 16
+_FEATURES = ("feature_ids", "feature_values")
+_THREADS = 8  # readers wait for storage more than they work
 
 
-def wire(pipeline: beam.Pipeline, plan: ReadPlan, exchange: Exchange, summary_url: str) -> None:
-    """Wire the reading of all parts of `plan`; the summary goes to `summary_url`."""
-    parsed = (
-        pipeline
-        | "Parts" >> beam.Create(range(len(plan.inputs.parts)))
-        | "Read" >> beam.FlatMap(read_part, plan, exchange)
-        # One file has but one reader: grouping by block spreads the parsing over the workers.
-        | "Spread" >> beam.GroupByKey()
-        | "Parse" >> beam.Map(parse_block, plan)
-    )
-    hashed = pipeline | "Files" >> beam.Create(files_of(plan.inputs)) | "Hash" >> beam.Map(hash_file)
-    merge_and_write((parsed, hashed) | "Summaries" >> beam.Flatten(), summary_url)
+def read(flow: Flow, plan: ReadPlan, exchange: Exchange, summary_url: str) -> None:
+    """Read all parts of `plan`; the summary goes to `summary_url`."""
+    raw = flow.create("Parts", range(len(plan.inputs.parts))).flat_map("Read", read_part, plan, exchange)
+    # One file has but one reader: grouping by block spreads the parsing over the workers.
+    parsed = raw.group("Spread").map("Parse", parse_block, plan)
+    hashed = flow.create("Files", files_of(plan.inputs)).map("Hash", hash_file)
+    write_sum(parsed + hashed, summary_url)
 
 
 def read_part(number: int, plan: ReadPlan, exchange: Exchange) -> Iterator[tuple[tuple[int, int], Packet]]:
@@ -97,3 +98,63 @@ def _count(rows_in: int, rows: pa.RecordBatch) -> Counter[str]:
         counts["with_features"] = rows.num_rows
         counts["features"] = len(rows["feature_ids"].flatten())
     return counts
+
+
+def with_hashes(batch: pa.RecordBatch, seed: int) -> pa.RecordBatch:
+    """Add `hash` (of the key: it chooses the shard) and `content` (hash of text and features), both uint64."""
+    content = hash_strings(batch["text"], seed)
+    for name in _FEATURES:
+        if name in batch.schema.names:
+            content = combine(content, hash_strings(batch[name], seed))
+    batch = batch.append_column("hash", pa.array(hash_strings(batch["key"], seed)))
+    return batch.append_column("content", pa.array(content))
+
+
+def split_mentions(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Return points with `label_index` for `label_keys`: positions in the second batch, whose column is key.
+
+    Points that name no keys are returned as they are, with None.
+    """
+    if "label_keys" not in batch.schema.names:
+        return batch, None
+    column = batch["label_keys"]
+    named = column.flatten().dictionary_encode()
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    index = parquet.list_array(named.indices.to_numpy(zero_copy_only=False), offsets - offsets[0], pa.int32())
+    mentions = pa.record_batch({"key": named.dictionary})
+    number = batch.schema.get_field_index("label_keys")
+    return batch.set_column(number, "label_index", index), mentions
+
+
+def sample_position(hashes: np.ndarray) -> np.ndarray:
+    """Return the place [B] of each hash in [0, 1) for sampling: independent of its shard and of a validation split."""
+    return (combine(hashes, hashes) >> np.uint64(11)).astype(np.float64) / 2**53
+
+
+def split_sample(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield ("sampled", rows) and ("rest", rows) of points or labels."""
+    sampled = pa.array(sample_position(batch["hash"].to_numpy()) < SAMPLED_SHARE)
+    yield "sampled", batch.filter(sampled)
+    yield "rest", batch.filter(pc.invert(sampled))
+
+
+def sample_texts(blocks: Sequence[Block], rows: int, size: int) -> pa.ChunkedArray:
+    """Draw about `size` texts of the `rows` rows in `blocks` (all of fewer), chosen by the keys' hashes.
+
+    Raises StorageError.
+    """
+    share = size / rows if rows > size else 1.0
+
+    def texts_of(block: Block) -> list[pa.Array]:
+        packets = [block.sampled] if share <= SAMPLED_SHARE else [block.sampled, block.rest]
+        return [_take(batch, share) for batch in receive(packets)]
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        chunks = [chunk for some in pool.map(texts_of, blocks) for chunk in some]
+    return pa.chunked_array(chunks, pa.string())
+
+
+def _take(batch: pa.RecordBatch, share: float) -> pa.Array:
+    if share >= 1:
+        return batch["text"]
+    return batch["text"].filter(pa.array(sample_position(np.asarray(batch["hash"])) < share))

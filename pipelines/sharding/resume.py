@@ -1,20 +1,24 @@
-"""Going on from what a sharding run that was cut off has finished."""
+"""Identity of the input, and going on from what a run of the same work that was cut off has finished."""
 
 import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.common.phases import Phases
 from pipelines.common.progress import Progress
 from pipelines.common.summary import Summary, as_json, from_json
+from pipelines.formats import lines
 from pipelines.formats.base import Inputs
-from pipelines.sharding import identity
 from pipelines.sharding.tokenizer import FrozenTokenizer
 from schemas.manifest import code_version
 
+Identity = dict[str, dict[str, Any]]
+
+_THREADS = 8
 BLOCKS, REJECTS, LABELS, IDS, ROWS = "blocks", "rejects", "labels", "ids", "rows"  # folders that phases leave
 READ, JOINED, TOKENIZED = "read", "joined", "tokenized"
 _DONE = {
@@ -53,7 +57,7 @@ def find_finished(phases: Phases, inputs: Inputs, data: str, say: Progress) -> F
     phase, values = record
     raw = from_json(values["raw"])
     say(f"{data}: an earlier run was cut off here; looking whether INPUT is the same")
-    if raw.files != identity.read_files(inputs):
+    if raw.files != read_files(inputs):
         say(f"{data}: INPUT has changed: begun anew")
         phases.find()
         return None
@@ -85,3 +89,47 @@ def _tokenizer_of(values: Mapping[str, Any] | None) -> FrozenTokenizer | None:
     files = {name: base64.b64decode(content) for name, content in values["files"].items()}
     kept = {name: files[name] for name in values["kept"]}
     return FrozenTokenizer(files, values["vocabulary"], values["max_tokens"], kept)
+
+
+def files_of(inputs: Inputs) -> tuple[str, ...]:
+    """List the URLs of all input files, each once."""
+    return tuple(sorted({url for _, url in _places(inputs)}))
+
+
+def read_files(inputs: Inputs) -> dict[str, tuple[int, str]]:
+    """Return (bytes, SHA-256) of every input file by its URL. Raises InputError, StorageError."""
+    urls = files_of(inputs)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(zip(urls, pool.map(lines.identify, urls), strict=True))
+
+
+def identity(inputs: Inputs, files: Mapping[str, tuple[int, str]]) -> Identity:
+    """Return name, bytes and SHA-256 of the files, by their use.
+
+    In a form with keys neither names nor the order of files matter, so that several files of one kind are known by
+    their sorted digests.
+    """
+    kinds: dict[str, list[str]] = {}
+    for kind, url in _places(inputs):
+        kinds.setdefault(kind, []).append(url)
+    return {kind: _described(urls, files, inputs.keyed) for kind, urls in kinds.items()}
+
+
+def _described(urls: list[str], files: Mapping[str, tuple[int, str]], keyed: bool) -> dict[str, Any]:
+    size = sum(files[url][0] for url in urls)
+    digests = [files[url][1] for url in urls]
+    if keyed:
+        digests.sort()
+    digest = digests[0] if len(urls) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    name = urls[0].rsplit("/", 1)[-1] if not keyed and len(urls) == 1 else f"{len(urls)} file(s)"
+    return {"file": name, "bytes": size, "sha256": digest}
+
+
+def _places(inputs: Inputs) -> list[tuple[str, str]]:
+    """List (kind, URL) of every file: `train`, or `train/text` where a part has several files."""
+    places = [
+        (part.table if len(part.files) == 1 else f"{part.table}/{role}", url)
+        for part in inputs.parts
+        for role, url in part.files.items()
+    ]
+    return [*places, *((f"filter/{split}", url) for split, url in inputs.filters.items())]

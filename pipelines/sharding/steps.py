@@ -1,20 +1,18 @@
 """Steps that queries and labels share: texts to tokens, rows to their shards, ids of shards, reports of rejects."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
-from apache_beam.pvalue import PCollection
-from apache_beam.transforms.window import GlobalWindows
 
-from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Files, Packet, SendBuffer, places_of, read_places
+from pipelines.common.exchange import Exchange, Files, Packet, SendBuffer, places_of, read_places, split_by
+from pipelines.common.flow import Collection, Flow
 from pipelines.common.summary import Summary
 from pipelines.formats.rejects import Reject, Rejects, to_batch
 from pipelines.sharding import tokenizer
-from pipelines.sharding.plan import TablePlan
+from pipelines.sharding.plans import TablePlan
 from pipelines.sharding.words import Encoder
 from schemas import storage
 from schemas.shard_files import parquet
@@ -23,11 +21,13 @@ ROWS, SIZES = "rows", "sizes"
 
 
 def open_tokens(plan: TablePlan) -> Encoder | None:
-    """Open the tokenizer of `plan`, None where no row has a text. Raises StorageError."""
-    if plan.vocabulary is None:
-        return None
-    opened = tokenizer.open_tokenizer(storage.read_sealed(plan.tokenizer), plan.tokenizer)
-    return Encoder(opened, plan.tokenizer_name)
+    """Open the tokenizer of `plan`, once a process; None where no row has a text. Raises StorageError."""
+    return None if plan.vocabulary is None else _open_encoder(plan.tokenizer, plan.tokenizer_name)
+
+
+@functools.lru_cache(maxsize=1)
+def _open_encoder(url: str, name: str) -> Encoder:
+    return Encoder(tokenizer.open_tokenizer(storage.read_sealed(url), url), name)
 
 
 def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa.RecordBatch:
@@ -45,7 +45,7 @@ def encode(batch: pa.RecordBatch, plan: TablePlan, tokens: Encoder | None) -> pa
 
 def by_shard(batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (shard, its rows) of rows with `hash`."""
-    yield from assign.split_by(batch, (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64))
+    yield from split_by(batch, (batch["hash"].to_numpy() % np.uint64(shards)).astype(np.int64))
 
 
 def send_to_shards(exchange: Exchange, batch: pa.RecordBatch, shards: int) -> Iterator[tuple[int, Packet]]:
@@ -53,36 +53,27 @@ def send_to_shards(exchange: Exchange, batch: pa.RecordBatch, shards: int) -> It
     yield from exchange.send(by_shard(batch, shards))
 
 
-@beam.ptransform_fn
-def keep(packets: PCollection, name: str, files: Files) -> PCollection:
-    """Keep (key, packet in files) for a later pipeline as the collection `name`; yields Summary."""
-    return packets | "By key" >> beam.GroupByKey() | "Places" >> beam.ParDo(_Keep(name, files))
+def keep(packets: Collection, name: str, files: Files) -> Collection:
+    """Keep (key, packet in files) for a later flow as the collection `name`; Summary of where their places lie."""
+    return packets.group(f"{name} by key").over(f"Keep {name}", _keep_places, name, files)
 
 
-class _Keep(beam.DoFn):
-    """Writes where the packets of (key, packets) lie, those of many keys in one file."""
-
-    def __init__(self, name: str, files: Files) -> None:
-        self._name, self._files = name, files
-
-    def start_bundle(self) -> None:
-        self._buffer: SendBuffer[int] = SendBuffer(self._files)
-
-    def process(self, element: tuple[int, Iterable[Packet]]) -> Iterator[Summary]:
-        yield from map(self._kept, self._buffer.add([(element[0], places_of(element[1]))]))
-
-    def finish_bundle(self) -> Iterator[Any]:
-        yield from map(GlobalWindows.windowed_value, map(self._kept, self._buffer.send()))
-
-    def _kept(self, sent: tuple[int, Packet]) -> Summary:
-        return Summary(kept={self._name: dict([sent])})
+def _keep_places(groups: Iterable[tuple[int, Iterable[Packet]]], name: str, files: Files) -> Iterator[Summary]:
+    """Write where the packets of (key, packets) lie, those of many keys in one file."""
+    buffer: SendBuffer[int] = SendBuffer(files)
+    for key, packets in groups:
+        yield from (Summary(kept={name: dict([sent])}) for sent in buffer.add([(key, places_of(packets))]))
+    yield from (Summary(kept={name: dict([sent])}) for sent in buffer.send())
 
 
-@beam.ptransform_fn
-def reopen(pipeline: Any, places: Mapping[int, Packet]) -> PCollection:
-    """Return the collection (key, packet) that `keep` kept at `places`."""
-    created = pipeline | "Places" >> beam.Create(list(places.items()))
-    return created | "Packets" >> beam.FlatMapTuple(lambda key, place: [(key, packet) for packet in read_places(place)])
+def reopen(flow: Flow, kept: Summary, name: str) -> Collection:
+    """Return the collection (key, packet) that `keep` kept under `name`."""
+    return flow.create(f"Kept {name}", kept.kept.get(name, {}).items()).flat_map(f"Reopen {name}", _packets_of)
+
+
+def _packets_of(element: tuple[int, Packet]) -> Iterator[tuple[int, Packet]]:
+    key, place = element
+    yield from ((key, packet) for packet in read_places(place))
 
 
 def first_ids(sizes: Mapping[int, int]) -> np.ndarray:
@@ -96,6 +87,6 @@ def reported(table: str, rejects: list[Reject], exchange: Exchange, **fields: An
     return Summary(rejects=Rejects.of(table, rejects), rejected=tuple(packets), **fields)
 
 
-def every_shard(shards: int) -> beam.Create:
+def every_shard(flow: Flow, name: str, shards: int) -> Collection:
     """Create (shard, None) for every shard: one that no row falls into is written, too."""
-    return beam.Create([(shard, None) for shard in range(shards)])
+    return flow.create(name, [(shard, None) for shard in range(shards)])

@@ -51,10 +51,10 @@ def test_a_place_that_a_worker_does_not_reach(flink: Cluster, tmp_path: Path, wo
     """A place that is another for each process, as a disk is for each machine."""
     program = """
 import sys
-from pipelines.runners.check import check_workers
+from pipelines.runners.runner import choose_runner
 from schemas.errors import ExtremisError
 try:
-    check_workers(sys.argv[2:], [], sys.argv[1], lambda line: None)
+    choose_runner(sys.argv[2:]).check([], sys.argv[1], lambda line: None)
 except ExtremisError as error:
     print("error:", error)
 """

@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.common import exchange
 from pipelines.shard import ShardOptions, shard
-from pipelines.sharding import assemble, flow, labels, queries, read, resolve
+from pipelines.sharding import flows, labels, queries, read
 from schemas import storage
 from schemas.errors import InputError, StorageError
 from schemas.layout import phases
@@ -49,8 +49,8 @@ def fail(*_: Any) -> None:
 # A step of each pipeline, and what a later run says.
 STEPS: dict[str, tuple[Any, str, str]] = {
     "read": (read, "parse_block", ""),
-    "join": (resolve, "look_up", "rows are read"),
-    "tokenize": (assemble, "encode", "rows are read, and the ids of their labels known"),
+    "join": (labels, "look_up", "rows are read"),
+    "tokenize": (queries, "encode", "rows are read, and the ids of their labels known"),
     "write": (queries, "write_shard", "rows are read and tokenized"),
     "write labels": (labels, "count_tokens", "rows are read and tokenized"),
 }
@@ -88,9 +88,9 @@ def go_on(raw: Path, out: Path, options: ShardOptions, done: str) -> list[str]:
         if done:
             patch.setattr(read, "parse_block", fail)
         if "ids" in done or "tokenized" in done:
-            patch.setattr(flow, "join", fail)
+            patch.setattr(flows, "join", fail)
         if "tokenized" in done:
-            patch.setattr(flow, "tokenize", fail)
+            patch.setattr(flows, "tokenize", fail)
         shard(str(raw), str(out), options, progress=lines.append)
     assert [line.partition("from there: ")[2] for line in lines if "from there" in line] == ([done] if done else [])
     return lines
@@ -131,7 +131,7 @@ def test_however_blocks_are_grouped_and_rows_held_back_the_bytes_are_the_same(ra
     shard(str(raw), str(tmp_path / "whole"), lenient())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, "BLOCK_ROWS", 4)
-        patch.setattr(resolve, "_REFERENCES", 3)
+        patch.setattr(labels, "_REFERENCES", 3)
         patch.setattr(exchange, "_HELD_BYTES", 500)
         shard(str(raw), str(tmp_path / "other"), lenient())
     assert contents(tmp_path / "whole") == contents(tmp_path / "other")

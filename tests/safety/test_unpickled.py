@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("schemas", "search", "pipelines", "trainer", "extremis")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 UNSAFE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
-# Beam's own way to send a DoFn from the launching process to its workers, over a cluster's own connections.
-BETWEEN_OUR_PROCESSES = {"pipelines/runners/dask_runner.py": {"apache_beam.internal.pickler"}}
+# Modules that send functions to workers with a pickler of their own.
+BETWEEN_OUR_PROCESSES: dict[str, set[str]] = {}
 
 
 def risks(path: Path) -> set[str]:

@@ -1,21 +1,20 @@
 """Points that come again: the rows of their keys in older parts, which the view leaves out."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from apache_beam.pvalue import PCollection, TaggedOutput
 
 from pipelines.common.exchange import Exchange, receive
+from pipelines.common.flow import Collection, Tagged
 from pipelines.common.summary import SUMMARY, Summary
 from pipelines.sharding.labels import count_labels
 from pipelines.sharding.onto.base import Base
 from pipelines.sharding.onto.patches import write_patch
-from pipelines.sharding.plan import QueriesPlan
+from pipelines.sharding.plans import QueriesPlan
 from pipelines.sharding.queries import FREQUENCIES
 from pipelines.sharding.steps import first_ids
 from schemas.shard_files.parquet import list_column
@@ -23,16 +22,12 @@ from schemas.shard_files.shards import open_shard, read_group
 from schemas.shard_files.viewed import POSITION, ViewedShard
 
 
-@beam.ptransform_fn
 def leave_out(
-    keys: PCollection, plan: QueriesPlan, base: Base, built: str, label_sizes: dict[int, int], exchange: Exchange
-) -> Mapping[str, PCollection]:
-    """Leave out the older rows of new `keys` (older shard, packet): yields `summary` and `frequencies` (less)."""
-    find = beam.FlatMap(find_gone, plan, base, built, label_sizes, exchange)
-    outputs = (
-        keys | "By older shard" >> beam.GroupByKey() | "Find" >> find.with_outputs(SUMMARY, FREQUENCIES, main="main")
-    )
-    return {SUMMARY: outputs[SUMMARY], FREQUENCIES: outputs[FREQUENCIES]}
+    keys: Collection, plan: QueriesPlan, base: Base, built: str, label_sizes: dict[int, int], exchange: Exchange
+) -> dict[str, Collection]:
+    """Leave out the older rows of new `keys` (older shard, packet): `summary`, and `frequencies` that are less."""
+    by_shard, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
+    return by_shard.split(f"Find keys of {plan.split}", tags, find_gone, plan, base, built, label_sizes, exchange)
 
 
 def find_gone(
@@ -64,10 +59,10 @@ def find_gone(
     gone_rows = pa.table({POSITION: gone_rows})
     patched = write_patch(built, plan.name, number, "gone", gone_rows, tuple(live[live > 0].tolist()))
     summary = Summary(counters={plan.name: Counter(replaced=lost)}, patched=(patched,))
-    yield TaggedOutput(SUMMARY, summary)
+    yield Tagged(SUMMARY, summary)
     sent = [
         (shard, batch.set_column(1, "count", pc.negate(batch["count"])))
         for shard, batch in count_labels(np.concatenate(labels), first_ids(label_sizes))
     ]
     for place in exchange.send(sent):
-        yield TaggedOutput(FREQUENCIES, place)
+        yield Tagged(FREQUENCIES, place)

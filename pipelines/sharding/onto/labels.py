@@ -4,21 +4,19 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from apache_beam.pvalue import PCollection, TaggedOutput
 
-from pipelines.common import assign
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch
+from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, split_by
+from pipelines.common.flow import Collection, Flow, Tagged
 from pipelines.common.summary import SUMMARY, Block
 from pipelines.formats.base import LABELS
 from pipelines.sharding import rows
-from pipelines.sharding.blocks import with_hashes
 from pipelines.sharding.labels import KEYS, OrderedLabels, duplicates
 from pipelines.sharding.onto.base import Base
-from pipelines.sharding.plan import LabelsPlan
+from pipelines.sharding.plans import LabelsPlan
+from pipelines.sharding.read import with_hashes
 from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, open_tokens, reported, send_to_shards
 from schemas.ragged import offsets_of
 from schemas.shard_files.shards import iterate_shard
@@ -45,31 +43,23 @@ class VersionLabels(NamedTuple):
     """
 
     ordered: OrderedLabels
-    changed: PCollection
-    states: PCollection
+    changed: Collection
+    states: Collection
 
 
-@beam.ptransform_fn
 def order_labels_onto(
-    pipeline: Any, plan: LabelsPlan, base: Base, blocks: list[Block], exchange: Exchange, staged: Files, rejects: Files
+    flow: Flow, plan: LabelsPlan, base: Base, blocks: list[Block], exchange: Exchange, staged: Files, rejects: Files
 ) -> VersionLabels:
     """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back."""
     before = base.views(LABELS)
-    routed = pipeline | "Blocks" >> beam.Create(blocks) | "Route" >> beam.FlatMap(route_labels, plan, exchange)
-    old = (
-        pipeline
-        | "Shards before" >> beam.Create(range(len(before)))
-        | "Read before" >> beam.FlatMap(read_before, plan, base, exchange)
-    )
+    routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan, exchange)
+    old = flow.create("Shards before", range(len(before))).flat_map("Read before", read_before, plan, base, exchange)
+    every = every_shard(flow, "Shards of labels", plan.shards)
+    by_shard = flow.join("Labels by shard", {"rows": routed, "before": old, "every": every})
     tags = (ROWS, KEYS, SIZES, SUMMARY, CHANGED, STATES)
-    ordered = (
-        {"rows": routed, "before": old, "every": pipeline | "Shards" >> every_shard(plan.shards)}
-        | "By shard" >> beam.CoGroupByKey()
-        | "Order" >> beam.ParDo(OrderNewLabels(plan, base, exchange, staged, rejects)).with_outputs(*tags, main="main")
-    )
-    sizes_before = pipeline | "Sizes before" >> beam.Create([(n, entry.rows) for n, entry in enumerate(before)])
-    sizes = (sizes_before, ordered[SIZES]) | "Sizes" >> beam.Flatten()
-    labels = OrderedLabels(ordered[ROWS], ordered[KEYS], sizes, ordered[SUMMARY])
+    ordered = by_shard.split("Order labels", tags, order_new_labels, plan, base, exchange, staged, rejects)
+    sizes_before = flow.create("Sizes before", [(number, entry.rows) for number, entry in enumerate(before)])
+    labels = OrderedLabels(ordered[ROWS], ordered[KEYS], sizes_before + ordered[SIZES], ordered[SUMMARY])
     return VersionLabels(labels, ordered[CHANGED], ordered[STATES])
 
 
@@ -93,63 +83,61 @@ def read_before(number: int, plan: LabelsPlan, base: Base, exchange: Exchange) -
         yield from send_to_shards(exchange, batch, plan.shards)
 
 
-class OrderNewLabels(beam.DoFn):
-    """Orders the labels of (shard, parts): new rows, keys with ids, how many are new, and what changes before."""
+def order_new_labels(
+    element: tuple[int, dict[str, Any]],
+    plan: LabelsPlan,
+    base: Base,
+    exchange: Exchange,
+    staged: Files,
+    rejected: Files,
+) -> Iterator[Tagged]:
+    """Order the labels of (shard, parts): new rows, keys with ids, how many are new, and what changes before."""
+    shard, parts = element
+    first = offsets_of(np.array([entry.rows for entry in base.views(LABELS)], np.int64))
+    ordered = rows.order(gather(parts["rows"], plan.raw_schema))
+    before = gather(parts["before"], BEFORE).sort_by("label_id").combine_chunks()
+    table = ordered.rows
+    place = pc.index_in(table["key"].combine_chunks(), value_set=before["key"].combine_chunks())
+    is_new = pc.is_null(place)
+    new = _encoded(plan, table.filter(is_new))
+    again = table.filter(pc.invert(is_new))
+    old = before.take(place.drop_null())
+    counters = Counter(rows_in=table.num_rows + ordered.merged + ordered.rejected.num_rows)
+    counters.update(rows_merged=ordered.merged, new=new.num_rows)
+    if base.texts:
+        other = pc.not_equal(again["content"], old["content"])
+        changed = _encoded(plan, again.filter(other)).append_column("label_id", old["label_id"].filter(other))
+        counters["changed"] = changed.num_rows
+        columns = [name for name in plan.schema.names if name != "frequency"]
+        yield from _by_shard_before(staged, first, CHANGED, one_batch(changed.select(columns)))
+    states = _states(before, old["label_id"], base.complete is not False)
+    retiring = int(pc.sum(states[RETIRED]).as_py() or 0)
+    counters.update(retired=retiring, returned=states.num_rows - retiring)
+    yield from _by_shard_before(staged, first, STATES, one_batch(states))
+    keys = pa.table({"key": before["key"], "label_id": before["label_id"]})
+    missing = pa.nulls(new.num_rows, pa.int64())
+    keys = pa.concat_tables([keys, pa.table({"key": new["key"], "label_id": missing})])
+    number = plan.shards_before + shard
+    truncated = int(np.count_nonzero(new["truncated"].to_numpy()))
+    counters["truncated"] = truncated
+    rejects = duplicates(ordered, plan.sources)
+    yield Tagged(SUMMARY, reported(LABELS, rejects, rejected, counters={plan.name: counters}))
+    yield Tagged(SIZES, (number, new.num_rows))
+    for tag, place_of, sent, channel in ((ROWS, number, new, staged), (KEYS, shard, keys, exchange)):
+        for packet in channel.send([(place_of, one_batch(sent))]):
+            yield Tagged(tag, packet)
 
-    def __init__(self, plan: LabelsPlan, base: Base, exchange: Exchange, staged: Files, rejects: Files) -> None:
-        self._plan, self._base, self._exchange, self._staged, self._rejects = plan, base, exchange, staged, rejects
 
-    def setup(self) -> None:
-        self._tokens = open_tokens(self._plan)
-        sizes = np.array([entry.rows for entry in self._base.views(LABELS)], np.int64)
-        self._first = offsets_of(sizes)
+def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
+    """Return rows with tokens, of columns `row_schema`."""
+    batch = encode(one_batch(table), plan, open_tokens(plan))
+    return pa.Table.from_batches([batch.select(plan.row_schema.names)]).cast(plan.row_schema)
 
-    def process(self, element: tuple[int, dict[str, Any]]) -> Iterator[Any]:
-        shard, parts = element
-        plan, base = self._plan, self._base
-        ordered = rows.order(gather(parts["rows"], plan.raw_schema))
-        before = gather(parts["before"], BEFORE).sort_by("label_id").combine_chunks()
-        table = ordered.rows
-        place = pc.index_in(table["key"].combine_chunks(), value_set=before["key"].combine_chunks())
-        is_new = pc.is_null(place)
-        new = self._encoded(table.filter(is_new))
-        again = table.filter(pc.invert(is_new))
-        old = before.take(place.drop_null())
-        counters = Counter(rows_in=table.num_rows + ordered.merged + ordered.rejected.num_rows)
-        counters.update(rows_merged=ordered.merged, new=new.num_rows)
-        if base.texts:
-            other = pc.not_equal(again["content"], old["content"])
-            changed = self._encoded(again.filter(other)).append_column("label_id", old["label_id"].filter(other))
-            counters["changed"] = changed.num_rows
-            columns = [name for name in plan.schema.names if name != "frequency"]
-            yield from self._by_shard_before(CHANGED, one_batch(changed.select(columns)))
-        states = _states(before, old["label_id"], base.complete is not False)
-        retiring = int(pc.sum(states[RETIRED]).as_py() or 0)
-        counters.update(retired=retiring, returned=states.num_rows - retiring)
-        yield from self._by_shard_before(STATES, one_batch(states))
-        keys = pa.table({"key": before["key"], "label_id": before["label_id"]})
-        missing = pa.nulls(new.num_rows, pa.int64())
-        keys = pa.concat_tables([keys, pa.table({"key": new["key"], "label_id": missing})])
-        number = plan.shards_before + shard
-        truncated = int(np.count_nonzero(new["truncated"].to_numpy()))
-        counters["truncated"] = truncated
-        rejects = duplicates(ordered, plan.sources)
-        yield TaggedOutput(SUMMARY, reported(LABELS, rejects, self._rejects, counters={plan.name: counters}))
-        yield TaggedOutput(SIZES, (number, new.num_rows))
-        for tag, place_of, sent, channel in ((ROWS, number, new, self._staged), (KEYS, shard, keys, self._exchange)):
-            for packet in channel.send([(place_of, one_batch(sent))]):
-                yield TaggedOutput(tag, packet)
 
-    def _encoded(self, table: pa.Table) -> pa.Table:
-        """Return rows with tokens, of columns `row_schema`."""
-        batch = encode(one_batch(table), self._plan, self._tokens)
-        return pa.Table.from_batches([batch.select(self._plan.row_schema.names)]).cast(self._plan.row_schema)
-
-    def _by_shard_before(self, tag: str, batch: pa.RecordBatch) -> Iterator[TaggedOutput]:
-        """Send rows with `label_id` to the shards of labels before."""
-        shard = np.searchsorted(self._first, batch["label_id"].to_numpy(), side="right") - 1
-        for packet in self._staged.send(assign.split_by(batch, shard)):
-            yield TaggedOutput(tag, packet)
+def _by_shard_before(staged: Files, first: np.ndarray, tag: str, batch: pa.RecordBatch) -> Iterator[Tagged]:
+    """Send rows with `label_id` to the shards of labels before: s has [first[s], first[s + 1])."""
+    shard = np.searchsorted(first, batch["label_id"].to_numpy(), side="right") - 1
+    yield from (Tagged(tag, packet) for packet in staged.send(split_by(batch, shard)))
 
 
 def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Table:

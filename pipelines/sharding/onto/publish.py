@@ -11,7 +11,7 @@ from pipelines.common.summary import Patched, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding.dataset import describe_table
 from pipelines.sharding.onto.base import Base, views_of
-from pipelines.sharding.plan import LabelsPlan, QueriesPlan
+from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from schemas import manifest as manifests
 from schemas.errors import InputError
 from schemas.layout import DataLayout, parts_prefix

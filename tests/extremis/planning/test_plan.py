@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common.folder_bytes import FolderWatch
 from benchmarks.common.keyed_input import write_keyed
 from extremis.planning.plan import ENGINES, plan, plan_engine, workload
-from pipelines.runners.runner import _refuse_unknown
+from pipelines.runners.beam_runner import refuse_unknown
 from schemas.errors import InputError
 from tests.command import Done, call, refused, sets
 from tests.pipelines.raw import write_tate
@@ -209,7 +209,7 @@ def test_options_of_an_engine_are_those_that_beam_knows(engine: str) -> None:
     assert done.status == 0, done.err
     planned = done.json["on_engine"]
     assert shlex.split(planned["options"]).count("--parallelism=7") == (engine != "dataflow")
-    _refuse_unknown(tuple(shlex.split(planned["options"])))
+    refuse_unknown(tuple(shlex.split(planned["options"])))
     assert (
         planned["slot_bytes"] >= planned["worker_bytes"] == max(done.json["memory"][step] for step in ("shard", "mine"))
     )

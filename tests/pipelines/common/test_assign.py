@@ -3,21 +3,22 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.common import assign
+from pipelines.common.exchange import split_by
+from pipelines.options import default_row_group_rows, default_shards
 from pipelines.sharding.labels import count_labels, sum_counts
 
 
 def test_defaults() -> None:
-    assert [assign.default_shards(rows, 0, 100) for rows in (0, 2, 1 << 18)] == [1, 2, 4]
-    assert [assign.default_shards(9, size, 100) for size in (400, 401, 1e6)] == [4, 5, 10_000]
-    assert [assign.default_row_group_rows(rows) for rows in (10, 999_999, 1_000_000)] == [1024, 1024, 8192]
+    assert [default_shards(rows, 0, 100) for rows in (0, 2, 1 << 18)] == [1, 2, 4]
+    assert [default_shards(9, size, 100) for size in (400, 401, 1e6)] == [4, 5, 10_000]
+    assert [default_row_group_rows(rows) for rows in (10, 999_999, 1_000_000)] == [1024, 1024, 8192]
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_split_keeps_every_row_in_order(parts: list[int]) -> None:
     batch = pa.record_batch({"i": pa.array(range(len(parts)), pa.int64())})
-    got = {part: some["i"].to_pylist() for part, some in assign.split_by(batch, np.asarray(parts, np.int64))}
+    got = {part: some["i"].to_pylist() for part, some in split_by(batch, np.asarray(parts, np.int64))}
     assert got == {part: [i for i, p in enumerate(parts) if p == part] for part in sorted(set(parts))}
 
 

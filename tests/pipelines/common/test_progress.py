@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import apache_beam as beam
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.common.flow import Flow
 from pipelines.common.meter import Count, Meter
 from pipelines.common.progress import Step, Watch, say_seconds
-from pipelines.runners.runner import make_pipeline, run
+from pipelines.runners.runner import choose_runner
 from tests.command import PROCESSES
 
 COUNTS = st.builds(Count, st.integers(0, 9), st.integers(0, 9), st.floats(0, 9), st.floats(0, 9))
@@ -55,30 +55,31 @@ def test_counts_add_up_in_any_order(a: Count, b: Count, c: Count) -> None:
 
 @pytest.mark.parametrize("flags", [(), PROCESSES])
 def test_every_row_and_byte_is_counted_once_whoever_works(flags: Sequence[str], tmp_path: Path) -> None:
-    watch, numbers = Watch(str(tmp_path), progress := Shown()), [1, 2, 3, 4]
+    watch, numbers = Watch(str(tmp_path), progress := Shown()), [1, 2, 3, 4, 5, 6]
     watch.expect({"work": sum(numbers), "never begun": 7})
-    pipeline = make_pipeline(flags)
-    _ = pipeline | beam.Create(numbers, reshuffle=not flags) | beam.Map(work, watch.meter, 0.7)
-    run(pipeline, watch=watch)
+    flow = Flow()
+    flow.create("Numbers", numbers).map("Work", work, watch.meter, 0.7)
+    with choose_runner(flags) as runner:
+        runner.run(flow, watch)
     (step,) = watch.steps()
-    assert (step.name, step.rows, step.total, step.bytes, step.over) == ("work", 10, 10, 20, True)
+    assert (step.name, step.rows, step.total, step.bytes, step.over) == ("work", 21, 21, 30, True)
     assert 0.7 <= step.seconds < 600
     watch.summarize()
     (line,) = progress.lines  # others are shown
-    assert line.startswith("steps: work 10 rows in ")
-    assert line.endswith(" s (20 B)")
+    assert line.startswith("steps: work 21 rows in ")
+    assert line.endswith(" s (30 B)")
     seen = [look[0].rows for look in progress.looks if look]
     assert seen == sorted(seen)
-    assert any(0 < rows < 10 for rows in seen)
+    assert any(0 < rows < 21 for rows in seen)
 
 
 def test_a_receiver_of_lines_alone_gets_one_soon(tmp_path: Path) -> None:
     lines: list[str] = []
     watch = Watch(str(tmp_path), lines.append)
     watch.expect({"work": None})
-    pipeline = make_pipeline()
-    _ = pipeline | beam.Create([3]) | beam.Map(work, watch.meter, 1.2)
-    run(pipeline, watch=watch)
+    flow = Flow()
+    flow.create("Numbers", [3]).map("Work", work, watch.meter, 1.2)
+    choose_runner().run(flow, watch)
     assert lines[0].startswith(("work: 0 rows, 1 worker", "the workers are starting, "))
 
 

@@ -13,7 +13,7 @@ from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_a
 from apache_beam.runners.job.utils import dict_to_struct
 
 from pipelines.runners import boot
-from pipelines.runners.check import check_workers
+from pipelines.runners.runner import choose_runner
 from tests.command import ROOT, environment
 from tests.engines.worker import pool, write_worker
 
@@ -62,7 +62,7 @@ def test_a_worker_of_a_pool_answers(tmp_path: Path) -> None:
     said: list[str] = []
     with pool(write_worker(tmp_path / "extremis-worker", ROOT)) as port:
         flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL"]
-        check_workers([*flags, f"--environment_config=localhost:{port}"], [], str(tmp_path / "data"), said.append)
+        choose_runner([*flags, f"--environment_config=localhost:{port}"]).check([], str(tmp_path / "data"), said.append)
     assert said[-1].startswith("1 worker answered")
 
 

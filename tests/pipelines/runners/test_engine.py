@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from apache_beam.options import pipeline_options as options
 
-from pipelines.common.exchange import Files, Shuffle, choose
-from pipelines.runners.check import Question, Versions, answer, check_workers
+from pipelines.runners.beam_runner import BeamRunner
+from pipelines.runners.check import Question, Versions, answer
 from pipelines.runners.engine import require_job_server, start_timeout
-from pipelines.runners.runner import for_workers, make_pipeline
+from pipelines.runners.runner import choose_runner, for_workers
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 
@@ -18,9 +18,7 @@ ENGINE = ("--runner=PortableRunner", "--job_endpoint=localhost:9")
 
 @pytest.mark.parametrize("runner", ["PortableRunner", "FlinkRunner", "SparkRunner"])
 def test_flink_and_spark_exchange_files(runner: str) -> None:
-    pipeline = make_pipeline([f"--runner={runner}"])
-    assert isinstance(choose(pipeline.runner, "x"), Files)
-    assert isinstance(choose(pipeline.runner, "x", "shuffle"), Shuffle)
+    assert not choose_runner([f"--runner={runner}"]).shuffles
 
 
 def test_paths_are_absolute_for_workers_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +41,7 @@ def test_a_job_server_that_is_not_there_is_named() -> None:
 
 
 def test_nothing_is_asked_where_workers_are_ours(tmp_path: Path) -> None:
-    check_workers(["--start_timeout=5"], [], str(tmp_path / "check"), lambda line: pytest.fail(line))
+    choose_runner(["--start_timeout=5"]).check([], str(tmp_path / "check"), lambda line: pytest.fail(line))
     assert start_timeout(["--start_timeout=5"]) == start_timeout(["--start-timeout=5"]) == 5
     assert start_timeout(()) == 60
 
@@ -70,6 +68,5 @@ def test_a_worker_names_itself_and_what_it_lacks(tmp_path: Path) -> None:
 
 
 def test_an_engine_s_jobs_ask_pip_for_nothing() -> None:
-    for flags, is_set in ((ENGINE, True), ((), False)):
-        debug = make_pipeline(flags).options.view_as(options.DebugOptions)
-        assert bool(debug.lookup_experiment("disable_logging_submission_environment")) == is_set
+    debug = BeamRunner(ENGINE).pipeline().options.view_as(options.DebugOptions)
+    assert debug.lookup_experiment("disable_logging_submission_environment")

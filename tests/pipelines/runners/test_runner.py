@@ -6,51 +6,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import pytest
-from apache_beam.pvalue import AsDict, AsIter, TaggedOutput
 
-from pipelines.runners.processes import keeping_workers
-from pipelines.runners.runner import make_pipeline, run, unwrap
+from pipelines.common.flow import Collection, Flow, Tagged, sum_of
+from pipelines.runners.beam_runner import BeamRunner, unwrap
+from pipelines.runners.runner import choose_runner
 from schemas.errors import ExtremisError, InputError, StorageError
 from tests.command import PROCESSES, ROOT, environment
 
 
-class Fail(beam.DoFn):
-    def process(self, element: str) -> None:
-        raise StorageError(f"could not write {element}: [disk full]\nfree some space.")
+def fail(element: str) -> None:
+    raise StorageError(f"could not write {element}: [disk full]\nfree some space.")
 
 
-class FailSetup(beam.DoFn):
-    def setup(self) -> None:
-        raise InputError("no tokenizer here.")
-
-    def process(self, element: str) -> None: ...
+def crash(element: str) -> None:
+    raise ZeroDivisionError("ours to mend")
 
 
-class Crash(beam.DoFn):
-    def process(self, element: str) -> None:
-        raise ZeroDivisionError("ours to mend")
+def die(element: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Die(beam.DoFn):
-    def process(self, element: str) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def run_on(flags: Iterable[str], fn: beam.DoFn) -> None:
-    pipeline = make_pipeline(list(flags))
-    pipeline | "Create" >> beam.Create(["x"]) | "Fail" >> beam.ParDo(fn)
-    run(pipeline)
+def run_on(flags: Iterable[str], function: Callable[..., Any], *elements: Any) -> None:
+    flow = Flow()
+    flow.create("Create", ["x"]).map("Work", function, *elements)
+    with choose_runner(list(flags)) as runner:
+        runner.run(flow)
 
 
 def test_a_workers_error_comes_back_as_it_was(flags: tuple[str, ...]) -> None:
     with pytest.raises(StorageError) as caught:
-        run_on(flags, Fail())
+        run_on(flags, fail)
     assert str(caught.value) == "could not write x: [disk full]\nfree some space."
 
 
@@ -70,17 +60,12 @@ def test_a_workers_error_is_found_in_what_an_engine_says(kind: type[ExtremisErro
 @pytest.mark.parametrize("name", ["DirectRunner", "FnApiRunner"])
 def test_the_runner_in_this_process_has_its_usual_names(name: str) -> None:
     with pytest.raises(StorageError):
-        run_on([f"--runner={name}"], Fail())
-
-
-def test_an_error_of_setup_comes_back(flags: tuple[str, ...]) -> None:
-    with pytest.raises(InputError, match=r"^no tokenizer here\.$"):
-        run_on(flags, FailSetup())
+        run_on([f"--runner={name}"], fail)
 
 
 def test_a_bug_is_not_dressed_up(flags: tuple[str, ...]) -> None:
     with pytest.raises(Exception, match="ours to mend") as caught:
-        run_on(flags, Crash())
+        run_on(flags, crash)
     assert not isinstance(caught.value, ExtremisError)
     assert unwrap(caught.value) is None
 
@@ -88,130 +73,111 @@ def test_a_bug_is_not_dressed_up(flags: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("flags", ["two processes", pytest.param("dask", marks=pytest.mark.slow)], indirect=True)
 def test_a_worker_that_is_killed_is_said_to_be(flags: tuple[str, ...]) -> None:
     with pytest.raises(ExtremisError, match=r"worker.*out of memory"):
-        run_on(flags, Die())
+        run_on(flags, die)
 
 
-class Number(beam.DoFn):
+def number(elements: Iterable[int]) -> Iterator[Any]:
     """n to (n % 7, n); also the odd ones, and one sign for each bundle at its end."""
-
-    def process(self, element: int) -> Iterator[Any]:
+    for element in elements:
         yield element % 7, element
         if element % 2:
-            yield TaggedOutput("odd", (element, str(element)))
-
-    def finish_bundle(self) -> Iterator[Any]:
-        yield beam.transforms.window.GlobalWindows.windowed_value((7, -1))
+            yield Tagged("odd", (element, str(element)))
+    yield 7, -1
 
 
-class Describe(beam.DoFn):
-    """(key, values) to a line, with both side inputs in it."""
-
-    def process(self, element: tuple[Any, Any], odd: dict[int, str], every: Iterable[Any]) -> Iterator[str]:
-        key, values = element
-        numbers = sorted(value for value in values if value >= 0)
-        yield f"{key}: {numbers} {[odd.get(n) for n in numbers]} of {sum(1 for _ in every)}"
+def describe(element: tuple[Any, Any], odd: dict[int, str]) -> Iterator[str]:
+    """(key, values) to a line, with the side input in it."""
+    key, values = element
+    numbers = sorted(value for value in values if value >= 0)
+    yield f"{key}: {numbers} {[odd.get(n) for n in numbers]} of {len(odd)}"
 
 
-class Sink(beam.DoFn):
+def write(element: Any, folder: Path) -> None:
     """Every line to a file of its own in a folder: what was carried out, wherever it was."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def process(self, element: str) -> None:
-        self._folder.mkdir(exist_ok=True, parents=True)
-        (self._folder / f"{hash(str(element)) & 0xFFFFFFFF}").write_text(str(element))
+    folder.mkdir(exist_ok=True, parents=True)
+    (folder / f"{hash(str(element)) & 0xFFFFFFFF}").write_text(str(element))
 
 
-class Total(beam.CombineFn):
-    def create_accumulator(self) -> int:
-        return 0
-
-    def add_input(self, accumulator: int, element: int) -> int:
-        return accumulator + element
-
-    def merge_accumulators(self, accumulators: Iterable[int]) -> int:
-        return sum(accumulators)
-
-    def extract_output(self, accumulator: int) -> int:
-        return accumulator
+def total(elements: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int]]:
+    yield 0, sum(element for element, _ in elements)
 
 
-class ValueOf(beam.DoFn):
-    def process(self, element: tuple[Any, Any]) -> Iterator[Any]:
-        yield element[0]
+def whole(element: tuple[int, Iterable[int]]) -> int:
+    return sum(element[1])
 
 
-class Sizes(beam.DoFn):
-    def process(self, element: tuple[Any, Any]) -> Iterator[str]:
-        key, groups = element
-        yield f"{key!r}: {sorted(map(str, groups['odd']))} {sorted(map(str, groups['none']))}"
+def sizes(element: tuple[Any, Any]) -> str:
+    key, groups = element
+    return f"{key!r}: {sorted(map(str, groups['odd']))} {sorted(map(str, groups['none']))}"
 
 
-def test_everything_our_pipelines_are_made_of_gives_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:
-    """Tagged outputs, side inputs, an empty collection, several sinks, keys of every kind, combining with a default."""
-    numbers = list(range(40))
-    pipeline = make_pipeline(list(flags))
-    made = pipeline | beam.Create(numbers) | beam.ParDo(Number()).with_outputs("odd", main="main")
-    none = pipeline | "None" >> beam.Create([], reshuffle=False)
-    lines = (
-        (made["main"], none)
-        | beam.Flatten()
-        | beam.GroupByKey()
-        | "Describe" >> beam.ParDo(Describe(), odd=AsDict(made["odd"]), every=AsIter(made["odd"]))
-    )
-    lines | "Lines" >> beam.ParDo(Sink(tmp_path / "lines"))
-    odd = made["odd"] | beam.ParDo(ValueOf())
-    odd | "Sum" >> beam.CombineGlobally(Total()) | "Write sum" >> beam.ParDo(Sink(tmp_path / "sum"))
-    none | "Sum of none" >> beam.CombineGlobally(Total()) | "Write none" >> beam.ParDo(Sink(tmp_path / "none"))
-    keyed = pipeline | "Keys" >> beam.Create([("text", 1), ((1, "a"), 2), (None, 3), ("text", 4), (b"bytes", 5)])
-    (
-        {"odd": keyed, "none": none}
-        | beam.CoGroupByKey()
-        | beam.ParDo(Sizes())
-        | "Keyed" >> beam.ParDo(Sink(tmp_path / "keyed"))
-    )
-    run(pipeline)
+EVERYTHING = list(range(40))
+
+
+def everything(folder: Path) -> Flow:
+    """Tagged outputs, a side input, an empty collection, several sinks, keys of every kind, sums."""
+    flow = Flow()
+    made = flow.create("Numbers", EVERYTHING).split_over("Number", ["odd"], number)
+    none: Collection = flow.create("None", [])
+    lines = sum_of([made["main"], none]).group("By residue").flat_map("Describe", describe, made["odd"])
+    lines.map("Lines", write, folder / "lines")
+    made["odd"].over("Sum", total).group("Sums").map("Whole", whole).map("Write sum", write, folder / "sum")
+    keyed = flow.create("Keys", [("text", 1), ((1, "a"), 2), (None, 3), ("text", 4), (b"bytes", 5)])
+    flow.join("Join", {"odd": keyed, "none": none}).map("Sizes", sizes).map("Keyed", write, folder / "keyed")
+    return flow
+
+
+def require_everything(folder: Path) -> None:
     written = {
-        name: sorted(path.read_text() for path in (tmp_path / name).iterdir())
-        for name in ("lines", "sum", "none", "keyed")
+        name: sorted(path.read_text() for path in (folder / name).iterdir()) for name in ("lines", "sum", "keyed")
     }
-    residues = [[n for n in numbers if n % 7 == key] for key in range(7)]
+    residues = [[n for n in EVERYTHING if n % 7 == key] for key in range(7)]
     expected = [f"{key}: {own} {[str(n) if n % 2 else None for n in own]} of 20" for key, own in enumerate(residues)]
     assert written["lines"] == sorted([*expected, "7: [] [] of 20"])
     assert written["sum"] == ["400"]
-    assert written["none"] == ["0"]
     assert written["keyed"] == sorted(
         ["'text': ['1', '4'] []", "(1, 'a'): ['2'] []", "None: ['3'] []", "b'bytes': ['5'] []"]
     )
 
 
-class Slow(beam.DoFn):
+def test_everything_our_flows_are_made_of_gives_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:
+    with choose_runner(flags) as runner:
+        runner.run(everything(tmp_path))
+    require_everything(tmp_path)
+
+
+def test_beam_runs_them_too(tmp_path: Path) -> None:
+    """As engines get it: through Beam's portable form and coders."""
+    runner = BeamRunner(["--runner=FnApiRunner"])
+    runner.run(everything(tmp_path))
+    require_everything(tmp_path)
+    flow = Flow()
+    flow.create("Create", ["x"]).map("Fail", fail)
+    with pytest.raises(StorageError, match=r"^could not write x: \[disk full\]\nfree some space\.$"):
+        runner.run(flow)
+
+
+def slow(element: int, folder: Path) -> None:
     """Element 0 fails as soon as another is at work; that takes a while, and leaves a mark at its end.
 
     Where all elements come to one worker, which happens while the other is slow to start, none is at work beside it.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def process(self, element: int) -> None:
-        (self._folder / f"start-{element}").touch()
-        if element == 0:
-            limit = time.monotonic() + 10
-            while len(list(self._folder.iterdir())) < 2 and time.monotonic() < limit:
-                time.sleep(0.01)
-            raise InputError("the first one fails.")
-        time.sleep(1.0)
-        (self._folder / f"end-{element}").touch()
+    (folder / f"start-{element}").touch()
+    if element == 0:
+        limit = time.monotonic() + 10
+        while len(list(folder.iterdir())) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+        raise InputError("the first one fails.")
+    time.sleep(1.0)
+    (folder / f"end-{element}").touch()
 
 
 @pytest.mark.parametrize("flags", ["two processes", "dask"], indirect=True)
 def test_when_a_run_fails_nothing_of_it_is_at_work_any_more(flags: tuple[str, ...], tmp_path: Path) -> None:
-    pipeline = make_pipeline(list(flags))
-    pipeline | beam.Create(range(4)) | beam.ParDo(Slow(tmp_path))
-    with pytest.raises(InputError, match="the first one fails"):
-        run(pipeline)
+    flow = Flow()
+    flow.create("Numbers", range(4)).map("Slow", slow, tmp_path)
+    with pytest.raises(InputError, match="the first one fails"), choose_runner(flags) as runner:
+        runner.run(flow)
     names = {path.name for path in tmp_path.iterdir()}
     time.sleep(1.5)
     assert {path.name for path in tmp_path.iterdir()} == names
@@ -220,15 +186,13 @@ def test_when_a_run_fails_nothing_of_it_is_at_work_any_more(flags: tuple[str, ..
 @pytest.mark.slow
 def test_worker_processes_say_nothing_and_end_with_a_killed_run(tmp_path: Path) -> None:
     program = f"""
-import apache_beam as beam, sys
+import sys
 from pathlib import Path
-from pipelines.runners.runner import make_pipeline, run
+from pipelines.runners.runner import choose_runner
 from tests.command import PROCESSES
-from tests.pipelines.runners.test_runner import Pids
-if __name__ == "__main__":
-    pipeline = make_pipeline(PROCESSES)
-    pipeline | beam.Create(range(4)) | beam.ParDo(Pids(Path({str(tmp_path)!r}), float(sys.argv[1])))
-    run(pipeline)
+from tests.pipelines.runners.test_runner import staying
+with choose_runner(PROCESSES) as runner:
+    runner.run(staying(Path({str(tmp_path)!r}), float(sys.argv[1])))
 """
     start = [sys.executable, "-c", program]
     env = environment({"PYTHONPATH": str(ROOT)})
@@ -251,13 +215,11 @@ if __name__ == "__main__":
         time.sleep(0.05)
 
 
-def test_worker_processes_live_through_several_pipelines(tmp_path: Path) -> None:
+def test_worker_processes_live_through_several_flows(tmp_path: Path) -> None:
     pids = []
-    with keeping_workers():
+    with choose_runner(PROCESSES) as runner:
         for number in range(3):
-            pipeline = make_pipeline(PROCESSES)
-            pipeline | beam.Create(range(4)) | beam.ParDo(Pids(tmp_path / str(number), 0.2))
-            run(pipeline)
+            runner.run(staying(tmp_path / str(number), 0.2))
             pids.append({int(path.read_text()) for path in (tmp_path / str(number)).iterdir()})
     assert len(pids[0]) == 2
     assert os.getpid() not in pids[0]
@@ -265,16 +227,17 @@ def test_worker_processes_live_through_several_pipelines(tmp_path: Path) -> None
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids[0])
 
 
-class Pids(beam.DoFn):
-    """Notes in which process each element is, and stays there for some seconds."""
+def staying(folder: Path, seconds: float) -> Flow:
+    flow = Flow()
+    flow.create("Numbers", range(4)).map("Stay", stay, folder, seconds)
+    return flow
 
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self._folder, self._seconds = folder, seconds
 
-    def process(self, element: int) -> None:
-        self._folder.mkdir(exist_ok=True)
-        (self._folder / str(element)).write_text(str(os.getpid()))
-        time.sleep(self._seconds)
+def stay(element: int, folder: Path, seconds: float) -> None:
+    """Note in which process the element is, and stay there for some seconds."""
+    folder.mkdir(exist_ok=True)
+    (folder / str(element)).write_text(str(os.getpid()))
+    time.sleep(seconds)
 
 
 @pytest.mark.parametrize(
@@ -294,14 +257,14 @@ class Pids(beam.DoFn):
 )
 def test_wrong_options_are_refused(flags: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        make_pipeline(flags)
+        choose_runner(flags)
 
 
 def test_a_scheduler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     dask_runner = pytest.importorskip("pipelines.runners.dask_runner")
     monkeypatch.setattr(dask_runner, "_CONNECT_SECONDS", 1)
     with pytest.raises(ExtremisError, match=r"the Dask scheduler tcp://127\.0\.0\.1:9 cannot be used"):
-        run_on(["--runner=DaskRunner", "--dask_client_address=tcp://127.0.0.1:9"], Fail())
+        run_on(["--runner=DaskRunner", "--dask_client_address=tcp://127.0.0.1:9"], fail)
 
 
 def test_nothing_is_left_in_the_folder_for_temporary_files(
@@ -309,11 +272,11 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(StorageError):
-        run_on(flags, Fail())
+        run_on(flags, fail)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("beam")]
 
 
 def test_a_size_of_dask_partitions_is_refused() -> None:
     pytest.importorskip("distributed")
     with pytest.raises(InputError, match="dask_npartitions"):
-        run_on(["--runner=DaskRunner", "--dask_partition_size=9"], Fail())
+        run_on(["--runner=DaskRunner", "--dask_partition_size=9"], fail)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sharding.filters import join_pairs, parse_pairs
+from pipelines.sharding.plans import parse_filter
+from pipelines.sharding.rows import join_pairs
 from schemas.errors import InputError
 
 PAIRS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=30)
@@ -14,7 +15,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=30)
 @given(PAIRS, st.lists(st.integers(0, 9), max_size=12))
 def test_join_equals_a_dictionary(pairs: list[tuple[int, int]], rows: list[int]) -> None:
     content = "".join(f"{row} {label}\n" for row, label in pairs).encode()
-    parsed = parse_pairs(content, "f", 10, 6)
+    parsed = parse_filter(content, "f", 10, 6)
     assert parsed.dtype == np.int64
     assert parsed.tolist() == sorted(map(list, set(pairs)))
     joined = join_pairs(np.asarray(rows, np.int64), parsed, pa.int32())
@@ -38,4 +39,4 @@ def test_join_equals_a_dictionary(pairs: list[tuple[int, int]], rows: list[int])
 )
 def test_what_points_nowhere_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        parse_pairs(content, "f", 10, 6)
+        parse_filter(content, "f", 10, 6)

@@ -3,10 +3,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.common.exchange import Files, Shuffle, choose, receive
-from pipelines.sharding.blocks import split_mentions
+from pipelines.common.exchange import Files, Shuffle, choose_exchange, receive
 from pipelines.sharding.hashing import hash_strings
-from pipelines.sharding.resolve import known_ids, look_up
+from pipelines.sharding.labels import known_ids, look_up
+from pipelines.sharding.read import split_mentions
 from pipelines.sharding.steps import first_ids
 
 KEYS = st.text("abé", max_size=3)
@@ -60,11 +60,5 @@ def test_a_slice_is_sent_without_its_neighbours() -> None:
 
 
 def test_the_runner_chooses() -> None:
-    class FlinkRunner: ...
-
-    class DataflowRunner: ...
-
-    assert choose(DataflowRunner(), "p") == Shuffle()  # type: ignore[arg-type]
-    assert choose(None, "p") == choose(FlinkRunner(), "p") == Files("p")  # type: ignore[arg-type]
-    assert choose(DataflowRunner(), "p", "files") == Files("p")  # type: ignore[arg-type]
-    assert choose(FlinkRunner(), "p", "shuffle") == Shuffle()  # type: ignore[arg-type]
+    assert choose_exchange(True, "p") == choose_exchange(False, "p", "shuffle") == Shuffle()
+    assert choose_exchange(False, "p") == choose_exchange(True, "p", "files") == Files("p")

@@ -5,8 +5,7 @@ import pyarrow as pa
 
 from pipelines.common.exchange import Files
 from pipelines.common.summary import Block
-from pipelines.sharding.blocks import SAMPLED_SHARE, sample_position, split_sample, with_hashes
-from pipelines.sharding.sampling import sample_texts
+from pipelines.sharding.read import SAMPLED_SHARE, sample_position, sample_texts, split_sample, with_hashes
 
 ROWS = 4000
 

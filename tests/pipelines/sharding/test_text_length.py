@@ -4,12 +4,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.sharding import text_length, tokenizer, wordpiece
-from pipelines.sharding.text_length import LEAST, MOST, choose_length
-from pipelines.sharding.tokenizer import open_tokenizer
+from pipelines.sharding import tokenizer
+from pipelines.sharding.tokenizer import LEAST, MOST, choose_length, open_tokenizer
 from pipelines.sharding.words import encode_whole
 
-FROZEN = tokenizer.freeze(wordpiece.train(pa.chunked_array([["a word or two"] * 5]), 100), {}, 8)
+FROZEN = tokenizer.freeze(tokenizer.train_wordpiece(pa.chunked_array([["a word or two"] * 5]), 100), {}, 8)
 WHOLE = open_tokenizer(FROZEN.files[tokenizer.FILE], "here")
 WHOLE.no_truncation()
 
@@ -50,4 +49,4 @@ def test_a_tokenizer_that_is_cut_elsewhere_is_otherwise_the_same() -> None:
 
 
 def test_very_long_texts_are_not_encoded_whole() -> None:
-    assert choose_length(FROZEN, [pa.chunked_array([["two " * 1_000_000]])]) == text_length.MOST
+    assert choose_length(FROZEN, [pa.chunked_array([["two " * 1_000_000]])]) == MOST

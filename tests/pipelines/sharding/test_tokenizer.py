@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel, WordPiece
 from tokenizers.pre_tokenizers import Split
 
 from pipelines.options import vocabulary_size
-from pipelines.sharding import tokenizer, wordpiece
+from pipelines.sharding import tokenizer
 from pipelines.sharding.words import Encoder, encode_whole
 from schemas.errors import InputError
 
@@ -19,7 +19,7 @@ TEXTS = ["the boat on the sea", "", "sea sea sea sea sea sea", "a boat"]
 
 @pytest.fixture
 def trained() -> tokenizer.FrozenTokenizer:
-    return tokenizer.freeze(wordpiece.train(pa.chunked_array([TEXTS * 5]), 100), {}, 4)
+    return tokenizer.freeze(tokenizer.train_wordpiece(pa.chunked_array([TEXTS * 5]), 100), {}, 4)
 
 
 def test_encoding_is_the_tokenizers_own_and_truncates(trained: tokenizer.FrozenTokenizer) -> None:

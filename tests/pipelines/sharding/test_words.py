@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from pipelines.sharding import tokenizer, wordpiece, words
+from pipelines.sharding import tokenizer, words
 from pipelines.sharding.words import Encoder, encode_whole
 
 CORPUS = ["The boat, on the sea!", "Été à la plage: İstanbul 海 と 空", "##s [SEP] x-ray don't 1,000.5", "a a a a"] * 3
@@ -24,7 +24,7 @@ TEXTS = st.lists(st.lists(st.one_of(PIECES, GAPS, st.text(max_size=5)), max_size
 
 def trained(max_tokens: int) -> Tokenizer:
     """One of ours."""
-    frozen = tokenizer.freeze(wordpiece.train(pa.chunked_array([CORPUS]), 200), {}, max_tokens)
+    frozen = tokenizer.freeze(tokenizer.train_wordpiece(pa.chunked_array([CORPUS]), 200), {}, max_tokens)
     return Tokenizer.from_str(frozen.files[tokenizer.FILE].decode())
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipelines.common import exchange
 from pipelines.common.exchange import Files, gather
 from pipelines.formats.rejects import Reason, Reject, to_batch
-from pipelines.sharding import write_rejects
+from pipelines.sharding import dataset
 from schemas import arrow
 from schemas.shard_files import parquet
 
@@ -23,11 +23,11 @@ MESSAGES = st.lists(
 @given(MESSAGES, st.integers(1, 50), st.sampled_from([1, 1 << 20]))
 def test_order_and_bytes(messages: list[tuple[str, list[Reject]]], lines: int, held: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write_rejects, "_LINES", lines)
-        patch.setattr(write_rejects, "_GROUP_ROWS", 4)
+        patch.setattr(dataset, "_LINES", lines)
+        patch.setattr(dataset, "_GROUP_ROWS", 4)
         patch.setattr(exchange, "_HELD_BYTES", held)
         sent = list(Files(f"{folder}/sent").send((table, to_batch(rows)) for table, rows in messages))
-        made = write_rejects.write_rejects(f"{folder}/data", sent, Files(f"{folder}/sorted"))
+        made = dataset.write_rejects(f"{folder}/data", sent, Files(f"{folder}/sorted"))
         names = sorted({table for table, _ in messages})
         assert made.parameters == {"tables": names}
         assert made.rows == sum(len(rows) for _, rows in messages)

@@ -11,8 +11,7 @@ import torch
 from transformers import AutoModel
 
 from pipelines.sharding import tokenizer as tokens
-from pipelines.sharding.tokenizer import FrozenTokenizer
-from pipelines.sharding.wordpiece import train as train_wordpiece
+from pipelines.sharding.tokenizer import FrozenTokenizer, train_wordpiece
 from pipelines.sharding.words import encode_whole
 from schemas.ragged import Ragged
 from tests.bert import write_bert

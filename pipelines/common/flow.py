@@ -1,0 +1,192 @@
+"""A flow: stages as plain functions, and the collections that pass between them; a runner carries it out anywhere.
+
+    flow = Flow()
+    raw = flow.create("Parts", range(3)).flat_map("Read", read_part, plan)
+    parsed = raw.group("By block").map("Parse", parse_block, plan)
+
+A function and its arguments are sent to workers, so it stands at the top of a module. Its results are small elements,
+such as places of bulk data (`pipelines.common.exchange`), never rows. Collections are added up with `+`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+MAIN = "main"  # tag of what is yielded without one
+
+Elements = list[Any]
+Outputs = dict[str, Elements]  # of a stage, by tag
+
+
+class Tagged(NamedTuple):
+    """An element for another collection than the main one."""
+
+    tag: str
+    value: Any
+
+
+class Output(NamedTuple):
+    """One output of the stage with this number."""
+
+    stage: int
+    tag: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """A function over elements: called with each (`map`: returns one, `flat_map`: yields some), or with all (`over`).
+
+    arguments: those behind the element.
+    """
+
+    way: Literal["map", "flat_map", "over"]
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
+        """Yield what the function makes of `elements`."""
+        if self.way == "over":
+            yield from self.function(elements, *self.arguments)
+            return
+        for element in elements:
+            made = self.function(element, *self.arguments)
+            if self.way == "map":
+                yield made
+            else:
+                yield from made
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a flow: elements that are given, a function over those of `reads`, or their grouping by key.
+
+    sides: places among the work's arguments, and the outputs of pairs (key, value) that stand there as a dictionary.
+    """
+
+    name: str
+    reads: tuple[Output, ...] = ()
+    given: Sequence[Any] | None = None
+    work: Work | None = None  # neither given nor work: a grouping
+    tags: tuple[str, ...] = (MAIN,)
+    sides: Mapping[int, tuple[Output, ...]] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> tuple[Output, ...]:
+        """All outputs that the stage reads."""
+        return (*self.reads, *(output for outputs in self.sides.values() for output in outputs))
+
+    def with_sides(self, dictionaries: Mapping[int, Mapping[Any, Any]]) -> Work:
+        """Return the work with what stands in the places of `sides`."""
+        assert self.work is not None
+        arguments = [dictionaries.get(place, argument) for place, argument in enumerate(self.work.arguments)]
+        return Work(self.work.way, self.work.function, tuple(arguments))
+
+
+class Flow:
+    """Stages in an order in which they can be run."""
+
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+
+    def create(self, name: str, elements: Iterable[Any]) -> "Collection":
+        """Add elements that are known beforehand; they are spread over the workers."""
+        return self.add(Stage(name, given=list(elements)))[MAIN]
+
+    def add(self, stage: Stage) -> "dict[str, Collection]":
+        """Add a stage; its collections by tag."""
+        self.stages.append(stage)
+        return {tag: Collection(self, (Output(len(self.stages) - 1, tag),)) for tag in stage.tags}
+
+    def join(self, name: str, sides: "Mapping[str, Collection]") -> "Collection":
+        """Group several collections of (key, value) by key: (key, {name of the collection: its values})."""
+        tagged = [side.map(f"{name}: {tag}", _tag_value, tag) for tag, side in sides.items()]
+        return sum_of(tagged).group(name).map(f"{name}: together", _values_by_tag, tuple(sides))
+
+    def read_by_nobody(self) -> list[Output]:
+        """List the outputs that no stage reads."""
+        read = {
+            output for stage in self.stages for outputs in (stage.reads, *stage.sides.values()) for output in outputs
+        }
+        every = (Output(number, tag) for number, stage in enumerate(self.stages) for tag in stage.tags)
+        return [output for output in every if output not in read]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Elements that stages of a flow put out, in no order."""
+
+    flow: Flow
+    outputs: tuple[Output, ...]
+
+    def __add__(self, other: "Collection") -> "Collection":
+        return Collection(self.flow, self.outputs + other.outputs)
+
+    def map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
+        """Call `function(element, *arguments)`, which returns one element; a Collection among these is a dictionary."""
+        return self._add(name, Work("map", function, arguments), (MAIN,))[MAIN]
+
+    def flat_map(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
+        """Call `function(element, *arguments)`, which yields elements."""
+        return self._add(name, Work("flat_map", function, arguments), (MAIN,))[MAIN]
+
+    def over(self, name: str, function: Callable[..., Any], *arguments: Any) -> "Collection":
+        """Call `function(elements, *arguments)`, which yields elements, with those that one worker gets at a time."""
+        return self._add(name, Work("over", function, arguments), (MAIN,))[MAIN]
+
+    def split(
+        self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any
+    ) -> "dict[str, Collection]":
+        """Call `function(element, *arguments)`, which yields `Tagged` elements: the collections of `tags`, and MAIN."""
+        return self._add(name, Work("flat_map", function, arguments), (MAIN, *tags))
+
+    def split_over(
+        self, name: str, tags: Sequence[str], function: Callable[..., Any], *arguments: Any
+    ) -> "dict[str, Collection]":
+        """Do as `split`, with the elements that one worker gets at a time."""
+        return self._add(name, Work("over", function, arguments), (MAIN, *tags))
+
+    def group(self, name: str) -> "Collection":
+        """Group pairs (key, value) to (key, values)."""
+        return self.flow.add(Stage(name, self.outputs))[MAIN]
+
+    def _add(self, name: str, work: Work, tags: tuple[str, ...]) -> "dict[str, Collection]":
+        sides = {n: given.outputs for n, given in enumerate(work.arguments) if isinstance(given, Collection)}
+        arguments = tuple(None if place in sides else given for place, given in enumerate(work.arguments))
+        work = Work(work.way, work.function, arguments)
+        return self.flow.add(Stage(name, self.outputs, work=work, tags=tags, sides=sides))
+
+
+def sum_of(collections: Sequence[Collection]) -> Collection:
+    """Return all elements of `collections`, one or more."""
+    return Collection(collections[0].flow, tuple(output for each in collections for output in each.outputs))
+
+
+def by_tag(made: Iterable[Any], tags: Iterable[str]) -> Outputs:
+    """Sort what a stage's work yields by its tag."""
+    outputs: Outputs = {tag: [] for tag in tags}
+    for element in made:
+        if isinstance(element, Tagged):
+            outputs[element.tag].append(element.value)
+        else:
+            outputs[MAIN].append(element)
+    return outputs
+
+
+def group_by_key(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Elements]]:
+    """Group pairs (key, value) to (key, values), in the order of arrival."""
+    groups: defaultdict[Any, Elements] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return list(groups.items())
+
+
+def _tag_value(element: tuple[Any, Any], tag: str) -> tuple[Any, tuple[str, Any]]:
+    return element[0], (tag, element[1])
+
+
+def _values_by_tag(element: tuple[Any, Iterable[tuple[str, Any]]], tags: Sequence[str]) -> tuple[Any, Outputs]:
+    values: Outputs = {tag: [] for tag in tags}
+    for tag, value in element[1]:
+        values[tag].append(value)
+    return element[0], values

@@ -1,0 +1,257 @@
+"""Flows as Beam pipelines, for engines and services; a worker's failure turned back into the error it was."""
+
+import contextlib
+import difflib
+import functools
+import logging
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics, MetricsFilter
+from apache_beam.options import pipeline_options as options
+from apache_beam.pvalue import AsDict, PCollection, TaggedOutput
+from apache_beam.runners.runner import PipelineResult, create_runner
+from apache_beam.transforms.window import GlobalWindows
+
+from pipelines.common.flow import MAIN, Elements, Flow, Output, Tagged, Work
+from pipelines.common.meter import Count, also_tell
+from pipelines.common.progress import Progress, Watch
+from pipelines.runners import engine, engine_errors
+from pipelines.runners.check import check_workers
+from schemas.errors import ExtremisError, InputError
+
+_NAMESPACE = "extremis"  # of metrics
+_SHUFFLING = ("DataflowRunner",)  # with a shuffle of its own
+_LOGGERS = ("apache_beam", "")  # Beam's portable runners tell the root what the engine says
+# Beam ends a worker's message with the step it was in; the traceback's last line names the class.
+_STEP = re.compile(r" \[while running '[^']*'\]")
+
+
+class BeamRunner:
+    """Runner that gives a flow to Beam with these options. Raises InputError for an unknown runner or option."""
+
+    def __init__(self, flags: Sequence[str]) -> None:
+        self._options = options.PipelineOptions(list(flags))
+        # Nothing of ours is defined in a main module, so no worker needs a copy of one.
+        self._options.view_as(options.SetupOptions).save_main_session = False
+        name = self._options.view_as(options.StandardOptions).runner
+        try:
+            self._runner = create_runner(name)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise InputError(
+                f"cannot use the Beam runner {name!r}: {error}. Leave --runner out to run in this process."
+            ) from None
+        refuse_unknown(tuple(flags))
+        self._flags = flags
+        self.shuffles = type(self._runner).__name__ in _SHUFFLING
+        self.on_engine = engine.is_engine(self._runner)
+        if self.on_engine:
+            engine.prepare(self._options)
+        self.pipeline()  # refuses what its own checks refuse
+
+    def __enter__(self) -> "BeamRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
+        """Ask the workers of an engine. Raises as `check_workers`."""
+        if self.on_engine:
+            check_workers(self, self._flags, reads, folder, say)
+
+    def pipeline(self) -> beam.Pipeline:
+        """Make an empty pipeline. Raises InputError: the runner refuses its options."""
+        try:
+            pipeline = beam.Pipeline(runner=self._runner, options=self._options)
+        except ValueError as error:  # a runner's own checks: a bucket or project that is none
+            raise InputError(f"Beam options: {str(error).strip()}") from None
+        # For transforms in other languages, of which there are none; Beam would leave it behind.
+        os.rmdir(pipeline.local_tempdir)
+        return pipeline
+
+    def run(
+        self, flow: Flow, watch: Watch | None = None, started: Callable[[PipelineResult], Any] | None = None
+    ) -> None:
+        """Run `flow` to its end. A worker's ExtremisError is raised here as it was raised there.
+
+        Raises ExtremisError, too, where an engine failed. `started` is called with the job, which on an engine is
+        cancelled where this process is ended.
+        """
+        pipeline = self.pipeline()
+        translate(flow, pipeline)
+        watching = watch.watching() if watch is not None else contextlib.nullcontext()
+        with _quiet(_LOGGERS) if self.on_engine else contextlib.nullcontext(), watching as settle:
+            try:
+                result = pipeline.run()
+                with engine.cancelling([result]) if self.on_engine else contextlib.nullcontext():
+                    if started is not None:
+                        started(result)
+                    result.wait_until_finish()
+                if settle is not None:
+                    settle(counts_of_result(result))
+            except Exception as error:
+                cause = unwrap(error)
+                if cause is not None:
+                    raise cause from None
+                if self.on_engine:
+                    raise _engine_failure(str(error)) from error
+                raise
+
+
+def translate(flow: Flow, pipeline: beam.Pipeline) -> None:
+    """Add the stages of `flow` to a Beam pipeline."""
+    made: dict[Output, PCollection] = {}
+
+    def read(outputs: Sequence[Output], name: str) -> PCollection:
+        if len(outputs) == 1:
+            return made[outputs[0]]
+        return tuple(made[output] for output in outputs) | f"{name}: all" >> beam.Flatten()
+
+    for number, stage in enumerate(flow.stages):
+        label = f"{stage.name} ({number})"  # of this stage alone
+        if stage.given is not None:
+            made[Output(number, MAIN)] = pipeline | label >> beam.Create(list(stage.given))
+            continue
+        inputs = read(stage.reads, label)
+        if stage.work is None:
+            made[Output(number, MAIN)] = inputs | label >> beam.GroupByKey()
+            continue
+        sides = {place: AsDict(read(outputs, f"{label}: {place}")) for place, outputs in stage.sides.items()}
+        arguments = [sides.get(place, argument) for place, argument in enumerate(stage.work.arguments)]
+        step = beam.ParDo(_Over(stage.work) if stage.work.way == "over" else _Each(stage.work), *arguments)
+        outputs = inputs | label >> step.with_outputs(*(tag for tag in stage.tags if tag != MAIN), main=MAIN)
+        made |= {Output(number, tag): outputs[tag] for tag in stage.tags}
+
+
+class _Each(beam.DoFn):
+    """Work on one element."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = Work(work.way, work.function)
+
+    def process(self, element: Any, *arguments: Any) -> Iterator[Any]:
+        yield from map(_for_beam, Work(self._work.way, self._work.function, arguments)([element]))
+
+
+class _Over(beam.DoFn):
+    """Work on the elements of a bundle, which are small, at its end."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def start_bundle(self) -> None:
+        self._elements: Elements = []
+
+    def process(self, element: Any, *_: Any) -> None:
+        self._elements.append(element)
+
+    def finish_bundle(self) -> Iterator[Any]:
+        for made in map(_for_beam, self._work(self._elements)):
+            if isinstance(made, TaggedOutput):
+                yield TaggedOutput(made.tag, GlobalWindows.windowed_value(made.value))
+            else:
+                yield GlobalWindows.windowed_value(made)
+
+
+def _for_beam(made: Any) -> Any:
+    return TaggedOutput(made.tag, made.value) if isinstance(made, Tagged) else made
+
+
+def counts_of_result(result: Any) -> dict[str, Count]:
+    """Return the counts of a finished pipeline from its PipelineResult; none where the runner keeps none."""
+    counts: dict[str, Count] = {}
+    with contextlib.suppress(Exception):  # of any kind: a runner without metrics, a job server that is gone
+        measured = result.metrics().query(MetricsFilter().with_namespace(_NAMESPACE))
+        for metric in measured["counters"]:
+            step, _, unit = metric.key.metric.name.rpartition(".")
+            more = Count(rows=metric.result) if unit == "rows" else Count(bytes=metric.result)
+            counts[step] = counts.get(step, Count()).add(more)
+        for metric in measured["distributions"]:
+            step = metric.key.metric.name.rpartition(".")[0]
+            span = Count(0, 0, metric.result.min / 1000, metric.result.max / 1000)
+            counts[step] = counts.get(step, Count()).add(span)
+    return counts
+
+
+@also_tell
+def _tell_beam(step: str, rows: int, size: int, now: float) -> None:
+    """Count for Beam, on its workers, which have this module from their DoFns."""
+    Metrics.counter(_NAMESPACE, f"{step}.rows").inc(rows)
+    Metrics.counter(_NAMESPACE, f"{step}.bytes").inc(size)
+    Metrics.distribution(_NAMESPACE, f"{step}.milliseconds").update(round(1000 * now))
+
+
+def _engine_failure(text: str) -> Exception:
+    """Return the error behind what an engine says: a fault of ours on a worker, or one of the engine's own."""
+    fault = engine_errors.python_cause(text)
+    return RuntimeError(f"on a worker: {fault}") if fault else ExtremisError(engine_errors.explain(text))
+
+
+def unwrap(error: BaseException) -> ExtremisError | None:
+    """Return the ExtremisError that a runner wrapped into `error`, or None.
+
+    Runners in this process chain or re-raise the exception; the others pass its traceback on as text.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ExtremisError):
+            return type(seen)(_STEP.sub("", str(seen)))
+        seen = seen.__cause__ or seen.__context__
+    classes = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ExtremisError, *_subclasses(ExtremisError))}
+    names = "|".join(re.escape(name) for name in classes)
+    # A chain of tracebacks repeats the message; its last copy ends the text, or Java's trace follows, or the step.
+    ends = r" \[while running '|^\n(?:During handling|The above)|^\s*\tat |\Z"
+    matches = re.findall(rf"^({names}): (.*?)(?={ends})", str(error), re.DOTALL | re.MULTILINE)
+    if not matches:
+        return None
+    name, message = matches[-1]
+    return classes[name](message.strip())
+
+
+@functools.cache
+def refuse_unknown(flags: tuple[str, ...]) -> None:
+    """Refuse options that Beam does not know; it drops them with a warning. Raises InputError."""
+    parser = options._BeamArgumentParser(allow_abbrev=False, exit_on_error=False)
+    for kind in _subclasses(options.PipelineOptions):
+        with contextlib.suppress(Exception):  # two classes may declare the same option
+            kind._add_argparse_args(parser)  # type: ignore[attr-defined]
+    try:
+        _, unknown = parser.parse_known_args(list(flags))
+    except Exception as error:
+        raise InputError(f"Beam options {list(flags)}: {error}.") from None
+    if not unknown:
+        return
+    names = [name for action in parser._actions for name in action.option_strings]
+    near = difflib.get_close_matches(unknown[0].split("=")[0], names, n=1)
+    hint = f" Did you mean {near[0]}?" if near else " Everything after `--` goes to Beam; see its runner's page."
+    raise InputError(f"unknown Beam option {unknown[0]!r}.{hint}")
+
+
+def _subclasses(kind: type) -> list[type]:
+    children: list[type] = kind.__subclasses__()
+    return [deep for child in children for deep in (child, *_subclasses(child))]
+
+
+@contextlib.contextmanager
+def _quiet(names: Sequence[str]) -> Iterator[None]:
+    """Silence tracebacks that runners log, to loggers of these names, or print: `run` raises them anyway."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    hook = threading.excepthook
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    threading.excepthook = lambda ended: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        threading.excepthook = hook
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,197 @@
+"""Flows on this machine: in this process, on threads of it, or on worker processes, whose death ends the run."""
+
+import queue
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import Literal
+
+from pipelines.common.flow import MAIN, Elements, Flow, Output, Outputs, Work, by_tag, group_by_key
+from pipelines.common.meter import Count, counted_here, sum_counts
+from pipelines.common.progress import Progress, Watch
+from schemas.errors import ExtremisError
+from schemas.waits import Wait
+
+_PIECES = 4  # of a stage's elements a worker: one that is done takes another
+_STOP_SECONDS = 20.0  # for an idle worker process to end
+
+Mode = Literal["in_memory", "multi_threading", "multi_processing"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some elements of a stage, and what is done with them."""
+
+    work: Work
+    elements: Elements
+    tags: tuple[str, ...]
+
+    def __call__(self) -> Outputs:
+        """Do the work; its outputs by tag. Raises what it raises."""
+        return by_tag(self.work(self.elements), self.tags)
+
+
+class LocalRunner:
+    """Runner of this machine; worker processes live until the `with` block ends, through all of its flows."""
+
+    shuffles = False  # elements are held in this process
+
+    def __init__(self, mode: Mode = "in_memory", workers: int = 1) -> None:
+        self._mode, self._workers = mode, 1 if mode == "in_memory" else workers
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._started: list[Worker] = []
+
+    def __enter__(self) -> "LocalRunner":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self._started:
+            worker.end(at_once=error[0] is not None)
+
+    def check(self, reads: Sequence[str], folder: str, say: Progress) -> None:
+        """Ask nothing: workers are of this machine."""
+
+    def run(self, flow: Flow, watch: Watch | None = None) -> None:
+        """Run `flow` to its end. Raises what a worker raised; ExtremisError where one died. Nothing is at work then."""
+        watching: AbstractContextManager[Callable[[Mapping[str, Count]], None] | None]
+        watching = nullcontext() if watch is None else watch.watching()
+        with watching as settle:
+            if self._mode == "in_memory":
+                _carry_out(flow, lambda pieces: [piece() for piece in pieces], 1)
+            else:
+                self._run_beside(flow)
+            if settle is not None:
+                settle(sum_counts(worker.counts for worker in self._started))
+
+    def _run_beside(self, flow: Flow) -> None:
+        if self._mode == "multi_processing" and not self._started:
+            self._started = [Worker() for _ in range(self._workers)]
+            for worker in self._started:
+                self._idle.put(worker)
+        do = self._give if self._started else Piece.__call__
+        pool = ThreadPoolExecutor(self._workers, "extremis-worker")
+        try:
+            _carry_out(flow, lambda pieces: _results([pool.submit(do, piece) for piece in pieces]), self._workers)
+        except BaseException:
+            for worker in self._started:
+                worker.end(at_once=True)
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _give(self, piece: Piece) -> Outputs:
+        worker = self._idle.get()
+        try:
+            return worker.do(piece)
+        finally:
+            self._idle.put(worker)
+
+
+def _results(futures: Sequence[Future[Outputs]]) -> list[Outputs]:
+    """Return the results in order. Raises the first error that comes, whichever piece it is of."""
+    ended: queue.SimpleQueue[Future[Outputs]] = queue.SimpleQueue()
+    for future in futures:
+        future.add_done_callback(ended.put)
+    for _ in futures:
+        ended.get().result()
+    return [future.result() for future in futures]
+
+
+def _carry_out(flow: Flow, do: Callable[[list[Piece]], list[Outputs]], workers: int) -> None:
+    """Run the stages of `flow` one after the other; what no later one reads is let go."""
+    last = {output: number for number, stage in enumerate(flow.stages) for output in stage.inputs}
+    held: dict[Output, Elements] = {}
+    for number, stage in enumerate(flow.stages):
+        elements = [element for output in stage.reads for element in held[output]]
+        if stage.given is not None:
+            made: Outputs = {MAIN: list(stage.given)}
+        elif stage.work is None:
+            made = {MAIN: group_by_key(elements)}
+        else:
+            sides = {
+                place: dict(pair for output in outputs for pair in held[output])
+                for place, outputs in stage.sides.items()
+            }
+            pieces = [Piece(stage.with_sides(sides), some, stage.tags) for some in _cut(elements, workers)]
+            done = do(pieces)
+            made = {tag: [element for each in done for element in each[tag]] for tag in stage.tags}
+        held |= {Output(number, tag): some for tag, some in made.items()}
+        held = {output: some for output, some in held.items() if last.get(output, -1) > number}
+
+
+def _cut(elements: Elements, workers: int) -> list[Elements]:
+    """Cut elements into pieces in order: one for one worker, some for each of several."""
+    count = min(len(elements), 1 if workers == 1 else _PIECES * workers)
+    return [elements[len(elements) * n // count : len(elements) * (n + 1) // count] for n in range(count)]
+
+
+class Worker:
+    """Process of `pipelines.runners.worker`, which does one piece of work after the other."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-m", "pipelines.runners.worker", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self.counts: dict[str, Count] = {}  # of steps, since it was started
+
+    def do(self, piece: Piece) -> Outputs:
+        """Have the process do `piece`. Raises what it raises, and ExtremisError where the process ends."""
+        try:
+            self._pipe.send(piece)
+            outputs, error, self.counts = self._pipe.recv()
+        except (EOFError, OSError):
+            raise ExtremisError(
+                f"a worker process ended before its work was done (status {self._process.wait()}). It was out of "
+                "memory, most likely: give the step more of it, or start fewer workers (--direct_num_workers)."
+            ) from None
+        if error is not None:
+            raise error
+        made: Outputs = outputs
+        return made
+
+    def end(self, at_once: bool) -> None:
+        """Let the process end when it is idle, or `at_once`."""
+        if at_once:
+            self._process.kill()
+        self._pipe.close()
+        try:
+            with Wait("the end of a worker process", seconds=_STOP_SECONDS):
+                self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def serve(place: int) -> None:
+    """Do the pieces that come through the pipe with the file descriptor `place`, until it is closed.
+
+    Each answer has outputs, an error, and what this process has counted so far.
+    """
+    pipe = Connection(place)
+    while True:
+        try:
+            piece: Piece = pipe.recv()
+        except EOFError:
+            return
+        outputs: Outputs = {}
+        error: BaseException | None = None
+        try:
+            outputs = piece()
+        except Exception as raised:
+            error = _portable(raised)
+        pipe.send((outputs, error, counted_here()))
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be sent: an ExtremisError as it is, with the traceback of any other as its message."""
+    if not isinstance(error, ExtremisError):
+        return RuntimeError("on a worker: " + "".join(traceback.format_exception(error)))
+    kind = next(each for each in type(error).__mro__ if each is ExtremisError or "__init__" not in vars(each))
+    sent: Exception = kind(str(error))
+    return sent

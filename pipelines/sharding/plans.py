@@ -1,0 +1,325 @@
+"""Plans of a sharding run: every choice, made once in the launching process from what the first flow counted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.common.meter import Meter
+from pipelines.common.summary import Summary
+from pipelines.formats.base import LABELS, PAIRS, Format, Inputs, Text
+from pipelines.options import MIN_SHARDS, ShardOptions, default_row_group_rows, default_shards
+from pipelines.sharding.tokenizer import FrozenTokenizer
+from schemas import arrow, storage
+from schemas.errors import InputError
+from schemas.layout import DataLayout
+from schemas.shard_files.shards import Sink
+from schemas.storage import join
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """Plan of the first flow: input files to parsed blocks below `staging`, and rejects below `rejects`."""
+
+    form: Format
+    inputs: Inputs
+    text: Text
+    staging: str
+    rejects: str
+    seed: int
+    block_rows: int
+    meter: Meter = field(default=Meter(), compare=False)
+
+
+@dataclass(frozen=True)
+class OlderShards:
+    """Shards of an older table of points, which the hash of a key names: hash % `count` is the place in `numbers`.
+
+    `numbers`: where each is among all older shards of the split; -1 where it has no rows.
+    """
+
+    count: int
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """Plan of a table: what queries and labels share."""
+
+    table: str  # where to, a URL
+    shards: int
+    row_group_rows: int
+    vocabulary: int | None  # None: nothing has a text, and there are no token ids
+    tokenizer: str  # URL of the file in staging, sealed
+    tokenizer_name: str  # as the options have it
+    features: bool
+    sources: Mapping[int, str]  # names of the input's parts, by their numbers
+    sink: Sink
+    meter: Meter = field(default=Meter(), compare=False, kw_only=True)
+
+    @property
+    def tokens(self) -> pa.DataType | None:
+        """The type of a token id; None where the rows have features alone."""
+        return None if self.vocabulary is None and self.features else arrow.token_type(self.vocabulary or 0)
+
+
+@dataclass(frozen=True)
+class QueriesPlan(TablePlan):
+    """Plan of one split: parsed blocks to `queries/<split>`."""
+
+    split: str
+    source: str  # the input table: a validation split may be cut out of `train`
+    labels: int  # more than any label id
+    keyed: bool
+    pairs: bool  # whether labels come from pairs
+    shared: bool  # the split's points are among those of others: one without a label is not of this split
+    filters: str | None  # URL of the split's filter pairs in staging
+    keep_text: bool
+    share: tuple[float, float] = (0.0, 1.0)  # [low, high) of the keys' hashes
+    older: tuple[OlderShards, ...] = ()  # tables of points that those of the same key replace
+
+    @property
+    def name(self) -> str:
+        """Path of the table in the data set."""
+        return f"queries/{self.split}"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the table."""
+        return arrow.queries(
+            self.tokens,
+            arrow.label_type(self.labels),
+            text=self.keep_text,
+            filters=self.filters is not None,
+            features=self.features,
+        )
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """Columns on the way: those of the table without `query_id`, and what ordering and counting need."""
+        extra = [("truncated", pa.bool_()), ("merged", pa.int32())]
+        fields = [field.with_nullable(True) for field in self.schema if field.name != "query_id"]
+        return pa.schema([*_place(), *extra, *fields])
+
+
+@dataclass(frozen=True)
+class LabelsPlan(TablePlan):
+    """Plan of the labels: parsed blocks to `labels`."""
+
+    rows: int  # of the input
+    keyed: bool
+    shards_before: int = 0  # of labels that a version has already
+
+    @property
+    def name(self) -> str:
+        """Path of the table in the data set."""
+        return "labels"
+
+    @property
+    def shard_rows(self) -> int:
+        """Labels of each shard but the last, where a label's id is its row."""
+        return -(-self.rows // self.shards) or 1
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the table."""
+        return arrow.labels(self.tokens, features=self.features)
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """Columns on the way: those of the table without what is counted later, and what ordering needs."""
+        later = ("label_id", "frequency")
+        fields = [field.with_nullable(True) for field in self.schema if field.name not in later]
+        return pa.schema([*_place(), ("truncated", pa.bool_()), *fields])
+
+    @property
+    def raw_schema(self) -> pa.Schema:
+        """Columns before tokens are made."""
+        return pa.schema([field for field in self.row_schema if field.name not in ("truncated", "input_ids")])
+
+
+def _place() -> list[pa.Field]:
+    names = {"hash": pa.uint64(), "content": pa.uint64(), "part": pa.int32(), "row": pa.int64()}
+    return [pa.field(name, kind) for name, kind in names.items()]
+
+
+# Bytes on storage a unit, measured on WordPiece ids, random keys and Zipfian labels; text is a byte a byte before zstd.
+_BYTES = {"tokens": 1.7, "key": 0.9, "mentions": 2.5, "features": 6.0, "text": 0.5}
+_BYTES_A_TOKEN = 4.5  # of text
+
+
+class Basis(NamedTuple):
+    """Basis of the plans: inputs, the first flow's summary, DATA, options, and the tokenizer.
+
+    `tables`: where the tables go, DATA or the part of a version. `labels_before`, `shards_before`: those that it has.
+    `meter` counts the workers' steps.
+    """
+
+    inputs: Inputs
+    raw: Summary
+    data: str
+    options: ShardOptions
+    tokenizer: FrozenTokenizer | None
+    tables: str
+    labels_before: int = 0
+    shards_before: int = 0
+    meter: Meter = Meter()
+
+
+def plan_queries(basis: Basis, filter_pairs: Mapping[str, int]) -> list[QueriesPlan]:
+    """Plan each split; those with a share are cut out of `train`. `filter_pairs`: how many by split."""
+    plans = [_plan_split(split, basis, bool(filter_pairs.get(split))) for split in basis.inputs.splits]
+    options, train = basis.options, next(plan for plan in plans if plan.split == "train")
+    cuts, low = list[QueriesPlan](), 0.0
+    for split, share in (("val", options.validation_share), ("test", options.test_share)):
+        if share:
+            shards = options.shards or max(1, round(train.shards * share), min(MIN_SHARDS, train.shards))
+            table = DataLayout(basis.tables).queries(split)
+            cuts.append(replace(train, split=split, table=table, shards=shards, share=(low, low + share)))
+            low += share
+    return [*cuts, *(replace(plan, share=(low, 1.0)) if plan is train and low else plan for plan in plans)]
+
+
+def plan_labels(basis: Basis) -> LabelsPlan:
+    """Plan the table of labels."""
+    inputs, raw, options, frozen = basis.inputs, basis.raw, basis.options, basis.tokenizer
+    rows = raw.count_input(LABELS, "rows")
+    estimate = _estimated_bytes(LABELS, basis, text=True) + 2 * rows
+    shards = max(1, -(-int(estimate) // options.shard_bytes))
+    if not inputs.keyed:  # contiguous ranges of ids, none of them empty
+        shards = -(-rows // max(1, -(-rows // shards)))
+    return LabelsPlan(
+        table=DataLayout(basis.tables).labels,
+        shards=max(1, shards),
+        row_group_rows=options.row_group_rows or default_row_group_rows(rows),
+        vocabulary=frozen.vocabulary if frozen else None,
+        tokenizer=tokenizer_url(basis.data),
+        tokenizer_name=options.tokenizer,
+        features=raw.count_input(LABELS, "with_features") > 0,
+        sources=sources_of(inputs, LABELS),
+        sink="parquet",
+        rows=rows,
+        keyed=inputs.keyed,
+        shards_before=basis.shards_before,
+        meter=basis.meter,
+    )
+
+
+def check(inputs: Inputs, options: ShardOptions) -> None:
+    """Raise InputError for what shows before anything is read."""
+    cuts = {"val": options.validation_share, "test": options.test_share}
+    for split, kind in (("val", "validation"), ("test", "test")):
+        if cuts[split] and split in inputs.splits:
+            raise InputError(
+                f"{name_of(inputs, split)} is a {kind} split already: leave it away, or do not cut one out of train."
+            )
+    if not inputs.keyed and len(inputs.of(LABELS)) != 1:
+        raise InputError(f"{name_of(inputs, LABELS)}: a label's line is its id, so there has to be one file of labels.")
+    for split, url in inputs.filters.items():
+        if len(inputs.of(split)) != 1:
+            raise InputError(f"{url}: a filter names lines of one file of {split}, and there are several, or none.")
+
+
+def stage_filters(inputs: Inputs, raw: Summary, data: str) -> dict[str, int]:
+    """Check the filter files and leave their pairs in staging; pairs by split. Raises InputError."""
+    counts = {}
+    for split, url in inputs.filters.items():
+        rows, labels = raw.count_input(split, "rows_in"), raw.count_input(LABELS, "rows_in")
+        pairs = parse_filter(storage.read_bytes(url), url, rows, labels)
+        storage.write_sealed(_filter_url(data, split), pairs.tobytes())
+        counts[split] = len(pairs)
+    return counts
+
+
+def parse_filter(content: bytes, url: str, rows: int, labels: int) -> np.ndarray:
+    """Read pairs (row, label), sorted and without duplicates: int64 [F, 2] in [0, rows) × [0, labels).
+
+    `url` is for messages. Raises InputError with the line: malformed, or pointing beyond the points or labels.
+    """
+    pairs: list[tuple[int, int]] = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 2 or not all(field.isdigit() and len(field) < 19 for field in fields):
+            shown = repr(line[:60].decode("utf-8", "replace"))
+            raise InputError(
+                f"{url}, line {number}: expected two whole numbers `row label`, got {shown}. Fix or remove the line."
+            )
+        row, label = int(fields[0]), int(fields[1])
+        if row >= rows:
+            raise InputError(
+                f"{url}, line {number}: row {row} does not exist: the points have rows 0 to {rows - 1}. "
+                "Is this the filter of another split?"
+            )
+        if label >= labels:
+            raise InputError(
+                f"{url}, line {number}: label {label} does not exist: there are labels 0 to {labels - 1}. "
+                "Is this the filter of another data set?"
+            )
+        pairs.append((row, label))
+    return np.unique(np.asarray(pairs, np.int64).reshape(-1, 2), axis=0)
+
+
+def tokenizer_url(data: str) -> str:
+    """Return the URL of the tokenizer's file in staging, which the workers open."""
+    return join(DataLayout(data).staging, "tokenizer.json")
+
+
+def name_of(inputs: Inputs, table: str) -> str:
+    """Name an input table in messages: its file, or how many it has."""
+    parts = inputs.of(table)
+    return parts[0].name if len(parts) == 1 else f"the {len(parts)} files of {table}"
+
+
+def sources_of(inputs: Inputs, *tables: str) -> Mapping[int, str]:
+    """Map the numbers of the tables' parts to their names."""
+    return {number: part.name for number, part in enumerate(inputs.parts) if part.table in tables}
+
+
+def _plan_split(split: str, basis: Basis, filtered: bool) -> QueriesPlan:
+    inputs, raw, data, options, frozen = basis[:5]
+    pairs = PAIRS + split
+    rows = raw.count_input(split, "rows")
+    estimate = _estimated_bytes(split, basis, options.keep_text)
+    return QueriesPlan(
+        table=DataLayout(basis.tables).queries(split),
+        shards=options.shards or default_shards(rows, estimate, options.shard_bytes),
+        row_group_rows=options.row_group_rows or default_row_group_rows(rows),
+        vocabulary=frozen.vocabulary if frozen else None,
+        tokenizer=tokenizer_url(data),
+        tokenizer_name=options.tokenizer,
+        features=raw.count_input(split, "with_features") > 0,
+        sources=sources_of(inputs, split, pairs),
+        sink=options.sink,
+        split=split,
+        source=split,
+        labels=basis.labels_before + max(raw.count_input(LABELS, "rows_in"), raw.count_input(LABELS, "rows")),
+        keyed=inputs.keyed,
+        pairs=bool(inputs.of(pairs)),
+        shared=inputs.shared_points,
+        filters=_filter_url(data, split) if filtered else None,
+        keep_text=options.keep_text,
+        meter=basis.meter,
+    )
+
+
+def _estimated_bytes(table: str, basis: Basis, text: bool) -> float:
+    """Estimate what a table takes on storage, with its `text` or without."""
+    raw = basis.raw
+    text_bytes = raw.count_input(table, "text_bytes")
+    most = raw.count_input(table, "rows") * basis.tokenizer.max_tokens if basis.tokenizer else 0
+    units = {
+        "tokens": min(text_bytes / _BYTES_A_TOKEN, most),
+        "key": raw.count_input(table, "key_bytes"),
+        "mentions": raw.count_input(table, "mentions") + raw.count_input(PAIRS + table, "rows"),
+        "features": raw.count_input(table, "features"),
+        "text": text * text_bytes,
+    }
+    return sum(_BYTES[name] * n for name, n in units.items())
+
+
+def _filter_url(data: str, split: str) -> str:
+    return join(DataLayout(data).staging, f"filter-{split}.int64")
