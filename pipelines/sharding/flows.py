@@ -16,10 +16,10 @@ from pipelines.sharding.labels import (
     resolve_labels,
     write_labels,
 )
-from pipelines.sharding.onto.base import Base
-from pipelines.sharding.onto.gone import leave_out
-from pipelines.sharding.onto.labels import CHANGED, STATES, order_labels_onto
-from pipelines.sharding.onto.patches import patch_labels
+from pipelines.sharding.versions.earlier import EarlierData
+from pipelines.sharding.versions.changes import leave_out
+from pipelines.sharding.versions.changes import CHANGED, STATES, order_labels_onto
+from pipelines.sharding.versions.changes import patch_labels
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import AGAIN, FREQUENCIES, Group, assemble_queries, write_queries
 from pipelines.sharding.steps import keep, reopen
@@ -35,7 +35,7 @@ class TablePlans:
     queries: Sequence[QueriesPlan]
     labels: LabelsPlan
     seed: int
-    base: Base | None
+    base: EarlierData | None
     built: str
     rejects: Files
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.records.json_files import read_json, write_json
 from schemas.table import Table
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
