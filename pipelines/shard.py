@@ -29,12 +29,11 @@ from pipelines.sharding import dataset, flows, plans, read, resume, tokenizer
 from pipelines.sharding import labels as label_steps
 from pipelines.sharding import queries as query_steps
 from pipelines.sharding.flows import TablePlans
-from pipelines.sharding.versions.earlier import older_shards
-from pipelines.sharding.versions.earlier import EarlierData
-from pipelines.sharding.versions.publish import publish_version, require_most_labels
 from pipelines.sharding.plans import Basis, LabelsPlan, QueriesPlan, ReadPlan
 from pipelines.sharding.resume import Finished
 from pipelines.sharding.tokenizer import FrozenTokenizer
+from pipelines.sharding.versions.earlier import EarlierData, older_shards
+from pipelines.sharding.versions.publish import publish_version, require_most_labels
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, parts_prefix

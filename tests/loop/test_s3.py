@@ -95,7 +95,9 @@ def test_killed_and_resumed(env: dict[str, str], bucket: Bucket, data: str, run:
         start_new_session=True,
     )
     limit = time.monotonic() + 120
-    while not any("step-00000012/_manifest" in key or "step-00000015/_manifest" in key for key in bucket.keys("again/")):
+    while not any(
+        "step-00000012/_manifest" in key or "step-00000015/_manifest" in key for key in bucket.keys("again/")
+    ):
         assert time.monotonic() < limit
         assert trainer.poll() is None
         time.sleep(0.02)

@@ -11,52 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, split_by
+from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive, split_by
 from pipelines.common.flow import Collection, Flow, Tagged
-from pipelines.common.summary import SUMMARY, Block
+from pipelines.common.summary import SUMMARY, Block, Patched, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding import rows
-from pipelines.sharding.labels import KEYS, OrderedLabels, duplicates
-from pipelines.sharding.versions.earlier import EarlierData
-from pipelines.sharding.plans import LabelsPlan
-from pipelines.sharding.read import with_hashes
-from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, open_tokens, reported, send_to_shards
-from schemas.ragged import offsets_of
-from schemas.shard_files.shards import iterate_shard
-from schemas.shard_files.viewed import RETIRED
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from pipelines.common.exchange import Exchange, receive
-from pipelines.common.flow import Collection, Tagged
-from pipelines.common.summary import SUMMARY, Summary
-from pipelines.sharding.labels import count_labels
-from pipelines.sharding.versions.earlier import EarlierData
-from pipelines.sharding.plans import QueriesPlan
+from pipelines.sharding.labels import KEYS, OrderedLabels, count_labels, duplicates, sum_counts
+from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import FREQUENCIES
-from pipelines.sharding.steps import first_ids
-from schemas.shard_files.parquet import list_column
-from schemas.shard_files.shards import open_shard, read_group
-from schemas.shard_files.viewed import POSITION, ViewedShard
-from collections import Counter
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from pipelines.common.exchange import gather, receive
-from pipelines.common.summary import Patched, Summary
-from pipelines.formats.base import LABELS
-from pipelines.sharding.labels import sum_counts
+from pipelines.sharding.read import with_hashes
+from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
 from pipelines.sharding.versions.earlier import EarlierData
 from schemas import storage
+from schemas.ragged import offsets_of
 from schemas.shard_files.parquet import encode as encode_shard
-from schemas.shard_files.shards import iterate_shard, open_shard
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.shards import iterate_shard, open_shard, read_group
 from schemas.shard_files.viewed import POSITION, RETIRED, ViewedShard
 from schemas.storage import join
 
@@ -86,7 +56,13 @@ class VersionLabels(NamedTuple):
 
 
 def order_labels_onto(
-    flow: Flow, plan: LabelsPlan, earlier: EarlierData, blocks: list[Block], exchange: Exchange, staged: Files, rejects: Files
+    flow: Flow,
+    plan: LabelsPlan,
+    earlier: EarlierData,
+    blocks: list[Block],
+    exchange: Exchange,
+    staged: Files,
+    rejects: Files,
 ) -> VersionLabels:
     """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back."""
     before = earlier.views(LABELS)
@@ -106,7 +82,9 @@ def route_labels(block: Block, plan: LabelsPlan, exchange: Exchange) -> Iterator
     yield from send_to_shards(exchange, block.read().select(plan.raw_schema.names), plan.shards)
 
 
-def read_before(number: int, plan: LabelsPlan, earlier: EarlierData, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
+def read_before(
+    number: int, plan: LabelsPlan, earlier: EarlierData, exchange: Exchange
+) -> Iterator[tuple[int, Packet]]:
     """Send key, id and state of the labels of shard `number` before, and the hash of their content where it counts."""
     entry = earlier.views(LABELS)[number]
     names = [column.name for column in earlier.tables[LABELS].columns]
@@ -190,7 +168,12 @@ def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Tab
 
 
 def leave_out(
-    keys: Collection, plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int], exchange: Exchange
+    keys: Collection,
+    plan: QueriesPlan,
+    earlier: EarlierData,
+    built: str,
+    label_sizes: dict[int, int],
+    exchange: Exchange,
 ) -> dict[str, Collection]:
     """Leave out the older rows of new `keys` (older shard, packet): `summary`, and `frequencies` that are less."""
     by_shard, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
@@ -198,7 +181,12 @@ def leave_out(
 
 
 def find_gone(
-    element: tuple[int, Any], plan: QueriesPlan, earlier: EarlierData, built: str, label_sizes: dict[int, int], exchange: Exchange
+    element: tuple[int, Any],
+    plan: QueriesPlan,
+    earlier: EarlierData,
+    built: str,
+    label_sizes: dict[int, int],
+    exchange: Exchange,
 ) -> Iterator[Any]:
     """Write the patch of an older shard without the rows of (number, packets of keys), and count their labels less."""
     number, packets = element
