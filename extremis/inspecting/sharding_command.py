@@ -5,7 +5,7 @@ from typing import Any
 
 from pipelines.options import ShardOptions
 from schemas.manifest import Manifest
-from schemas.versions.version import Version
+from schemas.version import Version
 
 _OF_A_VERSION = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others are those before
 _PROPENSITY = ("propensity_a", "propensity_b")  # one flag

@@ -10,9 +10,9 @@ from extremis.inspecting.examples import require_run
 from extremis.inspecting.run_tables import RunTable, run_tables
 from extremis.ranks import commands_of
 from schemas import storage
+from schemas.json_files import read_json
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
-from schemas.records.json_files import read_json
 from schemas.secrets import redact
 from schemas.storage import join
 from trainer.config import load_config

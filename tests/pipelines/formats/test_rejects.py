@@ -1,7 +1,7 @@
 import random
 from functools import reduce
 
-from pipelines.common.summary import Block, Summary, read_summary, write_summary
+from pipelines.common.summary import Block, Summary, _write_summary, read_summary
 from pipelines.formats.rejects import SHOWN, Reason, Reject, Rejects
 
 
@@ -28,5 +28,5 @@ def test_a_summary_survives_its_file() -> None:
         files={"u": (7, "ab")},
         rejects=Rejects.of("t", [Reject("f", 3, Reason.NOT_JSON, "é")]),
     )
-    write_summary(summary, "memory://summary.json")
+    _write_summary((0, [summary]), "memory://summary.json")
     assert read_summary("memory://summary.json") == summary
