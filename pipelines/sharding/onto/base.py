@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 from pipelines.formats.base import LABELS, Inputs
-from pipelines.formats.keyed import DERIVED
 from pipelines.options import ShardOptions
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.errors import InputError, TableError
@@ -67,7 +66,7 @@ class Base:
             raise InputError(f"--part {part}: {url} has a part of this name. Give another.")
         names = [name for name in manifest.parents if name == LABELS or name.startswith("queries/")]
         tables = {name: Table.open(join(url, name)).manifest for name in names}
-        listed = [part for part in inputs.of(LABELS) if not any(DERIVED in role for role in part.files)]
+        listed = [part for part in inputs.of(LABELS) if not part.holds.derived]
         complete = None if options.labels is None and listed else bool(listed) and options.labels == "all"
         if options.labels == "all" and not listed:
             raise InputError("--labels all: INPUT has no file of labels.")
