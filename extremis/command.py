@@ -103,8 +103,9 @@ def options_of(model: type[Model], arguments: Mapping[str, Any]) -> Model:
     stated = {name: value for name, value in arguments.items() if name in names and value is not None}
     try:
         return check(model, stated)
-    except InputError as error:  # it names a field; a shell has a flag
-        raise InputError(re.sub(r"(?<![^ ;])(\w+)(?=: )", lambda name: _flag(name[1]), str(error), count=1)) from None
+    except InputError as error:  # it names fields; a shell has flags
+        clause = rf"(^|; )({'|'.join(names)}): "
+        raise InputError(re.sub(clause, lambda match: f"{match[1]}{_flag(match[2])}: ", str(error))) from None
 
 
 def _flag(name: str) -> str:
@@ -116,10 +117,11 @@ class Command:
 
     def __init__(self, function: Callable[..., Any], model: "type[Options] | None") -> None:
         self.function, self.parameters = function, inspect.signature(function).parameters
-        self._kinds = get_type_hints(function, include_extras=True)
         of_model = {} if model is None else model.model_fields
         self._fields: dict[str, Any] = {field.alias or name: field for name, field in of_model.items()}
         self._text, self._helps = _read_docstring(inspect.getdoc(function) or "")
+        kinds = get_type_hints(function, include_extras=True)
+        self._options = {name: self._option(name, kinds[name]) for name in self.parameters}  # type and facts
 
     @functools.cached_property
     def line(self) -> click.Command:
@@ -175,26 +177,30 @@ class Command:
 
     def in_python(self, message: str) -> str:
         """Return a message with arguments in the place of flags: `max_tokens` for --max-tokens."""
-        names: dict[str, str] = {}
-        for name, parameter in self.parameters.items():
-            if parameter.kind is parameter.KEYWORD_ONLY:
-                kind, option = self._option(name)
-                flags = (_flag(name), *(option.flags or ()))
-                names |= dict.fromkeys(flags, f"{name}=True" if kind is bool else name)
-                names[f"--no-{_flag(name)[2:]}"] = f"{name}=False"
         message = re.sub(r"--set ([\w.]+)=([\w.]+)", r'set={"\1": \2}', message)
-        return re.sub(r"--[a-z][a-z-]*", lambda flag: names.get(flag[0], flag[0]), message)
+        return re.sub(r"--[a-z][a-z-]*", lambda flag: self._arguments.get(flag[0], flag[0]), message)
 
-    def _option(self, name: str) -> tuple[Any, Option]:
+    @functools.cached_property
+    def _arguments(self) -> dict[str, str]:
+        """Return how Python states each flag."""
+        stated: dict[str, str] = {}
+        for name, (kind, option) in self._options.items():
+            if self.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
+                flags = (_flag(name), *(option.flags or ()))
+                stated |= dict.fromkeys(flags, f"{name}=True" if kind is bool else name)
+                stated[f"--no-{_flag(name)[2:]}"] = f"{name}=False"
+        return stated
+
+    def _option(self, name: str, annotation: Any) -> tuple[Any, Option]:
         """Return the type of a parameter without None, and the facts about it."""
-        kind, facts = _unwrapped(self._kinds[name])
+        kind, facts = _unwrapped(annotation)
         sources = [*(self._fields[name].metadata if name in self._fields else ()), *facts]
         found = [(key.name, getattr(source, key.name, None)) for source in sources for key in fields(Option)]
         return kind, Option(**{key: value for key, value in found if value is not None})
 
     def _help(self, name: str) -> str:
         field = self._fields.get(name)
-        return self._helps.get(name) or self._option(name)[1].help or (field.description if field else None) or ""
+        return self._helps.get(name) or self._options[name][1].help or (field.description if field else None) or ""
 
     def _default(self, name: str) -> Any:
         default = self.parameters[name].default
@@ -203,7 +209,7 @@ class Command:
         return default
 
     def _parameter(self, parameter: inspect.Parameter) -> click.Parameter:
-        name, (kind, option) = parameter.name, self._option(parameter.name)
+        name, (kind, option) = parameter.name, self._options[parameter.name]
         facts: dict[str, Any] = {"metavar": option.metavar, "type": _click_type(kind, option)}
         if option.names is not None:
             facts["shell_complete"] = functools.partial(_complete, option.names)
@@ -269,15 +275,11 @@ def _click_type(kind: Any, option: Option) -> click.ParamType:
         return click.Choice(get_args(kind))
     if kind not in (int, float):
         return click.STRING
-    least, most = (next((end for end in ends if end is not None), None) for ends in _ends(option))
+    least, most = (low if high is None else high for low, high in ((option.ge, option.gt), (option.le, option.lt)))
     if least is None and most is None:
         return click.INT if kind is int else click.FLOAT
     range_type: Any = click.IntRange if kind is int else click.FloatRange
     return range_type(least, most, min_open=option.gt is not None, max_open=option.lt is not None)
-
-
-def _ends(option: Option) -> tuple[tuple[float | None, ...], ...]:
-    return (option.ge, option.gt), (option.le, option.lt)
 
 
 class _Option(click.Option):
@@ -305,13 +307,13 @@ def _complete(
 
 
 def _terminal_options() -> list[click.Parameter]:
-    flags = {
-        "--json": "Print one JSON object, and nothing else, to standard output.",
-        "--quiet": "No progress: results and errors alone.",
-        "--verbose": "Seconds before each line of progress, a traceback with errors.",
+    """Return the options of every command."""
+    helps = {
+        ("as_json", "--json"): "Print one JSON object, and nothing else, to standard output.",
+        ("-q", "--quiet"): "No progress: results and errors alone.",
+        ("-v", "--verbose"): "Seconds before each line of progress, a traceback with errors.",
     }
-    names = (["as_json", "--json"], ["-q", "--quiet"], ["-v", "--verbose"])
-    return [click.Option(name, is_flag=True, help=flags[name[1]]) for name in names]
+    return [click.Option(names, is_flag=True, help=help) for names, help in helps.items()]
 
 
 def _run(function: Callable[..., Any], values: dict[str, Any]) -> None:

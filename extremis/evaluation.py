@@ -8,10 +8,10 @@ from extremis.inspecting.data_summary import seen_queries
 from extremis.ranks import keep_command
 from extremis.spinner import doing
 from schemas.errors import InputError
+from schemas.json_files import write_json
 from schemas.layout import DataLayout, RunLayout
-from schemas.records.json_files import write_json
 from schemas.table import Table
-from schemas.versions.version import Version
+from schemas.version import Version
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import load_config
 from trainer.config.data import Data

@@ -16,7 +16,7 @@ from pipelines.sharding.words import encode_whole
 from schemas import PAD
 from schemas.errors import InputError
 from schemas.shard_files import parquet
-from schemas.versions.current import follow
+from schemas.version import follow
 from trainer.device import open_device
 from trainer.export.exported import ENCODER, Exported, use_threads
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from extremis.console import command_line, say
 from schemas import storage
 from schemas.errors import ExtremisError
+from schemas.json_files import read_json, write_json
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, Unclaimed, claimed
 from schemas.owners.place import require_place
-from schemas.records.json_files import read_json, write_json
 from trainer.group import Group
 
 

@@ -29,12 +29,11 @@ from pipelines.sharding import dataset, flows, plans, read, resume, tokenizer
 from pipelines.sharding import labels as label_steps
 from pipelines.sharding import queries as query_steps
 from pipelines.sharding.flows import TablePlans
-from pipelines.sharding.older import older_shards
-from pipelines.sharding.onto.base import Base
-from pipelines.sharding.onto.publish import publish_version, require_most_labels
 from pipelines.sharding.plans import Basis, LabelsPlan, QueriesPlan, ReadPlan
 from pipelines.sharding.resume import Finished
 from pipelines.sharding.tokenizer import FrozenTokenizer
+from pipelines.sharding.versions.earlier import EarlierData, older_shards
+from pipelines.sharding.versions.publish import publish_version, require_most_labels
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
 from schemas.layout import DataLayout, parts_prefix
@@ -45,7 +44,7 @@ from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
 from schemas.sizes import require_room
 from schemas.storage import join
-from schemas.versions.version import own_digest
+from schemas.version import own_digest
 
 __all__ = ["ShardOptions", "shard"]
 
@@ -74,7 +73,7 @@ def shard(
         form = replace(form, labels_needed=False)
     inputs = form.find(source)
     require_place(data, "sharded", [options.onto])
-    base = None if options.onto is None else Base.open(data, inputs, options)
+    base = None if options.onto is None else EarlierData.open(data, inputs, options)
     options = options if base is None else base.inherit(options)
     plans.check(inputs, options)
     least = options.max_tokens or tokenizer.LEAST
@@ -142,7 +141,7 @@ def _kept_for_later(phases: Phases, data: str, say: Progress) -> Iterator[None]:
         raise
 
 
-def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, base: Base | None) -> str:
+def _tokenizer_identity(options: ShardOptions, frozen: FrozenTokenizer | None, base: EarlierData | None) -> str:
     """Return what the manifest calls the tokenizer: a directory's by its content, a version's as its base does."""
     if base is not None:
         return str(base.manifest.parameters["options"]["tokenizer"])
@@ -165,7 +164,7 @@ class Attempt:
     watch: Watch
     phases: Phases
     anew: bool  # whatever an earlier run left
-    base: Base | None = None  # of a version
+    base: EarlierData | None = None  # of a version
 
     @property
     def tables(self) -> str:
@@ -305,7 +304,7 @@ def _choose_tokenizer(attempt: Attempt, raw: Summary, frozen: FrozenTokenizer | 
     return frozen.cut_at(limit)
 
 
-def _changes(base: Base, summary: Summary) -> str:
+def _changes(base: EarlierData, summary: Summary) -> str:
     """Say what the version adds to `base`, and what it changes there."""
     counts = summary.counters.get(LABELS, Counter())
     replaced = sum(counters["replaced"] for counters in summary.counters.values())

@@ -5,9 +5,9 @@ import functools
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import pyarrow as pa
 from pydantic import (
@@ -25,10 +25,7 @@ from pydantic import (
 from schemas import checksums, storage
 from schemas.errors import TableError
 from schemas.layout import EARLIER_MANIFEST, MANIFEST
-from schemas.records import manifest_rules
-from schemas.storage import join
-from schemas.views.relative import resolve
-from schemas.views.view import Patch, View
+from schemas.storage import join, resolve
 
 DISTRIBUTION = "extremis-xc"  # `extremis` on PyPI is another project
 FORMAT = "extremis-table"
@@ -48,6 +45,37 @@ KINDS = (
     "fusion",
 )
 MAX_BYTES = 1 << 30  # of a manifest: a million shards with their checksums
+
+_LONGEST_PLACE = 4096  # characters
+MOST = 1 << 48  # of any count: more rows than there are
+
+
+class _Number(NamedTuple):
+    """Bounds of a parameter, and whether it may be absent."""
+
+    least: int
+    most: int = MOST
+    optional: bool = True
+
+
+# Parameters by the kind of table that a reader takes for whole numbers.
+_NUMBERS: Mapping[str, Mapping[str, _Number]] = {
+    "tokenizer": {"vocabulary": _Number(1, 1 << 32, optional=False), "max_tokens": _Number(1, 1 << 31)},
+    "labels": {"training_points": _Number(0)},
+    "data": {"features": _Number(0, 1 << 31), "labels": _Number(0)},
+    "export": {
+        "vocabulary": _Number(0, 1 << 32, optional=False),
+        "features": _Number(0, 1 << 31, optional=False),
+        "max_tokens": _Number(1, 1 << 31, optional=False),
+        "dimension": _Number(1, 1 << 31, optional=False),
+        "shortlist": _Number(1, 1 << 31),
+        "step": _Number(0),
+    },
+    "fusion": {"shortlist": _Number(1, 1 << 31, optional=False)},
+}
+# Parameters that are sections of their own.
+_SECTIONS: Mapping[str, tuple[str, ...]] = {"export": ("recipe",)}
+_OF_ROWS = ("queries", "labels", "embeddings", "vectors", "negatives")  # kinds whose shards hold all rows
 
 
 @functools.cache
@@ -70,6 +98,50 @@ def _require_inside(path: str) -> str:
 
 
 Inside = Annotated[str, AfterValidator(_require_inside)]  # a path of something below the prefix that it is relative to
+
+
+def _require_place(place: str) -> str:
+    if not place or len(place) > _LONGEST_PLACE or "\0" in place or "\\" in place:
+        raise ValueError(f"{place[:60]!r} is no place of a table")
+    return place
+
+
+Place = Annotated[str, AfterValidator(_require_place)]  # relative to the table that names it, or a URL
+
+
+class Patch(BaseModel):
+    """A small Parquet file that lies over a shard."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    place: Place
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class View(BaseModel):
+    """Shard of the table `table`, whose file has `rows` rows in row groups of `row_group_rows`.
+
+    `first`: id of its first row here; ids count up by one. `gone`: positions in the file (`row`) of rows left out.
+    `columns`: columns in place of the file's, or besides, for all its rows. `changed`: positions (`row`) of rows, and
+    columns in place of theirs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    table: Place
+    part: str
+    first: int = Field(ge=0)
+    rows: int = Field(ge=0)
+    row_group_rows: int = Field(ge=1)
+    gone: Patch | None = None
+    columns: Patch | None = None
+    changed: Patch | None = None
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """All patches."""
+        return tuple(patch for patch in (self.gone, self.columns, self.changed) if patch is not None)
 
 
 class Column(BaseModel):
@@ -242,13 +314,7 @@ def open_manifest(url: str, kind: str | None = None) -> Manifest:
         raise TableError(
             f"{place}: the manifest is not valid at {where!r}: {first['msg']}. Make the table again."
         ) from None
-    if broken := manifest_rules.fault(
-        manifest.kind,
-        manifest.rows,
-        sum(shard.rows for shard in manifest.shards),
-        manifest.row_group_rows,
-        manifest.parameters,
-    ):
+    if broken := _fault(manifest):
         raise TableError(f"{place}: the manifest is not valid: {broken}. Make the table again.")
     if manifest.kind not in KINDS or (kind is not None and manifest.kind != kind):
         raise TableError(
@@ -352,3 +418,30 @@ def _file_of(manifest: Manifest) -> bytes:
 
 def _canonical(body: dict[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _fault(manifest: Manifest) -> str | None:
+    """Say which rule a manifest breaks, whose author may have sealed anything; None: none."""
+    kind, rows, group, parameters = manifest.kind, manifest.rows, manifest.row_group_rows, manifest.parameters
+    shards = sum(shard.rows for shard in manifest.shards)
+    if not 0 <= rows <= MOST or not 0 <= shards <= MOST:
+        return f"it counts {max(rows, shards, key=abs):,} rows"
+    if kind in _OF_ROWS and rows != shards:
+        return f"it counts {rows:,} rows, and its shards {shards:,}"
+    if group is not None and not 0 < group <= MOST:
+        return f"row groups of {group} rows"
+    for name, number in _NUMBERS.get(kind, {}).items():
+        value = parameters.get(name)
+        if value is None and number.optional:
+            continue
+        if type(value) is not int or not number.least <= value <= number.most:
+            return f"its parameter {name!r} is {_shown(value)}, not a whole number from {number.least:,} on"
+    for name in _SECTIONS.get(kind, ()):
+        if not isinstance(parameters.get(name), Mapping):
+            return f"its parameter {name!r} is {_shown(parameters.get(name))}, not a section"
+    return None
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:60] + "…"

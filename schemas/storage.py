@@ -9,6 +9,7 @@ import errno
 import hashlib
 import io
 import os
+import posixpath
 import re
 import shutil
 import stat
@@ -72,6 +73,35 @@ def join(url: str, *parts: str) -> str:
     scheme, separator, path = url.rpartition("://")
     head = [path.rstrip("/")] if path else []
     return scheme + separator + "/".join([*head, *(part.strip("/") for part in parts)])
+
+
+def resolve(url: str, place: str) -> str:
+    """Return the URL of `place`, which is relative to the prefix `url`, or absolute.
+
+    Raises InputError where it leads out of the bucket.
+    """
+    if "://" in place or place.startswith("/"):
+        return place
+    scheme, separator, path = url.rpartition("://")
+    resolved = posixpath.normpath(posixpath.join(path, place))
+    if separator and (resolved == "." or resolved.startswith("..")):
+        raise InputError(f"{url}: names {place!r}, which leads out of {scheme}://. Make it again.")
+    return scheme + separator + resolved
+
+
+def relative(url: str, target: str) -> str:
+    """Return `target` as seen from the prefix `url`: relative within one store and bucket, else absolute."""
+    scheme, separator, path = url.rpartition("://")
+    other, other_separator, there = target.rpartition("://")
+    if not other_separator:
+        there = os.path.abspath(there)
+    if (scheme, separator) != (other, other_separator):
+        return other + other_separator + there
+    if not separator:
+        return posixpath.relpath(there, os.path.abspath(path))
+    if path.partition("/")[0] != there.partition("/")[0]:
+        return target
+    return posixpath.relpath("/" + there, "/" + path)
 
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:

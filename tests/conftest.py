@@ -1,14 +1,22 @@
-"""Fixtures of several tests: small data, made once by the real `extremis shard`."""
+"""Fixtures of several tests: small data, made once by the real `extremis shard`; a store that speaks S3."""
 
+import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.command import PROCESSES, extremis
+from tests.faults import Proxy
 from tests.pipelines.raw import write_tate
+
+if TYPE_CHECKING:
+    from tests.s3 import Bucket
+
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 # No deadline for an example: first calls load libraries, and machines are shared.
 settings.register_profile("extremis", deadline=None, max_examples=50)
@@ -34,17 +42,71 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the first lines of Tate as raw files."""
-    return write_tate(tmp_path_factory.mktemp("raw") / "tate", 1500, 200)
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Return once(name, make): the folder `name`, which `make` fills for all worker processes of this run of tests."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def folder_of(name: str, make: Callable[[Path], object]) -> Path:
+        folder, made = root / name, root / f"{name}.made"
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                folder.mkdir()
+                make(folder)
+                made.touch()
+        return folder
+
+    return folder_of
 
 
 @pytest.fixture(scope="session")
-def data(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def raw(once: Once) -> Path:
+    """Write the first lines of Tate as raw files."""
+    return once("raw", lambda folder: write_tate(folder / "tate", 1500, 200)) / "tate"
+
+
+@pytest.fixture(scope="session")
+def data(raw: Path, once: Once) -> Path:
     """Return a finished DATA, which tests do not change."""
-    out = tmp_path_factory.mktemp("sharded") / "data"
-    extremis("shard", raw, out, "--tokenizer", "train:1000", "--row-group-rows", "64", "--propensity", "0.55,1.5")
-    return out
+    options = ("--tokenizer", "train:1000", "--row-group-rows", "64", "--propensity", "0.55,1.5")
+    return once("sharded", lambda folder: extremis("shard", raw, folder / "data", *options)) / "data"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """Start a server that speaks S3; yield its host and port."""
+    pytest.importorskip("moto")
+    pytest.importorskip("s3fs")
+    from tests.s3 import serve
+
+    with serve(tmp_path_factory.mktemp("moto") / "log") as port:
+        yield "127.0.0.1", port
+
+
+@pytest.fixture(scope="session")
+def env(server: tuple[str, int]) -> dict[str, str]:
+    """Return the environment variables by which another process reaches the server."""
+    from tests.s3 import variables
+
+    return variables("http://{}:{}".format(*server))
+
+
+@pytest.fixture(scope="module")
+def bucket(server: tuple[str, int], request: pytest.FixtureRequest) -> "Bucket":
+    """Create the module's BUCKET; return it as its owner sees it."""
+    from tests.s3 import Bucket
+
+    return Bucket(server, request.module.BUCKET)
+
+
+@pytest.fixture(scope="module")
+def store(server: tuple[str, int], bucket: "Bucket") -> Iterator[Proxy]:
+    """Reach the server through a proxy, by environment variables as a user would."""
+    from tests.s3 import reached_through_proxy
+
+    with reached_through_proxy(server) as between:
+        yield between
 
 
 @pytest.fixture(scope="session")

@@ -121,6 +121,15 @@ class Proxy(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
+    @contextmanager
+    def failing(self, faults: Faults) -> Iterator[Faults]:
+        """Inject `faults` until the block ends."""
+        self.faults = faults
+        try:
+            yield faults
+        finally:
+            self.faults = Faults()
+
     def handle_error(self, *_: object) -> None:
         """Ignore a client that went away."""
 

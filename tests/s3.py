@@ -31,41 +31,66 @@ def serve(log: Path) -> Iterator[int]:
             server.wait()
 
 
+def variables(url: str) -> dict[str, str]:
+    """Return the environment variables by which a user reaches a store of their own at `url`."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
 @contextmanager
 def reached_through_proxy(server: tuple[str, int]) -> Iterator[Proxy]:
     """A proxy before `server`, by which this process reaches s3:// as a user would: by environment variables."""
     s3fs = pytest.importorskip("s3fs")
     with proxy(server) as between, pytest.MonkeyPatch.context() as patch:
-        for name, value in (
-            ("AWS_ENDPOINT_URL", between.url),
-            ("AWS_ACCESS_KEY_ID", "key"),
-            ("AWS_SECRET_ACCESS_KEY", "secret"),
-            ("AWS_DEFAULT_REGION", "us-east-1"),
-            ("AWS_MAX_ATTEMPTS", "1"),  # botocore's own retries would hide how often ours have to help
-        ):
+        # botocore's own retries would hide how often ours have to help
+        for name, value in {**variables(between.url), "AWS_MAX_ATTEMPTS": "1"}.items():
             patch.setenv(name, value)
         s3fs.S3FileSystem.clear_instance_cache()
         yield between
         s3fs.S3FileSystem.clear_instance_cache()
 
 
-def client(server: tuple[str, int]) -> "boto3.client":
-    """A client that knows nothing of fsspec, and goes past the proxy."""
-    return boto3.client(
-        "s3",
-        endpoint_url=f"http://{server[0]}:{server[1]}",
-        aws_access_key_id="key",
-        aws_secret_access_key="secret",
-        region_name="us-east-1",
-    )
+class Bucket:
+    """A bucket of the server as its owner sees it: by a client that knows nothing of fsspec, past any proxy."""
 
+    def __init__(self, server: tuple[str, int], name: str) -> None:
+        self.name = name
+        self._client = boto3.client(
+            "s3",
+            endpoint_url=f"http://{server[0]}:{server[1]}",
+            aws_access_key_id="key",
+            aws_secret_access_key="secret",
+            region_name="us-east-1",
+        )
+        self._client.create_bucket(Bucket=name)
 
-def put(server: tuple[str, int], bucket: str, folder: Path, prefix: str) -> None:
-    """Copy the files below `folder` to keys that begin with `prefix`."""
-    s3 = client(server)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            s3.put_object(Bucket=bucket, Key=prefix + str(path.relative_to(folder)), Body=path.read_bytes())
+    def keys(self, prefix: str) -> list[str]:
+        """List the keys that begin with `prefix`, without it."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
+        return [entry["Key"].removeprefix(prefix) for page in pages for entry in page.get("Contents", [])]
+
+    def read(self, key: str) -> bytes:
+        return self._client.get_object(Bucket=self.name, Key=key)["Body"].read()
+
+    def objects(self, prefix: str) -> dict[str, bytes]:
+        """Return the content of each of `keys`."""
+        return {key: self.read(prefix + key) for key in self.keys(prefix)}
+
+    def put(self, key: str, body: bytes) -> None:
+        self._client.put_object(Bucket=self.name, Key=key, Body=body)
+
+    def put_folder(self, folder: Path, prefix: str) -> None:
+        """Copy the files below `folder` to keys that begin with `prefix`."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.put(prefix + str(path.relative_to(folder)), path.read_bytes())
+
+    def remove(self, key: str) -> None:
+        self._client.delete_object(Bucket=self.name, Key=key)
 
 
 def _wait_for(port: int, server: subprocess.Popen) -> None:

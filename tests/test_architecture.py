@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from extremis.cli import cli
-
 ROOT = Path(__file__).parents[1]
 OURS = ("schemas", "search", "trainer", "pipelines", "extremis", "recipes", "benchmarks", "tests")
 MAY_IMPORT = {
@@ -205,7 +203,7 @@ def test_a_typo_in_a_recipe_needs_neither_arrow_nor_fsspec() -> None:
     code = (
         "import sys; from extremis.cli import main\n"
         "try: main(['run', 'astra', 'data', 'runs/1', '--set', 'train.epoch=5'])\n"
-        "finally: print('loaded:', *{n.split('.')[0] for n in sys.modules} & {'pyarrow', 'fsspec', 'torch'})"
+        "finally: print('loaded:', *{n.split('.')[0] for n in sys.modules} & {'pyarrow', 'fsspec', 'torch', 'rich'})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert "did you mean 'epochs'" in done.stderr
@@ -217,16 +215,10 @@ def test_help_needs_nothing_heavy() -> None:
         "import sys; from extremis.cli import main\n"
         "sys.argv = ['extremis', '--help']\n"
         "try: main()\n"
-        f"finally: print('loaded:', *{{n.split('.')[0] for n in sys.modules}} & {set(HEAVY)!r})"
+        f"finally: print('loaded:', *{{n.split('.')[0] for n in sys.modules}} & { {*HEAVY, 'rich', 'pydantic'}!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert "Usage: extremis" in done.stdout
+    assert "Tokenize and shard raw data: INPUT to DATA.\n" in done.stdout
+    assert "extremis run auto" in done.stdout.partition("Example")[2]
     assert done.stdout.splitlines()[-1].strip() == "loaded:"
-
-
-@pytest.mark.parametrize("name", ["", *cli.commands])
-def test_every_commands_help_has_an_example(name: str) -> None:
-    command = cli.commands[name] if name else cli
-    text = command.help or ""
-    assert "Example" in text
-    assert f"extremis {name}".rstrip() in text.partition("Example")[2]

@@ -10,7 +10,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.manifest import Manifest
 from schemas.storage import join
 from schemas.table import Table
-from schemas.versions.version import parts_since, require_parts
+from schemas.version import parts_since, require_parts
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
 from trainer.config import Recipe, load_config, restore_recipe
 from trainer.device import CPU
@@ -129,14 +129,15 @@ class DataSizes:
     @classmethod
     def of(cls, data: DataLayout) -> "DataSizes":
         """Read DATA's manifests. Raises TableError when DATA is not finished, or a part is another than it names."""
-        manifest = Table.open(data.root, "data").manifest
+        table = Table.open(data.root, "data")
+        manifest = table.manifest
         parts = {name: Table.open(join(data.root, name)) for name in manifest.parents}
         for name, part in parts.items():
             if part.digest != manifest.parents[name]:
                 raise TableError(
                     f"{join(data.root, name)}: not the table that {data.root} was published with. Shard the data again."
                 )
-        require_parts(data.root, manifest)
+        require_parts(table)
         labels = parts.get("labels") or Table.open(data.labels, "labels")
         vocabulary = parts["tokenizer"].parameters["vocabulary"] if "tokenizer" in parts else 0
         return cls(manifest, labels.rows, vocabulary, int(manifest.parameters.get("features") or 0))

@@ -12,7 +12,7 @@ from schemas.manifest import Manifest
 from schemas.owners.claim import Claim
 from schemas.sizes import require_room
 from schemas.table import Table
-from schemas.versions.version import Version
+from schemas.version import Version
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import Recipe
 from trainer.device import CPU, describe_device, open_device

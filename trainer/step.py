@@ -25,6 +25,8 @@ from trainer.negatives.planner import Planner
 from trainer.stream import Batch, JoinedStream
 
 _BATCHES_AHEAD = 1  # beyond those that threads plan
+# Sees the global batch, its x [B, D], and the negatives sampled for it, before anything changes.
+StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,6 @@ class GlobalBatches:
         if not self.plans:
             return batch
         return replace(batch, whole=replace(batch.whole, candidates=self.planner(batch.whole)))
-
-
-# Sees the global batch, its x [B, D], and the negatives sampled for it, before anything changes.
-StepHook = Callable[[Batch, torch.Tensor, list[Sampled]], None]
 
 
 @dataclass

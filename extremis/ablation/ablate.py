@@ -13,9 +13,9 @@ from extremis.reporting.build import build
 from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import ExtremisError, InputError
+from schemas.json_files import read_json, write_json
 from schemas.layout import COMPARED, COMPARISON, RunLayout
 from schemas.owners.place import require_place
-from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from schemas.table import Table
 from trainer.config import Recipe

@@ -18,7 +18,7 @@ from schemas.shard_files import shards
 from schemas.shard_files.parquet import list_array, list_column
 from schemas.storage import join
 from schemas.table import PARTS, Table
-from schemas.versions.version import VERSION
+from schemas.version import VERSION
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS
 

@@ -12,10 +12,10 @@ from extremis.console import say, table
 from extremis.supervisor import train
 from schemas import storage
 from schemas.errors import InputError
+from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
 from schemas.owners.claim import claimed
 from schemas.owners.place import require_place
-from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from trainer.checkpoints.checkpoint import best_step
 from trainer.config import Recipe, load_config, restore_recipe

@@ -27,16 +27,15 @@ def data(action: Literal["list", "show", "drop"], place: Place, *, progress: Pro
         return _list(place)
     if action == "show":
         return _show(place)
-    from extremis.versioning.drop import drop
+    from extremis.versioning import drop
 
     return drop(place)
 
 
 def _list(root: str) -> dict[str, Any]:
-    from extremis.versioning.list_exports import list_exports, name_current
-    from extremis.versioning.list_versions import list_versions
+    from extremis.versioning import list_data, list_exports, name_current
 
-    facts = [each.facts(root) for each in list_versions(root)]
+    facts = [each.facts(root) for each in list_data(root)]
     rows = [
         [
             each["data"],
@@ -73,18 +72,17 @@ def _print_exports(root: str, exports: list[dict[str, Any]], current: str | None
 
 
 def _show(url: str) -> dict[str, Any]:
-    from extremis.versioning.list_versions import open_listed
+    from extremis.versioning import find_data
     from schemas.errors import InputError
-    from schemas.storage import join
+    from schemas.storage import join, resolve
     from schemas.table import Table
-    from schemas.views.relative import resolve
 
-    listed = open_listed(url)
+    listed = find_data(url)
     if listed is None:
         raise InputError(f"{url}: no data set here. extremis data list names those of a prefix.")
     places = {**listed.needs, listed.version.part: resolve(url, ".")}
     rows: dict[str, dict[str, int]] = {part: {} for part in places}
-    for name in listed.manifest.parents:
+    for name in listed.table.parents:
         if name == "labels" or name.startswith("queries/"):
             opened = Table.open(join(url, name))
             for part in opened.parts:

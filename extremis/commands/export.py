@@ -49,7 +49,7 @@ def export(
       extremis export data/ runs/1 exported/
       extremis export data/2 runs/2 exports/2 --onto exports/1 --current
     """
-    from schemas.versions.current import own_name, switch
+    from schemas.version import own_name, switch
 
     data, run, out = fspath(data), fspath(run), fspath(out)
     if current:

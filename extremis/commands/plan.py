@@ -20,7 +20,7 @@ def _number(text: str) -> int:
     return int(value)
 
 
-_Number = Annotated[int, Option(metavar="NUMBER", parse=_number)]
+_Number = Annotated[float, Option(metavar="NUMBER", parse=_number)]
 
 
 @command()
@@ -80,6 +80,7 @@ def plan(
     source, data = fspath(recipe), None if data is None else fspath(data)
     keys = {"encoder__dimension": dimension, "negatives__width": width, "train__epochs": epochs}
     overrides = with_settings(changes(set), **keys)
+    rows, columns = (None if count is None else int(count) for count in (queries, labels))
     averages = {
         "tokens": tokens,
         "label_tokens": label_tokens,
@@ -90,7 +91,7 @@ def plan(
         "ranks": ranks,
         "workers": workers,
     }
-    workload = planning.workload(data, queries, labels, load_recipe(source, overrides), memory, averages)
+    workload = planning.workload(data, rows, columns, load_recipe(source, overrides), memory, averages)
     resolved = planning.resolve_for(workload, source, overrides, data)
     for line in resolved.reasons:
         say(line)

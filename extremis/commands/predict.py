@@ -77,7 +77,7 @@ def predict(
     from extremis.predicting.texts import Texts
     from pipelines.formats.fields import parse_fields
     from schemas.owners.place import require_file
-    from schemas.versions.current import follow
+    from schemas.version import follow
 
     data = None if data is None else fspath(data)
     texts = None if data else Texts(inputs[0], form, parse_fields(text_of(fields or "")), text == "title")

@@ -11,7 +11,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import Manifest
 from schemas.storage import join
 from schemas.table import Table
-from schemas.versions.version import VERSION
+from schemas.version import VERSION
 
 _COMPARED_ROWS = 2_000_000  # of all splits; above it, texts are not compared
 _TRAIN = "train"

@@ -1,17 +1,72 @@
 """Queries with text, positives, and the hard negatives that a run's table joins to them."""
 
+import bisect
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from extremis.console import results
 from extremis.inspecting.decode_text import TextDecoder, clean, input_columns
-from extremis.inspecting.find_row import find_row
-from extremis.inspecting.run_tables import run_tables
+from pipelines.sharding.hashing import hash_strings
 from schemas import PAD, storage
 from schemas.errors import InputError, TableError
-from schemas.layout import DataLayout, RunLayout
+from schemas.layout import DataLayout, RunLayout, epoch_of, numbered
 from schemas.shard_files.parquet import matrix_column
 from schemas.table import Table
+
+
+def find_row(table: Table, key: str) -> int | None:
+    """Return the row with this key, or None. Raises TableError over damage.
+
+    `extremis shard` orders rows by a salted hash of the key, so a bisection reads a few row groups. Of a table in
+    another order the keys are read from the start.
+    """
+    for number in (*_likely_group(table, key), *range(len(table.groups))):
+        position = pc.index(_keys(table, number), key).as_py()
+        if position >= 0:
+            return int(table.groups.first[number]) + int(position)
+    return None
+
+
+def _likely_group(table: Table, key: str) -> list[int]:
+    """Find the row group that has the key if rows are in the order of its hash; empty where none can have it."""
+    seed = table.parameters.get("seed")
+    if not isinstance(seed, int):
+        return []
+
+    def last_hash(number: int) -> np.uint64:
+        return hash_strings(_keys(table, number), seed)[-1]
+
+    target = hash_strings(pa.array([key], pa.string()), seed)[0]
+    number = bisect.bisect_left(range(len(table.groups)), target, key=last_hash)
+    return [number] if number < len(table.groups) else []
+
+
+def _keys(table: Table, number: int) -> pa.Array:
+    return table.read_group(number, ["key"]).column("key").combine_chunks()
+
+
+class RunTable(NamedTuple):
+    """A table of the source `queries` or `labels`, made for training from `epoch` on."""
+
+    epoch: int
+    source: str
+    table: Table
+
+
+def run_tables(run: RunLayout) -> Iterator[RunTable]:
+    """Yield the run's finished tables, newest first. Raises TableError, StorageError."""
+    for epoch in reversed(numbered(run.negatives_root)):
+        for name in storage.list_names(epoch_of(run.negatives_root, epoch)):
+            if name.startswith("."):  # a claim and candidates, of a miner at work or one that was killed
+                continue
+            if (table := Table.find(run.negatives(epoch, name), "negatives")) is not None:
+                yield RunTable(epoch, name, table)
+
 
 LONGEST_QUERY = 600
 LONGEST_LABEL = 160
@@ -90,3 +145,46 @@ def require_run(run: str) -> RunLayout:
     if not storage.exists(layout.config):
         raise TableError(f"{run}: no run here (no config.toml). Is the path right?")
     return layout
+
+
+def inspect_queries(
+    data: DataLayout, rows: int, split: str | None, key: str | None = None, run: RunLayout | None = None
+) -> dict[str, Any]:
+    """Print the query of `key`, or the first `rows` of a split, with the negatives of `run`.
+
+    Returns {"queries": [...]}, or {} where DATA has no split or `rows` is 0. Raises InputError, TableError.
+    """
+    decoder = TextDecoder(data)
+    if key is not None:
+        name, numbers = find_query(data, key, split)
+    else:
+        splits = splits_of(data, split)
+        if not splits or rows == 0:
+            return {}
+        name = splits[0]
+        numbers = np.arange(min(rows, Table.open(data.queries(name), "queries").rows))
+    examples = read_examples(data, name, numbers, decoder, run)
+    texts = decoder.labels((label for example in examples for label in example.label_ids), LONGEST_LABEL)
+    for example in examples:
+        _print(example, texts, run)
+    return {"queries": [_describe(example, texts) for example in examples]}
+
+
+def _print(example: Example, texts: dict[int, str], run: RunLayout | None) -> None:
+    lines = [f"  {example.text}"]
+    lines += [f"  + {texts.get(label, label)}  [{label}]" for label in example.positives]
+    lines += [f"  - {texts.get(label, label)}  [{label}] {score:.3f}" for label, score in example.negatives]
+    if run is not None and not example.negatives:
+        lines.append(f"  no table of {run.root} is joined to the split {example.split}")
+    results.print(f"{example.split} row {example.row}, key {example.key}", style="bold")
+    for line in lines:
+        results.print(line)
+
+
+def _describe(example: Example, texts: dict[int, str]) -> dict[str, Any]:
+    facts = {"split": example.split, "query_id": example.row, "key": example.key, "text": example.text}
+    positives = [{"label_id": label, "text": texts.get(label, "")} for label in example.positives]
+    negatives = [
+        {"label_id": label, "text": texts.get(label, ""), "score": score} for label, score in example.negatives
+    ]
+    return {**facts, "positives": positives, "negatives": negatives}

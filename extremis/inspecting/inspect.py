@@ -1,18 +1,203 @@
 """`extremis inspect`: the table at a URL, or a prefix with tables below it: a DATA, a RUN, or any other."""
 
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from extremis.console import results, say, table
-from extremis.inspecting.examples import require_run
-from extremis.inspecting.list_tables import ListedTable, find_mismatches, list_tables
-from extremis.inspecting.queries import inspect_queries
-from extremis.inspecting.sharding_command import sharding_command
-from extremis.inspecting.table import inspect_table, print_facts, print_section, verify_tables
+from extremis.console import Bar, results, say, table
+from extremis.inspecting.decode_text import TextDecoder, clean
+from extremis.inspecting.examples import LONGEST_LABEL, inspect_queries, require_run
+from pipelines.options import ShardOptions
 from schemas import storage
 from schemas.errors import TableError
 from schemas.layout import EARLIER_MANIFEST, MANIFEST, DataLayout, RunLayout
-from schemas.manifest import is_published
+from schemas.manifest import Manifest, is_published, names_manifest
+from schemas.storage import join
 from schemas.table import Table
+from schemas.version import Version
+from trainer.config.flatten import flatten
+
+DEPTH = 4  # levels of folders that are searched
+FOLDERS = 10_000  # most folders that are searched
+
+
+@dataclass(frozen=True)
+class ListedTable:
+    """A table below a prefix: its manifest, or its fault."""
+
+    name: str
+    url: str
+    manifest: Manifest | None
+    fault: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return 0 if self.manifest is None else sum(shard.bytes for shard in self.manifest.shards)
+
+
+def list_tables(url: str) -> list[ListedTable]:
+    """List every table below the prefix `url`, and every folder of shards without a manifest, in order of names."""
+    folders = 0
+
+    def walk(place: str, name: str, depth: int) -> Iterator[ListedTable]:
+        nonlocal folders
+        entries = storage.list_names(place)
+        folders += 1
+        if name and names_manifest(entries):
+            yield _open(name, place)
+        elif any(entry.startswith("part-") for entry in entries):
+            yield ListedTable(name, place, None, f"unfinished: {len(entries)} file(s) and no {MANIFEST}")
+        elif depth:
+            for entry in entries:
+                if "." not in entry and entry != "tensorboard" and folders < FOLDERS:
+                    yield from walk(join(place, entry), f"{name}/{entry}".strip("/"), depth - 1)
+
+    return list(walk(url, "", DEPTH))
+
+
+def _open(name: str, url: str) -> ListedTable:
+    try:
+        return ListedTable(name, url, Table.open(url).manifest)
+    except TableError as error:
+        return ListedTable(name, url, None, str(error))
+
+
+def find_mismatches(data: Manifest | None, tables: list[ListedTable]) -> dict[str, list[str]]:
+    """Find tables that cannot be read, and parts of DATA that have another digest than its manifest says, by name."""
+    faults = {item.name: [item.fault] for item in tables if item.fault}
+    digests = {item.name: item.manifest.digest for item in tables if item.manifest is not None}
+    for name, digest in (data.parents if data is not None else {}).items():
+        if name not in digests and name not in faults:
+            faults[name] = ["missing, though the data's manifest names it: shard again"]
+        elif name in digests and digests[name] != digest:
+            faults[name] = [
+                f"digest {digests[name][:12]}…, the data's manifest names {digest[:12]}…: it was replaced; shard again"
+            ]
+    return faults
+
+
+_SHOWN_VALUES = 8  # of a list
+
+
+def inspect_table(url: str, manifest: Manifest, check: bool, rows: int) -> dict[str, Any]:
+    """Print a table's facts and its first `rows` rows; with `check`, verify its bytes. Raises TableError."""
+    if check:
+        verify_tables({url: manifest})
+    facts: dict[str, Any] = {
+        "kind": manifest.kind,
+        "rows": f"{manifest.rows:,}",
+        "shards": len(manifest.shards),
+        "bytes": f"{sum(shard.bytes for shard in manifest.shards):,}",
+        "digest": manifest.digest,
+        "code version": manifest.code_version,
+    }
+    if manifest.columns:
+        facts["columns"] = ", ".join(f"{column.name} {column.type}" for column in manifest.columns)
+    if manifest.row_group_rows:
+        facts["rows per row group"] = f"{manifest.row_group_rows:,}"
+    results.print(url, style="bold")
+    print_facts(facts)
+    for section in ("parents", "parameters", "counters", "quality"):
+        print_section(manifest, section)
+    for row in _sample(url, manifest, rows):
+        results.print(row)
+    return {"digest": manifest.digest, "verified": check, **manifest.model_dump(mode="json")}
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """Print one fact per line."""
+    for name, value in facts.items():
+        results.print(f"  {name}: {clean(str(value))}")
+
+
+def print_section(manifest: Manifest, section: str) -> None:
+    """Print a section of a manifest, one entry per line; what nobody stated is left out."""
+    entries = flatten(getattr(manifest, section))
+    print_facts({f"{section}: {name}": value for name, value in entries.items() if value is not None})
+
+
+def verify_tables(tables: dict[str, Manifest]) -> None:
+    """Read every byte of tables by URL. Raises TableError that names the first shard that differs."""
+    shards = [shard for manifest in tables.values() for shard in manifest.shards]
+    total = sum(shard.bytes for shard in shards)
+    with Bar("verify", total) as bar:
+        for url, manifest in tables.items():
+            Table(url, manifest).verify(bar.advance)
+    say(f"verified: {len(shards)} shard(s), {total:,} bytes")
+
+
+def _sample(url: str, manifest: Manifest, rows: int) -> list[dict[str, Any]]:
+    """Read the first rows; those of queries and labels with their text, where DATA has the tokenizer."""
+    sample: list[dict[str, Any]] = []
+    if not manifest.columns or rows == 0:
+        return sample
+    for group in Table(url, manifest).batches():  # those of rejects are small: one a file of the input
+        first = group.slice(0, rows - len(sample))
+        part = [{name: _shorten(value) for name, value in row.items()} for row in first.to_pylist()]
+        decoder = _decoder_of(url, manifest) if "input_ids" in first.column_names else None
+        if decoder is not None:
+            for row, text in zip(part, decoder.texts(first, LONGEST_LABEL), strict=True):
+                row["words"] = text
+        sample += part
+        if len(sample) >= rows:
+            break
+    return sample
+
+
+def _decoder_of(url: str, manifest: Manifest) -> TextDecoder | None:
+    """Find the DATA that the table at `url` belongs to, by its place and by its tokenizer's digest."""
+    depth = {"labels": 1, "queries": 2}.get(manifest.kind)
+    if depth is None or "tokenizer" not in manifest.parents:
+        return None
+    layout = DataLayout(url.rsplit("/", depth)[0] if url.count("/") >= depth else ".")
+    try:
+        same = Table.open(layout.tokenizer, "tokenizer").digest == manifest.parents["tokenizer"]
+        return TextDecoder(layout) if same else None
+    except TableError:
+        return None
+
+
+def _shorten(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, list) and len(value) > _SHOWN_VALUES:
+        return [*value[:_SHOWN_VALUES], "…"]
+    return value
+
+
+_OF_A_VERSION = ("shards", "shard_bytes", "max_reject_share", "format", "fields", "sink")  # others are those before
+_PROPENSITY = ("propensity_a", "propensity_b")  # one flag
+_DIRECTORY = "directory:"  # before the digest of a tokenizer that was read from one
+
+
+def sharding_command(url: str, data: Manifest) -> str:
+    """Return the `extremis shard` command that makes DATA at `url`.
+
+    No manifest keeps where its input was: INPUT stands for that place, DATA1 for that of the version before, and
+    TOKENIZER for a tokenizer's directory.
+    """
+    options, version = data.parameters["options"], Version.of(data)
+    words = ["extremis", "shard", "INPUT", shlex.quote(url)]
+    if version.onto is not None:
+        options = {name: options[name] for name in _OF_A_VERSION}
+        options |= {name: version.choices.get(name) for name in ("again", "labels")}
+        words += ["--onto", "DATA1", "--part", shlex.quote(version.part)]
+    a, b = (options.get(name) for name in _PROPENSITY)
+    if a is not None:
+        words += ["--propensity", f"{a},{b}"]
+    for name, option in ShardOptions.model_fields.items():
+        value = options.get(name)
+        if name not in _PROPENSITY and value not in (None, option.default):
+            words += ["--" + (option.alias or name).replace("_", "-"), *_typed(value)]
+    return " ".join(words)
+
+
+def _typed(value: Any) -> list[str]:
+    """Return what is typed behind an option; nothing where the option says it all."""
+    if value is True:
+        return []
+    return ["TOKENIZER" if str(value).startswith(_DIRECTORY) else shlex.quote(str(value))]
 
 
 def inspect_url(

@@ -5,14 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from extremis.inspecting.examples import splits_of
-from extremis.reporting.charts import data_charts, metric_charts, table_charts, training_charts
+from extremis.reporting.charts import data_charts, drift_charts, metric_charts, table_charts, training_charts
 from extremis.reporting.data_facts import describe
-from extremis.reporting.drift import drift_charts
-from extremis.reporting.headline import headlines, metric_tables
 from extremis.reporting.page import render
-from extremis.reporting.queries import Sample, sample
-from extremis.reporting.run_records import Run, differing, names_of, open_run, ordered_splits
-from extremis.reporting.weakest import weakest
+from extremis.reporting.queries import Sample, sample, weakest
+from extremis.reporting.run_records import Run, differing, headlines, metric_tables, names_of, open_run, ordered_splits
 from extremis.spinner import doing
 from schemas import storage
 from schemas.errors import InputError

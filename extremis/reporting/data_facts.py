@@ -7,7 +7,7 @@ import numpy as np
 
 from extremis.inspecting.data_summary import summarize
 from extremis.inspecting.examples import splits_of
-from extremis.inspecting.sharding_command import sharding_command
+from extremis.inspecting.inspect import sharding_command
 from pipelines.formats.names import listed
 from schemas.layout import DataLayout
 from schemas.manifest import Manifest

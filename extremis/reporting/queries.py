@@ -1,17 +1,53 @@
-"""Sample of queries beside what each run makes of them, to look for false negatives."""
+"""Queries and labels as text: a sample beside what each run makes of them, and what a run does worst."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from extremis.inspecting.decode_text import TextDecoder
-from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples
-from extremis.reporting.run_records import Run
-from extremis.reporting.weakest import weakest_rows
+from extremis.inspecting.examples import LONGEST_LABEL, Example, read_examples, splits_of
+from extremis.reporting.run_records import Run, evaluated_splits
 from schemas.errors import ExtremisError
 from schemas.layout import DataLayout
 from schemas.table import Table
+
+LONGEST = 160  # characters of a query
+
+
+def weakest_rows(runs: Sequence[Run], split: str) -> np.ndarray:
+    """Return the rows of the weakest queries of all runs on a split, int64 ascending."""
+    bodies = (run.evaluations.get(split, {}).get("weakest", {}) for run in runs)
+    return np.unique(np.asarray([row for body in bodies for row, _, _ in body.get("queries", [])], np.int64))
+
+
+def weakest(data: DataLayout, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return {"run", "split", "k", "queries": rows, "labels": rows} for each evaluation that has them, test first.
+
+    A query is {"row", "key", "text", "found", "positives"}, a label {"text", "found", "queries"}. Raises TableError.
+    """
+    decoder, tables = TextDecoder(data), []
+    for split in (split for split in evaluated_splits(runs) if split in splits_of(data)):
+        for run in (run for run in runs if run.evaluations.get(split, {}).get("weakest")):
+            body = run.evaluations[split]["weakest"]
+            rows = np.asarray(sorted(row for row, _, _ in body["queries"]), np.int64)
+            examples = {example.row: example for example in read_examples(data, split, rows, decoder, None)}
+            names = decoder.labels((label for label, _, _ in body["labels"]), LONGEST_LABEL)
+            queries = [
+                {
+                    "row": row,
+                    "key": examples[row].key,
+                    "text": examples[row].text[:LONGEST],
+                    "found": hits,
+                    "positives": n,
+                }
+                for row, hits, n in body["queries"]
+            ]
+            labels = [{"text": names[label], "found": hits, "queries": n} for label, hits, n in body["labels"]]
+            tables.append({"run": run.name, "split": split, "k": body["k"], "queries": queries, "labels": labels})
+    return tables
+
 
 PREDICTIONS = 10
 NEGATIVES = 20  # of a table's K, the best ones

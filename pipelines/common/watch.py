@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, RoomError
+from schemas.json_files import read_json
 from schemas.layout import RunLayout
 from schemas.manifest import Manifest
 from schemas.owners.claim import ClaimedError
-from schemas.records.json_files import read_json
 from schemas.storage import join
 from schemas.waits import waiting
 

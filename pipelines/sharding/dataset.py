@@ -24,7 +24,7 @@ from schemas.reuse import Request, find_reusable
 from schemas.shard_files import parquet
 from schemas.storage import join
 from schemas.table import Table
-from schemas.versions.version import VERSION
+from schemas.version import VERSION
 
 Range = tuple[str, int]  # a file, and the number of its _LINES
 

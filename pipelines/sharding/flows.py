@@ -16,13 +16,11 @@ from pipelines.sharding.labels import (
     resolve_labels,
     write_labels,
 )
-from pipelines.sharding.onto.base import Base
-from pipelines.sharding.onto.gone import leave_out
-from pipelines.sharding.onto.labels import CHANGED, STATES, order_labels_onto
-from pipelines.sharding.onto.patches import patch_labels
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
 from pipelines.sharding.queries import AGAIN, FREQUENCIES, Group, assemble_queries, write_queries
 from pipelines.sharding.steps import keep, reopen
+from pipelines.sharding.versions.changes import CHANGED, STATES, leave_out, order_labels_onto, patch_labels
+from pipelines.sharding.versions.earlier import EarlierData
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class TablePlans:
     queries: Sequence[QueriesPlan]
     labels: LabelsPlan
     seed: int
-    base: Base | None
+    base: EarlierData | None
     built: str
     rejects: Files
 

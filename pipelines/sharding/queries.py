@@ -16,9 +16,9 @@ from pipelines.formats.rejects import Reason, Reject
 from pipelines.sharding import rows
 from pipelines.sharding.hashing import in_share
 from pipelines.sharding.labels import count_labels, count_tokens, duplicates, known_ids, read_mentions
-from pipelines.sharding.older import route_keys
 from pipelines.sharding.plans import QueriesPlan
 from pipelines.sharding.steps import ROWS, SIZES, by_shard, encode, first_ids, keep, open_tokens, reported
+from pipelines.sharding.versions.earlier import route_keys
 from schemas import storage
 from schemas.shard_files import parquet, shards
 

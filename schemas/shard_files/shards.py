@@ -15,8 +15,7 @@ from schemas.shard_files.base import OpenShard
 from schemas.shard_files.ranges import VERIFIED, Access, Pieces, naming_damage
 from schemas.shard_files.sinks import SINKS, Sink
 from schemas.shard_files.viewed import ViewedShard
-from schemas.storage import READS
-from schemas.views.relative import resolve
+from schemas.storage import READS, resolve
 
 
 def write_shard(url: str, index: int, count: int, table: pa.Table, row_group_rows: int, sink: Sink) -> Shard:

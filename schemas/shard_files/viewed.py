@@ -7,11 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas.manifest import read_patch
+from schemas.manifest import Patch, View, read_patch
 from schemas.ragged import offsets_of
 from schemas.shard_files.base import OpenShard
 from schemas.shard_files.ranges import Pieces, Range
-from schemas.views.view import Patch, View
 
 POSITION = "row"  # column of patches: a row's position in the file
 RETIRED = "retired"  # column of labels that a view may have: false where no patch says otherwise

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from extremis.cli import cli
+from schemas.json_files import read_json, write_json
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.records.json_files import read_json, write_json
 from schemas.table import Table
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
@@ -445,14 +444,6 @@ def test_ablate_shows_the_metrics_of_the_table(data: Path, folder: Path) -> None
 def _without_hard() -> list[str]:
     settings = [word for word in sets("order.batch=16", "train.epochs=2", "classifier.bias=false") if word != "--set"]
     return [word for setting in settings if not setting.startswith("negatives.") for word in ("--set", setting)]
-
-
-@pytest.mark.parametrize("name", cli.commands)
-def test_help_and_json_everywhere(name: str) -> None:
-    done = call(name, "--help")
-    assert done.status == 0
-    assert "--json" in done.out
-    assert "Example" in done.out
 
 
 def test_results_and_notes_do_not_mix(data: Path, run: Path, folder: Path) -> None:

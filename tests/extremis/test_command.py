@@ -124,30 +124,36 @@ def test_help_lists_the_options_with_their_meaning() -> None:
     assert "xc-sparse" in shown
 
 
-@pytest.mark.parametrize("name", cli.commands)
-def test_every_option_has_its_meaning(name: str) -> None:
-    options = [param for param in cli.commands[name].params if isinstance(param, click.Option)]
-    plain = {"dtype", "what", "table", "split"}
-    assert [option.name for option in options if not option.help and option.name not in plain] == []
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_command_has_every_option_of_its_pipeline(name: str) -> None:
+def test_a_command_has_every_option_of_its_pipeline() -> None:
     """Their names and types stand in both; default, bounds and help in the model alone."""
-    fields = {field.alias or key: field for key, field in MODELS[name].model_fields.items()}
-    parameters = inspect.signature(getattr(extremis, name)).parameters
-    assert fields.keys() - parameters.keys() == UNSAID.get(name, set())
-    options = {str(param.name): param for param in cli.commands[name].params}
-    for key in fields.keys() & parameters.keys():
-        choices = typing.get_args(fields[key].annotation)
-        if typing.get_origin(fields[key].annotation) is Literal:
-            assert list(options[key].type.choices) == list(choices), key
-        assert parameters[key].default in (None, False) or key == "device", key
+    for name, model in MODELS.items():
+        fields = {field.alias or key: field for key, field in model.model_fields.items()}
+        parameters = inspect.signature(getattr(extremis, name)).parameters
+        assert fields.keys() - parameters.keys() == UNSAID.get(name, set())
+        options: dict[str, Any] = {str(param.name): param for param in cli.commands[name].params}
+        for key in fields.keys() & parameters.keys():
+            literal = _literal(fields[key].annotation)
+            assert literal == _literal(parameters[key].annotation) == list(getattr(options[key].type, "choices", [])), (
+                key
+            )
+            assert parameters[key].default in (None, False) or key == "device", key
 
 
-def test_every_command_is_public_and_has_progress() -> None:
+def _literal(kind: Any) -> list[str]:
+    """Return the values of a type that names them."""
+    members = [kind, *typing.get_args(kind)]
+    return next((list(typing.get_args(each)) for each in members if typing.get_origin(each) is Literal), [])
+
+
+def test_every_command_is_public_and_every_option_has_its_meaning() -> None:
     assert set(cli.commands) <= set(extremis.__all__)
-    for name in cli.commands:
+    plain = {"dtype", "table"}  # their values say it
+    for name, line in cli.commands.items():
+        options = [param for param in line.params if isinstance(param, click.Option)]
+        assert [option.name for option in options if not option.help and option.name not in plain] == []
+        shown = call(name, "--help").out
+        assert "--json" in shown
+        assert f"extremis {name}" in shown.partition("Example")[2]
         parameters = inspect.signature(getattr(extremis, name)).parameters
         assert parameters["progress"].default is True
         assert ("beam_options" in parameters) == ("start_timeout" in parameters)

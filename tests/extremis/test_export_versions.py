@@ -15,8 +15,7 @@ from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.table import Table
-from schemas.versions.current import CURRENT, switch
-from schemas.versions.exports import ExportVersion
+from schemas.version import CURRENT, ExportVersion, switch
 from tests.command import call, refused
 from tests.days import TINY
 from tests.pipelines.test_versions import contents, rows_of

@@ -1,7 +1,6 @@
 """`extremis recipes show|copy|validate`, and what is told of a recipe before anything heavy is loaded."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from extremis.console import Event
 from schemas.errors import InputError
-from tests.command import ROOT, call, environment, refused
+from tests.command import call, refused
 from tests.pages import DOCS
 from trainer.config import check_keys, load_recipe, recipe_names, stated_options
 from trainer.config.keys_page import page
@@ -55,19 +54,6 @@ def test_a_typo_is_told_as_training_would_tell_it(override: str, message: str) -
     with pytest.raises(InputError) as late:
         load_recipe("astra", [override])
     assert str(early.value) == str(late.value)
-
-
-def test_a_typo_is_told_without_pytorch() -> None:
-    code = (
-        "import sys; from extremis.cli import main\n"
-        "try: main(['run', 'astra', 'data', 'run', '--set', 'train.epoch=3'])\n"
-        "except SystemExit: print('torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "False"
-    assert "did you mean 'epochs'" in done.stderr
 
 
 def test_the_page_of_keys_is_that_of_the_options() -> None:

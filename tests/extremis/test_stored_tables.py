@@ -12,7 +12,7 @@ import extremis
 from pipelines.shard import shard
 from schemas.layout import DataLayout
 from schemas.table import Table
-from schemas.versions.version import own_digest
+from schemas.version import own_digest
 from tests.command import call
 from tests.pipelines.test_versions import OPTIONS, SEQUENCE, contents, rows_of, write
 

@@ -1,16 +1,17 @@
 """Fixtures of the hostile suite: one loop, undisturbed, whose results tests copy and damage."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import Once
 from tests.hostile.loop import make
 
 
 @pytest.fixture(scope="session")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def loop(once: Once) -> tuple[Path, dict[str, Any]]:
     """Return the folder with `raw`, `data`, `run`, `vectors` and `export`, and what `evaluate` said."""
-    folder = tmp_path_factory.mktemp("loop") / "local"
-    folder.mkdir()
-    return folder, make(folder)
+    folder = once("loop", make)
+    return folder / "local", json.loads((folder / "said.json").read_text())

@@ -20,6 +20,13 @@ def listing(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+def check_message(message: str) -> None:
+    """An error tells what to do, in few words and without secrets."""
+    assert REMEDY.search(message), message
+    assert len(message) < 5000, message[:5000]
+    assert SECRET not in message
+
+
 def check(done: Done, status: int | tuple[int, ...], *words: str) -> None:
     """The command ended with one of `status`, and with one message that keeps the rules; `words` are in it."""
     said = done.out + done.err
@@ -30,9 +37,7 @@ def check(done: Done, status: int | tuple[int, ...], *words: str) -> None:
     if done.status:
         errors = [line for line in done.err.splitlines() if line.lower().startswith("error: ")]
         assert len(errors) == 1, said
-        message = done.err[done.err.lower().index("error: ") :]
-        assert REMEDY.search(message), message
-        assert len(message) < 5000, message[:5000]
+        check_message(done.err[done.err.lower().index("error: ") :])
     for word in words:
         assert word in said, f"{word!r} is not in: {said}"
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.hostile.outcome import listing, run
-from tests.hostile.test_manifests import CHANGES, PARAMETERS, VALUES, change, parameter
+import extremis
+from tests.hostile.outcome import check_message, listing, run
+from tests.hostile.test_manifests import CHANGES, PARAMETERS, VALUES, Change, change, parameter
 
 VECTORS, ENCODER, LABELS, TOKENIZER = "vectors/part", "encoder/", "labels/part", "encoder/tokenizer.json"
 
@@ -101,59 +102,83 @@ def copy(source: Path, folder: Path) -> Path:
     return folder / "export"
 
 
-def predict(folder: Path, *words: str) -> None:
+def predict(folder: Path, *words: str, options: tuple[str, ...] = ()) -> None:
     before = listing(folder)
-    run("predict", folder / "export", folder / "texts.txt", folder / "out.jsonl", words=words)
+    run("predict", folder / "export", folder / "texts.txt", folder / "out.jsonl", *options, words=words)
     assert listing(folder) == before
     assert not Path("bomb-went-off").exists()
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_that_was_sealed_again(name: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
-    export = copy(loop[0], tmp_path)
+def message_of(loop: Path, folder: Path, alter: Change) -> str:
+    """Change the manifest of a copy of the export, and predict; return the message of what refuses it, or nothing."""
+    shutil.rmtree(folder / "export", ignore_errors=True)
+    change(copy(loop, folder), alter)
+    try:
+        extremis.load(str(folder / "export")).predict(["a landscape"])
+    except extremis.ExtremisError as error:
+        check_message(f"error: {error}")
+        return str(error)
+    return ""
+
+
+def sealed_again(folder: Path, name: str) -> Change:
+    """Replace the content of a file of the export, and seal the manifest."""
     start, content = FILES[name]
 
     def alter(body: dict[str, Any]) -> None:
         entry = next(entry for entry in body["shards"] if entry["path"].startswith(start))
-        path = export / entry["path"]
+        path = folder / "export" / entry["path"]
         data = content if isinstance(content, bytes) else content(path.read_bytes())
         path.write_bytes(data)
         entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), checksums=None)
 
-    change(export, alter)
-    predict(tmp_path, str(tmp_path))
+    return alter
 
 
 # Rows of an export's shards say nothing, and it has no row groups.
 UNREAD = {"row groups", "rows", "id range", "checksums", "text for columns", "a number for a parent", "deep", "parent"}
+SEALED = {name: alter for name, alter in CHANGES.items() if not any(word in name for word in UNREAD)}
+SEALED["another kind"] = lambda body: body.update(kind="data")
 
 
-@pytest.mark.parametrize("name", [name for name in CHANGES if not any(word in name for word in UNREAD)])
-def test_a_manifest_that_was_sealed_again(name: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
-    export = copy(loop[0], tmp_path)
-    change(export, CHANGES[name] if name != "another kind" else lambda body: body.update(kind="data"))
-    predict(tmp_path, str(export))
+def test_a_file_that_was_sealed_again(loop: tuple[Path, Any], tmp_path: Path) -> None:
+    for name in FILES:
+        assert str(tmp_path) in message_of(loop[0], tmp_path, sealed_again(tmp_path, name)), name
+    assert not Path("bomb-went-off").exists()
 
 
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("name", [*PARAMETERS["export"], "shortlist", "index", "thresholds"])
-def test_a_parameter_that_is_none(name: str, value: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
-    export = copy(loop[0], tmp_path)
-    change(export, parameter(name, VALUES[value]))
-    if name == "thresholds":
-        before = listing(tmp_path)
-        run("predict", export, tmp_path / "texts.txt", tmp_path / "out.jsonl", "--precision", "0.5")
-        assert listing(tmp_path) == before
-    else:
-        predict(tmp_path, str(export))
+def test_a_manifest_that_was_sealed_again(loop: tuple[Path, Any], tmp_path: Path) -> None:
+    for name, alter in SEALED.items():
+        assert str(tmp_path) in message_of(loop[0], tmp_path, alter), name
+
+
+def test_a_parameter_that_is_none(loop: tuple[Path, Any], tmp_path: Path) -> None:
+    for name in (*PARAMETERS["export"], "shortlist", "index"):
+        for value in VALUES.values():
+            assert str(tmp_path) in message_of(loop[0], tmp_path, parameter(name, value)), f"{name} = {value}"
 
 
 @pytest.mark.parametrize("section", ["encoder", "head", "classifier", "train"])
+def test_a_recipe_that_is_none(section: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    for value in VALUES.values():
+        words = message_of(loop[0], tmp_path, lambda body: body["parameters"]["recipe"].update({section: value}))
+        assert "recipe" in words, value
+        assert section in words, value
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vectors: a pickle", "encoder: a pickle", "vectors: a header of 2^63 bytes", "tokenizer: deep", "labels: cut"],
+)
+def test_a_command_tells_of_a_file(name: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    change(copy(loop[0], tmp_path), sealed_again(tmp_path, name))
+    predict(tmp_path, str(tmp_path))
+
+
 @pytest.mark.parametrize("value", VALUES)
-def test_a_recipe_that_is_none(section: str, value: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
-    export = copy(loop[0], tmp_path)
-    change(export, lambda body: body["parameters"]["recipe"].update({section: VALUES[value]}))
-    predict(tmp_path, "recipe", section)
+def test_thresholds_that_are_none(value: str, loop: tuple[Path, Any], tmp_path: Path) -> None:
+    change(copy(loop[0], tmp_path), parameter("thresholds", VALUES[value]))
+    predict(tmp_path, options=("--precision", "0.5"))
 
 
 def test_files_of_an_export_have_one_mode(loop: tuple[Path, Any]) -> None:

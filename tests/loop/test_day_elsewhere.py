@@ -10,10 +10,12 @@ from tests.forks import Forks, forks, tree
 from tests.loop.test_day_kill import EXPORT, SETS, SHARD
 from tests.loop.test_kill import records
 from tests.loop.test_ranks import assert_close, torchrun
-from tests.loop.test_s3 import BUCKET, Bucket, bucket, env  # noqa: F401
 from tests.pipelines.test_versions import SEQUENCE, write
+from tests.s3 import Bucket
 
 pytestmark = pytest.mark.slow
+
+BUCKET = "days"
 
 
 def a_day(root: str, raw: Path) -> list[list[str]]:
@@ -61,8 +63,8 @@ def test_a_version_has_the_same_bytes_on_every_runner(
 
 
 def test_a_day_on_a_store_makes_what_it_makes_on_a_disk(
-    env: dict[str, str],  # noqa: F811
-    bucket: Bucket,  # noqa: F811
+    env: dict[str, str],
+    bucket: Bucket,
     raw: Path,
     local: Path,
     tmp_path: Path,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from schemas.errors import TableError
+from schemas.json_files import read_json
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.records.json_files import read_json
 from schemas.table import Table
 from tests.command import ROOT, environment, refused
 from tests.days import TINY

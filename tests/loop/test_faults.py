@@ -2,37 +2,23 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from schemas import storage
 from schemas.errors import StorageError
-from schemas.layout import SPENT
+from schemas.layout import MANIFEST, SPENT
 from tests.command import call, refused, sets
 from tests.faults import Faults, Proxy
 from tests.pipelines.mining.world import World, random_world
 from tests.pipelines.raw import write_tate
-from tests.s3 import client, put, reached_through_proxy, serve
+from tests.s3 import Bucket
 
 s3fs = pytest.importorskip("s3fs")
 
 BUCKET = "faulty"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    with serve(tmp_path_factory.mktemp("moto") / "log") as port:
-        yield "127.0.0.1", port
-
-
-@pytest.fixture(scope="module")
-def store(server: tuple[str, int]) -> Iterator[Proxy]:
-    """A bucket behind a proxy; this process reaches it as a user would, by environment variables."""
-    with reached_through_proxy(server) as between:
-        client(server).create_bucket(Bucket=BUCKET)
-        yield between
 
 
 @pytest.fixture
@@ -42,13 +28,9 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
 
 
-def stored(server: tuple[str, int], prefix: str) -> dict[str, bytes]:
-    """Return the content of the store, by another client and past the proxy."""
-    s3 = client(server)
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
-    keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
-    bodies = {key.removeprefix(prefix): s3.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
-    return {name: body for name, body in bodies.items() if not name.endswith(SPENT)}  # what a clock measured
+def stored(bucket: Bucket, prefix: str) -> dict[str, bytes]:
+    """Return the content of the store, but for what a clock measured."""
+    return {name: body for name, body in bucket.objects(prefix).items() if not name.endswith(SPENT)}
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -91,21 +73,20 @@ def steps(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ste
 
 @pytest.mark.parametrize("name", ["shard", "mine", "embed"])
 def test_faults_that_pass_change_nothing(
-    name: str, steps: dict[str, Step], server: tuple[str, int], store: Proxy, tmp_path: Path
+    name: str, steps: dict[str, Step], bucket: Bucket, store: Proxy, tmp_path: Path
 ) -> None:
     """Refused, lost, slow and reset: the store ends up with the bytes that a local disk gets."""
     step = steps[name]
     for place, folder in step.inputs.items():
-        put(server, BUCKET, folder, f"{name}/{place}/")
+        bucket.put_folder(folder, f"{name}/{place}/")
         os.symlink(folder, tmp_path / place) if name != "mine" else storage_copy(folder, tmp_path / place)
     assert call(*step.arguments(str(tmp_path), str(tmp_path))).status == 0
-    store.faults = faults = Faults(share=0.08, seed=len(name), slow_seconds=0.1)
     root = f"s3://{BUCKET}/{name}"
-    done = call(*step.arguments(root, root))
-    store.faults = Faults()
+    with store.failing(Faults(share=0.08, seed=len(name), slow_seconds=0.1)) as faults:
+        done = call(*step.arguments(root, root))
     assert done.status == 0, done.err
     assert sum(faults.done.values()) >= 5, faults
-    assert stored(server, f"{name}/{step.out}") == files(tmp_path / step.out)
+    assert stored(bucket, f"{name}/{step.out}") == files(tmp_path / step.out)
 
 
 def storage_copy(folder: Path, to: Path) -> None:
@@ -116,39 +97,37 @@ def storage_copy(folder: Path, to: Path) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param("shard", marks=pytest.mark.slow), "mine", "embed"])
 def test_a_store_that_stays_away_is_named_and_nothing_is_visible(
-    name: str, steps: dict[str, Step], server: tuple[str, int], store: Proxy, quick_retries: None
+    name: str, steps: dict[str, Step], bucket: Bucket, store: Proxy, quick_retries: None
 ) -> None:
     step = steps[name]
     for place, folder in step.inputs.items():
-        put(server, BUCKET, folder, f"away-{name}/{place}/")
+        bucket.put_folder(folder, f"away-{name}/{place}/")
     root = f"s3://{BUCKET}/away-{name}"
-    store.faults = faults = Faults()
     arguments = step.arguments(root, f"{root}/whole") if name != "mine" else step.arguments(root, root)
-    assert call(*arguments).status == 0
-    store.faults = finished = Faults()
-    assert call(*arguments).status == 0
+    with store.failing(Faults()) as faults:
+        assert call(*arguments).status == 0
+    with store.failing(Faults()) as finished:
+        assert call(*arguments).status == 0
     # A command that finds its output finished asks for all that follows the manifest, and for more.
     draw = random.Random(len(name))
     for down_after in sorted(draw.sample(range(1, faults.requests - finished.requests), 2)):
-        for key in stored(server, f"away-{name}/{step.out}"):
-            client(server).delete_object(Bucket=BUCKET, Key=f"away-{name}/{step.out}{key}")
-        store.faults = Faults(down_after=down_after)
-        done = call(*step.arguments(root, root))
-        store.faults = Faults()
+        for key in stored(bucket, f"away-{name}/{step.out}"):
+            bucket.remove(f"away-{name}/{step.out}{key}")
+        with store.failing(Faults(down_after=down_after)):
+            done = call(*step.arguments(root, root))
         refused(done, f"s3://{BUCKET}/away-{name}/", "could not", "2 attempt(s)", "run again", status=1)
-        left = stored(server, f"away-{name}/{step.out}")
-        top = {"shard": "_manifest.json", "mine": "epoch-0005/queries/_manifest.json", "embed": "_manifest.json"}[name]
+        left = stored(bucket, f"away-{name}/{step.out}")
+        top = {"shard": MANIFEST, "mine": f"epoch-0005/queries/{MANIFEST}", "embed": MANIFEST}[name]
         assert top not in left, f"down after {down_after} of {faults.requests}"
 
 
 def test_whether_a_file_is_there_is_not_guessed(store: Proxy, quick_retries: None) -> None:
     """fsspec's isfile() answers no when it cannot know; a finished table would be made again, or cleared."""
     storage.write_bytes(f"s3://{BUCKET}/here", b"1")
-    store.faults = Faults(down_after=0)
-    for read in (storage.exists, storage.size, storage.list_names, storage.read_bytes):
-        with pytest.raises(StorageError, match=r"s3://faulty/here after 2 attempt\(s\)"):
-            read(f"s3://{BUCKET}/here")
-    store.faults = Faults()
+    with store.failing(Faults(down_after=0)):
+        for read in (storage.exists, storage.size, storage.list_names, storage.read_bytes):
+            with pytest.raises(StorageError, match=r"s3://faulty/here after 2 attempt\(s\)"):
+                read(f"s3://{BUCKET}/here")
     assert storage.exists(f"s3://{BUCKET}/here")
     assert not storage.exists(f"s3://{BUCKET}/nowhere")
 
@@ -158,8 +137,9 @@ def test_a_streaming_pass_goes_on_where_it_was(store: Proxy, monkeypatch: pytest
     content = random.Random(0).randbytes(300_000)
     storage.write_bytes(f"s3://{BUCKET}/long", content)
     monkeypatch.setattr(storage, "READ_BYTES", 20_000)
-    store.faults = faults = Faults(share=0.3, seed=1, kinds=(kind,), slow_seconds=0.02)
-    with storage.open_read(f"s3://{BUCKET}/long") as file:
+    with (
+        store.failing(Faults(share=0.3, seed=1, kinds=(kind,), slow_seconds=0.02)) as faults,
+        storage.open_read(f"s3://{BUCKET}/long") as file,
+    ):
         assert file.read(7) + file.read() == content
-    store.faults = Faults()
     assert faults.done[kind] >= 3

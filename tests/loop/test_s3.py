@@ -6,66 +6,18 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
 
 from tests.command import ROOT, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tate
-from tests.s3 import serve
+from tests.s3 import Bucket
 
-pytest.importorskip("moto")
-pytest.importorskip("s3fs")
 pytestmark = pytest.mark.slow  # the loop over a store that fails is in test_faults.py
 
 BUCKET = "loop"
 CHOICES = sets("order.batch=128", "train.epochs=4", "refresh.stale=wait", "checkpoint.every_steps=3")
-
-
-@pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Return the environment variables by which a user reaches a store of their own."""
-    with serve(tmp_path_factory.mktemp("moto") / "log") as port:
-        yield {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-
-
-@pytest.fixture(scope="module")
-def bucket(env: dict[str, str]) -> "Bucket":
-    return Bucket(env)
-
-
-class Bucket:
-    """The store as its owner sees it, through a client that knows nothing of fsspec."""
-
-    def __init__(self, env: dict[str, str]) -> None:
-        self._client = boto3.client(
-            "s3",
-            endpoint_url=env["AWS_ENDPOINT_URL"],
-            aws_access_key_id=env["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=env["AWS_SECRET_ACCESS_KEY"],
-            region_name=env["AWS_DEFAULT_REGION"],
-        )
-        self._client.create_bucket(Bucket=BUCKET)
-
-    def keys(self, prefix: str) -> list[str]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
-        return [entry["Key"].removeprefix(prefix) for page in pages for entry in page.get("Contents", [])]
-
-    def read(self, key: str) -> bytes:
-        return self._client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-
-    def put(self, key: str, body: bytes) -> None:
-        self._client.put_object(Bucket=BUCKET, Key=key, Body=body)
-
-    def remove(self, key: str) -> None:
-        self._client.delete_object(Bucket=BUCKET, Key=key)
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +28,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(env: dict[str, str], bucket: Bucket, raw: Path) -> str:
     """DATA, sharded from raw files on the same store."""
-    for file in raw.iterdir():
-        bucket.put(f"raw/{file.name}", file.read_bytes())
+    bucket.put_folder(raw, "raw/")
     extremis(
         *("shard", f"s3://{BUCKET}/raw", f"s3://{BUCKET}/data", "--tokenizer", "train:1000"),
         *("--row-group-rows", "64", "--shards", "2", "--propensity", "0.55,1.5"),
@@ -123,7 +74,6 @@ def _losses(metrics: bytes) -> list[float]:
     return [record["loss"] for record in map(json.loads, metrics.splitlines()) if record["kind"] == "train"]
 
 
-@pytest.mark.slow
 def test_evaluate_embed_and_inspect_read_it(env: dict[str, str], data: str, run: str) -> None:
     report = extremis("evaluate", data, run, "--json", env=env).json
     assert report["queries"] == 100
@@ -134,7 +84,6 @@ def test_evaluate_embed_and_inspect_read_it(env: dict[str, str], data: str, run:
     assert (facts["kind"], facts["verified"], facts["rows"]) == ("negatives", True, 600)
 
 
-@pytest.mark.slow
 def test_killed_and_resumed(env: dict[str, str], bucket: Bucket, data: str, run: str) -> None:
     """Object stores cannot append: no record of metrics may be lost with the process."""
     again = f"s3://{BUCKET}/again"
@@ -146,7 +95,9 @@ def test_killed_and_resumed(env: dict[str, str], bucket: Bucket, data: str, run:
         start_new_session=True,
     )
     limit = time.monotonic() + 120
-    while not any("step-00000012/manifest" in key or "step-00000015/manifest" in key for key in bucket.keys("again/")):
+    while not any(
+        "step-00000012/_manifest" in key or "step-00000015/_manifest" in key for key in bucket.keys("again/")
+    ):
         assert time.monotonic() < limit
         assert trainer.poll() is None
         time.sleep(0.02)

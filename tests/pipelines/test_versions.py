@@ -20,7 +20,7 @@ from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
 from schemas.shard_files import shards
 from schemas.table import Table
-from schemas.versions.version import own_digest
+from schemas.version import own_digest
 from trainer.stream import JoinedStream, open_sources
 
 OPTIONS = ShardOptions(tokenizer="train:200", row_group_rows=3, keep_text=True, shards=2)

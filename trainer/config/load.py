@@ -210,7 +210,7 @@ def _read_layers(source: str) -> list[dict[str, Any]]:
         layers[source] = _parse(_read_text(source), source)
         base = layers[source].pop("extends", None)
         if str(base).endswith(".toml") and not str(base).startswith("~"):
-            from schemas.views.relative import resolve
+            from schemas.storage import resolve
 
             base = resolve(source[: source.rfind("/") + 1], base)
     return [*layers.values()][::-1]

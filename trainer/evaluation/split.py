@@ -13,7 +13,7 @@ from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
-from schemas.versions.version import Version
+from schemas.version import Version
 from trainer.config import Train
 from trainer.config.data import Data
 from trainer.stream import open_queries

@@ -7,13 +7,10 @@ from typing import NamedTuple
 
 from schemas.errors import InputError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard
+from schemas.manifest import Manifest, Shard, View
+from schemas.storage import relative, resolve
 from schemas.table import Table
-from schemas.versions.current import follow
-from schemas.versions.exports import ExportVersion, require_needed
-from schemas.versions.version import moved, parts_since
-from schemas.views.relative import relative, resolve
-from schemas.views.view import View
+from schemas.version import ExportVersion, follow, moved, parts_since, require_needed
 from trainer.export.exported import KIND
 from trainer.export.files import Files
 
@@ -54,14 +51,14 @@ class Earlier:
             if place is None:
                 raise InputError(f"--onto {onto}: this is OUT itself. Name the export to go on from.")
             url = resolve(out, place)
-        manifest = Table.open(url, KIND).manifest
-        require_needed(url, manifest)
-        if parts_since(Table.open(data.root, "data").manifest, manifest.parents["data"]) is None:
+        export = Table.open(url, KIND)
+        require_needed(export)
+        if parts_since(Table.open(data.root, "data").manifest, export.parents["data"]) is None:
             raise InputError(
                 f"--onto {url}: made from other data than {data.root} or a version before it. Name an export of these, "
                 "or leave --onto out."
             )
-        return cls(url, out, manifest)
+        return cls(url, out, export.manifest)
 
     @cached_property
     def files(self) -> Files:

@@ -19,11 +19,9 @@ from schemas.reuse import Request, find_reusable
 from schemas.shard_files.parquet import list_column
 from schemas.shard_files.viewed import RETIRED
 from schemas.sizes import require_room
-from schemas.storage import join
+from schemas.storage import join, relative
 from schemas.table import Table
-from schemas.versions.exports import ExportVersion
-from schemas.versions.version import VERSION, Version
-from schemas.views.relative import relative
+from schemas.version import VERSION, ExportVersion, Version
 from search.factory import AUTO
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe

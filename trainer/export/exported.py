@@ -19,8 +19,7 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of
 from schemas.shard_files.viewed import RETIRED
 from schemas.table import Table
-from schemas.versions.current import follow
-from schemas.versions.exports import require_needed
+from schemas.version import follow, require_needed
 from trainer.config import Recipe, restore_recipe
 from trainer.device import CPU
 from trainer.evaluation.fusion import Fused, Scorers, Weights
@@ -133,7 +132,7 @@ class Exported:
         manifest = Table.open(url, KIND).manifest
         recipe = restore_recipe(manifest.parameters["recipe"], url)
         with _naming_damage(url):
-            require_needed(url, manifest)
+            require_needed(Table(url, manifest))
             files = Files(url, manifest)
             serving = cls._open_serving(files, recipe, exact, device)
             files.check_all()

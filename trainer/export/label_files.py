@@ -10,13 +10,12 @@ import pyarrow.parquet as pq
 
 from schemas import storage
 from schemas.layout import DataLayout
-from schemas.manifest import Shard
+from schemas.manifest import Patch, Shard
 from schemas.shard_files.parquet import encode, writing_shard
 from schemas.shard_files.shards import iterate_shard
 from schemas.shard_files.viewed import POSITION, RETIRED
 from schemas.storage import join
 from schemas.table import Table
-from schemas.views.view import Patch
 from trainer.export.earlier import Earlier, Range
 from trainer.export.exported import LABELS
 

@@ -10,10 +10,9 @@ import torch
 
 from schemas import storage
 from schemas.layout import shard_name
-from schemas.manifest import Shard, describe_file
+from schemas.manifest import Patch, Shard, describe_file
 from schemas.mapped import Mapped
 from schemas.storage import join
-from schemas.views.view import Patch
 from trainer.export.earlier import Earlier, Range, plan_ranges
 from trainer.export.vectors import DTYPES, Vectors, changed_rows, map_vectors, write_patch, write_vectors
 

@@ -24,39 +24,6 @@ from trainer.negatives.candidates import draw_positives, every_query_with, label
 from trainer.stream.batch import Batch
 
 
-def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
-    """Open tokens, features or both of DATA's labels [0, L), decoded once into scratch files that are mapped.
-
-    The system keeps of them in memory what it has room for. They are gone when the process ends. Raises InputError
-    where the labels lack what `kind` reads, TableError, StorageError.
-    """
-    labels = Table.open(data.labels, "labels")
-    require_inputs(labels, kind)
-    writers = {name: _Writer() for name in columns_of(kind)}
-    for group in labels.batches(list(writers)):
-        for name, writer in writers.items():
-            writer.add(list_column(group, name))
-    return Inputs.from_columns({name: writer.mapped() for name, writer in writers.items()})
-
-
-class _Writer:
-    """Lays the row groups of a list column end to end in scratch files."""
-
-    def __init__(self) -> None:
-        self._values, self._offsets = ScratchFile("the texts of labels"), ScratchFile("the texts of labels")
-        self._count, self._dtype = 0, np.dtype(np.uint16)
-
-    def add(self, rows: Ragged) -> None:
-        self._dtype = rows.values.dtype
-        self._values.write(np.ascontiguousarray(rows.values).data)
-        self._offsets.write((rows.offsets[:-1] + self._count).data)
-        self._count += len(rows.values)
-
-    def mapped(self) -> Ragged:
-        self._offsets.write(np.array([self._count], np.int64).data)
-        return Ragged(np.frombuffer(self._values.map(), self._dtype), np.frombuffer(self._offsets.map(), np.int64))
-
-
 class LabelEncoderSection(HeadSection):
     """Labels by their text through an encoder (DEXML)."""
 
@@ -171,3 +138,36 @@ class LabelEncoderHead(Head):
         if self._pool == "all":
             return range(self.labels)
         return labels_of(batch, drawn)
+
+
+def open_label_texts(data: DataLayout, kind: Kind) -> Inputs:
+    """Open tokens, features or both of DATA's labels [0, L), decoded once into scratch files that are mapped.
+
+    The system keeps of them in memory what it has room for. They are gone when the process ends. Raises InputError
+    where the labels lack what `kind` reads, TableError, StorageError.
+    """
+    labels = Table.open(data.labels, "labels")
+    require_inputs(labels, kind)
+    writers = {name: _Writer() for name in columns_of(kind)}
+    for group in labels.batches(list(writers)):
+        for name, writer in writers.items():
+            writer.add(list_column(group, name))
+    return Inputs.from_columns({name: writer.mapped() for name, writer in writers.items()})
+
+
+class _Writer:
+    """Lays the row groups of a list column end to end in scratch files."""
+
+    def __init__(self) -> None:
+        self._values, self._offsets = ScratchFile("the texts of labels"), ScratchFile("the texts of labels")
+        self._count, self._dtype = 0, np.dtype(np.uint16)
+
+    def add(self, rows: Ragged) -> None:
+        self._dtype = rows.values.dtype
+        self._values.write(np.ascontiguousarray(rows.values).data)
+        self._offsets.write((rows.offsets[:-1] + self._count).data)
+        self._count += len(rows.values)
+
+    def mapped(self) -> Ragged:
+        self._offsets.write(np.array([self._count], np.int64).data)
+        return Ragged(np.frombuffer(self._values.map(), self._dtype), np.frombuffer(self._offsets.map(), np.int64))

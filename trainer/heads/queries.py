@@ -23,6 +23,7 @@ from trainer.stream import Batch, Source
 from trainer.stream.transfer import LateCopy, send
 
 QUERIES, LABELS = 0, 1  # their dropout differs
+_BEHIND = 2  # batches that may be on their way from a GPU
 
 
 class EmbeddingKey(NamedTuple):
@@ -88,9 +89,6 @@ class CachedEmbeddings:
     def _encode(self, start: int, stop: int) -> torch.Tensor:
         key = self._key.of(start)
         return self._encoder.encode(self._encoder.prepare(self._inputs(start, stop), key), key)
-
-
-_BEHIND = 2  # batches that may be on their way from a GPU
 
 
 class QueryEmbeddings(ABC):

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 
 from schemas import storage
 from schemas.errors import ExtremisError, InputError, TableError
+from schemas.json_files import read_json, write_json
 from schemas.layout import RunLayout, numbered
 from schemas.manifest import Manifest, is_published
-from schemas.records.json_files import read_json, write_json
 from schemas.table import Table
 from schemas.waits import waiting
 from trainer.checkpoints.stopping import StoppedError

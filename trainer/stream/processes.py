@@ -13,6 +13,8 @@ from torch.utils.data import get_worker_info
 
 from schemas.errors import InputError
 
+_BYTES = 1 << 16
+
 
 class Ranks(NamedTuple):
     """`rank` in [0, `ranks`)."""
@@ -40,9 +42,6 @@ def ranks_of_environment(environment: Mapping[str, str] | None = None) -> Ranks:
             "Launch with torchrun, which sets them, or unset both."
         )
     return position
-
-
-_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)

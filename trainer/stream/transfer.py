@@ -12,6 +12,14 @@ from trainer.device import CPU
 
 T = TypeVar("T")
 _ALIGNED = 64  # bytes
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the array's memory, or on a copy where that is read-only, which torch does not know."""
+    if isinstance(array, torch.Tensor):
+        return array
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 class Place(NamedTuple):
@@ -77,13 +85,6 @@ def unpack(skeleton: T, buffer: torch.Tensor) -> T:
     return map_arrays(skeleton, lambda position: _array_at(memory, position), (Place,))
 
 
-def _array_at(memory: np.ndarray, place: Place) -> np.ndarray:
-    return np.ndarray(place.shape, place.dtype, memory.data, place.start)
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
 def send(value: Any, device: torch.device) -> Any:
     """Return `value` with tensors on `device` in place of all arrays: for a CPU on their own memory.
 
@@ -134,14 +135,11 @@ def send_tensor(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
     return moved
 
 
+def _array_at(memory: np.ndarray, place: Place) -> np.ndarray:
+    return np.ndarray(place.shape, place.dtype, memory.data, place.start)
+
+
 def _tensor_at(moved: torch.Tensor, place: Place) -> torch.Tensor:
     dtype = torch.from_numpy(np.empty(0, place.dtype)).dtype
     stop = place.start + int(np.prod(place.shape)) * dtype.itemsize
     return moved[place.start : stop].view(dtype).view(place.shape)
-
-
-def as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the array's memory, or on a copy where that is read-only, which torch does not know."""
-    if isinstance(array, torch.Tensor):
-        return array
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

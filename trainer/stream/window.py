@@ -17,6 +17,7 @@ from trainer.stream.batch import Batch
 
 _AHEAD = 16  # rows that are fetched from memory while one is copied
 _NEXT = np.uint64(1)
+_BATCHES = 8  # gathered at a time: few calls, and memory that is used again while the processor still holds it
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,6 @@ class Buffers:
         """Return memory that nothing refers to any more."""
         with self._lock:
             self._free.append(buffer)
-
-
-_BATCHES = 8  # gathered at a time: few calls, and memory that is used again while the processor still holds it
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from schemas import storage
 from schemas.errors import TableError
+from schemas.json_files import read_json, write_json
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, LostError, Unclaimed
-from schemas.records.json_files import read_json, write_json
 from schemas.storage import join
 from trainer.config.logging import Logging
 from trainer.tracking.services import RunFacts, Say, numbers_of, open_services

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from schemas.json_files import read_json
 from schemas.layout import DataLayout
 from schemas.manifest import open_manifest
-from schemas.records.json_files import read_json
 from tests.command import ROOT, Done, call, command, environment, refused
 from tests.owners import held_elsewhere
 from tests.pipelines.raw import write_tiny

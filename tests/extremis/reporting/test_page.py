@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extremis.inspecting.sharding_command import sharding_command
+from extremis.inspecting.inspect import sharding_command
 from schemas.manifest import open_manifest
 from tests.browser import WAIT_SECONDS, browser, console_messages, requests
 from tests.command import Done, call, extremis, refused, sets

@@ -1,7 +1,6 @@
 """Claims on an object store, behind a network that fails: answers are lost, and one still has it."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import pytest
@@ -14,16 +13,8 @@ from schemas.owners.claim import Owner
 from schemas.storage import join
 from tests.faults import Faults, Proxy
 from tests.owners import ask_at_once
-from tests.s3 import client, reached_through_proxy, serve
 
 BUCKET = "owners"
-
-
-@pytest.fixture(scope="module")
-def between(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    with serve(tmp_path_factory.mktemp("s3") / "log") as port, reached_through_proxy(("127.0.0.1", port)) as proxy:
-        client(("127.0.0.1", port)).create_bucket(Bucket=BUCKET)
-        yield proxy
 
 
 @pytest.fixture(autouse=True)
@@ -34,42 +25,40 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("before", ["nobody", "a dead one"])
 @pytest.mark.parametrize("share", [0.0, 0.05])
-def test_of_many_at_once_one_has_it(between: Proxy, before: str, share: float) -> None:
+def test_of_many_at_once_one_has_it(store: Proxy, before: str, share: float) -> None:
     root = f"s3://{BUCKET}/{before.replace(' ', '-')}-{share}"
     if before == "a dead one":
         dead = replace(Owner.here("mined"), id="d" * 32, born="1")
         storage.write_bytes(join(root, claim.FILE), json.dumps(asdict(dead)).encode())
-    between.faults = Faults(share, seed=7)
-    ends = ask_at_once(root, 5, seconds=6)
-    between.faults = Faults()
+    with store.failing(Faults(share, seed=7)):
+        ends = ask_at_once(root, 5, seconds=6)
     assert ends["alone"] >= 1
     assert ends["alone"] + ends["refused"] == 5, ends
     assert storage.list_names(root) == []
 
 
-def test_one_creates_what_many_create(between: Proxy) -> None:
+def test_one_creates_what_many_create(store: Proxy) -> None:
     url = f"s3://{BUCKET}/created"
     made = [storage.create_bytes(url, str(number).encode()) for number in range(4)]
     assert made == [True, False, False, False]
     assert storage.read_bytes(url) == b"0"
 
 
-def test_what_is_built_aside_is_put_in_place_whole(between: Proxy) -> None:
+def test_what_is_built_aside_is_put_in_place_whole(store: Proxy) -> None:
     out = f"s3://{BUCKET}/built"
-    between.faults = Faults(0.1, seed=3)
-    for text, names in ((b"first", ["a", "deep/b", "c"]), (b"second", ["a", "d"])):
-        with building(out, "made") as build:
-            for name in names:
-                storage.write_bytes(join(build.url, name), text)
-            assert not {*names} & {*storage.list_names(out)} or text == b"second"
-            build.publish(Manifest(kind="data", parameters={"text": text.decode()}), names)
-    between.faults = Faults()
+    with store.failing(Faults(0.1, seed=3)):
+        for text, names in ((b"first", ["a", "deep/b", "c"]), (b"second", ["a", "d"])):
+            with building(out, "made") as build:
+                for name in names:
+                    storage.write_bytes(join(build.url, name), text)
+                assert not {*names} & {*storage.list_names(out)} or text == b"second"
+                build.publish(Manifest(kind="data", parameters={"text": text.decode()}), names)
     assert storage.list_names(out) == ["_manifest.json", "a", "c", "d", "deep"]
     assert storage.read_bytes(join(out, "d")) == b"second"
     assert open_manifest(out).parameters == {"text": "second"}
 
 
-def test_an_attempt_that_fails_leaves_nothing(between: Proxy) -> None:
+def test_an_attempt_that_fails_leaves_nothing(store: Proxy) -> None:
     out = f"s3://{BUCKET}/failed"
 
     def fail() -> None:

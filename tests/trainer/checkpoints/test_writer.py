@@ -21,8 +21,7 @@ from schemas.errors import ExtremisError
 from schemas.layout import RunLayout
 from tests.ranks import on_ranks
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint, row_ranges, write_tensors
-from trainer.checkpoints.snapshot import RowSnapshot
-from trainer.checkpoints.writer import CheckpointWriter, Contents
+from trainer.checkpoints.writer import CheckpointWriter, Contents, RowSnapshot
 from trainer.group import ALONE, Group, label_range
 
 LABELS, D, A_FILE = 21, 3, 4

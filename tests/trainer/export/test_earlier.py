@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 
 from schemas.errors import InputError, TableError
 from schemas.manifest import Manifest, Shard, open_manifest, publish
-from schemas.storage import join
+from schemas.storage import join, relative
 from schemas.table import Table
-from schemas.versions.current import CURRENT, find_current, follow, switch
-from schemas.versions.exports import ExportVersion, require_needed
-from schemas.versions.version import VERSION
-from schemas.views.relative import relative
+from schemas.version import CURRENT, VERSION, ExportVersion, find_current, follow, require_needed, switch
 from tests.pipelines.test_versions import contents
 from trainer.evaluation.search import top_k
 from trainer.export import index, vector_files
@@ -94,7 +91,7 @@ def test_vectors_of_a_version_are_those_of_a_whole_export(
                 shards, mapped = write_vector_files(VECTORS, len(rows), lambda a, b, of=tensor: of[a:b], target)
                 manifest = publish_at(out, shards, earlier)
                 Table(out, manifest).verify()
-                require_needed(out, manifest)
+                require_needed(Table(out, manifest))
                 files = Files(out, manifest)
                 opened = Vectors([files.vectors(shard) for shard in files.of(VECTORS)])
                 expected = rows.astype(dtype)
@@ -178,13 +175,13 @@ def test_what_a_version_needs_is_named_when_it_is_gone(tmp_path: Path) -> None:
     publish_at(first, write_rows(first, rows), None)
     earlier = earlier_of(first, second)
     manifest = publish_at(second, write_rows(second, np.concatenate([rows, rows[:9]]), earlier), earlier)
-    require_needed(second, manifest)
+    require_needed(Table(second, manifest))
     shutil.move(first, f"{tmp_path}/away")
     with pytest.raises(TableError, match=r"2: needs what is not there: part 1 \(.*/1\) is gone\. Put it back"):
-        require_needed(second, manifest)
+        require_needed(Table(second, manifest))
     publish_at(first, write_rows(first, rows[:5]), None)
     with pytest.raises(TableError, match=r"part 1 \(.*/1\) was made again since"):
-        require_needed(second, manifest)
+        require_needed(Table(second, manifest))
 
 
 @pytest.mark.parametrize("store", ["disk", "memory"])

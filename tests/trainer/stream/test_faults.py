@@ -3,7 +3,6 @@
 import gc
 import multiprocessing
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.builders import build_data, build_negatives
 from tests.faults import Faults, Proxy
 from tests.laws import assert_equal
 from tests.processes import threads_named
-from tests.s3 import client, put, reached_through_proxy, serve
+from tests.s3 import Bucket
 from trainer.stream import Batch, JoinedStream, Reading, Source, open_sources
 
 s3fs = pytest.importorskip("s3fs")
@@ -27,20 +26,7 @@ LABELS = 30
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
-    with serve(tmp_path_factory.mktemp("moto") / "log") as port:
-        yield "127.0.0.1", port
-
-
-@pytest.fixture(scope="module")
-def store(server: tuple[str, int]) -> Iterator[Proxy]:
-    with reached_through_proxy(server) as between:
-        client(server).create_bucket(Bucket=BUCKET)
-        yield between
-
-
-@pytest.fixture(scope="module")
-def clean(server: tuple[str, int], store: Proxy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Batch]]:
+def clean(bucket: Bucket, store: Proxy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Batch]]:
     """Batches read from a local disk, by sink; the same files are in the store."""
     batches = {}
     for sink in SINKS:
@@ -49,7 +35,7 @@ def clean(server: tuple[str, int], store: Proxy, tmp_path_factory: pytest.TempPa
         (queries,) = open_sources(data.layout, "train", label_texts=False)
         build_negatives(str(root / "negatives"), queries.table.manifest, data.points["train"].positives, LABELS, 4)
         batches[sink] = list(stream([queries.with_negatives(str(root / "negatives"))]))
-        put(server, BUCKET, root, f"{sink}/")
+        bucket.put_folder(root, f"{sink}/")
     return batches
 
 
@@ -65,22 +51,16 @@ def remote(sink: Sink) -> list[Source]:
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("threads", [0, 2])
 def test_faults_that_pass_change_nothing(sink: Sink, threads: int, store: Proxy, clean: dict[str, list[Batch]]) -> None:
-    store.faults = faults = Faults(share=0.4, seed=threads, slow_seconds=0.02)
-    try:
+    with store.failing(Faults(share=0.4, seed=threads, slow_seconds=0.02)) as faults:
         got = list(stream(remote(sink), threads=threads, reading=Reading(threads=4)))
-    finally:
-        store.faults = Faults()
     assert sum(faults.done.values()) >= 5, faults
     assert_equal(tuple(got), tuple(clean[sink]))
     assert threads_named("extremis-") == []
 
 
 def test_requests_wait_for_a_distant_store_together(store: Proxy, clean: dict[str, list[Batch]]) -> None:
-    store.faults = faults = Faults(delay_seconds=0.05)
-    try:
+    with store.failing(Faults(delay_seconds=0.05)) as faults:
         assert_equal(tuple(stream(remote("parquet"), threads=1)), tuple(clean["parquet"]))
-    finally:
-        store.faults = Faults()
     assert faults.most_at_once > 4
 
 
@@ -91,11 +71,8 @@ def test_what_is_cached_is_not_asked_for_again(
     sources = remote(sink)
     reading = Reading(cache=str(tmp_path), cache_bytes=10 << 20)
     assert_equal(tuple(stream(sources, reading=reading)), tuple(clean[sink]))
-    store.faults = faults = Faults(down_after=0)
-    try:
+    with store.failing(Faults(down_after=0)) as faults:
         assert_equal(tuple(stream(sources, reading=reading)), tuple(clean[sink]))
-    finally:
-        store.faults = Faults()
     assert faults.requests == 0
 
 
@@ -129,12 +106,9 @@ def test_a_store_that_stays_away_is_named(
     monkeypatch.setattr(storage, "ATTEMPTS", 2)
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     sources = remote("parquet")
-    store.faults = Faults(down_after=6)
-    try:
-        with pytest.raises(StorageError, match=rf"could not read s3://{BUCKET}/.*part-.* after 2 attempt\(s\)"):
-            list(stream(sources, threads=threads))
-    finally:
-        store.faults = Faults()
+    words = rf"could not read s3://{BUCKET}/.*part-.* after 2 attempt\(s\)"
+    with store.failing(Faults(down_after=6)), pytest.raises(StorageError, match=words):
+        list(stream(sources, threads=threads))
     assert threads_named("extremis-") == []
 
 

@@ -10,25 +10,23 @@ import numpy as np
 from pipelines.common.summary import Patched, Summary
 from pipelines.formats.base import LABELS
 from pipelines.sharding.dataset import describe_table
-from pipelines.sharding.onto.base import Base, views_of
 from pipelines.sharding.plans import LabelsPlan, QueriesPlan
+from pipelines.sharding.versions.earlier import EarlierData, views_of
 from schemas import manifest as manifests
 from schemas.errors import InputError
 from schemas.layout import DataLayout, parts_prefix
-from schemas.manifest import Column, Manifest, Shard
+from schemas.manifest import Column, Manifest, Patch, Shard, View
 from schemas.shard_files.viewed import RETIRED
-from schemas.storage import join
+from schemas.storage import join, relative
 from schemas.table import PARTS, PartTable, Table
-from schemas.versions.version import VERSION, Version
-from schemas.views.relative import relative
-from schemas.views.view import Patch, View
+from schemas.version import VERSION, Version
 
 _TRAIN = "queries/train"
 
 
 def publish_version(
     built: str,
-    base: Base,
+    earlier: EarlierData,
     summary: Summary,
     splits: Sequence[QueriesPlan],
     labels: LabelsPlan,
@@ -38,93 +36,93 @@ def publish_version(
     """Publish all tables of a version at `built`, and last the data set. Raises InputError, StorageError."""
     parents: dict[str, str] = {}
     text: dict[str, Any] = {}
-    if "tokenizer" in base.manifest.parents:
-        tokenizer = view_of_tokenizer(base)
+    if "tokenizer" in earlier.manifest.parents:
+        tokenizer = view_of_tokenizer(earlier)
         parents["tokenizer"] = manifests.publish(DataLayout(built).tokenizer, tokenizer).digest
         text = tokenizer.parameters
     origins = dict(parents)
     options = parameters["options"]
     facts = {**text, "seed": options["seed"], "text": options["text"]}
-    total = base.labels + sum(shard.rows for shard in summary.shards_of(LABELS))
+    total = earlier.labels + sum(shard.rows for shard in summary.shards_of(LABELS))
     added: dict[str, Manifest] = {}
     for plan in splits:
         own = {**facts, "labels": total, "split": plan.split}
         added[plan.name] = describe_table("queries", plan, plan.source, summary, origins, own)
     added[LABELS] = describe_table("labels", labels, LABELS, summary, origins, facts)
-    added[LABELS] = added[LABELS].model_copy(update={"id_range": (base.labels, total)})
+    added[LABELS] = added[LABELS].model_copy(update={"id_range": (earlier.labels, total)})
     for name, table in added.items():
-        parents[f"{parts_prefix(base.part)}/{name}"] = manifests.publish(_own(built, base, name), table).digest
+        parents[f"{parts_prefix(earlier.part)}/{name}"] = manifests.publish(_own(built, earlier, name), table).digest
     rows: dict[str, int] = {}
-    for name in sorted({*base.tables, *added} - {LABELS}):
+    for name in sorted({*earlier.tables, *added} - {LABELS}):
         split = name.removeprefix("queries/")
-        queries = _view_of_table(base, name, added.get(name), summary, {**facts, "labels": total, "split": split})
+        queries = _view_of_table(earlier, name, added.get(name), summary, {**facts, "labels": total, "split": split})
         parents[name] = manifests.publish(join(built, name), queries.model_copy(update={"parents": origins})).digest
         rows[split] = queries.rows
-    table = _view_of_table(base, LABELS, added[LABELS], summary, {**facts, "training_points": rows["train"]})
+    table = _view_of_table(earlier, LABELS, added[LABELS], summary, {**facts, "training_points": rows["train"]})
     table = _with_retired(table).model_copy(update={"parents": {**origins, _TRAIN: parents[_TRAIN]}})
     parents[LABELS] = manifests.publish(DataLayout(built).labels, table).digest
     parents["rejects"] = manifests.publish(DataLayout(built).rejects, rejects).digest
-    stated = {**parameters, VERSION: _version(base, summary).stated(), "labels": total, "rows": _sorted(rows)}
+    stated = {**parameters, VERSION: _version(earlier, summary).stated(), "labels": total, "rows": _sorted(rows)}
     return manifests.publish(built, Manifest(kind="data", parents=parents, parameters=stated))
 
 
-def view_of_tokenizer(base: Base) -> Manifest:
-    """Return the manifest of the base's tokenizer as the version has it."""
-    before, after = DataLayout(base.url).tokenizer, base.place("tokenizer")
+def view_of_tokenizer(earlier: EarlierData) -> Manifest:
+    """Return the manifest of the earlier data's tokenizer as the version has it."""
+    before, after = DataLayout(earlier.url).tokenizer, earlier.place("tokenizer")
     manifest = Table.open(before, "tokenizer").manifest
     shards = []
     for entry in manifest.shards:
         table = before if entry.view is None else manifests.resolve(before, entry.view.table)
-        view = View(table=relative(after, table), part=base.version.part, first=0, rows=0, row_group_rows=1)
+        view = View(table=relative(after, table), part=earlier.version.part, first=0, rows=0, row_group_rows=1)
         shards.append(entry.model_copy(update={"view": view}))
     return manifest.model_copy(update={"shards": tuple(shards)})
 
 
-def require_most_labels(base: Base, summary: Summary) -> None:
+def require_most_labels(earlier: EarlierData, summary: Summary) -> None:
     """Refuse to retire more than half of the labels where nobody said that the list is complete. Raises InputError."""
-    counts = summary.counters.get(LABELS, Counter())
-    if base.complete is None and 2 * counts["retired"] > base.labels - base.version.retired:
+    retired, before = summary.counters.get(LABELS, Counter())["retired"], earlier.labels - earlier.version.retired
+    if earlier.complete is None and 2 * retired > before:
         raise InputError(
-            f"--onto: INPUT's labels lack {counts['retired']:,} of the {base.labels - base.version.retired:,} labels "
-            f"of {base.url}, which a complete list would retire. Say --labels new if it names new and changed labels "
-            "alone, or --labels all if these labels are gone."
+            f"--onto: INPUT's labels lack {retired:,} of the {before:,} labels of {earlier.url}, which a complete list "
+            "would retire. Say --labels new if it names new and changed labels alone, or --labels all if these labels "
+            "are gone."
         )
 
 
-def _own(root: str, base: Base, name: str) -> str:
+def _own(root: str, earlier: EarlierData, name: str) -> str:
     """Return the URL of the new part's table `name` of the data set at `root`."""
-    return join(root, parts_prefix(base.part), name)
+    return join(root, parts_prefix(earlier.part), name)
 
 
-def _version(base: Base, summary: Summary) -> Version:
-    counts, before = summary.counters.get(LABELS, Counter()), base.version
+def _version(earlier: EarlierData, summary: Summary) -> Version:
+    counts, before = summary.counters.get(LABELS, Counter()), earlier.version
     retired = before.retired + counts["retired"] - counts["returned"]
-    onto = relative(base.data, base.url)
+    onto = relative(earlier.data, earlier.url)
     return Version(
         number=before.number + 1,
-        part=base.part,
+        part=earlier.part,
         onto=onto,
-        digest=base.manifest.digest,
-        needs=base.needs(),
+        digest=earlier.manifest.digest,
+        needs=earlier.needs(),
         retired=retired,
-        lineage=[*before.lineage, base.manifest.digest],
-        choices=base.described(),
+        lineage=[*before.lineage, earlier.manifest.digest],
+        choices=earlier.described(),
     )
 
 
 def _view_of_table(
-    base: Base, name: str, added: Manifest | None, summary: Summary, facts: Mapping[str, Any]
+    earlier: EarlierData, name: str, added: Manifest | None, summary: Summary, facts: Mapping[str, Any]
 ) -> Manifest:
     """Return the manifest of the table `name` of all parts, patched, with the shards of the new part behind."""
-    older = base.tables.get(name)
-    own = _own(base.data, base, name)
+    older = earlier.tables.get(name)
+    own = _own(earlier.data, earlier, name)
     patched = [each for each in summary.patched if each.table == name]
     shards = _renumbered(
-        [*_with_patches(base.views(name), patched), *views_of(own, base.place(name), added, base.part)]
+        [*_with_patches(earlier.views(name), patched), *views_of(own, earlier.place(name), added, earlier.part)]
     )
     columns = _columns(name, older, added)
     size = max(entry.view.row_group_rows for entry in shards if entry.view) if shards else 1
-    parts = _parts(base, name, added, shards)
+    parts = _parts(earlier, name, added, shards)
     counters: Counter[str] = Counter()
     for table in (older, added):
         counters.update(
@@ -179,12 +177,12 @@ def _cut(entry: Shard, size: int) -> Shard:
     return entry.model_copy(update={"groups": None if even else groups})
 
 
-def _parts(base: Base, name: str, added: Manifest | None, shards: Sequence[Shard]) -> list[PartTable]:
+def _parts(earlier: EarlierData, name: str, added: Manifest | None, shards: Sequence[Shard]) -> list[PartTable]:
     """Return the parts of a table with the shards and rows that they have now; those without any are left out."""
-    tables = {part.name: part for part in base.parts(name)}
+    tables = {part.name: part for part in earlier.parts(name)}
     if added is not None:
-        place = relative(base.place(name), _own(base.data, base, name))
-        tables[base.part] = PartTable(base.part, place, added.digest, 0, 0, 0)
+        place = relative(earlier.place(name), _own(earlier.data, earlier, name))
+        tables[earlier.part] = PartTable(earlier.part, place, added.digest, 0, 0, 0)
     parts = []
     for part in tables.values():
         numbers = [number for number, entry in enumerate(shards) if entry.view and entry.view.part == part.name]

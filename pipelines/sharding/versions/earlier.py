@@ -1,23 +1,26 @@
-"""Base of a version: the data set that it goes on from, as the new one names it."""
+"""Data set that a version goes on from, as the new one names it; its shards that may have the keys of new points."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from pipelines.common.exchange import split_by
 from pipelines.formats.base import LABELS, Inputs
 from pipelines.options import ShardOptions
+from pipelines.sharding.plans import OlderShards
 from pipelines.sharding.tokenizer import FILE, FrozenTokenizer
 from schemas.errors import InputError, TableError
 from schemas.layout import DataLayout
-from schemas.manifest import Manifest, Shard
-from schemas.storage import join
+from schemas.manifest import Manifest, Shard, View
+from schemas.storage import join, relative, resolve
 from schemas.table import PartTable, Table
-from schemas.versions.version import Version, moved, own_digest, part_name
-from schemas.views.relative import relative, resolve
-from schemas.views.view import View
+from schemas.version import Version, moved, own_digest, part_name
 
-# Options that decide what a row looks like, and on which side of a cut it falls: those of the base.
+# Options that decide what a row looks like, and on which side of a cut it falls: those of the earlier.
 _INHERITED = (
     "tokenizer",
     "max_tokens",
@@ -32,7 +35,7 @@ _INHERITED = (
 
 
 @dataclass(frozen=True)
-class Base:
+class EarlierData:
     """The data set at `url`, which the version at `data` goes on from with the part `part`.
 
     `complete`: the input's list of labels is the whole list; None: there is one, and nobody said what it is.
@@ -48,7 +51,7 @@ class Base:
     tables: Mapping[str, Manifest]  # queries/<split>, labels
 
     @classmethod
-    def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "Base":
+    def open(cls, data: str, inputs: Inputs, options: ShardOptions) -> "EarlierData":
         """Open the data set that `options.onto` names. Raises InputError: not one to go on from; TableError."""
         assert options.onto is not None
         url, manifest = options.onto, Table.open(options.onto, "data").manifest
@@ -74,7 +77,7 @@ class Base:
 
     @cached_property
     def version(self) -> Version:
-        """Place of the base among versions."""
+        """Place of the earlier among versions."""
         return Version.of(self.manifest)
 
     @property
@@ -88,7 +91,7 @@ class Base:
         return self.tables[LABELS].rows
 
     def inherit(self, options: ShardOptions) -> ShardOptions:
-        """Return `options` with those of the base where rows have to look alike. Raises InputError for others."""
+        """Return `options` with those of the earlier where rows have to look alike. Raises InputError for others."""
         recorded = {"test_share": 0.0, **self.manifest.parameters["options"]}
         default = ShardOptions()
         for name in _INHERITED:
@@ -104,7 +107,7 @@ class Base:
         return options.model_copy(update=changes)
 
     def load_tokenizer(self) -> FrozenTokenizer | None:
-        """Load the base's tokenizer; None where it has none. Raises TableError."""
+        """Load its tokenizer; None where it has none. Raises TableError."""
         if "tokenizer" not in self.manifest.parents:
             return None
         url = DataLayout(self.url).tokenizer
@@ -120,7 +123,7 @@ class Base:
         return join(self.data, name)
 
     def views(self, name: str) -> tuple[Shard, ...]:
-        """Return the shards of the base's table `name` as the new version's table of this name has them."""
+        """Return the shards of its table `name` as the new version's table of this name has them."""
         return self._views.get(name, ())
 
     @cached_property
@@ -131,7 +134,7 @@ class Base:
         }
 
     def parts(self, name: str) -> tuple[PartTable, ...]:
-        """Return the parts of the base's table `name`, as seen from the new one."""
+        """Return the parts of its table `name`, as seen from the new one."""
         table, url = self.tables.get(name), join(self.url, name)
         if table is None:
             return ()
@@ -172,3 +175,28 @@ def views_of(before: str, after: str, table: Manifest | None, part: str) -> tupl
         shards.append(entry.model_copy(update={"view": view.model_copy(update={"first": first})}))
         first += entry.rows
     return tuple(shards)
+
+
+def older_shards(views: Sequence[Shard]) -> tuple[OlderShards, ...]:
+    """Return the tables that `views` come from, with the places of their shards: `part-00007-of-00064` is 7 of 64."""
+    tables: dict[str, dict[int, int]] = {}
+    counts: dict[str, int] = {}
+    for number, entry in enumerate(views):
+        assert entry.view is not None
+        _, index, _, count = entry.path.partition(".")[0].split("-")
+        tables.setdefault(entry.view.table, {})[int(index)] = number
+        counts[entry.view.table] = int(count)
+    return tuple(
+        OlderShards(counts[table], tuple(numbers.get(index, -1) for index in range(counts[table])))
+        for table, numbers in tables.items()
+    )
+
+
+def route_keys(batch: pa.RecordBatch, older: Sequence[OlderShards]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (number of an older shard, keys that it may have) of rows with `hash` and `key`."""
+    keys, hashes = batch.select(["key"]), batch["hash"].to_numpy()
+    for table in older:
+        numbers = np.array(table.numbers, np.int64)[(hashes % np.uint64(table.count)).astype(np.int64)]
+        for number, some in split_by(keys, numbers):
+            if number >= 0:
+                yield number, some

@@ -1,0 +1,276 @@
+"""Rows before a version that it changes: labels meet the input's by their keys, points that come again leave.
+
+New labels are ordered behind those before. What changes is written as patches over shards that stay as they are.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.common.exchange import Exchange, Files, Packet, gather, one_batch, receive, split_by
+from pipelines.common.flow import Collection, Flow, Tagged
+from pipelines.common.summary import SUMMARY, Block, Patched, Summary
+from pipelines.formats.base import LABELS
+from pipelines.sharding import rows
+from pipelines.sharding.labels import KEYS, OrderedLabels, count_labels, duplicates, sum_counts
+from pipelines.sharding.plans import LabelsPlan, QueriesPlan
+from pipelines.sharding.queries import FREQUENCIES
+from pipelines.sharding.read import with_hashes
+from pipelines.sharding.steps import ROWS, SIZES, encode, every_shard, first_ids, open_tokens, reported, send_to_shards
+from pipelines.sharding.versions.earlier import EarlierData
+from schemas import storage
+from schemas.ragged import offsets_of
+from schemas.shard_files.parquet import encode as encode_shard
+from schemas.shard_files.parquet import list_column
+from schemas.shard_files.shards import iterate_shard, open_shard, read_group
+from schemas.shard_files.viewed import POSITION, RETIRED, ViewedShard
+from schemas.storage import join
+
+CHANGED, STATES = "changed", "states"
+BEFORE = pa.schema(
+    [
+        ("hash", pa.uint64()),
+        ("key", pa.string()),
+        ("label_id", pa.int64()),
+        ("content", pa.uint64()),
+        (RETIRED, pa.bool_()),
+    ]
+)
+STATE = pa.schema([("label_id", pa.int64()), (RETIRED, pa.bool_())])
+
+
+class VersionLabels(NamedTuple):
+    """New labels in order; and by the number of a shard of labels before: `changed` rows and `states` (packets).
+
+    changed: columns of the row with `label_id`. states: columns STATE of labels that retire or come back. All of these
+    packets are in files.
+    """
+
+    ordered: OrderedLabels
+    changed: Collection
+    states: Collection
+
+
+def order_labels_onto(
+    flow: Flow,
+    plan: LabelsPlan,
+    earlier: EarlierData,
+    blocks: list[Block],
+    exchange: Exchange,
+    staged: Files,
+    rejects: Files,
+) -> VersionLabels:
+    """Order new labels by (hash, key), behind those before; tell which of these changed, retire or come back."""
+    before = earlier.views(LABELS)
+    routed = flow.create("Blocks of labels", blocks).flat_map("Route labels", route_labels, plan, exchange)
+    old = flow.create("Shards before", range(len(before))).flat_map("Read before", read_before, plan, earlier, exchange)
+    every = every_shard(flow, "Shards of labels", plan.shards)
+    by_shard = flow.join("Labels by shard", {"rows": routed, "before": old, "every": every})
+    tags = (ROWS, KEYS, SIZES, SUMMARY, CHANGED, STATES)
+    ordered = by_shard.split("Order labels", tags, order_new_labels, plan, earlier, exchange, staged, rejects)
+    sizes_before = flow.create("Sizes before", [(number, entry.rows) for number, entry in enumerate(before)])
+    labels = OrderedLabels(ordered[ROWS], ordered[KEYS], sizes_before + ordered[SIZES], ordered[SUMMARY])
+    return VersionLabels(labels, ordered[CHANGED], ordered[STATES])
+
+
+def route_labels(block: Block, plan: LabelsPlan, exchange: Exchange) -> Iterator[tuple[int, Packet]]:
+    """Send the labels of a block to their shards: (shard, packet), before tokens are made."""
+    yield from send_to_shards(exchange, block.read().select(plan.raw_schema.names), plan.shards)
+
+
+def read_before(
+    number: int, plan: LabelsPlan, earlier: EarlierData, exchange: Exchange
+) -> Iterator[tuple[int, Packet]]:
+    """Send key, id and state of the labels of shard `number` before, and the hash of their content where it counts."""
+    entry = earlier.views(LABELS)[number]
+    names = [column.name for column in earlier.tables[LABELS].columns]
+    counted = [name for name in ("text", "feature_ids", "feature_values") if name in names and earlier.texts]
+    columns = ["key", "label_id", *counted, RETIRED]
+    for group in iterate_shard(earlier.place(LABELS), entry, columns):
+        (batch,) = group.combine_chunks().to_batches()
+        if not earlier.texts:
+            batch = batch.append_column("text", pa.array([""] * batch.num_rows))
+        batch = with_hashes(batch, earlier.seed)
+        batch = pa.RecordBatch.from_arrays([batch[name] for name in BEFORE.names], schema=BEFORE)
+        yield from send_to_shards(exchange, batch, plan.shards)
+
+
+def order_new_labels(
+    element: tuple[int, dict[str, Any]],
+    plan: LabelsPlan,
+    earlier: EarlierData,
+    exchange: Exchange,
+    staged: Files,
+    rejected: Files,
+) -> Iterator[Tagged]:
+    """Order the labels of (shard, parts): new rows, keys with ids, how many are new, and what changes before."""
+    shard, parts = element
+    first = offsets_of(np.array([entry.rows for entry in earlier.views(LABELS)], np.int64))
+    ordered = rows.order(gather(parts["rows"], plan.raw_schema))
+    before = gather(parts["before"], BEFORE).sort_by("label_id").combine_chunks()
+    table = ordered.rows
+    place = pc.index_in(table["key"].combine_chunks(), value_set=before["key"].combine_chunks())
+    is_new = pc.is_null(place)
+    new = _encoded(plan, table.filter(is_new))
+    again = table.filter(pc.invert(is_new))
+    old = before.take(place.drop_null())
+    counters = Counter(rows_in=table.num_rows + ordered.merged + ordered.rejected.num_rows)
+    counters.update(rows_merged=ordered.merged, new=new.num_rows)
+    if earlier.texts:
+        other = pc.not_equal(again["content"], old["content"])
+        changed = _encoded(plan, again.filter(other)).append_column("label_id", old["label_id"].filter(other))
+        counters["changed"] = changed.num_rows
+        columns = [name for name in plan.schema.names if name != "frequency"]
+        yield from _by_shard_before(staged, first, CHANGED, one_batch(changed.select(columns)))
+    states = _states(before, old["label_id"], earlier.complete is not False)
+    retiring = int(pc.sum(states[RETIRED]).as_py() or 0)
+    counters.update(retired=retiring, returned=states.num_rows - retiring)
+    yield from _by_shard_before(staged, first, STATES, one_batch(states))
+    keys = pa.table({"key": before["key"], "label_id": before["label_id"]})
+    missing = pa.nulls(new.num_rows, pa.int64())
+    keys = pa.concat_tables([keys, pa.table({"key": new["key"], "label_id": missing})])
+    number = plan.shards_before + shard
+    truncated = int(np.count_nonzero(new["truncated"].to_numpy()))
+    counters["truncated"] = truncated
+    rejects = duplicates(ordered, plan.sources)
+    yield Tagged(SUMMARY, reported(LABELS, rejects, rejected, counters={plan.name: counters}))
+    yield Tagged(SIZES, (number, new.num_rows))
+    for tag, place_of, sent, channel in ((ROWS, number, new, staged), (KEYS, shard, keys, exchange)):
+        for packet in channel.send([(place_of, one_batch(sent))]):
+            yield Tagged(tag, packet)
+
+
+def _encoded(plan: LabelsPlan, table: pa.Table) -> pa.Table:
+    """Return rows with tokens, of columns `row_schema`."""
+    batch = encode(one_batch(table), plan, open_tokens(plan))
+    return pa.Table.from_batches([batch.select(plan.row_schema.names)]).cast(plan.row_schema)
+
+
+def _by_shard_before(staged: Files, first: np.ndarray, tag: str, batch: pa.RecordBatch) -> Iterator[Tagged]:
+    """Send rows with `label_id` to the shards of labels before: s has [first[s], first[s + 1])."""
+    shard = np.searchsorted(first, batch["label_id"].to_numpy(), side="right") - 1
+    yield from (Tagged(tag, packet) for packet in staged.send(split_by(batch, shard)))
+
+
+def _states(before: pa.Table, listed: pa.ChunkedArray, complete: bool) -> pa.Table:
+    """Return the labels whose state changes, columns STATE: `listed` come back; others retire of a `complete` list."""
+    is_listed = pc.is_in(before["label_id"], value_set=listed.combine_chunks())
+    retired = before[RETIRED]
+    returns = pc.and_(retired, is_listed)
+    retires = pc.and_(pc.and_(pc.invert(retired), pc.invert(is_listed)), complete)
+    changes = before.filter(pc.or_(returns, retires))
+    state = pc.invert(changes[RETIRED])
+    return pa.table({"label_id": changes["label_id"], RETIRED: state})
+
+
+def leave_out(
+    keys: Collection,
+    plan: QueriesPlan,
+    earlier: EarlierData,
+    built: str,
+    label_sizes: dict[int, int],
+    exchange: Exchange,
+) -> dict[str, Collection]:
+    """Leave out the older rows of new `keys` (older shard, packet): `summary`, and `frequencies` that are less."""
+    by_shard, tags = keys.group(f"Keys by older shard of {plan.split}"), (SUMMARY, FREQUENCIES)
+    return by_shard.split(f"Find keys of {plan.split}", tags, find_gone, plan, earlier, built, label_sizes, exchange)
+
+
+def find_gone(
+    element: tuple[int, Any],
+    plan: QueriesPlan,
+    earlier: EarlierData,
+    built: str,
+    label_sizes: dict[int, int],
+    exchange: Exchange,
+) -> Iterator[Any]:
+    """Write the patch of an older shard without the rows of (number, packets of keys), and count their labels less."""
+    number, packets = element
+    entry, url = earlier.views(plan.name)[number], earlier.place(plan.name)
+    view = entry.view
+    assert view is not None
+    keys = pa.concat_arrays([batch["key"] for batch in receive(packets)])
+    kept, leaving, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    with open_shard(url, entry) as file:
+        assert isinstance(file, ViewedShard)
+        for group in range(file.num_row_groups):
+            rows = read_group(file, group, ["key", "label_ids"], f"{url}, part {view.part}, {entry.path}")
+            gone = pc.is_in(rows["key"], value_set=keys).to_numpy()
+            positions = file.positions(group)
+            kept.append(positions[~gone])
+            leaving.append(positions[gone])
+            if gone.any():
+                labels.append(list_column(rows.filter(pa.array(gone)), "label_ids").values.astype(np.int64))
+    left, lost = np.concatenate(kept), sum(len(some) for some in leaving)
+    if not lost:
+        return
+    gone_rows = np.setdiff1d(np.arange(view.rows), left)
+    starts = np.arange(0, view.rows, view.row_group_rows)
+    live = np.bincount(left // view.row_group_rows, minlength=len(starts))
+    gone_rows = pa.table({POSITION: gone_rows})
+    patched = write_patch(built, plan.name, number, "gone", gone_rows, tuple(live[live > 0].tolist()))
+    summary = Summary(counters={plan.name: Counter(replaced=lost)}, patched=(patched,))
+    yield Tagged(SUMMARY, summary)
+    sent = [
+        (shard, batch.set_column(1, "count", pc.negate(batch["count"])))
+        for shard, batch in count_labels(np.concatenate(labels), first_ids(label_sizes))
+    ]
+    for place in exchange.send(sent):
+        yield Tagged(FREQUENCIES, place)
+
+
+_GROUP_ROWS = 1 << 16
+
+
+def write_patch(
+    built: str, table: str, number: int, kind: str, rows: pa.Table, groups: tuple[int, ...] | None = None
+) -> Patched:
+    """Write a patch of `kind` over shard `number` of `table`, in the attempt at `built`. Raises StorageError."""
+    file = f"_{kind}-{number:05d}.parquet"  # no shard, for readers of Parquet folders
+    data = memoryview(encode_shard(rows, _GROUP_ROWS))
+    storage.write_bytes(join(built, table, file), data)
+    return Patched(table, number, kind, file, len(data), storage.sha256(data), groups)
+
+
+def patch_labels(element: tuple[int, dict[str, Any]], earlier: EarlierData, built: str) -> Summary:
+    """Write the patches of shard `number` of the labels before, from (number, counts, states and changed rows)."""
+    number, parts = element
+    entry, url = earlier.views(LABELS)[number], earlier.place(LABELS)
+    assert entry.view is not None
+    first = entry.view.first
+    before = pa.concat_tables(iterate_shard(url, entry, ["frequency", RETIRED]))
+    was = before["frequency"].to_numpy()
+    frequency = was + sum_counts(receive(parts["counts"]), first, entry.rows)
+    retired = before[RETIRED].to_numpy().copy()
+    states = gather(parts["states"], STATE)
+    retired[states["label_id"].to_numpy() - first] = states[RETIRED].to_numpy()
+    columns = pa.table({"frequency": frequency, RETIRED: retired})
+    patched = [write_patch(built, LABELS, number, "columns", columns)]
+    changed = [pa.Table.from_batches([batch]) for batch in receive(parts["changed"])]
+    if changed:
+        rows = pa.concat_tables(changed)
+        place = rows.column_names.index("label_id")
+        rows = rows.set_column(place, POSITION, pc.subtract(rows["label_id"], first)).sort_by(POSITION)
+        rows = _over(_changed_before(url, entry), rows)
+        patched.append(write_patch(built, LABELS, number, "changed", rows))
+    more = Counter(without_training_points=int((frequency == 0).sum()) - int((was == 0).sum()))
+    return Summary(counters={LABELS: more}, patched=tuple(patched))
+
+
+def _changed_before(url: str, entry: Any) -> pa.Table | None:
+    with open_shard(url, entry) as file:
+        assert isinstance(file, ViewedShard)
+        return file.changed
+
+
+def _over(older: pa.Table | None, newer: pa.Table) -> pa.Table:
+    """Return the changed rows of both, by position, each position once: the newer one's."""
+    if older is None:
+        return newer
+    stays = pc.invert(pc.is_in(older[POSITION], value_set=newer[POSITION].combine_chunks()))
+    kept = older.filter(stays).select(newer.column_names).cast(newer.schema)
+    return pa.concat_tables([kept, newer]).sort_by(POSITION)

@@ -1,0 +1,208 @@
+"""Versions: what a data set or an export says about the ones before it, what it needs of them, and which is current."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from schemas import storage
+from schemas.errors import InputError, TableError
+from schemas.layout import DataLayout, check_name, folder
+from schemas.manifest import Manifest, View, is_published
+from schemas.storage import join, relative, resolve
+from schemas.table import Table
+
+CURRENT = "CURRENT"  # file in a folder of exports that names the current one, and is replaced whole
+VERSION = "version"  # parameter of a data set
+_THREADS = 16
+_LONGEST = 1024  # bytes of the file
+
+
+@dataclass(frozen=True)
+class Version:
+    """Place of a data set among versions: the one it goes on from, by place and digest, and its part's name.
+
+    `number` counts from 1; a data set that goes on from none is 1. `needs`: (part, place of its data set) of all parts,
+    oldest first. `retired`: labels that are no candidates. `lineage`: digests of the versions before, the first one's
+    first. `choices`: what decides its content besides its input and options.
+    """
+
+    number: int
+    part: str
+    onto: str | None
+    digest: str | None
+    needs: list[tuple[str, str]]
+    retired: int
+    lineage: list[str]
+    choices: dict[str, Any]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Version":
+        """Read it from a data set's manifest."""
+        stated = manifest.parameters.get(VERSION)
+        if stated is not None:
+            return cls(**{**stated, "needs": [(part, place) for part, place in stated["needs"]]})
+        part = manifest.parameters.get("part") or part_name(1)
+        return cls(1, part, None, None, [(part, ".")], 0, [], {})
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of all parts, oldest first."""
+        return [part for part, _ in self.needs]
+
+    def stated(self) -> dict[str, Any]:
+        """Return it as the manifest states it."""
+        return asdict(self)
+
+
+def parts_since(data: Manifest, digest: str) -> list[str] | None:
+    """Return the parts of `data` that the version of `digest` had not; None where this is none of its versions."""
+    version = Version.of(data)
+    lineage = [*version.lineage, data.digest]
+    return version.parts[lineage.index(digest) + 1 :] if digest in lineage else None
+
+
+def part_name(number: int) -> str:
+    """Return the name of the part of version `number` where nobody gives one."""
+    return f"{number:04d}"
+
+
+def own_digest(data: str) -> str:
+    """Return the digest of the data set at `data`, all whose tables and parts have to be there.
+
+    Raises TableError that names what is gone or another.
+    """
+    table = Table.open(data, "data")
+    for name, digest in table.parents.items():
+        if Table.open(join(data, name)).digest != digest:
+            raise TableError(f"{join(data, name)}: not the table that {data} was published with. Shard the data again.")
+    require_parts(table)
+    return table.digest
+
+
+def require_parts(table: Table) -> None:
+    """Raise TableError that names the parts of a version of data that are gone, or others than it was made of."""
+    if VERSION not in table.parameters:
+        return
+    urls = [join(table.url, name) for name in table.parents if name.startswith("queries/")]
+    urls.append(DataLayout(table.url).labels)
+    needed = {(resolve(url, part.table), part.digest): part.name for url in urls for part in Table.open(url).parts}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        faults = [fault for fault in pool.map(fault_of, needed, needed.values()) if fault]
+    if faults:
+        raise TableError(
+            f"{table.url}: needs what is not there: {'; '.join(faults)}. Put it back, or use a version without "
+            "this part."
+        )
+
+
+def fault_of(needed: tuple[str, str], part: str) -> str | None:
+    """Say that the table (URL, digest) of a part is gone, or another one; None: it is there."""
+    url, digest = needed
+    try:
+        same = Table.open(url).digest == digest
+    except TableError:
+        return f"part {part} ({url}) is gone"
+    return None if same else f"part {part} ({url}) was made again since"
+
+
+def moved(view: View, before: str, after: str) -> View:
+    """Return a view of the table at `before` as one of the table at `after`."""
+    patches = {
+        name: patch.model_copy(update={"place": relative(after, resolve(before, patch.place))})
+        for name in ("gone", "columns", "changed")
+        if (patch := getattr(view, name)) is not None
+    }
+    return view.model_copy(update={"table": relative(after, resolve(before, view.table)), **patches})
+
+
+@dataclass(frozen=True)
+class ExportVersion:
+    """Place of an export among versions: the part of the data that it was made with, and the export it goes on from.
+
+    `onto`: place of that export, with its `digest`; None: it goes on from none. `needs`: (part, place, digest) of all
+    exports whose files it names.
+    """
+
+    part: str
+    onto: str | None = None
+    digest: str | None = None
+    needs: tuple[tuple[str, str, str], ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "ExportVersion":
+        """Read it from an export's manifest."""
+        stated = manifest.parameters.get(VERSION)
+        if stated is None:
+            return cls(part_name(1))
+        return cls(**{**stated, "needs": tuple((part, place, digest) for part, place, digest in stated["needs"])})
+
+    def stated(self) -> dict[str, Any]:
+        """Return it as the manifest states it."""
+        return asdict(self)
+
+    def moved(self, before: str, after: str) -> tuple[tuple[str, str, str], ...]:
+        """Return what the export at `before` needs, as seen from `after`."""
+        return tuple((part, relative(after, resolve(before, place)), digest) for part, place, digest in self.needs)
+
+
+def require_needed(table: Table) -> None:
+    """Raise TableError that names the exports that this export needs, and that are gone or made again."""
+    needs = ExportVersion.of(table.manifest).needs
+    faults = [fault for part, place, digest in needs if (fault := fault_of((resolve(table.url, place), digest), part))]
+    if faults:
+        raise TableError(
+            f"{table.url}: needs what is not there: {'; '.join(faults)}. Put it back, use another version, or export "
+            "the run again without --onto."
+        )
+
+
+def follow(url: str) -> str:
+    """Return `url` itself where it is an export, or no folder of exports; of such a folder, the current one.
+
+    Raises InputError: none of them is current; TableError: CURRENT names nothing; StorageError.
+    """
+    if is_published(url):
+        return url
+    current = find_current(url)
+    if current is None and any(is_published(join(url, name)) for name in storage.list_names(url)):
+        raise InputError(
+            f"{url}: a folder of which none is current. Name an export in it, or make one current with extremis export "
+            "--current."
+        )
+    return current or url
+
+
+def find_current(url: str) -> str | None:
+    """Return the URL of the export that CURRENT names in the folder `url`; None where there is no such file.
+
+    Raises TableError where it names nothing; StorageError.
+    """
+    place = join(url, CURRENT)
+    try:
+        content = storage.read_bytes(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return join(url, folder(content[:_LONGEST].decode().strip()))
+    except (InputError, UnicodeDecodeError):
+        raise TableError(
+            f"{place}: names no folder beside it, but {content[:60]!r}. Write the name of an export into it, or "
+            "export again with --current."
+        ) from None
+
+
+def own_name(url: str) -> str:
+    """Return the name by which CURRENT would name the export at `url`. Raises InputError where it cannot."""
+    return check_name("--current: the folder", relative(resolve(url, ".."), resolve(url, ".")))
+
+
+def switch(url: str) -> str:
+    """Make the export at `url` the current one of the folder that it is in, and return the file that says so.
+
+    Whoever opens the folder has either this one or the one before. Raises InputError, StorageError.
+    """
+    if not is_published(url):
+        raise InputError(f"{url}: no finished table here, which could be current.")
+    parent, name = resolve(url, ".."), own_name(url)
+    storage.write_bytes(join(parent, CURRENT), f"{name}\n".encode())
+    return join(parent, CURRENT)

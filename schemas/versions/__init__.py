@@ -1,1 +1,0 @@
-"""Versions of data: what a manifest says of them."""

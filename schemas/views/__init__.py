@@ -1,1 +1,0 @@
-"""Views of a table on files that lie in other tables."""
