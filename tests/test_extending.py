@@ -224,7 +224,7 @@ def test_its_commands_succeed(outcomes: dict[str, Outcome], name: str) -> None:
 
 def test_a_recipe(outcomes: dict[str, Outcome]) -> None:
     recipe = outcomes["recipe"].recipe
-    assert recipe["method"] == "frequent"
+    assert recipe["name"] == "frequent"
     assert recipe["negatives"]["frequency_share"] == 0.2
     assert recipe["classifier"]["weight_decay"] == 0.003  # of astra
     assert recipe["classifier"]["initial_bias"] < -1  # as astra leaves it to the data

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from schemas.secrets import redact
-from trainer.config.logging import Logging
+from trainer.methods.sections import Logging
 
 Say = Callable[[str], None]
 
