@@ -135,7 +135,7 @@ def _classes_of(name: str, body: Table) -> list[type[Options]]:
         section = section_of(Recipe.options_of(Recipe.kind_in(body)), name)
         if section is None or not issubclass(section, OneOfKinds):
             return [] if section is None else [section]
-        kind = section.kind_in(body[name])
+        kind = section.kind_in(body.get(name) or {})
         return [section.options_of(each) for each in (section.KINDS if kind in AUTO else [kind])]
     except (TypeError, ValueError):  # told by validation
         return []
