@@ -4,6 +4,13 @@ from pydantic import Field
 
 from schemas.options import Options
 
+# By option: where the numbers of a run are sent to while it trains.
+WATCHERS = {
+    "tensorboard": "trainer.tracking.tensorboard:TensorBoard",
+    "wandb": "trainer.tracking.weights_and_biases:WeightsAndBiases",
+    "mlflow": "trainer.tracking.ml_flow:MLflow",
+}
+
 
 class Logging(Options):
     """Records of a run."""
