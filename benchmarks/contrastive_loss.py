@@ -106,7 +106,7 @@ class Ours:
                     "normalize": True,
                     "lr": LR,
                 },
-                "head": {"kind": "label-encoder", "label_batch": size, "query_batch": size},
+                "head": {"kind": "label-encoder", "label_batch": size},
                 "negatives": {"pool": "batch", "hard": batch.mined},
                 "loss": {"kind": "infonce", "temperature": TEMPERATURE},
             }

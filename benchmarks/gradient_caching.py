@@ -131,7 +131,7 @@ def step(model: str, batch: int, labels: int, size: int, chunk: int) -> dict[str
                 "normalize": True,
                 "dropout": 0.1,
             },
-            "head": {"kind": "label-encoder", "label_batch": size, "query_batch": QUERY_BATCH},
+            "head": {"kind": "label-encoder", "label_batch": size},
             "negatives": {"pool": "all"},
             "loss": {"kind": "decoupled", "temperature": 0.05, "chunk": chunk},
         }

@@ -74,7 +74,7 @@ def _run(folder: Path, rows: int, recipe: Recipe) -> tuple[dict[str, int], dict[
 
     def train() -> None:
         for epoch in Trainer.start(data, run, recipe, lambda line: None).train():
-            if epoch.epoch == recipe.refresh.start - 2:
+            if epoch.epoch == recipe.table_epochs()[0] - 2:
                 seconds["mine"] = _time(lambda: mine(data, run, options=MineOptions(), beam_options=ONE))
 
     seconds["train"] = _time(train) - seconds["mine"]

@@ -14,7 +14,6 @@ from schemas.table import Table
 from schemas.version import Version
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import load_config
-from trainer.config.data import Data
 from trainer.device import open_device
 from trainer.evaluation.baselines import QUERIES, measure_baselines
 from trainer.evaluation.evaluate import Scorer, Scores
@@ -22,6 +21,7 @@ from trainer.evaluation.fusion_files import fused_step, open_fused
 from trainer.evaluation.ranking import By, Ranking
 from trainer.evaluation.split import HOLDOUT, label_statistics
 from trainer.group import ALONE, Group
+from trainer.methods.sections import Data
 from trainer.model import Model, load_model, trained_digest, trained_labels
 
 

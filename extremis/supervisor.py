@@ -16,6 +16,8 @@ from trainer.checkpoints.stopping import GRACE, stopping_on_signal
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.astra import Renee
+from trainer.methods.dexml import EveryText
 from trainer.progress import EpochReport
 from trainer.refresh.adoption import Interrupts
 from trainer.refresh.discard import discard_unfinished_tables
@@ -55,7 +57,7 @@ def train(
         try:
             with (
                 serving(state, metrics if group.first else None, say),
-                Bar(f"train {recipe.method}", trainer.runner.total_steps, quiet=not group.first) as bar,
+                Bar(f"train {recipe.title}", trainer.runner.total_steps, quiet=not group.first) as bar,
             ):
 
                 def on_step(step: int, total: int, loss: float) -> None:
@@ -88,9 +90,9 @@ def _describe(report: EpochReport) -> dict[str, Any]:
 
 
 def _line(report: EpochReport, recipe: Recipe) -> str:
-    if recipe.negatives.pool == "all":
+    if isinstance(recipe, Renee) or isinstance(recipe.negatives, EveryText):
         table = "every label"
-    elif recipe.indexes and report.epoch >= recipe.refresh.start:
+    elif recipe.indexed_from is not None and report.epoch >= recipe.indexed_from:
         table = "own index"
     else:
         none = "random order" if recipe.clusters else "random only"

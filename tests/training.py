@@ -1,9 +1,9 @@
 """Training step by step, ended wherever a test wants it."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from trainer.config import Recipe
+from trainer.config.layers import lay
 from trainer.loop import Trainer
 from trainer.progress import EpochReport
 
@@ -18,11 +18,7 @@ def silent(_: str) -> None:
 
 def with_sections(base: Mapping[str, dict], sections: Mapping[str, dict]) -> Recipe:
     """Return the recipe `base` with some settings of some sections changed; another kind has none of the base's."""
-    changed: dict[str, Any] = {}
-    for name, new in sections.items():
-        below = base.get(name, {})
-        changed[name] = {**(below if new.get("kind", below.get("kind")) == below.get("kind") else {}), **new}
-    return Recipe.model_validate({**base, **changed})
+    return Recipe.model_validate(lay([base, sections]))
 
 
 def train(

@@ -10,6 +10,7 @@ import torch
 
 from schemas.errors import ExtremisError
 from trainer.checkpoints.stopping import StoppedError
+from trainer.config import ClassifierRecipe
 from trainer.device import CPU, describe_device
 from trainer.negatives.base import Sampled
 from trainer.progress import EpochReport, Progress
@@ -167,7 +168,9 @@ class EpochRunner:
         progress.global_step += 1
         parts.step.sources.after_step(progress.global_step, progress.epoch, result.step)
         if logged:
-            rates = {"encoder_lr": recipe.encoder.lr * factor, "classifier_lr": recipe.classifier.lr * factor}
+            rates = {"encoder_lr": recipe.encoder.lr * factor}
+            if isinstance(recipe, ClassifierRecipe):
+                rates["classifier_lr"] = recipe.classifier.lr * factor
             figures = {"epoch": progress.epoch, "loss": self._loss, **rates}
             parts.tracker.record("train", progress.global_step, figures)
         every = recipe.checkpoint.every_steps

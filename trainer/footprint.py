@@ -9,7 +9,7 @@ import torch
 
 from schemas.errors import InputError
 from schemas.sizes import require_room, say_bytes
-from trainer.config import Recipe
+from trainer.config import ClassifierRecipe, Recipe
 from trainer.encoders.base import Size, tensor_bytes
 from trainer.model import DataSizes
 from trainer.rows.matrix import RowMatrix, RowOptimizer
@@ -23,13 +23,13 @@ def parameter_bytes(recipe: Recipe, vocabulary: int, labels: int) -> Size:
     """Return the bytes of encoder and classifier. Raises InputError: a model that is not there."""
     label = label_bytes(recipe)
     encoder: Size = recipe.encoder.implementation.size(recipe.encoder, vocabulary)
-    encoders = recipe.head.encoders
+    encoders = recipe.encoders
     return Size(*(part * labels + encoders * whole for part, whole in zip(label, encoder, strict=True)))
 
 
 def label_bytes(recipe: Recipe) -> Size:
     """Return the bytes of one label."""
-    if recipe.head.encodes_labels:
+    if not isinstance(recipe, ClassifierRecipe):
         return Size(0, 0)
     options = recipe.classifier
     columns = recipe.encoder.dimension + int(options.bias)
@@ -42,21 +42,22 @@ def require_memory(recipe: Recipe, sizes: DataSizes, ranks: int) -> None:
 
     Raises InputError that says what is needed and what there is.
     """
-    free, storage, has_gpu = free_memory(), recipe.classifier.storage, torch.cuda.is_available()
+    free, has_gpu = free_memory(), torch.cuda.is_available()
+    storage = recipe.classifier.storage if isinstance(recipe, ClassifierRecipe) else IN_MEMORY
     if free is None or (has_gpu and storage != ON_HOST):
         return
     encoder = 0 if has_gpu else encoder_bytes(recipe, sizes)
     vectors = -(-vector_bytes(recipe, sizes.labels) // ranks)
     if storage not in (IN_MEMORY, ON_HOST):
         vectors = 0
-    draws = 8 * recipe.negatives.random * (recipe.order.batch if recipe.negatives.pool == "own" else 1)
+    draws = 8 * recipe.negatives.draws(recipe.order.batch)
     if encoder + vectors + draws <= free:
         return
     raise InputError(
         f"this model needs at least {say_bytes(encoder + vectors + draws)} of memory ({say_bytes(encoder)} encoder, "
         f"{say_bytes(vectors)} label vectors, {say_bytes(draws)} drawn negatives), and {say_bytes(free)} are free. "
         f"Lower encoder.dimension (it is {recipe.encoder.dimension:,}), what the encoder's table has rows for, or "
-        f"negatives.random ({recipe.negatives.random:,}); or map the vectors: classifier.storage."
+        f"negatives.random; or map the vectors: classifier.storage."
     )
 
 
@@ -71,7 +72,7 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int) -> None:
         needs["embeddings for dumps"] = -(-rows // ranks) * here * a_row
     if recipe.train.freeze_encoder:
         needs["embeddings of a frozen encoder"] = rows * here * a_row
-    if recipe.head.encodes_labels:
+    if recipe.encodes_labels:
         needs["texts of labels"] = 8 * labels * here  # and their tokens
     require_room(tempfile.gettempdir(), needs, "Set TMPDIR to a folder with more room, or lower encoder.dimension.")
 
@@ -79,12 +80,12 @@ def require_scratch(recipe: Recipe, rows: int, labels: int, ranks: int) -> None:
 def encoder_bytes(recipe: Recipe, sizes: DataSizes) -> int:
     """Return the least bytes of the parameters of a recipe's encoders."""
     least: int = recipe.encoder.implementation.least_bytes(recipe.encoder, sizes.vocabulary, sizes.features)
-    return least * recipe.head.encoders
+    return least * recipe.encoders
 
 
 def vector_bytes(recipe: Recipe, labels: int) -> int:
     """Return the bytes of the vectors of all labels."""
-    if recipe.head.encodes_labels:
+    if not isinstance(recipe, ClassifierRecipe):
         return 0
     options = recipe.classifier
     return labels * (recipe.encoder.dimension + int(options.bias)) * _DTYPE_BYTES[options.dtype]

@@ -31,17 +31,6 @@ def label_range(labels: int, rank: int, ranks: int) -> tuple[int, int]:
     return labels * rank // ranks, labels * (rank + 1) // ranks
 
 
-class LateSum:
-    """Sum over ranks that is being made: `take` waits for it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def take(self) -> torch.Tensor:
-        """Return the sum. Raises RankLostError."""
-        return self._tensor
-
-
 class Group:
     """One rank alone: every operation is the identity. `Group.of_environment` gives that, or the ranks of a launcher.
 
@@ -70,9 +59,12 @@ class Group:
         """Sum over ranks, in place of `tensor` [...], and return it; the same bits on every rank."""
         return tensor
 
-    def begin_sum(self, tensor: torch.Tensor) -> LateSum:
-        """Begin to sum over ranks, in place of `tensor` [n]; other work, and other messages, may go on meanwhile."""
-        return LateSum(tensor)
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to sum over ranks, in place of `tensor` [n]; return what waits for the sum and returns it.
+
+        Other work, and other messages, may go on meanwhile.
+        """
+        return lambda: tensor
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
         """Take the greatest over ranks, in place of `tensor` [...], and return it."""
@@ -154,19 +146,6 @@ def join(ranks: Ranks) -> Group:
     return _Joined(ranks, dist.PrefixStore("extremis", store), backend, None)
 
 
-class _LateSum(LateSum):
-    """Sum that torch.distributed makes."""
-
-    def __init__(self, tensor: torch.Tensor, work: Any, group: Group) -> None:
-        super().__init__(tensor)
-        self._work, self._group = work, group
-
-    def take(self) -> torch.Tensor:
-        with _naming_loss(self._group):
-            self._work.wait()
-        return self._tensor
-
-
 class _Joined(Group):
     """Ranks joined by torch.distributed; `of` is the process group, None the default one."""
 
@@ -177,9 +156,16 @@ class _Joined(Group):
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._reduced(tensor, dist.ReduceOp.SUM)
 
-    def begin_sum(self, tensor: torch.Tensor) -> LateSum:
+    def begin_sum(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         with _naming_loss(self):
-            return _LateSum(tensor, dist.all_reduce(tensor, dist.ReduceOp.SUM, self._of, async_op=True), self)
+            work = dist.all_reduce(tensor, dist.ReduceOp.SUM, self._of, async_op=True)
+
+        def wait() -> torch.Tensor:
+            with _naming_loss(self):
+                work.wait()
+            return tensor
+
+        return wait
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._reduced(tensor, dist.ReduceOp.MAX)

@@ -12,12 +12,13 @@ from schemas.storage import join
 from schemas.table import Table
 from schemas.version import parts_since, require_parts
 from trainer.checkpoints.checkpoint import Checkpoint, latest_checkpoint
-from trainer.config import Recipe, load_config, restore_recipe
+from trainer.config import ClassifierRecipe, Recipe, load_config, restore_recipe
 from trainer.device import CPU
 from trainer.encoders import Encoder, build_encoder
 from trainer.group import ALONE, Group
 from trainer.heads.base import Head, HeadContext
-from trainer.heads.label_encoder import open_label_texts
+from trainer.heads.classifier import Classifier
+from trainer.heads.label_encoder import LabelEncoderHead, open_label_texts
 from trainer.inputs import Inputs, Kind, columns_of
 
 
@@ -53,7 +54,8 @@ class Model:
         seed = recipe.train.seed
         encoder = encoder_of(seed)
         context = HeadContext(lambda: encoder_of(seed + 1), texts, group, device)
-        return cls(encoder, recipe.head.implementation.build(recipe, encoder, labels, context), recipe.encoder.inputs)
+        kind: type[Head] = LabelEncoderHead if recipe.encodes_labels else Classifier
+        return cls(encoder, kind.build(recipe, encoder, labels, context), recipe.encoder.inputs)
 
     @property
     def device(self) -> torch.device:
@@ -218,12 +220,12 @@ def load_encoder(data: DataLayout, run: RunLayout, step: int | None = None, devi
 
 def open_texts(data: DataLayout, recipe: Recipe) -> Inputs | None:
     """Open what the recipe's head reads of the labels; None for a classifier. Raises InputError, TableError."""
-    return open_label_texts(data, recipe.encoder.inputs) if recipe.head.encodes_labels else None
+    return open_label_texts(data, recipe.encoder.inputs) if recipe.encodes_labels else None
 
 
 def has_bias(recipe: Recipe) -> bool:
     """Tell whether the vectors have a last column that x meets with a constant 1."""
-    return recipe.classifier.bias and not recipe.head.encodes_labels
+    return isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias
 
 
 def trained_digest(config: dict) -> str | None:

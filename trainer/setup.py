@@ -14,7 +14,7 @@ from schemas.sizes import require_room
 from schemas.table import Table
 from schemas.version import Version
 from trainer.checkpoints.writer import CheckpointWriter
-from trainer.config import Recipe
+from trainer.config import ClassifierRecipe, Recipe, flatten
 from trainer.device import CPU, describe_device, open_device
 from trainer.evaluation.split import label_statistics, positive_weights, retired_labels
 from trainer.evaluation.validator import Validator
@@ -24,12 +24,8 @@ from trainer.heads.classifier import merges_on
 from trainer.heads.queries import FrozenQueries, QueryEmbeddings, SubBatches, WholeBatch
 from trainer.initial.earlier_run import begin_with_run
 from trainer.initial.encoder_and_texts import begin_at_texts, begin_with_encoder
-from trainer.losses import binary_cross_entropy
 from trainer.model import DataSizes, Model, find_earlier, open_texts
-from trainer.negatives.base import NegativeSource, NegativeSources, SourceContext
-from trainer.negatives.curriculum import mixtures
-from trainer.negatives.in_trainer import open_index
-from trainer.negatives.indexes import IndexOptions
+from trainer.negatives.base import NegativeSources, SourceContext
 from trainer.negatives.planner import Planner
 from trainer.progress import Saver
 from trainer.refresh.refresher import Refresher
@@ -42,10 +38,11 @@ from trainer.tracking import NoTracker, Tracker
 
 Say = Callable[[str], None]
 _WHERE = {
-    ("classifier", "storage"),
-    ("train", "device"),
-    ("logging", "wandb"),
-    ("logging", "mlflow"),
+    "name",
+    "classifier.storage",
+    "train.device",
+    "logging.wandb",
+    "logging.mlflow",
 }  # of a run's parameters, which may be elsewhere when it goes on
 
 
@@ -164,22 +161,17 @@ def open_planner(
     recipe: Recipe, data: DataLayout, labels: int, group: Group, say: Say, device: torch.device = CPU
 ) -> Planner:
     """Build the planner of a rank. Raises TableError."""
-    negatives, seed = recipe.negatives, recipe.train.seed
     weights = positive_weights(data, recipe.train, say, recipe.data)
-    part = label_range(labels, group.rank, group.ranks) if group.ranks > 1 else None
-    course = mixtures(negatives, recipe.train.epochs, recipe.refresh.start) if negatives.curriculum else ()
-    frequency = label_statistics(data, recipe.data).frequency if negatives.frequency_share else None
-    if recipe.loss != binary_cross_entropy.options:  # what it makes of a score depends on all of them
-        negatives = negatives.model_copy(update={"chunk": max(1, labels)})
+    frequency = label_statistics(data, recipe.data).frequency if recipe.negatives.by_frequency else None
     return Planner(
-        negatives,
+        recipe.negatives_of(labels),
         labels,
-        seed,
+        recipe.train.seed,
         weights,
-        part,
-        course,
+        label_range(labels, group.rank, group.ranks) if group.ranks > 1 else None,
+        recipe.mixtures(),
         frequency,
-        positives=recipe.head.positives,
+        positives=recipe.positives,
         retired=retired_labels(data),
         merges=not merges_on(device, recipe),
     )
@@ -187,16 +179,9 @@ def open_planner(
 
 def open_sources_of_negatives(recipe: Recipe, model: Model, group: Group) -> NegativeSources:
     """Open the sources of negatives that need embeddings. Raises InputError where they cannot be on several ranks."""
-    sources = list[NegativeSource]()
-    alone = group.ranks == 1 and recipe.negatives.pool == "own" and not recipe.negatives.sections
-    on_device = alone and merges_on(model.device, recipe)
-    context = SourceContext(model.head, group, recipe.train.seed, recipe.negatives.start, on_device)
-    if recipe.indexes:
-        refresh, width = recipe.refresh, recipe.negatives.table_width
-        options = IndexOptions(refresh.index, refresh.every_steps, refresh.rebuild_steps, width, refresh.start)
-        sources.append(open_index(options, context))
-    sources += [section.open(context) for section in recipe.negatives.sections]
-    opened = NegativeSources(sources)
+    on_device = group.ranks == 1 and recipe.finds_on_device and merges_on(model.device, recipe)
+    context = SourceContext(model.head, group, recipe.train.seed, on_device=on_device)
+    opened = NegativeSources(recipe.open_sources(context))
     if opened.stateful and group.ranks > 1:
         raise InputError(
             f"negatives.{opened.stateful[0]} on {group.ranks} ranks: its state is saved by one rank. "
@@ -209,9 +194,7 @@ def open_queries(recipe: Recipe, model: Model, group: Group, clock: Clock) -> Qu
     """Open the way that queries are encoded in training."""
     if recipe.train.freeze_encoder:
         return FrozenQueries(model.encoder)
-    if model.head.query_batch is not None:
-        return SubBatches(model.encoder, size=model.head.query_batch)
-    if recipe.train.accumulate > 1:
+    if recipe.train.accumulate > 1 or recipe.encodes_labels:
         return SubBatches(model.encoder, parts=recipe.train.accumulate)
     return WholeBatch(model.encoder, group, clock.lap)
 
@@ -231,7 +214,6 @@ def open_stream(
         clusters=order.clusters,
         seed=recipe.train.seed,
         threads=order.threads,
-        tail=order.tail,
         rank=group.rank,
         ranks=group.ranks,
         plan=plan,
@@ -272,13 +254,13 @@ def initialise_model(parts: Parts) -> None:
             batches = open_stream(recipe, parts.tables, parts.labels, parts.group)
             queries = (batch.inputs for batch in batches)
             encoder.fit(itertools.chain(queries, model.head.label_inputs()), parts.group)
-    if recipe.classifier.initial == "labels":
+    if isinstance(recipe, ClassifierRecipe) and recipe.classifier.initial == "labels":
         begin_at_texts(model, parts.data, recipe.classifier.initial_scale)
 
 
 def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: Group) -> None:
     """Refuse tables that cannot be streamed, and waits that ranks would take for a loss. Raises InputError."""
-    waits = recipe.refresh.wait_seconds
+    waits = recipe.tables.wait_seconds if recipe.tables else 0.0
     if group.ranks > 1 and waits >= SILENCE_SECONDS:
         raise InputError(
             f"refresh.wait_seconds = {waits:g}: ranks take one that is silent for {SILENCE_SECONDS:g} seconds for "
@@ -290,13 +272,11 @@ def require_streamable(recipe: Recipe, sources: list[Source], data: str, group: 
 
 def require_same_recipe(started: Recipe, recipe: Recipe, run: str) -> None:
     """Refuse to go on with another recipe than the run started with. Raises InputError that names what differs."""
-    before, after = started.model_dump(), recipe.model_dump()
+    before, after = flatten(started.model_dump()), flatten(recipe.model_dump())
     differing = [
-        f"{section}.{key} was {before[section].get(key)!r}, now {value!r}"
-        for section, values in after.items()
-        if isinstance(values, dict) and section != "storage"  # how it is read, not what
-        for key, value in values.items()
-        if value != before[section].get(key) and (section, key) not in _WHERE
+        f"{key} was {before.get(key)!r}, now {value!r}"
+        for key, value in after.items()
+        if value != before.get(key) and key not in _WHERE and not key.startswith("storage.")  # how it is read, not what
     ]
     if differing:
         raise InputError(

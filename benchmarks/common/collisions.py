@@ -11,6 +11,7 @@ from schemas.layout import DataLayout, RunLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from trainer.evaluation.split import open_split
+from trainer.methods.lns import Lns
 from trainer.model import load_model
 from trainer.negatives.lsh import HashedNegatives
 from trainer.negatives.lsh_section import LshSection
@@ -55,6 +56,7 @@ def of_run(data: str, run: str, split: str, queries: int) -> tuple[Probe, LshSec
     rows = pa.concat_tables(groups).slice(0, queries)
     x = model.embed_table(rows).float().numpy()
     probe = Probe(model.head.vectors.float().numpy(), x, list_column(rows, "label_ids"))
+    assert isinstance(recipe, Lns)
     return probe, recipe.negatives.lsh
 
 

@@ -19,8 +19,7 @@ from trainer.group import ALONE
 from trainer.heads.classifier import merges_on
 from trainer.heads.queries import WholeBatch
 from trainer.model import Model
-from trainer.negatives.base import NegativeSources, SourceContext
-from trainer.negatives.index_kinds import MOST_FRESH
+from trainer.negatives.base import MOST_FRESH, NegativeSources, SourceContext
 from trainer.negatives.indexes import FreshIndex
 from trainer.negatives.planner import Planner
 from trainer.step import Clock, StepContext, take_step

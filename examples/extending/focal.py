@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 from torch.nn.functional import softplus
 
-from trainer.config.loss import LossSection
 from trainer.losses.base import Loss, LossParts, Scores
+from trainer.methods.kinds import LossSection
 
 
 class FocalSection(LossSection):

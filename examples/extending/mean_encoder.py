@@ -5,10 +5,10 @@ from typing import Literal
 import torch
 
 from schemas.randomness import InitialWeights, Purpose
-from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
 from trainer.encoders.base import Before, Encoder, nothing_before
 from trainer.inputs import Inputs
+from trainer.methods.kinds import EncoderSection
 
 
 class MeanSection(EncoderSection):

@@ -54,7 +54,7 @@ def _train_and_score(
 ) -> dict[str, Any]:
     """Return the result of one variant: of this call, or of an earlier one."""
     name = run.rsplit("/", 1)[-1]
-    settings = recipe.model_dump(mode="json", exclude={"storage", "method"})
+    settings = recipe.model_dump(mode="json", exclude={"storage", "name"})
     made_from = {"data": Table.open(data, "data").digest, "recipe": json.loads(json.dumps(settings))}
     earlier = _read(run)
     if earlier is not None and earlier["made_from"] != made_from:

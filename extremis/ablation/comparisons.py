@@ -9,6 +9,9 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout, check_name
 from schemas.table import Table
 from trainer.config import Recipe, recipe_names
+from trainer.config.load import fitting
+from trainer.methods.astra import Astra
+from trainer.methods.lns import Lns
 from trainer.settings.resolve import facts_of, resolve
 
 SHOWN: tuple[str, ...] = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5")
@@ -93,7 +96,7 @@ def _load(names: Sequence[str], data: str, overrides: Sequence[str]) -> Variants
         name if name in shipped else check_name("--recipes", name.rsplit("/", 1)[-1].removesuffix(".toml")): name
         for name in names
     }
-    return {line: resolve(name, overrides, data).recipe for line, name in lines.items()}
+    return {line: resolve(name, fitting(name, overrides), data).recipe for line, name in lines.items()}
 
 
 def _change(recipe: str, changes: Mapping[str, Sequence[str]], data: str, overrides: Sequence[str] = ()) -> Variants:
@@ -103,8 +106,8 @@ def _change(recipe: str, changes: Mapping[str, Sequence[str]], data: str, overri
 
 def _table_5(data: str, overrides: Sequence[str]) -> Variants:
     """Compare the strategies with as many negatives per query in every line, also before its first table."""
-    base = resolve(BASE, [*_OWN, *overrides], data).recipe
-    hard, random = base.negatives.hard, base.negatives.random
+    negatives = _astra([*_OWN, *overrides], data).negatives
+    hard, random = negatives.hard, negatives.random
     mixtures = {"random": (0, hard + random), "w-hard": (hard + random, 0), "theta-hard": (hard + random, 0)}
     variants = {}
     for name in STRATEGIES:
@@ -117,8 +120,7 @@ def _table_5(data: str, overrides: Sequence[str]) -> Variants:
 def _table_6(data: str, overrides: Sequence[str]) -> Variants:
     """Vary k_h : k_r of the recipe `astra`, per query."""
     overrides = [*_OWN, *overrides]
-    negatives = resolve(BASE, overrides, data).recipe.negatives
-    changes = {}
+    negatives, changes = _astra(overrides, data).negatives, {}
     for hard_share, random_share in _MIXTURES:
         hard, random = max(1, round(hard_share * negatives.hard)), round(random_share * negatives.random)
         changes[f"k-{hard}-{random}"] = (*overrides, f"negatives.hard={hard}", f"negatives.random={random}")
@@ -128,10 +130,16 @@ def _table_6(data: str, overrides: Sequence[str]) -> Variants:
 def _vary_refresh(key: str, data: str, overrides: Sequence[str]) -> Variants:
     """Vary `refresh.<key>` of the recipe `astra`, as long as an epoch is left to use a table in."""
     overrides = [*_OWN, *overrides]
-    base = resolve(BASE, overrides, data).recipe
+    base = _astra(overrides, data)
     values = [getattr(base.refresh, key) * times for times in _MULTIPLES]
     changes = {f"{key}-{n}": (*overrides, f"refresh.{key}={n}") for n in values if n < base.train.epochs}
     return _name_base(_change(BASE, changes, data), data, overrides)
+
+
+def _astra(overrides: Sequence[str], data: str) -> Astra:
+    recipe = resolve(BASE, overrides, data).recipe
+    assert isinstance(recipe, Astra)
+    return recipe
 
 
 def _name_base(variants: Variants, data: str, overrides: Sequence[str]) -> Variants:
@@ -196,10 +204,12 @@ def _lns_4(data: str, overrides: Sequence[str]) -> Variants:
     stand for all other labels, and random ones alone for all.
     """
     labels = Table.open(DataLayout(data).labels, "labels").rows
-    options = resolve("lns-paper", overrides, data).recipe.negatives.lsh
+    recipe = resolve("lns-paper", overrides, data).recipe
+    assert isinstance(recipe, Lns)
+    options = recipe.negatives.lsh
     count = max(1, round(labels * (1 - (1 - 1 / options.buckets) ** options.tables)))
     by_label = "negatives.lsh.query=label"
-    unhashed = "negatives.lsh.hard=0"
+    unhashed = "method=astra"
     uniform = f"negatives.random={count}"
     corrected = "negatives.reweight=true"
     frequent = "negatives.frequency_share=1"
@@ -211,7 +221,7 @@ def _lns_4(data: str, overrides: Sequence[str]) -> Variants:
         "sampled-softmax": (unhashed, uniform),
         "frequency-based": (unhashed, uniform, frequent),
         "top-k-softmax": (unhashed, f"negatives.hard={count}", *_IN_TRAINER),
-        "full-softmax": (unhashed, "negatives.pool=all"),
+        "full-softmax": ("method=renee",),
         "lsh-embedding-corrected": (uniform, corrected),
         "lsh-label-corrected": (by_label, uniform, corrected),
         "sampled-softmax-corrected": (unhashed, twice, corrected),

@@ -19,6 +19,7 @@ from schemas.table import Table
 from trainer.checkpoints.checkpoint import FILE_BYTES, row_ranges
 from trainer.config import Recipe
 from trainer.footprint import label_bytes, parameter_bytes
+from trainer.model import has_bias
 from trainer.refresh.dump import VECTOR_GROUP_ROWS, VECTOR_ROWS
 from trainer.stream.dataset import WINDOWS_AHEAD
 
@@ -84,7 +85,7 @@ class Workload:
     @property
     def columns(self) -> int:
         """Count the columns of embeddings and vectors: D, and one for a bias."""
-        return self.recipe.encoder.dimension + int(self.recipe.classifier.bias)
+        return self.recipe.encoder.dimension + int(has_bias(self.recipe))
 
     @property
     def sources(self) -> dict[str, int]:
@@ -234,7 +235,7 @@ def _mining_blocks(workload: Workload, data: dict[str, TableSize]) -> Blocks:
     vectors = _planned("vectors", data["vectors"], VECTOR_GROUP_ROWS)
     points = [_planned(name, data[name], default_row_group_rows(n)) for name, n in workload.sources.items()]
     sizes = sizes_of(workload.columns, vectors, points, options, width, width)
-    return settle(workload.recipe.refresh.index, workload.labels, workload.rows, options, sizes)
+    return settle(workload.recipe.table_facts["index"], workload.labels, workload.rows, options, sizes)
 
 
 def _planned(kind: str, table: TableSize, row_group_rows: int) -> Manifest:
@@ -259,11 +260,10 @@ def _train_memory(workload: Workload, parameters: int) -> int:
     each = workload.row_bytes["queries"] + 6 * recipe.negatives.table_width
     windows = 2 + WINDOWS_AHEAD  # one is dealt, the others are read and concatenated
     window = recipe.order.streams * recipe.order.window_groups * group * each * windows
-    pool, batch = recipe.negatives.pool, recipe.order.batch
-    random = recipe.negatives.random * (batch if pool == "own" else 1)
-    candidates = batch * (recipe.negatives.hard + workload.labels_per_query) + random
+    batch, positives = recipe.order.batch, workload.labels_per_query
+    candidates = recipe.negatives.candidates_of(batch, positives)
     step = 4 * candidates * workload.columns * 3  # rows, their gradient and optimizer state
-    scores = 8.0 * {"all": batch * recipe.negatives.chunk, "own": candidates}.get(pool, batch * candidates)
+    scores = 8.0 * recipe.negatives.scores(batch, positives)
     # While a checkpoint is written: a copy of all but the labels, of one file's labels, and a byte per label.
     vectors = workload.labels * sum(label_bytes(recipe))
     saved = parameters - vectors + min(vectors, FILE_BYTES) + workload.labels if recipe.checkpoint.background else 0
@@ -285,10 +285,10 @@ def _step_seconds(workload: Workload, encoder_bytes: int) -> float:
     """Estimate a step: the texts that are encoded, the rows that queries gather, and the products of the pool."""
     recipe, columns = workload.recipe, workload.columns
     negatives, batch = recipe.negatives, recipe.order.batch
-    own = batch * (workload.labels_per_query + negatives.hard + negatives.random * (negatives.pool == "own"))
-    pool = {"all": workload.labels, "own": 0}.get(negatives.pool, negatives.random)
+    pool = negatives.pool_size(batch, workload.labels_per_query, workload.labels)
+    own = batch * (workload.labels_per_query + negatives.most) + (0 if pool else negatives.draws(batch))
     tokens = batch * workload.tokens
-    if recipe.head.encodes_labels:
+    if recipe.encodes_labels:
         tokens += min(own + pool, workload.labels) * workload.label_tokens
     rows = recipe.encoder.model_dump().get("ngrams", 0)  # of a bag, a token; another encoder multiplies its weights
     encoded = tokens * (_PER_FEATURE * rows * columns if rows else _PER_WEIGHT * encoder_bytes / 4)

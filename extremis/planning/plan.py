@@ -12,7 +12,8 @@ from schemas.sizes import parse_bytes, say_bytes
 from schemas.table import Table
 from trainer.config import Recipe
 from trainer.config.load import auto_keys, read_recipe
-from trainer.settings.facts import HEAPS, Facts, measure
+from trainer.methods.rules import Facts
+from trainer.settings.facts import HEAPS, measure
 from trainer.settings.resolve import Resolved, derive
 from trainer.stream.sources import ALL_ROWS
 
@@ -118,7 +119,7 @@ def plan(workload: Workload, data: str | None, engine: str | None = None) -> dic
     if engine is not None:
         stored = sum(sizes.tables[name].bytes for name in ("queries", "labels"))
         on_engine = plan_engine(engine, workload, sizes.memory, stored, sizes.seconds)
-    facts = {"recipe": recipe.method, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
+    facts = {"recipe": recipe.title, "dimension": recipe.encoder.dimension, "epochs": recipe.train.epochs}
     return {
         "workload": {**asdict(workload), **facts},
         "tables": {name: asdict(size) for name, size in sizes.tables.items()},

@@ -14,8 +14,7 @@ from schemas.layout import RunLayout
 from schemas.manifest import Manifest
 from schemas.secrets import redact
 from schemas.storage import join
-from trainer.config import load_config
-from trainer.config.flatten import flatten
+from trainer.config import flatten, load_config
 from trainer.model import trained_digest
 from trainer.tracking import read_metrics
 

@@ -17,8 +17,8 @@ from schemas.table import Table
 from tests.command import ROOT, Done, call, command, environment, extremis, refused, sets
 from tests.pipelines.raw import write_tiny
 from trainer.config import Recipe, recipe_names
-from trainer.config.data import Data
 from trainer.evaluation.baselines import measure_popularity
+from trainer.methods.sections import Data
 from trainer.negatives.curriculum import mixtures
 from trainer.settings.resolve import resolve
 

@@ -23,7 +23,8 @@ from trainer.model import load_model
 DEXML: dict[str, Any] = {
     "order": {"batch": 16, "streams": 4, "window_groups": 2, "threads": 1},
     "encoder": {"dimension": 8, "buckets": 64, "dropout": 0.1, "feature_dropout": 0.1, "normalize": True, "lr": 0.02},
-    "head": {"kind": "label-encoder", "label_batch": 7, "query_batch": 5},
+    "method": "dexml",
+    "head": {"label_batch": 7},
     "negatives": {"pool": "all"},
     "loss": {"kind": "decoupled", "temperature": 0.1},
     "train": {"epochs": 3},
@@ -98,9 +99,10 @@ def test_a_checkpoint_has_no_rows_of_labels(data: SmallData, tmp_path: Path) -> 
 @pytest.mark.parametrize("pool", ["shared", "all"])
 @pytest.mark.parametrize("kind", ["softmax", "decoupled", "softtopk", "triplet"])
 def test_every_loss_trains_a_classifier_too(data: SmallData, tmp_path: Path, kind: str, pool: str) -> None:
-    sections = {"head": {"kind": "classifier"}, "negatives": {"pool": pool, "random": 6, "chunk": 4}}
+    negatives = {"pool": pool, "random": 6} if pool == "shared" else {"chunk": 4}
     loss = {"kind": kind, **({"k": 3} if kind == "softtopk" else {})}
-    settings = Recipe.model_validate({**DEXML, **sections, "loss": loss, "train": {"epochs": 4}})
+    method = {"method": "astra" if pool == "shared" else "renee", "negatives": negatives}
+    settings = with_sections(DEXML, {**method, "loss": loss, "train": {"epochs": 4}})
     losses = train(started(data, tmp_path / "run", settings))
     assert np.mean(losses[-4:]) < np.mean(losses[:4])
 
@@ -108,8 +110,8 @@ def test_every_loss_trains_a_classifier_too(data: SmallData, tmp_path: Path, kin
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"negatives": {"pool": "shared"}}, r"negatives\.pool = 'shared' is not of head\.kind = 'label-encoder'"),
-        ({"negatives": {"pool": "own"}}, r"one of 'all', 'batch'"),
+        ({"negatives": {"pool": "shared"}}, r"negatives\.pool = 'shared': expected one of 'all', 'batch'"),
+        ({"negatives": {"pool": "all", "hard": 2}}, r"negatives\.hard"),
     ],
 )
 def test_a_pool_of_another_head_is_refused(sections: dict[str, Any], message: str) -> None:
@@ -119,11 +121,7 @@ def test_a_pool_of_another_head_is_refused(sections: dict[str, Any], message: st
 
 def test_the_recipes_say_so() -> None:
     all_labels, sampled = load_recipe("dexml"), load_recipe("dexml-sampled")
-    assert (all_labels.head.kind, all_labels.negatives.pool, all_labels.loss.kind) == (
-        "label-encoder",
-        "all",
-        "decoupled",
-    )
+    assert (all_labels.encodes_labels, all_labels.negatives.pool, all_labels.loss.kind) == (True, "all", "decoupled")
     assert (sampled.negatives.pool, sampled.negatives.table_width, sampled.table_epochs()[0]) == ("batch", 100, 2)
     with pytest.raises(InputError, match=r"negatives\.pool"):
         load_recipe("dexml", ["negatives.pool=own"])

@@ -95,9 +95,8 @@ def test_killed_and_resumed(env: dict[str, str], bucket: Bucket, data: str, run:
         start_new_session=True,
     )
     limit = time.monotonic() + 120
-    while not any(
-        "step-00000012/_manifest" in key or "step-00000015/_manifest" in key for key in bucket.keys("again/")
-    ):
+    saved = ("step-00000012/_manifest", "step-00000015/_manifest")
+    while not any(name in key for key in bucket.keys("again/") for name in saved):
         assert time.monotonic() < limit
         assert trainer.poll() is None
         time.sleep(0.02)

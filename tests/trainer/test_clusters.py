@@ -129,9 +129,9 @@ def test_clusters_that_cannot_be_dealt_are_refused(data: SmallData, tables: str)
     ):
         with pytest.raises(ValueError, match=message):
             recipe(order=wrong)
-    with pytest.raises(ValueError, match=r"set negatives.hard = 0 \(it is 2\)"):
+    with pytest.raises(ValueError, match=r"negatives.hard"):
         recipe(negatives={"hard": 2})
-    with pytest.raises(ValueError, match=r"leave out data.mix and data.label_texts"):
+    with pytest.raises(ValueError, match=r"leave out .*data.mix and data.label_texts"):
         recipe(data={"label_texts": True})
 
 

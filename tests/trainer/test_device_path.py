@@ -29,11 +29,11 @@ BASE: dict[str, Any] = {
     "refresh": {"start": 2, "every": 1},
     "logging": {"every_steps": 3, "tensorboard": False},
 }
-LABELS = {"head": {"kind": "label-encoder", "label_batch": 7, "query_batch": 5}, "classifier": {}}
+LABELS = {"method": "dexml", "head": {"label_batch": 7}}
 KINDS: dict[str, dict[str, Any]] = {
     "own pools": {"negatives": {"pool": "own"}},
     "shared pool": {"negatives": {"pool": "shared"}},
-    "full one-vs-all": {"negatives": {"pool": "all", "random": 0, "chunk": 7}},
+    "full one-vs-all": {"method": "renee", "negatives": {"chunk": 7}},
     "bfloat16": {"negatives": {"pool": "own"}, "classifier": {"dtype": "bfloat16"}},
     "adam": {"negatives": {"pool": "own"}, "classifier": {"optimizer": "adam", "lr": 0.01}},
     "vectors of length 1": {
@@ -49,17 +49,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "parts": {"negatives": {"pool": "own"}, "train": {"accumulate": 3}},
     "tables": {"negatives": {"pool": "own", "hard": 3}},
     "own index": {"negatives": {"pool": "own", "hard": 3}, "refresh": {"source": "in-trainer", "start": 0}},
-    "in the batch": {"negatives": {"pool": "own", "in_batch": {"hard": 3}}},
-    "hash tables": {"negatives": {"pool": "own", "lsh": {"hard": 3}}},
+    "hash tables": {"method": "lns", "negatives": {"pool": "own", "lsh": {"hard": 3}}},
     **{loss: {"loss": {"kind": loss}} for loss in ("softmax", "infonce", "decoupled", "softtopk", "triplet")},
     "vectors on the host": {"negatives": {"pool": "own"}, "classifier": {"storage": "host"}},
     "on the host, in chunks": {
-        "negatives": {"pool": "all", "random": 0, "chunk": 7},
+        "method": "renee",
+        "negatives": {"chunk": 7},
         "classifier": {"storage": "host", "dtype": "bfloat16", "optimizer": "adam", "lr": 0.01},
     },
     "on the host, softmax": {"loss": {"kind": "softmax"}, "classifier": {"storage": "host"}},
-    "encoded labels": {**LABELS, "loss": {"kind": "decoupled"}, "negatives": {"pool": "all", "random": 0}},
-    "encoded in the batch": {**LABELS, "loss": {"kind": "triplet"}, "negatives": {"pool": "batch", "random": 0}},
+    "encoded labels": {**LABELS, "loss": {"kind": "decoupled"}, "negatives": {"pool": "all"}},
+    "encoded in the batch": {**LABELS, "loss": {"kind": "triplet"}, "negatives": {"pool": "batch"}},
 }
 
 

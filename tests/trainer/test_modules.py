@@ -21,8 +21,8 @@ from trainer.stream import Batch, open_sources
 FIRST: dict[str, Any] = {
     "order": {"batch": 16, "streams": 4, "window_groups": 2, "threads": 1},
     "encoder": {"dimension": 8, "buckets": 64, "feature_dropout": 0.2, "normalize": True, "lr": 0.02},
-    "head": {"kind": "label-encoder", "positives": 1},
-    "negatives": {"pool": "batch"},
+    "method": "ngame",
+    "head": {"positives": 1},
     "loss": {"kind": "triplet", "radius": 1.9},
     "train": {"epochs": 2, "threads": 1},
     "checkpoint": {"every_steps": 3},
@@ -47,7 +47,7 @@ def first(data: SmallData) -> str:
 def second(first: str, **sections: dict[str, Any]) -> Recipe:
     """Module M2, of the encoder of the run `first`."""
     changed = {
-        "head": {"kind": "classifier", "positives": 1},
+        "head": {"positives": 1},
         "classifier": {
             "optimizer": "adam",
             "lr": 0.01,
@@ -57,7 +57,8 @@ def second(first: str, **sections: dict[str, Any]) -> Recipe:
         },
         "train": {"epochs": 3, "encoder_from": first, "freeze_encoder": True},
     }
-    return with_sections(FIRST, {n: {**changed.get(n, {}), **sections.get(n, {})} for n in {*changed, *sections}})
+    merged = {name: {**changed.get(name, {}), **sections.get(name, {})} for name in {*changed, *sections}}
+    return with_sections(FIRST, {"method": "ngame-m2", **merged})
 
 
 def test_vectors_begin_at_the_trained_texts_and_the_encoder_stays(data: SmallData, first: str, tmp_path: Path) -> None:
@@ -151,29 +152,19 @@ def test_what_is_no_encoder_to_begin_with_is_refused(data: SmallData, first: str
     with pytest.raises(InputError, match="made from other data"):
         Trainer.start(other.layout.root, str(tmp_path / "run"), second(first), silent)
     with pytest.raises(ValueError, match="nothing to learn"):
-        second(first, head={"kind": "label-encoder"})
-    with pytest.raises(ValueError, match=r"radius = 1\.9 .*head\.kind = 'label-encoder' or classifier\.normalize"):
+        with_sections(FIRST, {"train": {"freeze_encoder": True}})
+    with pytest.raises(ValueError, match=r"radius = 1\.9 .*labels by their texts or classifier\.normalize"):
         second(first, classifier={"normalize": False})
-    with pytest.raises(ValueError, match=r"head\.positives = 1 draws positives for negatives\.pool = 'batch'"):
-        second(first, negatives={"pool": "shared", "random": 5})
-    with pytest.raises(ValueError, match=r"negatives\.pool = 'batch' has the batch's own labels"):
-        second(first, negatives={"in_batch": 5})
+    for negatives in ({"pool": "shared", "random": 5}, {"lsh": {"hard": 5}}):
+        with pytest.raises(ValueError, match=r"negatives|head"):
+            second(first, negatives=negatives)
     assert not (tmp_path / "run" / "config.toml").exists()
 
 
 def test_the_recipes_say_so() -> None:
     ngame, second_module = load_recipe("ngame"), load_recipe("ngame-m2")
-    assert (ngame.head.kind, ngame.head.positives, ngame.loss.kind, ngame.negatives.pool) == (
-        "label-encoder",
-        1,
-        "triplet",
-        "batch",
-    )
-    assert (second_module.head.kind, second_module.train.freeze_encoder, second_module.classifier.initial) == (
-        "classifier",
-        True,
-        "labels",
-    )
+    assert (ngame.method, ngame.head.positives, ngame.loss.kind) == ("ngame", 1, "triplet")
+    assert (second_module.train.freeze_encoder, second_module.classifier.initial) == (True, "labels")
     assert ngame.encoder == second_module.encoder
     # By the same loss and radius, of one positive a query and step, on the unit sphere.
     assert (ngame.loss, ngame.negatives) == (second_module.loss, second_module.negatives)
@@ -181,8 +172,7 @@ def test_the_recipes_say_so() -> None:
     assert second_module.classifier.normalize
     assert not load_recipe("decoupled-m2").classifier.normalize
     other, decoupled = load_recipe("decoupled-m2"), load_recipe("decoupled")
-    assert (other.encoder, other.head.kind, other.train.freeze_encoder) == (ngame.encoder, "classifier", True)
-    assert other.head.positives == 0
+    assert (other.method, other.encoder, other.train.freeze_encoder) == ("astra", ngame.encoder, True)
     assert (other.negatives, other.loss.kind) == (decoupled.negatives, decoupled.loss.kind)
     assert not other.clusters
     for name in ("dpr", "ance"):

@@ -13,7 +13,7 @@ from tests.bert import write_bert
 from tests.builders import build_data
 from tests.trainer.one_device import OneDevice, step_on_meta
 from trainer.config import Recipe, load_recipe, validate
-from trainer.config.load import recipe_names
+from trainer.config.load import fitting, recipe_names
 from trainer.device import CPU
 from trainer.encoders import build_encoder
 from trainer.heads.base import HeadStep
@@ -46,19 +46,27 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 def small(name: str, **changes: Any) -> Recipe:
     """A recipe that ships with the project, with few dimensions and rows a batch."""
     kept = {key: value for key, value in {**SMALL, **changes}.items() if value is not None}
-    return load_recipe(name, [f"{key}={value}" for key, value in kept.items()])
+    return load_recipe(name, fitting(name, [f"{key}={value}" for key, value in kept.items()]))
+
+
+METHODS = {
+    ("classifier", "all"): {"method": "renee", "negatives": {"chunk": 7}},
+    ("classifier", "batch"): {"method": "ngame-m2"},
+    ("label-encoder", "all"): {"method": "dexml"},
+    ("label-encoder", "batch"): {"method": "dexml", "negatives": {"pool": "batch"}},
+}
 
 
 def combination(head: str, loss: str, pool: str, **sections: Any) -> Recipe:
+    vectors = {"classifier": {"bias": True, **sections.get("classifier", {})}} if head == "classifier" else {}
     return validate(
         {
             "order": {"batch": 16, "streams": 4, "window_groups": 2},
             "encoder": {"dimension": 8, "buckets": 64, "residual": True, **sections.get("encoder", {})},
-            "head": {"kind": head},
-            "classifier": {"bias": True, **sections.get("classifier", {})} if head == "classifier" else {},
             "loss": {"kind": loss, **sections.get("loss", {})},
-            "negatives": {"pool": pool, "random": 0 if pool in ("all", "batch") else 12, "chunk": 7},
             "train": sections.get("train", {}),
+            **METHODS.get((head, pool), {"negatives": {"pool": pool, "random": 12}}),
+            **vectors,
         },
         "test",
     )

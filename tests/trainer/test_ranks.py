@@ -20,6 +20,7 @@ from schemas.shard_files.shards import iterate
 from schemas.table import Table
 from tests.builders import SmallData, build_data, build_negatives
 from tests.ranks import on_ranks
+from tests.training import with_sections
 from trainer.checkpoints.checkpoint import latest_checkpoint
 from trainer.config import Recipe
 from trainer.group import ALONE, Group
@@ -51,20 +52,19 @@ BASE: dict[str, dict[str, Any]] = {
 FORMS: dict[str, dict[str, dict[str, Any]]] = {
     "shared": {},
     "own": {"negatives": {"pool": "own"}},
-    "all": {"negatives": {"pool": "all", "chunk": 7, "hard": 0, "width": 0}},
+    "all": {"method": "renee", "negatives": {"chunk": 7}},
     "adam without a residual": {
         "encoder": {"residual": False, "hidden": 0, "optimizer": "adam", "normalize": True, "scale": 3.0},
         "classifier": {"optimizer": "adam", "lr": 0.02},
     },
-    "sgd, the last batch dropped": {
+    "sgd": {
         "encoder": {"optimizer": "sgd", "lr": 0.05},
         "classifier": {"optimizer": "sgd", "momentum": 0.5, "lr": 0.05},
-        "order": {"tail": "drop"},
     },
     "weight decay": {"classifier": {"optimizer": "sgd", "lr": 0.05, "weight_decay": 0.1}},
     "16 bits": {"classifier": {"dtype": "bfloat16"}},
     "decoupled softmax": {"loss": {"kind": "decoupled", "temperature": 0.5}},
-    "softmax over all": {"loss": {"kind": "softmax"}, "negatives": {"pool": "all", "hard": 0, "width": 0}},
+    "softmax over all": {"loss": {"kind": "softmax"}, "method": "renee"},
     "soft top-k": {"loss": {"kind": "softtopk", "k": 2}},
     "triplets": {"loss": {"kind": "triplet"}, "negatives": {"pool": "own"}},
     "the batch's labels": {
@@ -82,7 +82,7 @@ FORMS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def recipe(**sections: dict[str, Any]) -> Recipe:
-    return Recipe.model_validate({**BASE, **{name: {**BASE.get(name, {}), **new} for name, new in sections.items()}})
+    return with_sections(BASE, sections)
 
 
 @pytest.fixture(scope="module")

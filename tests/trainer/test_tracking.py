@@ -8,7 +8,7 @@ import pytest
 from schemas import storage
 from schemas.layout import RunLayout
 from schemas.storage import join
-from trainer.config.logging import Logging
+from trainer.methods.sections import Logging
 from trainer.tracking import Tracker, read_metrics
 
 

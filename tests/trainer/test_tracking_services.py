@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import InputError
 from schemas.layout import RunLayout
-from trainer.config.logging import Logging
+from trainer.methods.sections import Logging
 from trainer.tracking import Tracker
 from trainer.tracking.ml_flow import metric_name
 

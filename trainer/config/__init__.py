@@ -1,7 +1,6 @@
-"""Recipes: frozen, typed, validated, saved with a run. One TOML file a method, changed by `--set a.b=c`."""
+"""Recipes: frozen, typed, validated, saved with a run. One TOML file a recipe, changed by `--set a.b=c`."""
 
-from trainer.config.classifier import Classifier
-from trainer.config.encoder import EncoderSection
+from trainer.config.layers import flatten
 from trainer.config.load import (
     check_keys,
     dump_config,
@@ -12,16 +11,17 @@ from trainer.config.load import (
     stated_options,
     validate,
 )
-from trainer.config.loss import LossSection
-from trainer.config.recipe import Recipe
-from trainer.config.refresh import LEAD
-from trainer.config.train import Train
-from trainer.config.validation import Validation
-from trainer.negatives.section import Negatives
+from trainer.methods.astra import Negatives
+from trainer.methods.kinds import EncoderSection, LossSection
+from trainer.methods.recipe import ClassifierRecipe, Recipe
+from trainer.methods.sections import Classifier, Data, Train, Validation
+from trainer.methods.tables import LEAD
 
 __all__ = [
     "LEAD",
     "Classifier",
+    "ClassifierRecipe",
+    "Data",
     "EncoderSection",
     "LossSection",
     "Negatives",
@@ -30,6 +30,7 @@ __all__ = [
     "Validation",
     "check_keys",
     "dump_config",
+    "flatten",
     "load_config",
     "load_recipe",
     "recipe_names",

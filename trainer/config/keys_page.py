@@ -6,13 +6,16 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from schemas.options import Options
-from trainer.config.kinds import KindSection
-from trainer.config.recipe import Recipe
+from trainer.config import Recipe
+from trainer.config.layers import section_of
+from trainer.methods.kinds import KindSection, OneOfKinds
+from trainer.methods.sections import Classifier
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _HEAD = """# Keys of a recipe
 
-Every key, by section: meaning, type, default and range, written by `python -m trainer.config.keys_page` from options.
+Every key: meaning, type, default and range, written by `python -m trainer.config.keys_page` from options. First the
+sections of every method, then those of each: a recipe says `method = "astra"`, and has its keys and no others.
 `extremis run astra data/ runs/1 --set train.epochs=5` sets one; `extremis recipes show astra` prints what a recipe
 states. Numbers that a recipe leaves to the data are `"auto"` ([recipes](recipes.md#settings-that-come-from-the-data)).
 """
@@ -24,23 +27,35 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    for name, field in Recipe.model_fields.items():
-        section = field.annotation
-        if not (isinstance(section, type) and issubclass(section, Options)):
-            continue
-        kinds = section.KINDS if issubclass(section, KindSection) else {}
-        yield from _table(name, f"## `[{name}]`", section, set())
-        for kind in kinds:
-            own = section.class_of(kind).section  # type: ignore[attr-defined]
-            extra = {*own.model_fields} - {*section.model_fields}
-            if extra:
-                yield from _table(name, f'### `{name}.kind = "{kind}"`', own, {*section.model_fields})
+    shared = {name: section_of(Recipe, name) for name in Recipe.model_fields if name != "negatives"}
+    for name, section in shared.items():
+        if section is not None:
+            yield from _section(name, f"## `[{name}]`", section)
+    yield from _section("classifier", "## `[classifier]`, of methods that learn a vector for each label", Classifier)
+    for method in Recipe.KINDS:
+        yield from (f'## `method = "{method}"`', "")
+        options = Recipe.options_of(method)
+        for name in options.model_fields:
+            own = section_of(options, name)
+            if own is not None and own not in (*shared.values(), Classifier):
+                yield from _section(name, f"### `[{name}]` of `{method}`", own, shared.get(name))
+
+
+def _section(name: str, title: str, section: type[Options], known: type[Options] | None = None) -> Iterator[str]:
+    """Yield the table of a section without the keys of `known`; then one for each of its kinds."""
+    seen = {*known.model_fields} if known else set()
+    yield from _table(name, title, section, seen)
+    if issubclass(section, OneOfKinds):
+        for kind in section.KINDS:
+            own = section.options_of(kind)
+            if {*own.model_fields} - {*section.model_fields}:
+                yield from _table(name, f'### `{section.PLACE} = "{kind}"`', own, {*section.model_fields})
 
 
 def _table(name: str, title: str, section: type[Options], shown: set[str]) -> Iterator[str]:
-    yield from (title, "", "| key | meaning | type | default | range |", "|---|---|---|---|---|")
-    yield from _rows(name, section, shown)
-    yield ""
+    rows = [*_rows(name, section, shown)]
+    if rows:
+        yield from (title, "", "| key | meaning | type | default | range |", "|---|---|---|---|---|", *rows, "")
 
 
 def _rows(name: str, section: type[Options], shown: set[str]) -> Iterator[str]:

@@ -1,38 +1,30 @@
 """Recipes as TOML files: read, changed by `--set a.b=c`, checked with an explanation of faults, saved with a run."""
 
 import difflib
-import functools
 import importlib.metadata
 import importlib.resources
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Iterable, Mapping
+from typing import Any
 from zlib import crc32
 
 import tomli_w
 from pydantic import ValidationError
 
 from schemas.errors import InputError
-from schemas.options import Options, fault_text
-from trainer.config.kinds import KindSection
-from trainer.config.recipe import Recipe
+from trainer.config.layers import applies, explain, lay, left_to_data, section_of, without_auto, without_foreign
+from trainer.methods.earlier import renew
+from trainer.methods.kinds import KindSection
+from trainer.methods.recipe import Recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-# Options that were removed, by dotted key, with the value that had no effect: configs of earlier runs have it.
-REMOVED: dict[str, Any] = {
-    "classifier.decay": "touched",
-    "negatives.cache": 0,
-    "negatives.cache_steps": 32,
-}
 MAX_CHARACTERS, MAX_DEPTH = 1 << 20, 32  # of a TOML file
 _SEAL_MARK = b"# CRC-32 of all above: "  # the last line of a config
 _SEAL = _SEAL_MARK + b"%08x\n"
-# Values that leave an option to the data (trainer.settings).
-AUTO = ("auto", "prior")
 
 
 def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
@@ -47,104 +39,80 @@ def load_recipe(source: str, overrides: Iterable[str] = ()) -> Recipe:
 def check_keys(source: str, overrides: Iterable[str] = ()) -> None:
     """Check what can be known of a recipe without loading what it configures: its name, sections, and plain options.
 
-    Sections of several kinds, and what depends on several options, are checked by `load_recipe`. Raises InputError.
+    Encoders, losses, and what depends on several sections are checked by `load_recipe`. Raises InputError.
     """
     body = stated_options(source, overrides)
-    plain = {name: values for name, values in body.items() if name not in _kind_sections()}
+    try:
+        options = Recipe.options_of(Recipe.kind_in(body))
+    except ValueError as error:
+        raise InputError(f"recipe {source}: {error}.") from None
+    sections = {name: section_of(options, name) for name in body}
+    plain = {name: body[name] for name, kind in sections.items() if not (kind and issubclass(kind, KindSection))}
     for name, values in without_auto(plain).items():
-        field = Recipe.model_fields.get(name)
-        if field is None:
-            raise InputError(f"recipe {source}: {_explain({'type': 'extra_forbidden', 'loc': (name,)}, body)}.")
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
+        section = sections[name]
+        if name not in options.model_fields:
+            raise InputError(f"recipe {source}: {explain({'type': 'extra_forbidden', 'loc': (name,)}, body)}.")
+        if section is not None:
             try:
-                field.annotation.model_validate(values)
+                section.model_validate(values)
             except ValidationError as error:
                 faults = [{**fault, "loc": (name, *fault["loc"])} for fault in error.errors()]
-                raise InputError(f"recipe {source}: {'; '.join(_explain(fault, body) for fault in faults)}.") from None
+                raise InputError(f"recipe {source}: {'; '.join(explain(fault, body) for fault in faults)}.") from None
 
 
 def auto_keys(body: Mapping[str, Any]) -> list[str]:
     """List the options that a recipe's `body` leaves to the data, by dotted key."""
-    kinds, keys = _kind_sections(), []
-    for name, options in body.items():
-        if name not in Recipe.model_fields or name == "method" or not isinstance(options, dict):
-            continue
-        try:
-            section = kinds[name].section_of(options) if name in kinds else Recipe.model_fields[name].annotation
-        except ValueError:  # told by validation
-            continue
-        assert section is not None
-        derived = {key for key, option in section.model_fields.items() if _may_be_derived(option.annotation)}
-        keys += [f"{name}.{key}" for key in derived & options.keys() if options[key] in AUTO]
-    return sorted(keys)
-
-
-def _may_be_derived(annotation: Any) -> bool:
-    """Tell whether an option is a number, or one of several words that "auto" is not among."""
-    return annotation in (int, float) or (get_origin(annotation) is Literal and AUTO[0] not in get_args(annotation))
-
-
-def without_auto(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a recipe's `body` without the options that it leaves to the data.
-
-    k_h is 1 in place of "auto": that there are hard negatives is what other options depend on.
-    """
-    left = set(auto_keys(body))
-    stated = {
-        name: {key: value for key, value in options.items() if f"{name}.{key}" not in left}
-        if isinstance(options, dict)
-        else options
-        for name, options in body.items()
-    }
-    if "negatives.hard" in left and body["negatives"].get("pool") != "all":
-        stated["negatives"]["hard"] = 1
-    return stated
+    return sorted(left_to_data(body))
 
 
 def read_recipe(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Read the recipe `source` (a name under recipes/ or a URL of a TOML file) with `section.key=value` overrides.
 
     A recipe may say `extends = "astra"`, or `"base.toml"` in its own folder, and state only what differs. Where it, or
-    an override, changes the kind of a section, options that lower layers set for other kinds are left out.
+    an override, changes the method or another kind, options that lower layers set for other kinds are left out.
     Raises InputError: no such recipe, not TOML.
     """
-    layers = _read_layers(source)
-    body: dict[str, Any] = functools.reduce(_lay_over, layers, {})
-    top: dict[str, Any] = {}
-    for override in overrides:
-        _override(body, override)
-        _override(top, override)
-    for name, section in _kind_sections().items():
-        if isinstance(body.get(name), dict):
-            keys = _keys_before_kind([layer.get(name) for layer in [*layers, top]], section.kind_in({}))
-            body[name] = section.without_foreign(body[name], keys)
-    return body
+    return _lay(source, overrides, light=False)
 
 
 def stated_options(source: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Return what the recipe `source`, those that it extends, and `overrides` say, without defaults. Raises InputError.
+    """Return the same without a look at encoders and losses: a bare installation has not all that implements them.
 
-    Nothing that implements an option is imported: a bare installation has not all of it.
+    Raises InputError.
     """
-    body: dict[str, Any] = functools.reduce(_lay_over, _read_layers(source), {})
-    for override in overrides:
-        _override(body, override)
-    return body
+    return _lay(source, overrides, light=True)
+
+
+def fitting(source: str, overrides: Iterable[str]) -> list[str]:
+    """Return those of `overrides` that are options of the method of the recipe `source`, or of no method.
+
+    Where several recipes are compared, each takes what it has. Raises InputError.
+    """
+    overrides = list(overrides)
+    body = read_recipe(source, [each for each in overrides if each.startswith("method=")])
+    return [
+        each for each in overrides if applies(body, each.partition("=")[0].strip()) or "." not in each.partition("=")[0]
+    ]
+
+
+def _lay(source: str, overrides: Iterable[str], light: bool) -> dict[str, Any]:
+    top: dict[str, Any] = {"name": source.rsplit("/", 1)[-1].removesuffix(".toml")}
+    layers = _read_layers(source)
+    try:
+        top["name"] = renew(layers[-1]).get("name", top["name"])
+        for override in overrides:
+            _override(top, override)
+        return lay([*layers, top], light)
+    except ValueError as error:
+        raise InputError(f"recipe {source}: {error}.") from None
 
 
 def restore_recipe(body: Mapping[str, Any], source: str) -> Recipe:
     """Read the recipe of a run or an export, also one of an earlier version of Extremis.
 
-    Options of other kinds, and removed options without effect, are left out. Raises InputError.
+    Options of other kinds are left out, and removed ones that do not shape the model. Raises InputError.
     """
-    restored = dict(body)
-    for name, values in body.items():
-        if isinstance(values, dict):
-            restored[name] = {key: value for key, value in values.items() if REMOVED.get(f"{name}.{key}", ...) != value}
-    for name, section in _kind_sections().items():
-        if isinstance(restored.get(name), dict):
-            restored[name] = section.without_foreign(restored[name], restored[name])
-    return validate(restored, source)
+    return validate(without_foreign(renew(body, restores=True)), source)
 
 
 def validate(body: Mapping[str, Any], source: str) -> Recipe:
@@ -152,7 +120,7 @@ def validate(body: Mapping[str, Any], source: str) -> Recipe:
     try:
         return Recipe.model_validate(body)
     except ValidationError as error:
-        faults = "; ".join(_explain(fault, body) for fault in error.errors())
+        faults = "; ".join(explain(fault, body) for fault in error.errors())
         raise InputError(f"recipe {source}: {faults}.") from None
 
 
@@ -214,31 +182,6 @@ def _read_layers(source: str) -> list[dict[str, Any]]:
 
             base = resolve(source[: source.rfind("/") + 1], base)
     return [*layers.values()][::-1]
-
-
-def _lay_over(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """Return both merged, in tables of their own."""
-    merged = dict(base)
-    for key, value in top.items():
-        under = merged.get(key)
-        merged[key] = _lay_over(under if isinstance(under, dict) else {}, value) if isinstance(value, dict) else value
-    return merged
-
-
-def _kind_sections() -> dict[str, type[KindSection]]:
-    """Return the sections that have kinds, by name."""
-    types = {name: field.annotation for name, field in Recipe.model_fields.items()}
-    return {name: kind for name, kind in types.items() if isinstance(kind, type) and issubclass(kind, KindSection)}
-
-
-def _keys_before_kind(layers: Sequence[Any], default: str) -> set[str]:
-    """Return the keys of a section that only layers before its last change of kind have."""
-    kind, first = default, 0
-    sections = [layer if isinstance(layer, dict) else {} for layer in layers]
-    for number, section in enumerate(sections):
-        if section.get("kind", kind) != kind:
-            kind, first = section["kind"], number
-    return set().union(*sections[:first]) - set().union(*sections[first:])
 
 
 def _read_text(source: str) -> str:
@@ -305,25 +248,3 @@ def _override(body: dict[str, Any], override: str) -> None:
         if not isinstance(body, dict):
             raise InputError(f"--set {override!r}: {key!r} is a value, not a section.")
     body[keys[-1]] = parsed
-
-
-def _explain(fault: Any, body: Mapping[str, Any]) -> str:
-    if fault["type"] != "extra_forbidden":
-        return fault_text(fault)
-    *path, key = (str(part) for part in fault["loc"])
-    where = ".".join([*path, key])
-    if where in REMOVED:
-        return f"{where} = {fault['input']!r}: this option was removed, leave it out"
-    section: type[Options] = Recipe
-    for part in path:
-        section = section.model_fields[part].annotation  # type: ignore[assignment]
-        body = body[part]
-        if issubclass(section, KindSection):
-            kinds, kind, section = section.kinds_with(key), section.kind_in(body), section.section_of(body)
-            if kinds:
-                names = " or ".join(map(repr, kinds))
-                return f"{where} is of {part}.kind = {names}, and this is {kind!r}: leave it out"
-    options = list(section.model_fields)
-    near = difflib.get_close_matches(key, options, n=1, cutoff=0.5)
-    hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(options)}"
-    return f"unknown key {where!r}{hint}"

@@ -1,7 +1,7 @@
 """Encoders: text, as token ids, or sparse features to x in R^D."""
 
-from trainer.config.encoder import EncoderSection
 from trainer.encoders.base import Encoder
+from trainer.methods.kinds import EncoderSection
 
 
 def build_encoder(config: EncoderSection, vocabulary: int, seed: int, features: int = 0) -> Encoder:

@@ -3,7 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from schemas.errors import TableError
 from schemas.options import MOST_RATE
 from schemas.ragged import SparseRows
 from schemas.randomness import InitialWeights, Purpose, generator
-from trainer.config.encoder import EncoderSection
 from trainer.device import torch_generator
 from trainer.encoders.base import Before, Encoder, Size, clip_gradients, nothing_before
 from trainer.encoders.embedding_bag import BagGradients, BagInputs
@@ -27,6 +26,9 @@ from trainer.encoders.features import (
 )
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
+from trainer.methods import rules
+from trainer.methods.kinds import EncoderSection
+from trainer.methods.rules import FromData
 from trainer.rows.matrix import RowMatrix, RowOptimizer
 
 
@@ -37,10 +39,14 @@ class BagSection(EncoderSection):
 
     kind: Literal["bag"] = "bag"
     optimizer: Literal["sgd", "adagrad", "adam"] = Field("adam", description="of the embedding rows, touched rows only")
-    dense_lr: float = Field(0.001, gt=0, le=MOST_RATE, description="Adam's rate for the dense parameters of a bag")
+    dense_lr: Annotated[float, FromData(rules.dense_rate)] = Field(
+        0.001, gt=0, le=MOST_RATE, description="Adam's rate for the dense parameters of a bag"
+    )
     initial_scale: float = Field(1.0, gt=0, description="expected norm of a feature's initial vector")
     ngrams: int = Field(2, ge=1, le=5, description="hashed n-grams of tokens up to this length")
-    buckets: int = Field(1 << 18, ge=0, le=1 << 31, description="hash buckets for n-grams of two and more tokens")
+    buckets: Annotated[int, FromData(rules.buckets)] = Field(
+        1 << 18, ge=0, le=1 << 31, description="hash buckets for n-grams of two and more tokens"
+    )
     ngram_weight: float = Field(1.0, gt=0, description="factor on the weights of n-grams of two and more tokens")
     idf: bool = Field(True, description="weight features by inverse document frequency")
     idf_rows: int = Field(1_000_000, ge=1, description="training rows that document frequencies are counted on")
@@ -49,7 +55,7 @@ class BagSection(EncoderSection):
     unit_features: bool = Field(True, description="scale a row's feature weights to unit L2 norm")
     feature_dropout: float = Field(0.0, ge=0, lt=1, description="share of features dropped in training")
     residual: bool = Field(False, description="a residual layer on top: v + relu(Linear(v))")
-    hidden: int = Field(
+    hidden: Annotated[int, FromData(rules.hidden)] = Field(
         0, ge=0, le=1 << 24, description="units within the residual layer: v + Linear(relu(Linear(v))); 0: without"
     )
 

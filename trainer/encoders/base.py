@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from schemas.randomness import Purpose
-from trainer.config.encoder import EncoderSection
 from trainer.device import CPU, torch_generator
 from trainer.encoders.gradient_exchange import GradientExchange
 from trainer.group import ALONE, Group
 from trainer.inputs import Inputs
+from trainer.methods.kinds import EncoderSection
 from trainer.stream.transfer import send
 
 WEIGHTS = "model.safetensors"

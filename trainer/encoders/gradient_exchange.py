@@ -2,11 +2,11 @@
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from trainer.group import Group, LateSum
+from trainer.group import Group
 
 _BUCKET_BYTES = 1 << 25
 
@@ -25,7 +25,7 @@ class GradientExchange:
         self._expected = [True] * len(self._parameters)  # what no rank had a gradient for last time is not
         self._buckets: list[list[int]] = []
         self._missing: list[int] = []  # by bucket
-        self._sums: list[LateSum] = []
+        self._sums: list[Callable[[], torch.Tensor]] = []  # each waits for its bucket's
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
@@ -52,8 +52,8 @@ class GradientExchange:
             return
         flags = torch.tensor([parameter.grad is not None for parameter in self._parameters], dtype=torch.uint8)
         has_gradient = self.group.max(flags).bool().tolist()
-        for bucket, late in zip(self._buckets, self._sums, strict=True):
-            self._unpack(bucket, late.take(), has_gradient)
+        for bucket, summed in zip(self._buckets, self._sums, strict=True):
+            self._unpack(bucket, summed(), has_gradient)
         unexpected = [n for n, expected in enumerate(self._expected) if has_gradient[n] and not expected]
         if unexpected:
             self._unpack(unexpected, self.group.sum(self._pack(unexpected)), has_gradient)

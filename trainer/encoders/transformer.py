@@ -14,10 +14,10 @@ from torch import nn
 
 from schemas.errors import InputError
 from schemas.randomness import InitialWeights, Purpose, torch_seed
-from trainer.config.encoder import EncoderSection
 from trainer.device import CPU, autocast, torch_generator
 from trainer.encoders.base import WEIGHTS, Before, Encoder, nothing_before
 from trainer.inputs import Inputs
+from trainer.methods.kinds import EncoderSection
 from trainer.stream.batch import pad_rows
 from trainer.stream.transfer import send
 

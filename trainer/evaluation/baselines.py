@@ -12,11 +12,11 @@ from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
-from trainer.config.data import Data
 from trainer.evaluation.evaluate import KS
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics, open_split
 from trainer.inputs import scored_columns
+from trainer.methods.sections import Data
 from trainer.model import DataSizes
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS, RowShare

@@ -12,13 +12,13 @@ from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
-from trainer.config.data import Data
 from trainer.evaluation.breakdowns import Bounds, ByPart, Deciles, Weakest, ZeroShot
 from trainer.evaluation.metrics import Metrics, with_intervals
 from trainer.evaluation.ranking import Ranking
 from trainer.evaluation.split import LabelStatistics, label_statistics, open_split
 from trainer.group import ALONE, Group, label_range
 from trainer.inputs import require_inputs, scored_columns
+from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream.sources import ALL_ROWS, RowShare
 

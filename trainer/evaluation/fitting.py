@@ -18,7 +18,6 @@ from schemas.shard_files.parquet import filters_of, list_column
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
 from trainer.config import Recipe
-from trainer.config.data import Data
 from trainer.device import open_device
 from trainer.evaluation import QUERIES, SHORTLIST
 from trainer.evaluation.fusion import Scored, Scorers, Weights, score_pairs
@@ -29,6 +28,7 @@ from trainer.evaluation.search import LabelRows, filtered_top_k
 from trainer.evaluation.split import HOLDOUT, label_statistics, open_split
 from trainer.evaluation.tree import DEPTH, Tree
 from trainer.inputs import scored_columns
+from trainer.methods.sections import Data
 from trainer.model import Model, load_model
 from trainer.stream.sources import RowShare
 

@@ -16,8 +16,8 @@ from schemas.manifest import Manifest, Shard
 from schemas.ragged import Ragged, SparseRows, offsets_of
 from schemas.shard_files.parquet import list_array, list_column, matrix_array, matrix_column, write_shard
 from schemas.shard_files.shards import iterate_shard
-from trainer.config.data import Data
 from trainer.evaluation.search import top_k
+from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream import open_queries
 from trainer.stream.sources import RowShare

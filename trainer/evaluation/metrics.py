@@ -25,8 +25,8 @@ import numpy as np
 from schemas.errors import InputError
 from schemas.ragged import Ragged
 from schemas.randomness import Purpose, generator
-from trainer.config.kinds import import_name
-from trainer.config.validation import METRICS
+from trainer.methods.kinds import import_name
+from trainer.methods.sections import METRICS
 
 
 class Contributions(NamedTuple):

@@ -7,12 +7,12 @@ from schemas.errors import InputError
 from schemas.layout import DataLayout
 from schemas.table import Table
 from trainer.config import Validation
-from trainer.config.data import Data
 from trainer.evaluation.baselines import measure_popularity
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.split import HOLDOUT, open_split
 from trainer.group import Group
 from trainer.inputs import Kind, require_inputs
+from trainer.methods.sections import Data
 from trainer.model import Model
 
 

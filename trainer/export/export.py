@@ -91,7 +91,7 @@ def export(data: str, run: str, out: str, options: ExportOptions, say: Say = pri
     split = _threshold_split(layout, options.split)
     described = {**_describe(options), "threshold_split": split}
     parents = {"data": Table.open(data, "data").digest, "checkpoint": checkpoint.manifest.digest}
-    if options.scores == "sum" and recipe.head.encodes_labels:
+    if options.scores == "sum" and recipe.encodes_labels:
         raise InputError(f"--scores {options.scores}: labels of {run} have the scores of their texts alone.")
     fusion = open_fusion(data, run, checkpoint) if options.scores == "fused" else None
     if fusion is not None:
@@ -232,7 +232,7 @@ def _write_encoder(data: DataLayout, encoder: Encoder, tokens: int, url: str) ->
 
 def _rows_to_score(model: Model, data: DataLayout, checkpoint: Checkpoint, recipe: Recipe, scores: str) -> RowsOf:
     """Return the reader of the vectors that x is scored against, by ranges of labels."""
-    if recipe.head.encodes_labels:
+    if recipe.encodes_labels:
         return functools.partial(_concatenate, embed_labels, model, data)
 
     def classifier_rows(start: int, stop: int) -> torch.Tensor:

@@ -3,13 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from trainer.config import Recipe
-from trainer.config.head import HeadSection
 from trainer.device import CPU
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group
@@ -54,13 +52,11 @@ class HeadContext:
 class Head(ABC):
     """Labels [start, stop) of [0, labels), this rank's, and what x is scored against for them."""
 
-    section: ClassVar[type[HeadSection]]
     labels: int
     start: int
     stop: int
     bias = False  # True: vectors have a last column, which x meets with a constant 1
     has_rows = True  # False: labels are encoded, so there is no row to keep for any of them
-    query_batch: int | None = None  # queries encoded at a time, 0 for all; None: as `train.accumulate` says
 
     @classmethod
     @abstractmethod

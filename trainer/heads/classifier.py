@@ -1,13 +1,12 @@
 """Classifier: one vector a label, gathered and updated by the rows that a step touches."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from schemas.randomness import InitialWeights, Purpose
 from trainer.config import Classifier as ClassifierConfig
-from trainer.config import Recipe
-from trainer.config.head import HeadSection
+from trainer.config import ClassifierRecipe, Recipe
 from trainer.device import CPU, torch_generator
 from trainer.encoders import Encoder
 from trainer.group import ALONE, Group, label_range
@@ -23,22 +22,12 @@ from trainer.stream.batch import Candidates
 _FILLED = 1 << 16  # labels whose initial vectors are drawn at a time
 
 
-class ClassifierHeadSection(HeadSection):
-    """Head that is a classifier; its options are the section `classifier`."""
-
-    POOLS = ("shared", "own", "all", "batch")
-
-    kind: Literal["classifier"] = "classifier"
-
-
 class Classifier(Head):
     """w_l in R^D for l in [0, L), with an optional bias as last column, which meets a constant 1 in x.
 
     A rank of `group` holds the labels [start, stop): ids of rows are counted from start. Raises InputError where
     `config.storage`, or the device, has no room.
     """
-
-    section = ClassifierHeadSection
 
     def __init__(
         self,
@@ -67,6 +56,7 @@ class Classifier(Head):
 
     @classmethod
     def build(cls, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> "Classifier":
+        assert isinstance(recipe, ClassifierRecipe)
         seed, loss = recipe.train.seed, build_loss(recipe.loss)
         return cls(recipe.classifier, labels, encoder.dimension, seed, loss, context.group, context.device)
 
@@ -113,7 +103,7 @@ class Classifier(Head):
 
 def merges_on(device: torch.device, recipe: Recipe) -> bool:
     """Tell whether a classifier on `device` merges the labels of own pools itself: of rows that lie there."""
-    on_device = device != CPU and recipe.classifier.storage == IN_MEMORY
+    on_device = device != CPU and isinstance(recipe, ClassifierRecipe) and recipe.classifier.storage == IN_MEMORY
     return on_device and recipe.loss == binary_cross_entropy.options
 
 

@@ -1,11 +1,9 @@
 """Label encoder as a head: labels are encoded from their text, so no vector is kept for any of them (DEXML)."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from schemas.layout import DataLayout
 from schemas.mapped import ScratchFile
@@ -13,33 +11,15 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.config import Recipe
-from trainer.config.head import HeadSection
 from trainer.encoders import Encoder
 from trainer.group import label_range
 from trainer.heads.base import Head, HeadContext, HeadStep
 from trainer.heads.queries import LABELS, CachedEmbeddings, EmbeddingKey
 from trainer.inputs import Inputs, Kind, columns_of, require_inputs
 from trainer.losses import build_loss
+from trainer.methods.dexml import DualEncoder, EveryText
 from trainer.negatives.candidates import draw_positives, every_query_with, labels_of
 from trainer.stream.batch import Batch
-
-
-class LabelEncoderSection(HeadSection):
-    """Labels by their text through an encoder (DEXML)."""
-
-    POOLS = ("all", "batch")
-    encodes_labels = True
-
-    kind: Literal["label-encoder"]
-    shared: bool = Field(True, description="labels go through the encoder of the queries")
-    label_batch: int = Field(
-        1024, ge=1, description="eta: labels encoded at a time; more of them in a step are encoded twice"
-    )
-    query_batch: int = Field(0, ge=0, description="queries encoded at a time; 0: those of a rank at once")
-
-    @property
-    def encoders(self) -> int:
-        return 1 if self.shared else 2
 
 
 class LabelEncoderHead(Head):
@@ -50,19 +30,17 @@ class LabelEncoderHead(Head):
     Its `vectors` are embeddings: a rank has those of [start, stop). Without `texts` it can embed what it is given.
     """
 
-    section = LabelEncoderSection
     has_rows = False
 
     def __init__(self, recipe: Recipe, encoder: Encoder, labels: int, context: HeadContext) -> None:
-        assert isinstance(recipe.head, LabelEncoderSection)
-        self._options = recipe.head
-        self._pool, self._seed = recipe.negatives.pool, recipe.train.seed
+        assert isinstance(recipe, DualEncoder)
+        self._options, self._seed = recipe.head, recipe.train.seed
+        self._all_labels = isinstance(recipe.negatives, EveryText)
         self._texts, self._group = context.texts, context.group
         self._label_encoder = encoder if recipe.head.shared else context.build_encoder()
         self._loss = build_loss(recipe.loss)
         self._vectors: torch.Tensor | None = None
         self._pending: tuple[CachedEmbeddings, torch.Tensor] | None = None
-        self.query_batch = recipe.head.query_batch
         self.labels = 0 if self._texts is None else labels
         self.start, self.stop = label_range(self.labels, self._group.rank, self._group.ranks)
 
@@ -135,7 +113,7 @@ class LabelEncoderHead(Head):
 
         Positives that are `drawn` [sum P] are among them, all where it is None.
         """
-        if self._pool == "all":
+        if self._all_labels:
             return range(self.labels)
         return labels_of(batch, drawn)
 

@@ -7,7 +7,7 @@ import torch
 from schemas.errors import InputError
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
-from trainer.config import Recipe
+from trainer.config import ClassifierRecipe, Recipe
 from trainer.evaluation.split import retired_labels
 from trainer.initial.new_labels import begin_new_labels
 from trainer.inputs import Inputs
@@ -46,7 +46,7 @@ def begin_with_run(model: Model, data: DataLayout, recipe: Recipe, say: Callable
 def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[str]) -> Iterator[Inputs]:
     """Yield the training rows of `parts`, texts of labels where they are such, a row group at a time."""
     tables = [open_queries(data, recipe.data.split)]
-    if recipe.data.label_texts or recipe.head.encodes_labels:
+    if recipe.data.label_texts or recipe.encodes_labels:
         tables.append(Table.open(data.labels, "labels"))
     for table in tables:
         for part in table.parts:
@@ -58,12 +58,13 @@ def new_inputs(model: Model, data: DataLayout, recipe: Recipe, parts: Sequence[s
 def _require_same_make(recipe: Recipe, trained: Recipe, url: str) -> None:
     """Raise InputError where the model of RUN1 has another shape."""
     differing = recipe.encoder.differences(trained.encoder)
-    for section, names in (("head", ("kind",)), ("classifier", ("bias",))):
-        for name in names:
-            before, after = (getattr(getattr(each, section), name) for each in (trained, recipe))
+    if recipe.encodes_labels != trained.encodes_labels:
+        differing.append(f"method was {trained.method!r}, now {recipe.method!r}")
+    if isinstance(recipe, ClassifierRecipe) and isinstance(trained, ClassifierRecipe):
+        options = ("bias", "optimizer") if recipe.train.start_optimizer else ("bias",)
+        for name in options:
+            before, after = getattr(trained.classifier, name), getattr(recipe.classifier, name)
             if before != after:
-                differing.append(f"{section}.{name} was {before!r}, now {after!r}")
-    if recipe.train.start_optimizer and recipe.classifier.optimizer != trained.classifier.optimizer:
-        differing.append(f"classifier.optimizer was {trained.classifier.optimizer!r}")
+                differing.append(f"classifier.{name} was {before!r}, now {after!r}")
     if differing:
         raise InputError(f"{url}: its model is of another make: {'; '.join(differing)}. Set them alike.")

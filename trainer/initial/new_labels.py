@@ -16,7 +16,7 @@ from schemas.layout import DataLayout
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
 from trainer.checkpoints.checkpoint import Checkpoint
-from trainer.config import Recipe
+from trainer.config import ClassifierRecipe, Recipe
 from trainer.evaluation.ranking import embed_texts
 from trainer.inputs import Inputs
 from trainer.model import Model
@@ -85,7 +85,7 @@ def begin_new_labels(
             fit = Fit.of(estimate.v[: len(fitted)][has_fit], trained[has_fit], estimate.mean, points.mean)
             vectors[rest] = fit.vectors(estimate.v[len(fitted) :][rest], points.mean)
             begun |= rest
-    if recipe.classifier.normalize:
+    if isinstance(recipe, ClassifierRecipe) and recipe.classifier.normalize:
         vectors = torch.nn.functional.normalize(vectors, dim=1)
     rows = head.vectors[new.start - head.start :]
     rows[begun.to(rows.device)] = vectors[begun, : rows.shape[1]].to(rows)

@@ -1,8 +1,8 @@
 """Losses over candidate scores. Each returns the sum over queries; callers divide by the global batch size."""
 
-from trainer.config.loss import LossSection
 from trainer.losses.base import Loss
 from trainer.losses.binary import binary_cross_entropy
+from trainer.methods.kinds import LossSection
 
 
 def build_loss(config: LossSection) -> Loss:

@@ -10,9 +10,9 @@ import torch
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from trainer.config.loss import LossSection
 from trainer.device import autocast
 from trainer.group import ALONE, Group
+from trainer.methods.kinds import LossSection
 from trainer.rows.sparse_products import pair_scores, sparse_product
 from trainer.stream.batch import Candidates
 from trainer.stream.transfer import send

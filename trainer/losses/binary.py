@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch.nn.functional import softplus
 
-from trainer.config.loss import LossSection
 from trainer.device import CPU
 from trainer.losses.base import Loss, LossParts, Scores, masked_scores
+from trainer.methods.kinds import LossSection
 from trainer.rows import kernels
 from trainer.rows.host_matrix import HostMatrix
 from trainer.rows.matrix import RowMatrix, operations_of

@@ -6,9 +6,9 @@ import torch
 from pydantic import Field
 from torch.nn.functional import logsigmoid
 
-from trainer.config.loss import LossSection
 from trainer.device import CPU
 from trainer.losses.base import Loss, LossParts, Scores, finite
+from trainer.methods.kinds import LossSection
 
 _PASSES = 60  # a bisection alone would use as many; with Newton's steps some 6 do
 _PASSES_UNSEEN = 20

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from trainer.config.loss import LossSection
 from trainer.losses.base import Loss, LossParts, Scores
+from trainer.methods.kinds import LossSection
 from trainer.stream.transfer import send
 
 
@@ -28,7 +28,7 @@ class TripletSection(LossSection):
         if self.radius and not (unit and self.temperature == 1):
             raise ValueError(
                 f"loss.radius = {self.radius:g} is a distance of unit vectors: it needs loss.temperature = 1, "
-                "encoder.normalize = true, encoder.scale = 1, and head.kind = 'label-encoder' or classifier.normalize"
+                "encoder.normalize = true, encoder.scale = 1, and labels by their texts or classifier.normalize"
             )
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from trainer.stream.batch import Batch
 
 State = dict[str, np.ndarray]
+# Indexes that only the trainer has, by their names in a recipe's `refresh.index`.
+FRESH = "fresh"  # none: every label is scored by its vector as it is
+MOST_FRESH = 1 << 17  # labels of a rank up to which `auto` means that
+MIPS = "mips"  # K = sqrt(L) clusters of spherical k-means, of which tau = 64 are searched (MIPS-s, sections 4 and 5.1)
 
 
 class Sampled(NamedTuple):
@@ -62,7 +66,7 @@ class SourceContext:
 class NegativeSource(ABC):
     """A source of negatives. One that keeps nothing overrides `find` alone.
 
-    A new source is a file with its section and its class, and an entry in section.py.
+    A new source is a file with its section and its class, and an entry in trainer/methods/astra.py.
     """
 
     name: ClassVar[str]
@@ -120,6 +124,12 @@ class SourceSection(Options):
     def open(self, context: SourceContext) -> NegativeSource:
         """Build the source."""
         raise NotImplementedError
+
+
+def used_sections(options: Options) -> list[SourceSection]:
+    """Return those of `options` that are sections of sources, but for unused ones."""
+    sections = (getattr(options, name) for name in type(options).model_fields)
+    return [section for section in sections if isinstance(section, SourceSection) and section.hard]
 
 
 @dataclass

@@ -21,8 +21,7 @@ import torch
 from schemas import PAD
 from schemas.ragged import Ragged
 from search.factory import AUTO, EXACT
-from trainer.negatives.base import NegativeSource, Sampled, SourceContext, best_of_ranks, within
-from trainer.negatives.index_kinds import MIPS
+from trainer.negatives.base import MIPS, NegativeSource, Sampled, SourceContext, best_of_ranks, within
 from trainer.rows.memory import zeros
 from trainer.stream.batch import Batch
 from trainer.stream.transfer import send

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.negatives.base import NegativeSource, SourceContext, SourceSection
+from schemas.options import Options
 
 Family = Literal["simhash", "dwta"]
 Policy = Literal["reservoir", "fifo"]
 MOST_BYTES = 4 << 30  # of a run's hash tables without their codes, for any number of labels
 
 
-class LshSection(SourceSection):
+class LshSection(Options):
     """Negatives from hash tables over the classifier's vectors (LNS)."""
 
-    hard: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
-        0,
-        description="labels a query, at most; 0: none from here. Tables are looked through until a query has so many; "
-        "all: the union of the query's buckets in every table, as in the paper",
+    hard: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        "all",
+        description="labels a query, at most. Tables are looked through until a query has so many; all: the union of "
+        "the query's buckets in every table, as in the paper",
     )
     query: Literal["embedding", "label"] = Field(
         "embedding", description="what is hashed: x, or the vector of one positive that is drawn each step"
@@ -37,7 +36,7 @@ class LshSection(SourceSection):
     @model_validator(mode="after")
     def _fits(self) -> LshSection:
         size = self.tables * self.buckets * (4 * self.capacity + 12)  # slots, and three counts a bucket
-        if self.hard and size > MOST_BYTES:
+        if size > MOST_BYTES:
             raise ValueError(
                 f"negatives.lsh: {self.tables} tables of {self.buckets:,} buckets with room for {self.capacity} labels "
                 f"take {size / 2**30:.1f} GiB, at most {MOST_BYTES >> 30} are allowed: lower negatives.lsh.capacity, "
@@ -52,13 +51,10 @@ class LshSection(SourceSection):
 
     @property
     def most(self) -> int:
+        """Labels that a query gets at most."""
         return self.tables * self.capacity if self.hard == "all" else self.hard
 
     @property
     def limit(self) -> int:
         """Labels of a query at which no further table is looked at; 0: there is no such number."""
         return 0 if self.hard == "all" else self.hard
-
-    def open(self, context: SourceContext) -> NegativeSource:
-        hashed = importlib.import_module("trainer.negatives.lsh")  # with its compiled loops, where it is used
-        return hashed.HashedNegatives(self, context.vectors, context.seed, context.first_epoch)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,32 +22,43 @@ from trainer.negatives.candidates import (
     own_pool,
     shared_pool,
 )
-from trainer.negatives.curriculum import Mixture
 from trainer.negatives.draws import RandomPool, draw_hard
-from trainer.negatives.section import Negatives
 from trainer.stream.batch import Batch, Candidates
 from trainer.stream.transfer import send
 
 
+class Options(Protocol):
+    """What a method says of its negatives (trainer.methods.recipe:Labels)."""
+
+    @property
+    def by_frequency(self) -> float: ...
+
+    def columns(self, planner: "Planner", epoch: int) -> int: ...
+
+    def candidates(self, planner: "Planner", batch: Batch, sampled: list[Sampled]) -> Candidates | None: ...
+
+    def chunks(self, planner: "Planner", batch: Batch) -> Iterator[Candidates]: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Planner:
-    """Plan of a batch's candidates under `options`: a pure function of the batch, so any thread may run it.
+    """Plan of a batch's candidates as a method's `options` say: a pure function of the batch, so any thread may run it.
 
     `labels`: L. `positive_weight` [L] float32, where given, weights the positives. A rank that holds the labels
     [start, stop), `part`, plans those of the global batch: its candidates are the part of one process's that lies
-    there, with ids that count from start. Without a `part` there is one rank, which holds all. `mixtures`: the hard and
-    random negatives of each epoch, where they change. `frequency` [L]: the training points of each label, where draws
-    go by it. `sources`: those that need no embeddings. `positives`: of each query that a step learns under `pool =
-    "batch"`, 0 for all. `retired` [L] bool: labels that are no random negatives. `merges`: False where a device merges
+    there, with ids that count from start. Without a `part` there is one rank, which holds all. `mixtures`: k_h and k_r
+    of each epoch, where they change. `frequency` [L]: the training points of each label, where draws go by it.
+    `sources`: those that need no embeddings. `positives`: of each query that a step learns where it takes the labels of
+    the batch, 0 for all. `retired` [L] bool: labels that are no random negatives. `merges`: False where a device merges
     the labels of own pools itself.
     """
 
-    options: Negatives
+    options: Options
     labels: int
     seed: int = 0
     positive_weight: np.ndarray | None = None
     part: tuple[int, int] | None = None
-    mixtures: tuple[Mixture, ...] = ()
+    mixtures: tuple[tuple[int, int], ...] = ()
     frequency: np.ndarray | None = None
     sources: tuple[NegativeSource, ...] = (JoinedTable(),)
     positives: int = 0
@@ -54,30 +66,11 @@ class Planner:
     merges: bool = True
 
     def __call__(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Candidates | None:
-        """Return one set of candidates; None under `pool = "all"`, whose chunks of all labels `chunks` gives.
+        """Return one set of candidates; None for a method whose chunks of all labels `chunks` gives.
 
         `sampled` comes from sources that need embeddings; a label is among a query's once.
         """
-        options = self.options
-        if options.pool == "all":
-            return None
-        if options.pool == "batch":
-            return self._of_batch(batch)
-        sampled = self._sampled(batch, sampled)
-        # Algorithm 1, step 8: before the first hard negatives, k_h + k_r negatives are all random.
-        size = self._mixture(batch).random if sampled else options.warmup or options.random + options.hard
-        weight = self._random.weight(size) if options.reweight and size else 1.0
-        draws = size if options.pool == "shared" else size * len(batch)
-        pool = self._random.draw(draws, seed=self.seed, epoch=batch.epoch, step=batch.step)
-        if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
-            hard = self._columns_on_device(batch, sampled[0].ids)
-            return drawn_labels(batch, hard, pool.reshape(len(batch), size), weight, self._weights)
-        batch = self._with_hard(batch, sampled)
-        if options.pool == "shared":
-            return shared_pool(batch, batch.hard, self._pool_within(pool), weight, self._weights)
-        pool = self._pool_within(pool, PAD).reshape(len(batch), size)
-        build = own_pool if self.merges else drawn_labels
-        return build(batch, batch.hard, pool, weight, self._weights)
+        return self.options.candidates(self, batch, self._sampled(batch, sampled))
 
     def chunks(self, batch: Batch, sampled: Sequence[Sampled] = ()) -> Iterator[Candidates]:
         """Yield what a step goes through: the batch's candidates, or one chunk of labels after the other."""
@@ -85,10 +78,46 @@ class Planner:
         if candidates is not None:
             yield candidates
             return
-        start, stop = self.part or (0, self.labels)
-        batch = within(replace(batch, hard=None), *self.part) if self.part else replace(batch, hard=None)
-        for first in range(0, stop - start, self.options.chunk):
-            yield label_range(batch, first, min(first + self.options.chunk, stop - start), self._weights)
+        batch = replace(batch, hard=None)
+        yield from self.options.chunks(self, within(batch, *self.part) if self.part else batch)
+
+    def draw(self, batch: Batch, count: int, own: bool, reweight: bool) -> tuple[np.ndarray, float | np.ndarray]:
+        """Draw `count` labels, for each query its `own`, and return what each of them counts.
+
+        That is 1 / (count q_l) with `reweight`, L / count of uniform ones, else 1.
+        """
+        weight = self._random.weight(count) if reweight and count else 1.0
+        size = count * len(batch) if own else count
+        return self._random.draw(size, seed=self.seed, epoch=batch.epoch, step=batch.step), weight
+
+    def merge(
+        self, batch: Batch, sampled: list[Sampled], drawn: np.ndarray, weight: float | np.ndarray, own: bool
+    ) -> Candidates:
+        """Merge positives, hard negatives out of `sampled`, and `drawn` labels of `weight`; each once for a query."""
+        if len(sampled) == 1 and isinstance(sampled[0].ids, torch.Tensor):
+            hard = self._columns_on_device(batch, sampled[0].ids)
+            return drawn_labels(batch, hard, drawn.reshape(len(batch), -1), weight, self._weights)
+        part = self._with_hard(batch, sampled)
+        if not own:
+            return shared_pool(part, part.hard, self._pool_within(drawn), weight, self._weights)
+        pool = self._pool_within(drawn, PAD).reshape(len(batch), -1)
+        build = own_pool if self.merges else drawn_labels
+        return build(part, part.hard, pool, weight, self._weights)
+
+    def of_batch(self, batch: Batch) -> Candidates:
+        """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
+        batch = self.drawn(batch)
+        drawn = draw_positives(batch, self.positives, self.seed)
+        ids = labels_of(batch, drawn)
+        if self.part is None:
+            return every_query_with(batch, ids, self.positive_weight, drawn)
+        start, stop = self.part
+        candidates = every_query_with(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
+        return replace(candidates, ids=candidates.ids - start)
+
+    def range_of(self, batch: Batch, start: int, stop: int) -> Candidates:
+        """Take every label of [start, stop), counted from this rank's first, for every query."""
+        return label_range(batch, start, stop, self._weights)
 
     def gather(self, batch: Batch, group: Group) -> Batch:
         """Return the global batch, which is those of all ranks laid end to end: rows, positives and hard negatives."""
@@ -112,17 +141,6 @@ class Planner:
         """
         return self._with_hard(batch, self._sampled(batch, sampled)).hard
 
-    def _of_batch(self, batch: Batch) -> Candidates:
-        """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
-        batch = self.drawn(batch)
-        drawn = draw_positives(batch, self.positives, self.seed)
-        ids = labels_of(batch, drawn)
-        if self.part is None:
-            return every_query_with(batch, ids, self.positive_weight, drawn)
-        start, stop = self.part
-        candidates = every_query_with(batch, ids[(ids >= start) & (ids < stop)], self.positive_weight, drawn)
-        return replace(candidates, ids=candidates.ids - start)
-
     def _sampled(self, batch: Batch, sampled: Sequence[Sampled]) -> list[Sampled]:
         """Return the negatives of all sources."""
         planned = (source.find(batch) for source in self.sources if batch.epoch >= source.first_epoch)
@@ -142,7 +160,7 @@ class Planner:
 
     def _columns(self, batch: Batch, ranked: np.ndarray) -> np.ndarray:
         """Draw those of ranked negatives [B, K] that this step counts, for each query its own."""
-        count = self._mixture(batch).hard
+        count = self.options.columns(self, batch.epoch)
         return draw_hard(ranked, batch.rows, count, seed=self.seed, epoch=batch.epoch, step=batch.step)
 
     def _columns_on_device(self, batch: Batch, ranked: torch.Tensor) -> torch.Tensor:
@@ -150,14 +168,10 @@ class Planner:
         columns = self._columns(batch, np.tile(np.arange(ranked.shape[1]), (len(ranked), 1)))
         return ranked.gather(1, send(columns, ranked.device))
 
-    def _mixture(self, batch: Batch) -> Mixture:
-        return self.mixtures[batch.epoch] if self.mixtures else Mixture(self.options.hard, self.options.random)
-
     @cached_property
     def _random(self) -> RandomPool:
-        options = self.options
-        by_frequency = options.frequency_share, options.frequency_power, self.frequency
-        return RandomPool(self.labels, *by_frequency, self.part, self.retired)
+        share = self.options.by_frequency
+        return RandomPool(self.labels, share, 1.0, self.frequency, self.part, self.retired)
 
     @property
     def _weights(self) -> np.ndarray | None:

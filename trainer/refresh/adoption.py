@@ -18,6 +18,7 @@ from schemas.table import Table
 from schemas.waits import waiting
 from trainer.checkpoints.stopping import StoppedError
 from trainer.config import LEAD, Recipe
+from trainer.methods.tables import Tables
 from trainer.stream import Source
 
 
@@ -139,7 +140,8 @@ def _decide(
 ) -> Adoption:
     if not recipe.uses_table(epoch):
         return Adoption(epoch, None, {}, False)
-    options = recipe.refresh
+    options = recipe.tables
+    assert options is not None
     due = max((e for e in recipe.table_epochs() if e <= epoch), default=0)
     newest = _newest(run, recipe, sources, epoch)
     if newest is None and epoch < options.start:  # clusters that nobody made before
@@ -149,13 +151,13 @@ def _decide(
         setting = "(refresh.wait_seconds)"
         for _ in waiting(table, say, options.wait_seconds, until=setting, stop=interrupts.stop):
             no_miner, newest = interrupts.miner_ended.is_set(), _newest(run, recipe, sources, epoch)
-            if no_miner or not _is_stale(newest, epoch, recipe):
+            if no_miner or not _is_stale(newest, epoch, options):
                 break
-        if interrupts.stop.is_set() and _is_stale(newest, epoch, recipe):
+        if interrupts.stop.is_set() and _is_stale(newest, epoch, options):
             raise StoppedError(f"stopped by a signal while epoch {epoch} waited for {table}.")
-    late, stale = newest is None or newest < due, _is_stale(newest, epoch, recipe)
+    late, stale = newest is None or newest < due, _is_stale(newest, epoch, options)
     if late or stale:
-        _report_missing(newest, due, epoch, stale, recipe, say)
+        _report_missing(newest, due, epoch, stale, recipe, options, say)
     if newest is None or (stale and options.stale == "random-only"):
         return Adoption(epoch, None, {}, late, stale)
     kind = "queries" if recipe.clusters else "negatives"
@@ -174,23 +176,29 @@ def _describe_table(due: int, recipe: Recipe) -> str:
     )
 
 
-def _is_stale(table_epoch: int | None, epoch: int, recipe: Recipe) -> bool:
-    return table_epoch is None or epoch - table_epoch + LEAD > recipe.refresh.oldest
+def _is_stale(table_epoch: int | None, epoch: int, options: Tables) -> bool:
+    return table_epoch is None or epoch - table_epoch + LEAD > options.oldest
 
 
 def _report_missing(
-    newest: int | None, due: int, epoch: int, stale: bool, recipe: Recipe, say: Callable[[str], None]
+    newest: int | None,
+    due: int,
+    epoch: int,
+    stale: bool,
+    recipe: Recipe,
+    options: Tables,
+    say: Callable[[str], None],
 ) -> None:
     """Say what is missing and what is done about it. Raises ExtremisError where the recipe says to stop."""
     command, alone = ("cluster", "random order") if recipe.clusters else ("mine", "random negatives only")
     missing = f"epoch {epoch}: {_describe_table(due, recipe)} is not there yet"
-    if stale and recipe.refresh.stale == "stop":
+    if stale and options.stale == "stop":
         state = "none is there" if newest is None else f"that of epoch {newest} is {epoch - newest + LEAD} epochs old"
         raise ExtremisError(
-            f"{missing}; {state}, and refresh.max_age allows {recipe.refresh.oldest}. Does the miner run "
+            f"{missing}; {state}, and refresh.max_age allows {options.oldest}. Does the miner run "
             f"(extremis {command} DATA RUN --watch)? Go on with --resume once the table is there."
         )
-    none = newest is None or (stale and recipe.refresh.stale == "random-only")
+    none = newest is None or (stale and options.stale == "random-only")
     say(f"{missing}; going on with " + (alone if none else f"the table of epoch {newest}"))
 
 

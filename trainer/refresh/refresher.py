@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas import storage
-from schemas.layout import CLUSTERS, RunLayout
+from schemas.layout import RunLayout
 from schemas.owners.claim import Claim
 from trainer.config import LEAD, Recipe
 from trainer.group import Group
@@ -61,12 +61,9 @@ class Refresher:
 
     def publish(self, dump: EmbeddingCollector, model: Model, step: int) -> None:
         """Publish a dump with the vectors as they are at global `step`. Raises StorageError."""
-        recipe = self.recipe
         facts: dict[str, Any] = {"step": step, "use_from": dump.epoch + LEAD, "bias": model.head.bias}
-        if recipe.clusters:
-            order = recipe.order
-            clusters = {"size": order.clusters.at(recipe.train.epochs - 1, order.share), "smallest": order.cluster}
-            dump.publish(None, 0, {**facts, "split": recipe.data.split, CLUSTERS: clusters})
-            return
-        facts |= {"table_width": recipe.negatives.table_width, "index": recipe.refresh.index, "by": recipe.refresh.by}
-        dump.publish(model.head.vectors, model.head.labels, facts)
+        facts |= self.recipe.table_facts
+        if self.recipe.clusters:
+            dump.publish(None, 0, facts)
+        else:
+            dump.publish(model.head.vectors, model.head.labels, facts)

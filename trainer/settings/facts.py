@@ -1,7 +1,6 @@
 """Figures of the training rows that settings are derived from."""
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,44 +11,16 @@ from schemas.layout import DataLayout
 from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_column
 from schemas.table import Table
-from trainer.config.data import Data
 from trainer.encoders.features import count_ngrams
 from trainer.evaluation.split import label_statistics
+from trainer.methods.rules import Facts
+from trainer.methods.sections import Data
 from trainer.stream import open_queries
 from trainer.stream.sources import RowShare
 
 SAMPLED_ROWS = 200_000  # that n-grams are counted on
 HEAPS = 0.7  # distinct n-grams of n texts grow like n ** 0.7
 _HASHES = 1 << 31
-_RAREST = 1e-12
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Figures of DATA as a run sees it.
-
-    `queries`: N, rows to train on. `labels`: L. `pairs`: (query, label) among them. `label_texts`: labels whose texts
-    are training points too. `ngrams`: distinct n-grams of two tokens that come in two or more rows, 0 without tokens.
-    `tokens`: mean tokens of a query. `median_frequency`: training points of the median label that has any.
-    """
-
-    queries: int
-    labels: int
-    pairs: int
-    label_texts: int = 0
-    ngrams: int = 0
-    tokens: float = 0.0
-    median_frequency: float = 0.0
-
-    @property
-    def points(self) -> int:
-        """Training points: queries, and texts of labels."""
-        return self.queries + self.label_texts
-
-    @property
-    def prior(self) -> float:
-        """Mean share of the labels that are right for a training point."""
-        return (self.pairs + self.label_texts) / max(1, self.points * self.labels)
 
 
 def measure(data: DataLayout, split: str, part: RowShare, label_texts: bool, window: str | Sequence[str] = "") -> Facts:
@@ -117,9 +88,3 @@ def _pairs_of_tokens(texts: Ragged) -> np.ndarray:
     vocabulary = int(texts.values.max(initial=0)) + 1
     ids = count_ngrams(texts, ngrams=2, vocabulary=vocabulary, buckets=_HASHES).ids
     return ids[ids >= vocabulary] - vocabulary
-
-
-def log_odds(share: float) -> float:
-    """Return ln(share / (1 - share)), finite for shares of 0 and 1 too."""
-    share = min(max(share, _RAREST), 1 - _RAREST)
-    return math.log(share / (1 - share))

@@ -4,9 +4,9 @@ import math
 from collections import deque
 from collections.abc import Iterator
 
-from trainer.config import Recipe
-from trainer.settings import rules
-from trainer.settings.facts import Facts, log_odds
+from trainer.config import ClassifierRecipe, Recipe
+from trainer.methods import rules
+from trainer.methods.rules import Facts, log_odds
 
 _FAR_BIAS = 1.0  # from the prior: half of what halves P@1
 _WINDOW = 100  # steps that a loss is compared with
@@ -15,13 +15,11 @@ _JUMP = 3.0  # times the largest of them
 
 def odd_settings(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """Yield a line for each setting that cannot be meant so for data of these `facts`."""
-    negatives, epochs = recipe.negatives, recipe.train.epochs
-    if negatives.hard and recipe.refresh.start >= epochs:
-        yield (
-            f"negatives.hard = {negatives.hard} is never used: refresh.start = {recipe.refresh.start} is not below "
-            f"train.epochs = {epochs}"
-        )
-    if recipe.classifier.bias and recipe.loss.kind == "bce" and not recipe.head.encodes_labels:
+    epochs, tables = recipe.train.epochs, recipe.tables
+    start = tables.start if tables and not recipe.clusters else recipe.indexed_from
+    if start is not None and start >= epochs:
+        yield f"negatives.hard is never used: refresh.start = {start} is not below train.epochs = {epochs}"
+    if isinstance(recipe, ClassifierRecipe) and recipe.classifier.bias and recipe.loss.kind == "bce":
         prior = log_odds(facts.prior)
         distance = recipe.classifier.initial_bias - prior
         if abs(distance) > _FAR_BIAS:

@@ -8,8 +8,9 @@ from typing import Any
 from schemas.layout import DataLayout, RunLayout
 from schemas.table import Table
 from trainer.config import Recipe
+from trainer.methods.astra import Astra, MinedTables
+from trainer.methods.rules import Setting
 from trainer.model import find_earlier
-from trainer.settings.rules import Setting
 
 _MODEL = ("encoder", "head")  # sections that shape the model
 RATES = ("encoder.lr", "encoder.dense_lr", "classifier.lr")
@@ -38,7 +39,7 @@ class EarlierRun:
         for key in keys:
             section, _, option = key.partition(".")
             if section in _MODEL and key not in RATES:
-                settings[key] = Setting(self.options[section].get(option), f"that of {self.url}")
+                settings[key] = Setting(self.options.get(section, {}).get(option), f"that of {self.url}")
         return settings
 
     def share_of_new(self, data: str, split: str) -> float:
@@ -80,7 +81,7 @@ def _rates(recipe: Recipe) -> dict[str, Setting]:
     settings = {}
     for key in RATES:
         section, _, option = key.partition(".")
-        rate = body[section].get(option)
+        rate = body.get(section, {}).get(option)
         if isinstance(rate, int | float) and rate:
             settings[key] = Setting(round(rate * RATE, 6), f"{RATE:g} of the rate from nothing, {rate:g}")
     return settings
@@ -88,7 +89,7 @@ def _rates(recipe: Recipe) -> dict[str, Setting]:
 
 def _negatives(recipe: Recipe, stated: Container[str]) -> dict[str, Setting]:
     """Take hard negatives by the vectors as they are from the first step on, where there is an index for it."""
-    if not recipe.negatives.hard or _takes_tables(recipe, stated):
+    if not isinstance(recipe, Astra) or not recipe.negatives.hard or _takes_tables(recipe, stated):
         return {}
     reason = "vectors are trained: hard negatives from the first step on"
     return {"refresh.source": Setting("in-trainer", reason), "refresh.start": Setting(0, reason)}
@@ -96,7 +97,6 @@ def _negatives(recipe: Recipe, stated: Container[str]) -> dict[str, Setting]:
 
 def _takes_tables(recipe: Recipe, stated: Container[str]) -> bool:
     """Tell whether a run takes from tables what can come from nothing else, or is told to."""
-    hard, source = recipe.negatives.hard, recipe.refresh
-    bound = recipe.head.encodes_labels or recipe.negatives.pool == "batch" or source.by == "labels"
-    told = "refresh.source" in stated and source.source == "table"
-    return bool(recipe.clusters or (hard and (bound or told)))
+    if not isinstance(recipe, Astra) or not isinstance(recipe.refresh, MinedTables):
+        return recipe.tables is not None
+    return bool(recipe.negatives.hard) and (recipe.refresh.by == "labels" or "refresh.source" in stated)

@@ -1,17 +1,17 @@
 """Recipes with the options that they leave to the data filled in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.errors import InputError
 from schemas.layout import DataLayout
-from trainer.config import Recipe, validate
-from trainer.config.load import auto_keys, read_recipe, without_auto
-from trainer.settings.facts import Facts, measure
+from trainer.config import Recipe, flatten, validate
+from trainer.config.layers import left_to_data, with_values, without_auto
+from trainer.config.load import read_recipe
+from trainer.methods.rules import Facts, FromData, Setting
+from trainer.settings.facts import measure
 from trainer.settings.oddities import odd_settings
 from trainer.settings.refreshing import EarlierRun, settings_of_refresh
-from trainer.settings.rules import RULES, Setting
 from trainer.settings.validating import settings_of_validation
 
 
@@ -43,9 +43,9 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
     body = read_recipe(source, overrides)
     run = body.get("train", {}).get("start_from")
     earlier = EarlierRun.open(data, run) if run else None
-    taken = earlier.settings_of_model(_derived(body, source)) if earlier else {}
-    body = _filled(body, taken)
-    if _derived(body, source):
+    taken = earlier.settings_of_model(left_to_data(body)) if earlier else {}
+    body = with_values(body, values_of(taken))
+    if left_to_data(body):
         resolved = derive(body, facts_of(validate(without_auto(body), source), data), source)
     else:
         resolved = Resolved(validate(body, source))
@@ -54,17 +54,13 @@ def resolve(source: str, overrides: Iterable[str], data: str) -> Resolved:
         settings |= settings_of_refresh(resolved.recipe, data, earlier, overrides)
     if not settings:
         return resolved
-    recipe = validate(_filled(resolved.recipe.model_dump(), settings), source)
+    recipe = validate(with_values(resolved.recipe.model_dump(), values_of(settings)), source)
     return Resolved(recipe, {**taken, **resolved.settings, **settings})
 
 
-def _filled(body: dict[str, Any], settings: dict[str, Setting]) -> dict[str, Any]:
-    """Return a recipe's `body` with `settings`."""
-    filled = {name: dict(options) if isinstance(options, dict) else options for name, options in body.items()}
-    for key, setting in settings.items():
-        section, _, option = key.partition(".")
-        filled[section][option] = setting.value
-    return filled
+def values_of(settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return the values of `settings` by dotted key."""
+    return {key: setting.value for key, setting in settings.items()}
 
 
 def facts_of(recipe: Recipe, data: str) -> Facts:
@@ -75,23 +71,28 @@ def facts_of(recipe: Recipe, data: str) -> Facts:
 
 def derive(body: dict[str, Any], facts: Facts, source: str) -> Resolved:
     """Fill in the options that a recipe's `body` leaves to the data by their rules. Raises InputError."""
-    open_keys, settings = _derived(body, source), dict[str, Setting]()
-    stated = validate(without_auto(body), source).model_dump()
-    settled: dict[str, Any] = {}
-    for key, rule in RULES.items():
-        section, _, option = key.partition(".")
-        if key in open_keys:
-            settings[key] = rule(facts, settled)
-        settled[key] = settings[key].value if key in open_keys else stated[section].get(option)
-    return Resolved(validate(_filled(body, settings), source), settings)
+    settled = _Settled(left_to_data(body), facts, flatten(validate(without_auto(body), source).model_dump()))
+    for key in settled.rules:
+        settled[key]
+    return Resolved(validate(with_values(body, values_of(settled.settings)), source), settled.settings)
 
 
-def _derived(body: dict[str, Any], source: str) -> set[str]:
-    """Return the options that a recipe's `body` leaves to the data. Raises InputError for one without a rule."""
-    keys = auto_keys(body)
-    for key in keys:
-        if key not in RULES:
-            raise InputError(
-                f"recipe {source}: {key} = 'auto': expected a value. What the data can decide: {', '.join(RULES)}."
-            )
-    return set(keys)
+class _Settled(Mapping[str, Any]):
+    """Options of a recipe by dotted key: those that are `stated`, and those that `rules` derive when they are asked."""
+
+    def __init__(self, rules: Mapping[str, FromData], facts: Facts, stated: Mapping[str, Any]) -> None:
+        self.rules, self.settings = rules, dict[str, Setting]()
+        self._facts, self._stated = facts, stated
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.rules:
+            return self._stated[key]
+        if key not in self.settings:
+            self.settings[key] = self.rules[key].rule(self._facts, self)
+        return self.settings[key].value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({*self.rules, *self._stated})
+
+    def __len__(self) -> int:
+        return len({*self.rules, *self._stated})

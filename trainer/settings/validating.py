@@ -7,7 +7,7 @@ from typing import Any
 from schemas.layout import DataLayout
 from schemas.table import Table
 from trainer.config import Recipe
-from trainer.settings.rules import Setting
+from trainer.methods.rules import Setting
 
 SPLIT = "val"
 

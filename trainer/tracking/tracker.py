@@ -13,7 +13,7 @@ from schemas.json_files import read_json, write_json
 from schemas.layout import RunLayout
 from schemas.owners.claim import Claim, LostError, Unclaimed
 from schemas.storage import join
-from trainer.config.logging import Logging
+from trainer.methods.sections import Logging
 from trainer.tracking.tensorboard import FOLDER
 from trainer.tracking.watchers import RunFacts, Say, numbers_of, open_watchers
 

@@ -1,4 +1,4 @@
-"""Watchers of a run, which its numbers are sent to: a file each, and an entry in `trainer/config/logging.py`."""
+"""Watchers of a run, which its numbers are sent to: a file each, and an entry in `trainer/methods/sections.py`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from schemas.secrets import redact
-from trainer.config.kinds import import_name
-from trainer.config.logging import WATCHERS, Logging
+from trainer.methods.kinds import import_name
+from trainer.methods.sections import WATCHERS, Logging
 
 Say = Callable[[str], None]
 

@@ -88,7 +88,7 @@ def test_the_recipe_in_run_is_an_ordinary_one_and_that_of_the_run(data: Path, ru
     assert recipe == restore_recipe(config, str(run))
     assert recipe.model_dump(mode="json") == config
     assert (recipe.encoder.dimension, recipe.train.epochs, recipe.data.holdout) == (8, 2, 0.05)
-    assert recipe.method == report_of(run)["chosen"]
+    assert recipe.name == report_of(run)["chosen"]
     assert 0 < recipe.train.minutes < 20  # without the time that the trials took
     changes = ("--set", "train.minutes=0", "--set", "train.epochs=1", "--json")
     done = call("train", path, data, tmp_path / "again", *changes)

@@ -12,7 +12,7 @@ from extremis.auto.trials import QUERIES, TrialData, holdout_share
 from schemas.manifest import open_manifest
 from tests.builders import build_data
 from trainer.config import load_recipe
-from trainer.config.data import Data
+from trainer.methods.sections import Data
 from trainer.settings.facts import Facts
 
 

@@ -197,7 +197,9 @@ def test_input_and_staging_are_those_of_a_real_run(tmp_path: Path) -> None:
     with FolderWatch(tmp_path / "data" / ".staging", interval=0.02) as staging:
         assert call("shard", tmp_path / "raw", tmp_path / "data", "--tokenizer", "train:30000").status == 0
     data = str(tmp_path / "data")
-    planned = plan(workload(data, None, None, Recipe(), "8GiB", dict(AVERAGES)), data, "flink")["on_engine"]
+    planned = plan(workload(data, None, None, Recipe.model_validate({}), "8GiB", dict(AVERAGES)), data, "flink")[
+        "on_engine"
+    ]
     assert planned["input_bytes"] == pytest.approx(written, rel=0.2)
     assert planned["staging_bytes"] == pytest.approx(staging.peak, rel=0.2)
 
@@ -220,7 +222,7 @@ def test_options_of_an_engine_are_those_that_beam_knows(engine: str) -> None:
 
 def test_hours_on_an_engine_are_divided_over_its_workers() -> None:
     seconds = {"shard": 7200.0, "mine": 3600.0, "train": 9.0}
-    recipe, memory = Recipe(), {"shard": 1 << 30, "mine": 2 << 30, "train": 1 << 40}
+    recipe, memory = Recipe.model_validate({}), {"shard": 1 << 30, "mine": 2 << 30, "train": 1 << 40}
     some, more = (
         plan_engine("flink", workload(None, 1000, 10, recipe, "8GiB", {"workers": 4}), memory, 1, of)["hours"]
         for of in (seconds, {step: 2 * value for step, value in seconds.items()})

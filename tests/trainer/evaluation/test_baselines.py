@@ -17,7 +17,6 @@ from schemas.ragged import Ragged
 from schemas.shard_files.parquet import list_array
 from schemas.shard_files.shards import iterate, write_table
 from tests.builders import Rows, SmallData, build_data, ragged
-from trainer.config.data import Data
 from trainer.evaluation import tfidf
 from trainer.evaluation.baselines import Popularity, measure_baselines
 from trainer.evaluation.evaluate import KS
@@ -25,6 +24,7 @@ from trainer.evaluation.memory import NEIGHBOURS, TEMPERATURE
 from trainer.evaluation.metrics import Metrics
 from trainer.evaluation.split import label_statistics
 from trainer.evaluation.tfidf import NearestTexts
+from trainer.methods.sections import Data
 from trainer.stream import open_queries
 
 VOCABULARY = 15

@@ -16,9 +16,9 @@ from schemas.manifest import Manifest, open_manifest, publish
 from tests.builders import SmallData, build_data, ragged, tokens_of
 from tests.laws import assert_equal
 from trainer.config import Recipe
-from trainer.config.data import Data
 from trainer.evaluation import memory as module
 from trainer.evaluation.memory import NEIGHBOURS, TEMPERATURE, Memory
+from trainer.methods.sections import Data
 from trainer.model import Model
 from trainer.stream import open_queries
 

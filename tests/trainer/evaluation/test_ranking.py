@@ -14,7 +14,7 @@ from schemas.shard_files.shards import iterate
 from tests.builders import SmallData, build_data, ragged
 from tests.ranks import on_ranks
 from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
-from tests.training import silent, train
+from tests.training import silent, train, with_sections
 from trainer.config import Recipe
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.fitting import FitOptions, fit_tree
@@ -154,5 +154,6 @@ class TestFit:
             fit_tree(data.layout.root, run, FitOptions("other"))
         head = {**SECTIONS, "head": {"kind": "label-encoder"}, "negatives": {"pool": "all"}, "classifier": {}}
         encoded = Model.build(Recipe.model_validate(head), data.vocabulary, data.labels)
+        encoded = Model.build(with_sections(SECTIONS, {"method": "dexml"}), data.vocabulary, data.labels)
         with pytest.raises(InputError, match="texts alone"):
             embed_label_texts(encoded, data.layout)

@@ -19,9 +19,7 @@ from schemas.table import Table
 from tests.builders import Rows, SmallData, build_data, ragged
 from tests.ranks import on_ranks
 from tests.trainer.evaluation.small_model import SECTIONS, brute_force, model_of, queries
-from tests.training import silent, train
-from trainer.config import Recipe
-from trainer.config.data import Data
+from tests.training import silent, train, with_sections
 from trainer.evaluation.evaluate import Scorer
 from trainer.evaluation.fitting import FitOptions, describe_weights, fit_weights
 from trainer.evaluation.fusion import Fused, K, Scored, Scorers, Weights
@@ -31,6 +29,7 @@ from trainer.evaluation.ranking import Ranking, embed_label_texts
 from trainer.evaluation.split import label_statistics
 from trainer.group import ALONE, Group
 from trainer.loop import Trainer
+from trainer.methods.sections import Data
 from trainer.model import Model, load_model
 
 
@@ -190,19 +189,14 @@ def test_two_ranks_fuse_as_one(data: SmallData) -> None:
 
 HEADS = {
     "classifier": {},
-    "label-encoder": {
-        "head": {"kind": "label-encoder"},
-        "classifier": {},
-        "negatives": {"pool": "all"},
-        "loss": {"kind": "decoupled"},
-    },
+    "label-encoder": {"method": "dexml", "loss": {"kind": "decoupled"}},
 }
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_run_is_fused_on_what_it_held_out(data: SmallData, tmp_path: Path, head: str) -> None:
     root, run = data.layout.root, str(tmp_path / "run")
-    recipe = Recipe.model_validate({**SECTIONS, "data": {"holdout": 0.2}, **HEADS[head]})
+    recipe = with_sections({**SECTIONS, "data": {"holdout": 0.2}}, HEADS[head])
     train(Trainer.start(root, run, recipe, silent))
     recipe, model, checkpoint = load_model(data.layout, RunLayout(run))
     with pytest.raises(InputError, match="no fusion is fitted for step"):

@@ -43,9 +43,8 @@ def filtered_labels(positives: list[list[int]]) -> list[list[int]]:
 
 
 def recipe_of(head: str) -> Recipe:
-    pool = {"classifier": "shared", "label-encoder": "all"}[head]
-    classifier = {"initial_scale": 1.0}
-    sections: dict[str, Any] = {"head": {"kind": head}, "negatives": {"pool": pool}, "classifier": classifier}
+    vectors = {"classifier": {"initial_scale": 1.0}}
+    sections: dict[str, Any] = {"method": "dexml"} if head == "label-encoder" else vectors
     return Recipe.model_validate({"encoder": {"dimension": 8, "buckets": 64}, **sections})
 
 

@@ -83,7 +83,7 @@ def context_of(recipe: Recipe, data: SmallData, group: Group = ALONE) -> StepCon
     )
     head = LabelEncoderHead(recipe, encoder, LABELS, facts)
     planner = Planner(recipe.negatives, LABELS, recipe.train.seed)
-    return StepContext(Model(encoder, head), planner, SubBatches(encoder, head.query_batch or 0), group)
+    return StepContext(Model(encoder, head), planner, SubBatches(encoder, 2), group)
 
 
 def head_of(recipe: Recipe, data: SmallData) -> LabelEncoderHead:
@@ -131,7 +131,7 @@ def whole(recipe: Recipe, data: SmallData) -> tuple[float, list[Gradients]]:
         return torch.cat(parts)
 
     texts = open_label_texts(data.layout, "tokens")
-    x = encoded(query_encoder, whole_batch.inputs.slice, QUERIES, recipe.head.query_batch, 0)
+    x = encoded(query_encoder, whole_batch.inputs.slice, QUERIES, 2, 0)
     z = encoded(label_encoder, lambda a, b: texts.slice(a, b), LABELS, recipe.head.label_batch, 1)
     loss = build_loss(recipe.loss)(x, z, every_label(whole_batch, 0, LABELS)) / QUERIES
     loss.backward()
@@ -151,7 +151,7 @@ def assert_same(got: Any, expected: Any) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_cached_is_whole_with_dropout(kind: str, shared: bool, data: SmallData, bert: str) -> None:
     for loss in ("decoupled", "softtopk"):
-        recipe = recipe_of(kind, bert, loss, label_batch=4, query_batch=2, shared=shared)
+        recipe = recipe_of(kind, bert, loss, label_batch=4, shared=shared)
         assert_same(cached(ALONE, recipe, data), whole(recipe, data))
 
 
@@ -161,7 +161,7 @@ def of_kinds(group: Group, recipes: list[Recipe], data: SmallData) -> list[tuple
 
 @pytest.mark.slow
 def test_two_ranks_are_one_with_dropout(data: SmallData, bert: str) -> None:
-    recipes = [recipe_of(kind, bert, label_batch=4, query_batch=2) for kind in KINDS]
+    recipes = [recipe_of(kind, bert, label_batch=4) for kind in KINDS]
     expected = [whole(recipe, data) for recipe in recipes]
     for results in on_ranks(2, of_kinds, recipes, data):
         for result, reference in zip(results, expected, strict=True):

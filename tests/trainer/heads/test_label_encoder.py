@@ -29,8 +29,9 @@ def recipe_of(pool: str, hard: int = 0, **encoder: object) -> Recipe:
     return Recipe.model_validate(
         {
             "encoder": {"dimension": 16, "ngrams": 1, "normalize": True, "lr": 0.1, **encoder},
-            "head": {"kind": "label-encoder", "label_batch": 5},
-            "negatives": {"pool": pool, "hard": hard, "width": 4 if hard else 0},
+            "method": "dexml",
+            "head": {"label_batch": 5},
+            "negatives": {"pool": pool, **({"hard": hard, "width": 4} if hard else {})},
             "loss": {"kind": "decoupled", "temperature": 0.1},
         }
     )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.builders import batch_of
 from trainer.config import Negatives
+from trainer.methods.ngame import InBatch
 from trainer.negatives.candidates import draw_positives, shared_pool
 from trainer.negatives.draws import draw_pool
 from trainer.negatives.planner import Planner
@@ -60,7 +61,7 @@ def test_the_pool_of_a_batch_is_what_its_queries_bring(
     whole = batch_of(positives)
     batch = replace(whole, step=step)
     weight = np.linspace(1, 2, LABELS).astype(np.float32)
-    planner = Planner(Negatives(pool="batch"), LABELS, 3, weight, part, positives=drawn)
+    planner = Planner(InBatch(), LABELS, 3, weight, part, positives=drawn)
     (candidates,) = planner.chunks(batch)
     mask = draw_positives(batch, drawn, 3)
     ends = batch.positive_offsets

@@ -60,7 +60,7 @@ class Case:
 
     def __init__(self, pool: str, share: float) -> None:
         draw = np.random.default_rng(7)
-        options = Negatives(pool=pool, random=5, hard=2, frequency_share=share, frequency_power=0.75)
+        options = Negatives(pool=pool, random=5, hard=2, frequency_share=share)
         self.planner = Planner(options, LABELS, seed=3, frequency=FREQUENCY)
         self.positives = [[1, 8], [2], [3, 5, 8]]
         self.batch = batch_of(self.positives, np.array([[2, 3], [4, -1], [0, 2]]))

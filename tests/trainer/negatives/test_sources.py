@@ -4,7 +4,6 @@ from itertools import count
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,42 +11,13 @@ from schemas import PAD
 from schemas.errors import InputError
 from schemas.layout import RunLayout
 from tests.builders import SmallData, batch_of, build_data
-from tests.trainer.negatives.label_vectors import LabelVectors
 from tests.trainer.test_loop import Killed, recipe, silent, train
-from trainer.config import Negatives, load_recipe
+from trainer.config import Recipe, load_recipe, validate
 from trainer.group import Group
 from trainer.loop import Trainer
-from trainer.negatives.base import NegativeSources, SourceContext
 from trainer.negatives.candidates import join_hard
-from trainer.negatives.in_batch import InBatch
 
-LABELS, DIMENSION = 60, 5
 POSITIVES = [[3, 9], [], [9, 30, 31], [0]]
-WEIGHT = np.random.default_rng(0).standard_normal((LABELS, DIMENSION)).astype(np.float32)
-X = torch.from_numpy(np.random.default_rng(1).standard_normal((4, DIMENSION)).astype(np.float32))
-
-
-VECTORS = LabelVectors(WEIGHT)
-
-
-def best(scores: np.ndarray, labels: list[int], positives: list[int], k: int) -> set[int]:
-    return set(sorted(set(labels) - set(positives), key=lambda label: -scores[label])[:k])
-
-
-@pytest.mark.parametrize("k", [1, 3, 20])
-def test_in_batch_negatives_are_the_hardest_positives_of_the_others(k: int) -> None:
-    ids = InBatch(k, VECTORS).find(batch_of(POSITIVES), X).ids
-    for query, positives in enumerate(POSITIVES):
-        expected = best(
-            X[query].numpy() @ WEIGHT.T, sorted({label for row in POSITIVES for label in row}), positives, k
-        )
-        assert set(ids[query].tolist()) - {PAD} == expected
-
-
-def test_a_batch_without_positives_has_no_in_batch_negatives() -> None:
-    assert InBatch(3, VECTORS).find(batch_of([[], []]), X[:2]).ids.shape == (2, 0)
-
-
 IDS = st.integers(-1, 9)
 
 
@@ -66,21 +36,6 @@ def test_joined_labels_are_the_tables_and_the_found_each_once_without_positives(
         assert set(new) == set(others[query]) - set(positives) - set(hard[query]) - {PAD}
 
 
-def test_ranks_find_in_batch_negatives_of_their_labels_alone() -> None:
-    (whole,) = (InBatch(20, VECTORS).find(batch_of(POSITIVES), X).ids,)
-    parts = [
-        InBatch(20, LabelVectors(WEIGHT, *part)).find(batch_of(POSITIVES), X).ids
-        for part in ((0, 9), (9, 31), (31, LABELS))
-    ]
-    for row, ids in zip(whole, np.concatenate(parts, axis=1), strict=True):
-        assert sorted(ids[ids != PAD].tolist()) == sorted(row[row != PAD].tolist())
-
-
-def test_a_recipe_without_them_has_none() -> None:
-    assert Negatives().sections == []
-    assert [section.hard for section in Negatives(in_batch=3, lsh={"hard": 5}).sections] == [3, 5]
-
-
 @pytest.fixture(scope="module")
 def data() -> SmallData:
     return build_data("memory://sources/data")
@@ -88,18 +43,19 @@ def data() -> SmallData:
 
 NEGATIVES = {
     "random": 4,
-    "hard": 0,
-    "width": 0,
     "frequency_share": 0.5,
-    "in_batch": 3,
-    "lsh": {"hard": 5, "bits": 3, "tables": 4, "every": 2, "growth": 1.3},
-    "start": 1,
-    "warmup": 9,
+    "lsh": {"hard": 5, "bits": 3, "tables": 4, "every": 2},
 }
 
 
-def test_a_run_with_every_source_goes_on_to_the_same_bits(data: SmallData) -> None:
-    mixed = recipe(negatives=NEGATIVES, train={"epochs": 4})
+def lns(**lsh: object) -> Recipe:
+    """A small recipe with hash tables, and without what `recipe` states of tables."""
+    body = recipe(train={"epochs": 4}).model_dump(exclude={"negatives", "refresh"})
+    return validate({**body, "method": "lns", "negatives": {**NEGATIVES, "lsh": {**NEGATIVES["lsh"], **lsh}}}, "test")
+
+
+def test_a_run_with_hash_tables_goes_on_to_the_same_bits(data: SmallData) -> None:
+    mixed = lns()
     names = count()
 
     def fresh() -> str:
@@ -113,11 +69,8 @@ def test_a_run_with_every_source_goes_on_to_the_same_bits(data: SmallData) -> No
             train(Trainer.start(data.layout.root, run, mixed, silent), stop)
         rest = train(Trainer.resume(data.layout.root, run, mixed, silent))
         assert rest == losses[-len(rest) :]
-    # What the sources find is scored: without it the same steps have other losses from `start` on.
-    plain = recipe(negatives={**NEGATIVES, "in_batch": 1, "lsh": {}}, train={"epochs": 4})
-    others = train(Trainer.start(data.layout.root, fresh(), plain, silent))
-    assert others[:steps] == losses[:steps]
-    assert others[steps] < losses[steps]
+    # What the tables find is scored: with fewer tables the same steps have other losses.
+    assert train(Trainer.start(data.layout.root, fresh(), lns(tables=1), silent)) != losses
 
 
 def test_sources_with_state_are_refused_on_several_ranks(data: SmallData) -> None:
@@ -126,27 +79,17 @@ def test_sources_with_state_are_refused_on_several_ranks(data: SmallData) -> Non
         rank = 0
 
     with pytest.raises(InputError, match=r"negatives\.lsh on 2 ranks: its state is saved by one rank"):
-        Trainer.start(data.layout.root, "memory://sources/two", recipe(negatives=NEGATIVES), silent, Two())
-    # One without state is not.
-    stateless = recipe(negatives={**NEGATIVES, "lsh": {}})
-    context = SourceContext(VECTORS, Two())
-    assert not NegativeSources([section.open(context) for section in stateless.negatives.sections]).stateful
+        Trainer.start(data.layout.root, "memory://sources/two", lns(), silent, Two())
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("negatives.pool=all", "scores every label already"),
         ("negatives.lsh.bits=29", "less than or equal to 28"),
-        ("negatives.lsh.width=9", r"531,441 buckets .* lower negatives"),
+        ("negatives.lsh.width=30", r"24,300,000 buckets .* lower negatives"),
         ("negatives.lsh.tabels=3", "did you mean 'tables'"),
     ],
 )
 def test_a_recipe_that_cannot_be_is_refused(change: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        load_recipe("random", ["negatives.lsh.hard=5", change])
-
-
-def test_start_is_for_sources() -> None:
-    with pytest.raises(InputError, match=r"negatives\.start is for"):
-        load_recipe("random", ["negatives.start=2"])
+        load_recipe("lns", ["negatives.lsh.hard=5", change])

@@ -374,10 +374,10 @@ def test_the_policies_under_their_old_names() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"refresh": {"start": 1}}, "2 epochs after its dump"),
+        ({"refresh": {"start": 1}}, r"(?s)refresh.start.*greater than or equal to 2"),
         ({"refresh": {"max_age": 1}}, "no table is younger than 2 epochs"),
         ({"refresh": {"by": "labels"}, "data": {"label_texts": False}}, "set data.label_texts = true"),
-        ({"refresh": {"by": "labels", "source": "in-trainer"}}, "is for tables"),
+        ({"refresh": {"by": "labels", "source": "in-trainer"}}, "refresh.by"),
         ({"refresh": {"source": "in-trainer", "every_steps": 5, "rebuild_steps": 5}}, "is not below"),
         ({"train": {"positive_ratio": 2}, "loss": {"kind": "softmax"}}, "weighs the positive part"),
         ({"negatives": {"curriculum": True}}, "needs negatives.hard > 0"),

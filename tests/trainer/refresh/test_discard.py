@@ -42,5 +42,5 @@ def test_finished_tables_stay_and_what_is_at_work(tmp_path: Path, kind: str) -> 
         assert storage.list_names(staging(of_epoch[2])) == ["part"]
     assert is_published(table)
     files = [path for path in Path(root, "epoch-0000").rglob("*") if path.is_file()]
-    assert sorted(files) == [Path(table, "a"), Path(table, MANIFEST)]
+    assert sorted(files) == [Path(table, MANIFEST), Path(table, "a")]
     assert [Path(out).exists() for out in of_epoch] == [True, False, True]

@@ -93,7 +93,7 @@ def test_ranks_that_hold_parts_of_the_labels_find_the_same() -> None:
     [
         {},
         {"negatives": {"pool": "own"}},
-        {"refresh": {"source": "table", "start": 2}, "negatives": {"hard": 0, "in_batch": 3, "lsh": {"hard": 2}}},
+        {"method": "lns", "negatives": {"lsh": {"hard": 2}}},
     ],
 )
 def test_looking_changes_nothing(data: SmallData, changed: dict) -> None:
@@ -106,7 +106,7 @@ def test_looking_changes_nothing(data: SmallData, changed: dict) -> None:
     assert losses[0] == losses[1]
     told = [[line for line in read_metrics(trainer.run) if line["kind"] == "hard"] for trainer in trainers]
     assert not told[0]
-    begins = 0 if "refresh" in changed else 1  # its `start` is not that of other sources
+    begins = 0 if "method" in changed else 1  # hash tables serve from the first epoch on
     steps = len(losses[0]) // 3
     assert [line["step"] for line in told[1]] == list(range(begins * steps + 1, 3 * steps + 1))
     assert all(0 <= line["rank_p10"] <= line["rank_p50"] <= line["rank_p90"] < line["of"] for line in told[1])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from schemas.errors import InputError
 from schemas.manifest import open_manifest
 from tests.builders import Rows, SmallData, build_data
-from trainer.settings.facts import HEAPS, log_odds, measure
+from trainer.methods.rules import log_odds
+from trainer.settings.facts import HEAPS, measure
 from trainer.stream import open_queries
 from trainer.stream.sources import ALL_ROWS, RowShare
 

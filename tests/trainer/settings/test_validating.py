@@ -7,8 +7,8 @@ import pytest
 from pipelines.shard import ShardOptions, shard
 from schemas.layout import DataLayout
 from trainer.config import Validation
-from trainer.config.data import Data
 from trainer.evaluation.split import open_split
+from trainer.methods.sections import Data
 from trainer.settings.resolve import resolve
 from trainer.settings.validating import settings_of_validation
 

@@ -16,8 +16,8 @@ from schemas.table import PARTS, PartTable, Table
 from tests.builders import SmallData, build_data
 from tests.laws import assert_dealt_by_age, assert_exact_resume, assert_same_global_batches
 from tests.pipelines.test_versions import SEQUENCE, make, rows_of
-from trainer.config.data import Data
 from trainer.evaluation.split import label_statistics
+from trainer.methods.sections import Data
 from trainer.settings.facts import measure
 from trainer.stream import JoinedStream, Source, open_sources
 from trainer.stream.sources import ALL_ROWS, Replay, in_window

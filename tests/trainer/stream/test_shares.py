@@ -245,7 +245,7 @@ def test_a_run_that_holds_out_rows_goes_on_to_the_same_bits(data: SmallData, sto
     [
         {"data": {"holdout": 0.1, "mix": {"train": 1.0}}},
         {"data": {"share": 0.5, "mix": {"train": 1.0}}},
-        {"data": {"holdout": 0.1}, "order": {"cluster": 8}},
+        {"method": "ngame", "data": {"holdout": 0.1}, "order": {"cluster": 8}},
     ],
     ids=str,
 )

@@ -1,0 +1,351 @@
+"""ASTRA, Algorithm 1: one-vs-all over all labels, estimated from stale hard negatives and fresh uniform ones.
+
+Renée, its neighbour below, is what the estimate is of: every label is a negative of every query (equation 1).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from schemas import LABEL_TEXTS
+from trainer.methods import rules
+from trainer.methods.kinds import LossSection, OneOfKinds
+from trainer.methods.recipe import ClassifierRecipe, Labels
+from trainer.methods.rules import POOL, SOURCE, Facts, FromData, Setting
+from trainer.methods.tables import LEAD, Tables
+from trainer.negatives.base import FRESH, MIPS, MOST_FRESH, used_sections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trainer.negatives.base import NegativeSource, Sampled, SourceContext, SourceSection
+    from trainer.negatives.planner import Planner
+    from trainer.stream.batch import Batch, Candidates
+
+MOST = 1 << 24  # labels of a query or of a pool
+SHARED_DRAWS, OWN_DRAWS = 3200, 400
+# A draw of a shared pool stands for L / k_r labels at once. Above this, what a label learns from the few steps that
+# meet it is mostly noise (WordNet: 31, and P@1 falls by 9), and pools of each query's own are the better buy.
+MOST_WEIGHT = 8
+
+
+# What the data decide, where a recipe says "auto".
+
+
+def pool_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+    """One pool for a batch while its draws weigh little, then one for each query (variance against cost)."""
+    weight = facts.labels / SHARED_DRAWS
+    if weight <= MOST_WEIGHT:
+        return Setting("shared", f"a draw of {SHARED_DRAWS:,} stands for {weight:.1f} labels")
+    return Setting("own", f"a draw of {SHARED_DRAWS:,} shared ones would stand for {weight:.1f} labels")
+
+
+def random_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+    """k_r, of the batch or of each query."""
+    own = settled[POOL] == "own"
+    return Setting(OWN_DRAWS if own else SHARED_DRAWS, f"{POOL} = {settled[POOL]}")
+
+
+def hard_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+    """k_h: the fewer random ones a query has, the more."""
+    return Setting(100 if settled[POOL] == "own" else 40, f"{POOL} = {settled[POOL]}")
+
+
+def warmup_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+    """As many random ones before the first table as there are of both kinds after it."""
+    value = int(random_from_data(facts, settled).value) + int(hard_from_data(facts, settled).value)
+    return Setting(value, f"{POOL} = {settled[POOL]}")
+
+
+def start_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+    """tau_s: as early as there can be a table where hard negatives carry the loss."""
+    if settled[SOURCE] == "in-trainer":
+        return Setting(0, f"{SOURCE} = in-trainer")
+    return Setting(2 if settled[POOL] == "own" else 3, f"{POOL} = {settled[POOL]}")
+
+
+def every_from_data(facts: Facts, settled: Mapping[str, Any]) -> Setting:
+    """tau_r: fresh in each epoch where hard negatives carry the loss."""
+    return Setting(1 if settled[POOL] == "own" else 3, f"{POOL} = {settled[POOL]}")
+
+
+# Which labels a query is scored against, and what each of them counts.
+
+
+class RandomNegatives(Labels):
+    """Uniform negatives, whose weighted sum is, in expectation, that over all labels (equation 2, lemma 4.1)."""
+
+    pool: Annotated[Literal["shared", "own"], FromData(pool_from_data)] = Field(
+        "shared", description="one pool of random negatives a batch, or one a query, as in the paper"
+    )
+    random: Annotated[int, FromData(random_from_data)] = Field(
+        3200, ge=0, le=MOST, description="k_r labels drawn uniformly with replacement from [0, L)"
+    )
+    reweight: bool = Field(
+        True,
+        description="weight random negatives by 1 / (k_r q_l), which makes the loss unbiased; q_l = 1 / L if uniform",
+    )
+    frequency_share: float = Field(
+        0.0, ge=0, le=1, description="share of the random draws that go by training frequency, not uniformly"
+    )
+
+    @property
+    def by_frequency(self) -> float:
+        return self.frequency_share
+
+    def draws(self, batch: int) -> int:
+        return self.random * (batch if self.pool == "own" else 1)
+
+    def pool_size(self, batch: int, positives: float, labels: int) -> float:
+        return 0 if self.pool == "own" else self.random
+
+    def scores(self, batch: int, positives: float) -> float:
+        candidates = self.candidates_of(batch, positives)
+        return candidates if self.pool == "own" else batch * candidates
+
+    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
+        """Merge positives, hard negatives and random ones of each query; a label counts once per query (step 16)."""
+        own, count = self.pool == "own", self.random_in(planner, batch.epoch, bool(sampled))
+        drawn, weight = planner.draw(batch, count, own, self.reweight)  # steps 8 and 15: R, each of weight L / k_r
+        return planner.merge(batch, sampled, drawn, weight, own)  # steps 13 and 14: H, k_h of each row, of weight 1
+
+    def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
+        """Return k_r of `epoch`, in which queries have hard negatives or not."""
+        return self.random
+
+
+class Negatives(RandomNegatives):
+    """Hard negatives and random ones: k_h and k_r of each query."""
+
+    hard: Annotated[int, FromData(hard_from_data, meanwhile=1)] = Field(
+        0, ge=0, le=MOST, description="k_h hard negatives a query, out of the table's K"
+    )
+    width: int = Field(0, ge=0, le=MOST, description="K of the mined table; 0: the same as hard")
+    warmup: Annotated[int, FromData(warmup_from_data)] = Field(
+        0,
+        ge=0,
+        le=MOST,
+        description="random negatives in epochs that have no table yet; 0: random + hard (Algorithm 1, step 8)",
+    )
+    curriculum: bool = Field(
+        False,
+        description="from the first epoch with hard negatives on, their number grows from none to `hard` in the last, "
+        "and that of random ones goes from those before to `random`",
+    )
+
+    @property
+    def sections(self) -> list[SourceSection]:
+        """Sections of the sources that are used beside tables."""
+        return used_sections(self)
+
+    @property
+    def table_width(self) -> int:
+        return self.width or self.hard
+
+    @property
+    def most(self) -> int:
+        return self.hard
+
+    def columns(self, planner: Planner, epoch: int) -> int:
+        """Return k_h of `epoch`."""
+        return planner.mixtures[epoch][0] if planner.mixtures else self.hard
+
+    def random_in(self, planner: Planner, epoch: int, has_hard: bool) -> int:
+        """Return k_r of `epoch`; before the first table all k_h + k_r negatives are random (step 8)."""
+        if not has_hard:
+            return self.before_tables
+        return planner.mixtures[epoch][1] if planner.mixtures else self.random
+
+    @property
+    def before_tables(self) -> int:
+        """Random negatives of a query before there are hard ones."""
+        return self.warmup or self.random + self.hard
+
+    def mixtures(self, epochs: int, start: int) -> tuple[tuple[int, int], ...]:
+        """Return k_h and k_r of each epoch (Table 5, "curriculum").
+
+        They are linear in the epochs from `start` on, from random negatives alone to `hard` and `random`: the first
+        epoch has a step of the way, the last all of it.
+        """
+        before, steps, course = self.before_tables, max(1, epochs - start), []
+        for epoch in range(epochs):
+            share = min(1.0, max(0, epoch - start + 1) / steps)
+            hard = max(1, round(share * self.hard)) if share else 0
+            course.append((hard, round(before + share * (self.random - before))))
+        return tuple(course)
+
+    @model_validator(mode="after")
+    def _check(self) -> Negatives:
+        if self.width and self.width < self.hard:
+            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}: raise it")
+        if not (self.random or self.hard or self.sections):
+            raise ValueError("no negatives at all: set negatives.random or negatives.hard, or method = 'renee'")
+        if self.curriculum and not self.hard:
+            raise ValueError("negatives.curriculum goes over to hard negatives: it needs negatives.hard > 0")
+        if self.warmup and not (self.hard or self.sections):
+            raise ValueError("negatives.warmup is for epochs before the first hard negatives: set negatives.hard > 0")
+        return self
+
+
+# Where hard negatives come from: the method asks for tables, or searches in each step.
+
+
+class Refresh(OneOfKinds):
+    """Where hard negatives come from, and from which epoch on."""
+
+    PLACE = SOURCE
+    KINDS: ClassVar[dict[str, Any]] = {}
+
+    source: Annotated[Literal["table", "in-trainer"], FromData(rules.refresh_source)] = Field(
+        "table", description="tables mined beside the training, or an index within the trainer"
+    )
+
+
+class MinedTables(Tables, Refresh):
+    """Tables of each query's nearest labels: dumped in epoch e - 2, mined in e - 1, used from e on (section 3.2)."""
+
+    source: Annotated[Literal["table"], FromData(rules.refresh_source)] = "table"
+    start: Annotated[int, FromData(start_from_data)] = Field(
+        5, ge=LEAD, description="tau_s: the first epoch with hard negatives; two epochs after its dump"
+    )
+    every: Annotated[int, FromData(every_from_data)] = Field(5, ge=1, description="tau_r: epochs between tables")
+    by: Literal["classifier", "labels"] = Field(
+        "classifier", description="nearest by classifier vectors (w-hard) or by label embeddings (theta-hard)"
+    )
+    index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
+
+    @model_validator(mode="after")
+    def _check_index(self) -> MinedTables:
+        if self.index in (MIPS, FRESH):
+            raise ValueError(f"refresh.index = {self.index!r} is the trainer's own: set refresh.source = 'in-trainer'")
+        return self
+
+
+class OwnIndex(Refresh):
+    """An index within the trainer, which fresh embeddings of the queries search in every step."""
+
+    source: Annotated[Literal["in-trainer"], FromData(rules.refresh_source)]
+    start: Annotated[int, FromData(start_from_data)] = Field(5, ge=0, description="the first epoch with hard negatives")
+    every_steps: int = Field(1000, ge=1, description="steps between indexes that hold a copy of the vectors")
+    rebuild_steps: int = Field(
+        0,
+        ge=0,
+        description="an index is built beside the training and used so many steps after its copy of the vectors was "
+        "made; 0: training waits for it",
+    )
+    index: str = Field(
+        "auto",
+        description="'fresh', every label by its vector as it is, which 'auto' is up to "
+        f"{MOST_FRESH:,} labels; 'exact', a Faiss factory string, or 'mips': spherical k-means with the square root of "
+        "L clusters, 64 of them searched",
+    )
+
+    def open(self, width: int, context: SourceContext) -> NegativeSource:
+        """Open the index of a rank's labels, which finds `width` of them for each query."""
+        from trainer.negatives.indexes import CopiedIndex, FreshIndex, IndexOptions
+
+        few = context.vectors.stop - context.vectors.start <= MOST_FRESH
+        if self.index == FRESH or (self.index == "auto" and few):
+            return FreshIndex(width, self.start, context)
+        return CopiedIndex(IndexOptions(self.index, self.every_steps, self.rebuild_steps, width, self.start), context)
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> OwnIndex:
+        if self.rebuild_steps >= self.every_steps:
+            raise ValueError(
+                f"refresh.rebuild_steps = {self.rebuild_steps} is not below refresh.every_steps = {self.every_steps}: "
+                "the next index would be due before this one is used; lower refresh.rebuild_steps"
+            )
+        return self
+
+
+Refresh.KINDS = {"table": MinedTables, "in-trainer": OwnIndex}
+
+
+class Astra(ClassifierRecipe):
+    """Hard negatives by tables or an index, mixed with random ones, and any loss; binary cross-entropy is ASTRA's."""
+
+    method: Literal["astra"] = "astra"
+    negatives: Negatives = Negatives()
+    refresh: SerializeAsAny[Refresh] = Field(default_factory=lambda: Refresh.model_validate({}))
+
+    @property
+    def tables(self) -> Tables | None:
+        """The schedule of its tables: there are none without hard negatives, or with an index of its own."""
+        return self.refresh if self.negatives.hard and isinstance(self.refresh, MinedTables) else None
+
+    @property
+    def table_facts(self) -> dict[str, Any]:
+        """K, and by which index and vectors the nearest labels are found (section 3.1)."""
+        assert isinstance(self.refresh, MinedTables)
+        return {"table_width": self.negatives.table_width, "index": self.refresh.index, "by": self.refresh.by}
+
+    @property
+    def indexed_from(self) -> int | None:
+        return self.refresh.start if self.negatives.hard and isinstance(self.refresh, OwnIndex) else None
+
+    def mixtures(self) -> tuple[tuple[int, int], ...]:
+        if not self.negatives.curriculum:
+            return ()
+        assert isinstance(self.refresh, (MinedTables, OwnIndex))
+        return self.negatives.mixtures(self.train.epochs, self.refresh.start)
+
+    @property
+    def finds_on_device(self) -> bool:
+        return self.negatives.pool == "own" and not self.negatives.sections
+
+    def open_sources(self, context: SourceContext) -> list[NegativeSource]:
+        own = [self.refresh.open(self.negatives.table_width, context)] if isinstance(self.refresh, OwnIndex) else []
+        return [*(own if self.negatives.hard else []), *(each.open(context) for each in self.negatives.sections)]
+
+    @model_validator(mode="after")
+    def _check_astra(self) -> Astra:
+        if self.train.minutes and self.negatives.curriculum:
+            raise ValueError(
+                f"train.minutes = {self.train.minutes:g} leaves the number of epochs open, and negatives.curriculum "
+                "goes by it: set one of them"
+            )
+        by_labels = isinstance(self.refresh, MinedTables) and self.refresh.by == "labels"
+        if by_labels and not (self.data.label_texts or LABEL_TEXTS in self.data.mix):
+            raise ValueError(
+                "refresh.by = 'labels' mines by the embeddings of label texts, which only a run that trains on them "
+                "has: set data.label_texts = true"
+            )
+        return self
+
+
+# The reference: no estimate, but the sum over all labels itself.
+
+
+class EveryLabel(Labels):
+    """Every label for every query, a chunk of labels after the other (equation 1)."""
+
+    chunk: int = Field(4096, ge=1, description="labels scored at a time")
+
+    def pool_size(self, batch: int, positives: float, labels: int) -> float:
+        return labels
+
+    def scores(self, batch: int, positives: float) -> float:
+        return batch * self.chunk
+
+    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> None:
+        """Return None: all labels at once are too many."""
+
+    def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
+        start, stop = planner.part or (0, planner.labels)
+        for first in range(0, stop - start, self.chunk):
+            yield planner.range_of(batch, first, min(first + self.chunk, stop - start))
+
+
+class Renee(ClassifierRecipe):
+    """Full one-vs-all: exact, and linear in the number of labels; what the sampling of ASTRA is measured against."""
+
+    method: Literal["renee"]
+    negatives: EveryLabel = EveryLabel()
+
+    def negatives_of(self, labels: int) -> EveryLabel:
+        """Take all labels at once for a loss that is no sum over labels: what it makes of a score depends on all."""
+        whole = self.loss != LossSection()
+        return self.negatives.model_copy(update={"chunk": max(1, labels)}) if whole else self.negatives

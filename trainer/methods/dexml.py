@@ -1,0 +1,141 @@
+"""DEXML: dual encoders. Labels are encoded from their texts, so no vector is kept for any of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from schemas.options import Options
+from trainer.methods.astra import MOST
+from trainer.methods.kinds import OneOfKinds
+from trainer.methods.recipe import Labels, Recipe
+from trainer.methods.tables import Tables
+
+if TYPE_CHECKING:
+    from trainer.negatives.base import Sampled
+    from trainer.negatives.planner import Planner
+    from trainer.stream.batch import Batch, Candidates
+
+_BLOCK = 4096  # labels that a loss over all of them scores at a time
+
+
+class Positives(Options):
+    """Positives that a step learns."""
+
+    positives: int = Field(
+        0, ge=0, description="positives a query, drawn anew each step, that it learns and brings to the pool; 0: all"
+    )
+
+
+class LabelTexts(Positives):
+    """Labels by their texts through an encoder (sections 3 and 5.2)."""
+
+    shared: bool = Field(True, description="labels go through the encoder of the queries")
+    label_batch: int = Field(
+        1024, ge=1, description="eta: labels encoded at a time; more of them in a step are encoded twice"
+    )
+
+
+class DualEncoder(Recipe):
+    """A recipe of a method that encodes labels."""
+
+    encodes_labels = True
+
+    head: LabelTexts = LabelTexts()
+
+    @property
+    def positives(self) -> int:
+        return self.head.positives
+
+    @property
+    def encoders(self) -> int:
+        return 1 if self.head.shared else 2
+
+    @model_validator(mode="after")
+    def _check_encoders(self) -> DualEncoder:
+        if self.train.freeze_encoder:
+            raise ValueError(
+                f"train.freeze_encoder leaves method = {self.method!r} nothing to learn: choose one with a classifier"
+            )
+        if self.logging.ranks_every:
+            raise ValueError(
+                f"logging.ranks_every = {self.logging.ranks_every} ranks labels by a classifier's vectors: leave it "
+                f"out for method = {self.method!r}, which encodes those of the step alone"
+            )
+        return self
+
+
+class Pool(Labels, OneOfKinds):
+    """Labels that every query of a step is scored against."""
+
+    PLACE = "negatives.pool"
+    KINDS: ClassVar[dict[str, Any]] = {}
+
+    pool: Literal["all", "batch"] = Field("all", description="every label, or what the batch brings")
+
+
+class EveryText(Pool):
+    """Every label (section 4): the paper's loss, without sampling."""
+
+    pool: Literal["all"] = "all"
+
+    def pool_size(self, batch: int, positives: float, labels: int) -> float:
+        return labels
+
+    def scores(self, batch: int, positives: float) -> float:
+        return batch * _BLOCK
+
+
+class OfBatch(Pool):
+    """Positives of the batch, and m of each query's nearest labels: B(1 + m) at most (section 5.4, Table 3)."""
+
+    pool: Literal["batch"]
+    hard: int = Field(0, ge=0, le=MOST, description="m hard negatives a query, drawn from the table's K each step")
+    width: int = Field(0, ge=0, le=MOST, description="K of the mined table; 0: the same as hard")
+
+    @property
+    def table_width(self) -> int:
+        return self.width or self.hard
+
+    @property
+    def most(self) -> int:
+        return self.hard
+
+    def columns(self, planner: Planner, epoch: int) -> int:
+        return self.hard
+
+    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
+        """Take what the batch brings: drawn positives and hard negatives of all queries, for every query."""
+        return planner.of_batch(batch)
+
+    @model_validator(mode="after")
+    def _check(self) -> OfBatch:
+        if self.width and self.width < self.hard:
+            raise ValueError(f"negatives.width = {self.width} is below negatives.hard = {self.hard}: raise it")
+        return self
+
+
+Pool.KINDS = {"all": EveryText, "batch": OfBatch}
+
+
+class TextTables(Tables):
+    """Tables of the nearest labels of each query, by the embeddings of both."""
+
+    index: str = Field("auto", description="'exact', 'auto' or a Faiss factory string")
+
+
+class Dexml(DualEncoder):
+    """Queries and labels through one encoder, or one each; decoupled softmax is the paper's loss (equation 5)."""
+
+    method: Literal["dexml"]
+    negatives: SerializeAsAny[Pool] = Field(default_factory=lambda: Pool.model_validate({}))
+    refresh: TextTables = TextTables()
+
+    @property
+    def tables(self) -> Tables | None:
+        return self.refresh if isinstance(self.negatives, OfBatch) and self.negatives.hard else None
+
+    @property
+    def table_facts(self) -> dict[str, Any]:
+        return {"table_width": self.negatives.table_width, "index": self.refresh.index, "by": "classifier"}

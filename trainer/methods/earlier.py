@@ -1,0 +1,104 @@
+"""Keys of earlier recipes and runs as those of today: the one mapping between them.
+
+Before there were methods, a recipe had a head, a pool and sources that were chosen each for itself, and `method` was
+its name. The method is told from them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Options that were removed, by dotted key, with the value that had no effect: recipes and configs may still have it.
+REMOVED: dict[str, Any] = {
+    "classifier.decay": "touched",
+    "head.query_batch": 0,
+    "negatives.cache": 0,
+    "negatives.cache_steps": 32,
+    "negatives.frequency_power": 1.0,
+    "negatives.in_batch": {"hard": 0},
+    "negatives.lsh.growth": 1.1,
+    "negatives.lsh.policy": "reservoir",
+    "negatives.start": 0,
+    "order.tail": "keep",
+}
+METHODS = ("astra", "renee", "lns", "dexml", "ngame", "ngame-m2")
+_TELLING = ("head", "negatives", "order")
+_COUNTS = ("random", "hard", "width")
+
+
+def renew(values: Mapping[str, Any], below: Any = "astra", restores: bool = False) -> dict[str, Any]:
+    """Return the options of a recipe under the keys of today; `below`: the method of what they are laid over.
+
+    Options without earlier keys come back as they are. `restores`: they are those of a run that is there; removed ones
+    that decided how it was trained are left out whatever they say.
+    """
+    body = {
+        name: _without_removed(name, part, restores and name != "encoder") if isinstance(part, Mapping) else part
+        for name, part in values.items()
+    }
+    if "method" in body and body["method"] not in METHODS:
+        if not restores:
+            wrong, known = str(body["method"])[:80], ", ".join(METHODS)
+            raise ValueError(f"method = {wrong!r}: expected one of {known}; a recipe's own is `name`")
+        body["name"] = body.pop("method")
+    if isinstance(body.get("refresh"), dict):
+        body["refresh"] = _with_stale(body["refresh"])
+    return _with_method(body, body.get("method", below))
+
+
+def _without_removed(prefix: str, options: Mapping[str, Any], all_of_them: bool) -> dict[str, Any]:
+    """Return `options` without those that were removed and say what always holds now, or without all of them."""
+    return {
+        key: _without_removed(f"{prefix}.{key}", value, all_of_them) if isinstance(value, Mapping) else value
+        for key, value in options.items()
+        if f"{prefix}.{key}" not in REMOVED or (REMOVED[f"{prefix}.{key}"] != value and not all_of_them)
+    }
+
+
+def _with_stale(refresh: dict[str, Any]) -> dict[str, Any]:
+    """Return the section with `late` = "continue" or "wait" as `stale`. Raises ValueError for another value."""
+    if "late" not in refresh:
+        return refresh
+    late, policies = refresh["late"], {"continue": "warn", "wait": "wait"}
+    if late not in policies or refresh.get("stale", policies[late]) != policies[late]:
+        raise ValueError(f"refresh.late = {late!r}: it is refresh.stale now, one of warn, wait, random-only, stop")
+    return {**{name: value for name, value in refresh.items() if name != "late"}, "stale": policies[late]}
+
+
+def _with_method(body: dict[str, Any], method: Any) -> dict[str, Any]:
+    """Return `body` with the method that its head, pool, hash tables and clusters told before; they came with it."""
+    head, negatives, order = ({**part} if isinstance(part := body.get(name), dict) else {} for name in _TELLING)
+    kind, pool, hashed = head.pop("kind", None), negatives.get("pool"), _hashed(negatives)
+    clustered = order.get("cluster", 1) != 1 or order.get("cluster_doubles_every", 0) != 0
+    if kind == "label-encoder" or (kind is None and method in ("dexml", "ngame")):
+        if not (kind or pool or clustered):
+            return body
+        goes_on = method == "ngame" and kind is None and pool != "all"
+        method = "ngame" if clustered or goes_on else "dexml"
+        told = method == "ngame" and pool == "batch"
+    elif kind not in (None, "classifier"):
+        raise ValueError(f"head.kind = {kind!r}: it is `method` now, expected one of {', '.join(METHODS)}")
+    else:
+        told = pool in ("all", "batch")
+        if told:
+            method = "renee" if pool == "all" else "ngame-m2"
+        elif hashed:
+            method = "lns"
+        elif kind and method == "ngame":
+            method = "ngame-m2"
+        elif kind or (pool and method in ("renee", "ngame-m2")) or (hashed == 0 and method == "lns"):
+            method = "astra"
+        else:
+            return body
+    if told:  # a pool without draws said so by zeros
+        negatives = {key: value for key, value in negatives.items() if key != "pool" and (value or key not in _COUNTS)}
+    if hashed == 0:
+        del negatives["lsh"]
+    body = {**body, "method": method, **({"negatives": negatives} if "negatives" in body else {})}
+    empty = {name for name, part in (("head", head), ("classifier", body.get("classifier"))) if not part}
+    return {name: part for name, part in {**body, "head": head}.items() if name not in empty}
+
+
+def _hashed(negatives: Mapping[str, Any]) -> Any:
+    """Return the labels that hash tables give a query; None where nothing is said."""
+    lsh = negatives.get("lsh")
+    return lsh.get("hard") if isinstance(lsh, Mapping) else None

@@ -1,0 +1,149 @@
+"""Options of several kinds: one key names the kind, whose class has the other options. Encoders and losses are such."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
+
+from schemas.options import MOST_RATE, Options
+from trainer.methods import rules
+from trainer.methods.rules import FromData
+
+# Classes by kind, the default first; their `section` states the options of the kind.
+ENCODERS = {
+    "bag": "trainer.encoders.bag_encoder:BagEncoder",
+    "transformer": "trainer.encoders.transformer:TransformerEncoder",
+}
+LOSSES = {
+    "bce": "trainer.losses.binary:OneVsAll",  # DEXML's equation 2
+    "softmax": "trainer.losses.contrastive:SoftmaxCrossEntropy",  # 3
+    "infonce": "trainer.losses.contrastive:InfoNCE",  # 4
+    "decoupled": "trainer.losses.contrastive:DecoupledSoftmax",  # 5
+    "softtopk": "trainer.losses.soft_top_k:SoftTopK",  # 6
+    "triplet": "trainer.losses.triplet:Triplet",
+}
+
+
+def import_name(place: str) -> Any:
+    """Import the module of `place`, "module:name", and return what has the name there."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class OneOfKinds(Options):
+    """Base of options of several kinds: a subclass has the options of all, its own subclasses those of one kind.
+
+    The former validates values as the class of their kind. The module of an encoder or a loss is imported at its first
+    use.
+    """
+
+    PLACE: ClassVar[str]  # of the key that names the kind, "encoder.kind"
+    KINDS: ClassVar[Mapping[str, Any]]  # by kind, the default first: a class of options, or the place of its user
+
+    @classmethod
+    def class_of(cls, kind: object) -> Any:
+        """Return the class that `kind` names. Raises ValueError: an unknown kind."""
+        if not isinstance(kind, str) or kind not in cls.KINDS:
+            raise ValueError(f"{cls.PLACE} = {kind!r}: expected one of {', '.join(map(repr, cls.KINDS))}")
+        named = cls.KINDS[kind]
+        return import_name(named) if isinstance(named, str) else named
+
+    @classmethod
+    def kind_in(cls, values: Mapping[str, Any]) -> Any:
+        """Return the kind that `values` name, or the default."""
+        return values.get(cls.PLACE.rpartition(".")[2], next(iter(cls.KINDS)))
+
+    @classmethod
+    def options_of(cls, kind: object) -> "type[Options]":
+        """Return the class of the options of `kind`. Raises ValueError: an unknown kind."""
+        named = cls.class_of(kind)
+        options: type[Options] = getattr(named, "section", named)
+        return options
+
+    @classmethod
+    def renewed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `values` under the keys of today."""
+        return values
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _validate_by_kind(cls, values: Any, handler: ModelWrapValidatorHandler["OneOfKinds"]) -> Any:
+        if isinstance(values, Mapping):
+            values = cls.renewed(values)
+            options = cls.options_of(cls.kind_in(values))
+            if options is not cls and issubclass(options, cls):
+                return options.model_validate(values)
+        return handler(values)
+
+
+class KindSection(OneOfKinds):
+    """A section whose key `kind` also names the class that it configures."""
+
+    kind: str
+
+    @property
+    def implementation(self) -> Any:
+        """The class that this section configures."""
+        return self.class_of(self.kind)
+
+
+class EncoderSection(KindSection):
+    """Text or sparse features to x in R^D."""
+
+    PLACE = "encoder.kind"
+    KINDS = ENCODERS
+    # Options that may differ between an encoder and the one whose parameters it takes.
+    FREE: ClassVar[set[str]] = {"dropout", "normalize", "scale", "lr", "weight_decay"}
+
+    inputs: Literal["tokens", "features", "both"] = Field(
+        "tokens", description="what is read of a row: its token ids, its sparse features with values, or both"
+    )
+    dimension: Annotated[int, FromData(rules.dimension)] = Field(
+        256, ge=1, le=1 << 24, description="D; for a transformer the bottleneck, 0 < D"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on x")
+    normalize: bool = Field(False, description="L2-normalise x")
+    scale: float = Field(1.0, gt=0, description="x is multiplied by it after normalising")
+    lr: Annotated[float, FromData(rules.encoder_rate)] = Field(
+        0.01, gt=0, le=MOST_RATE, description="rate of the encoder: of a bag its rows"
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, lt=1, description="decoupled; not of biases and norms, and of a bag's rows in steps that touch them"
+    )
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens of a row that the encoder reads, at most; None: all."""
+        return None
+
+    def at_folder(self, folder: str) -> "EncoderSection":
+        """Return the section of the same encoder whose files are at `folder`, as `Encoder.write` made them."""
+        return self
+
+    def differences(self, other: "EncoderSection") -> list[str]:
+        """Say which options keep this encoder from taking the parameters of `other`."""
+        options, others = self.model_dump(exclude=self.FREE), other.model_dump()
+        return [
+            f"encoder.{name} is {others[name]!r} there, {value!r} here"
+            for name, value in options.items()
+            if name in others and value != others[name]
+        ]
+
+
+class LossSection(KindSection):
+    """The loss over any candidates (DEXML, sections 3 and 4); scores are x.w / temperature."""
+
+    PLACE = "loss.kind"
+    KINDS = LOSSES
+
+    kind: str = "bce"
+    temperature: float = Field(1.0, gt=0, description="tau: scores are divided by it")
+    chunk: int = Field(
+        0,
+        ge=0,
+        description="labels scored at a time, anew in every pass; 0: all scores of the rank are kept, [B, L / G]",
+    )
+
+    def check_vectors(self, unit: bool) -> None:
+        """Raise ValueError for options that the vectors rule out; `unit`: all of them have length 1."""

@@ -1,0 +1,34 @@
+"""LNS: hard negatives from hash tables over the classifier's vectors, beside random ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from trainer.methods.astra import RandomNegatives
+from trainer.methods.recipe import ClassifierRecipe
+from trainer.negatives.lsh_section import LshSection
+
+if TYPE_CHECKING:
+    from trainer.negatives.base import NegativeSource, SourceContext
+
+
+class HashedLabels(RandomNegatives):
+    """Labels that share a bucket with the query, of weight 1, and random ones (section 1.2)."""
+
+    lsh: LshSection = LshSection()
+
+    @property
+    def most(self) -> int:
+        return self.lsh.most
+
+
+class Lns(ClassifierRecipe):
+    """Hash tables, into which vectors that change are hashed again; the paper's loss is softmax over their labels."""
+
+    method: Literal["lns"]
+    negatives: HashedLabels = HashedLabels()
+
+    def open_sources(self, context: SourceContext) -> list[NegativeSource]:
+        from trainer.negatives.lsh import HashedNegatives  # with its compiled loops, where it is used
+
+        return [HashedNegatives(self.negatives.lsh, context.vectors, context.seed, context.first_epoch)]

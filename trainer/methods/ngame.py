@@ -1,0 +1,104 @@
+"""NGAME: batches of near queries, whose positives are hard negatives of each other; triplets with a margin.
+
+Module M1 trains the encoder of queries and labels. Module M2 has that encoder, frozen, and a vector for each label.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.methods.dexml import DualEncoder, Positives
+from trainer.methods.recipe import ClassifierRecipe, Labels, Recipe
+from trainer.methods.sections import Order
+from trainer.methods.tables import Tables
+from trainer.schedule import ClusterSchedule
+
+if TYPE_CHECKING:
+    from trainer.negatives.base import Sampled
+    from trainer.negatives.planner import Planner
+    from trainer.stream.batch import Batch, Candidates
+
+
+class ClusterOrder(Order):
+    """Order of the stream's rows, by clusters (section 3)."""
+
+    cluster: int = Field(
+        1,
+        ge=1,
+        description="C, queries of a cluster: a batch is batch / C random clusters of queries that lie near each "
+        "other, by tables of `extremis cluster`; divides batch / streams. 1: a batch is random queries",
+    )
+    cluster_doubles_every: int = Field(
+        0, ge=0, description="epochs after which C doubles, again and again up to batch / streams; 0: never"
+    )
+
+    @property
+    def clusters(self) -> ClusterSchedule:
+        """C of every epoch."""
+        return ClusterSchedule(self.cluster, self.cluster_doubles_every)
+
+    @model_validator(mode="after")
+    def _check_clusters(self) -> ClusterOrder:
+        if self.share % self.cluster:
+            raise ValueError(
+                f"order.cluster = {self.cluster} does not divide order.batch / order.streams = {self.share}, which is "
+                "what a stream gives to a batch: lower order.streams or order.cluster"
+            )
+        return self
+
+
+class InBatch(Labels):
+    """Positives of the batch, for every query (Algorithm 1, step 8); `loss.radius` leaves out far ones."""
+
+    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates:
+        return planner.of_batch(batch)
+
+
+class Clustered(Recipe):
+    """A recipe whose batches are whole clusters of queries, made anew every `refresh.every` epochs."""
+
+    order: ClusterOrder = ClusterOrder()
+    negatives: InBatch = InBatch()
+    refresh: Tables = Tables()
+
+    @property
+    def tables(self) -> Tables | None:
+        """The schedule of the tables of clusters; without clusters there are none."""
+        return self.refresh if self.clusters else None
+
+    @property
+    def table_facts(self) -> dict[str, Any]:
+        """The split to cluster, and the sizes of clusters in the last epoch and in the first."""
+        from schemas.layout import CLUSTERS  # a typo in a recipe is told without what reads storage
+
+        largest = self.order.clusters.at(self.train.epochs - 1, self.order.share)
+        return {"split": self.data.split, CLUSTERS: {"size": largest, "smallest": self.order.cluster}}
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Clustered:
+        rows = self.data
+        if self.clusters and (rows.holdout or rows.share < 1 or rows.mix or rows.label_texts):
+            raise ValueError(
+                "order.cluster deals the clusters of all rows of one split: leave out data.holdout, data.share, "
+                "data.mix and data.label_texts, or set order.cluster = 1 and no doubling"
+            )
+        return self
+
+
+class Ngame(Clustered, DualEncoder):
+    """Module M1: a Siamese encoder of queries and labels."""
+
+    method: Literal["ngame"]
+
+
+class NgameM2(Clustered, ClassifierRecipe):
+    """Module M2: a vector a label, which begins at the embedding of its text and learns what is missing."""
+
+    method: Literal["ngame-m2"]
+    head: Positives = Positives()
+
+    @property
+    def positives(self) -> int:
+        return self.head.positives

@@ -1,0 +1,195 @@
+"""The recipe of a run: what every method has, and how one of them is chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from schemas.options import Options
+from trainer.methods.earlier import renew
+from trainer.methods.kinds import EncoderSection, LossSection, OneOfKinds
+from trainer.methods.sections import Checkpoint, Classifier, Data, Logging, Order, Storage, Train, Validation
+from trainer.methods.tables import Tables
+from trainer.schedule import SINGLE_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trainer.negatives.base import NegativeSource, Sampled, SourceContext
+    from trainer.negatives.planner import Planner
+    from trainer.stream.batch import Batch, Candidates
+
+
+class Labels(Options):
+    """Labels that a query is scored against besides its positives: the base of each method's section `negatives`."""
+
+    @property
+    def table_width(self) -> int:
+        """K, labels of a row of the table that the method asks for; 0: it asks for none."""
+        return 0
+
+    @property
+    def by_frequency(self) -> float:
+        """Share of the random draws that go by training frequency."""
+        return 0.0
+
+    def draws(self, batch: int) -> int:
+        """Return how many labels are drawn for a step of `batch` queries."""
+        return 0
+
+    @property
+    def most(self) -> int:
+        """Labels of a query, at most, besides its positives and what is drawn."""
+        return 0
+
+    def candidates_of(self, batch: int, positives: float) -> float:
+        """Estimate how many candidates a step of `batch` queries with so many positives each has."""
+        return batch * (self.most + positives) + self.draws(batch)
+
+    def pool_size(self, batch: int, positives: float, labels: int) -> float:
+        """Estimate how many labels, of all `labels`, every query of such a step is scored against."""
+        return min(labels, batch * (self.most + positives))
+
+    def scores(self, batch: int, positives: float) -> float:
+        """Estimate how many scores such a step holds at a time."""
+        return batch * self.candidates_of(batch, positives)
+
+    def columns(self, planner: Planner, epoch: int) -> int:
+        """Return k_h, how many labels of a ranked row a step of `epoch` takes."""
+        return 0
+
+    def candidates(self, planner: Planner, batch: Batch, sampled: list[Sampled]) -> Candidates | None:
+        """Return the labels that each query is scored against, with weights; None: they come in `chunks` alone.
+
+        `sampled`: what sources found for the batch, tables among them.
+        """
+        raise NotImplementedError
+
+    def chunks(self, planner: Planner, batch: Batch) -> Iterator[Candidates]:
+        """Yield candidates of a batch, one chunk of labels after the other."""
+        raise NotImplementedError
+
+
+class Recipe(OneOfKinds):
+    """Everything that decides a run's numbers, besides DATA; the `method` decides which further options there are."""
+
+    PLACE = "method"
+    KINDS: ClassVar[dict[str, Any]] = {}  # of the files of this folder, by trainer.methods
+    encodes_labels: ClassVar[bool] = False  # True: labels have texts in place of vectors
+
+    name: str = Field("", description="of the recipe; that of its file where none is stated")
+    method: str
+    data: Data = Data()
+    order: SerializeAsAny[Order] = Order()
+    storage: Storage = Storage()
+    encoder: SerializeAsAny[EncoderSection] = Field(default_factory=lambda: EncoderSection.model_validate({}))
+    negatives: SerializeAsAny[Labels]
+    loss: SerializeAsAny[LossSection] = Field(default_factory=lambda: LossSection.model_validate({}))
+    train: Train = Train()
+    checkpoint: Checkpoint = Checkpoint()
+    validation: Validation = Validation()
+    logging: Logging = Logging()
+
+    @classmethod
+    def renewed(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        return renew(values)
+
+    @property
+    def title(self) -> str:
+        """Its name; that of its method where it has none."""
+        return self.name or self.method
+
+    @property
+    def tables(self) -> Tables | None:
+        """The schedule of the tables that the method asks for; None: it asks for none."""
+        return None
+
+    @property
+    def table_facts(self) -> dict[str, Any]:
+        """What a dump tells the maker of the table: the kind of table that the method asks for."""
+        return {}
+
+    @property
+    def clusters(self) -> bool:
+        """True: the tables are those of clusters, and queries are dealt by them."""
+        return self.order.clusters != SINGLE_ROWS
+
+    @property
+    def indexed_from(self) -> int | None:
+        """The first epoch with hard negatives from an index within the trainer; None: there is no such epoch."""
+        return None
+
+    @property
+    def positives(self) -> int:
+        """Positives of a query that a step learns; 0: all."""
+        return 0
+
+    @property
+    def encoders(self) -> int:
+        """Encoders of the model."""
+        return 1
+
+    @property
+    def unit_labels(self) -> bool:
+        """True: the vectors of labels have length 1 where those of queries have."""
+        return self.encodes_labels
+
+    def uses_table(self, epoch: int) -> bool:
+        """Tell whether `epoch` trains on a table, by the schedule.
+
+        Clusters may exist earlier: they can be made of any embeddings, and need no model of the run.
+        """
+        return self.clusters or (self.tables is not None and epoch >= self.tables.start)
+
+    def table_epochs(self) -> list[int]:
+        """List the epochs from which a new table is used: start, start + every, ... within the run."""
+        return [] if self.tables is None else list(range(self.tables.start, self.train.epochs, self.tables.every))
+
+    def mixtures(self) -> tuple[tuple[int, int], ...]:
+        """Return the numbers of hard and random negatives of each epoch; empty where they do not change."""
+        return ()
+
+    def negatives_of(self, labels: int) -> Labels:
+        """Return the section `negatives` for a run with so many labels."""
+        return self.negatives
+
+    @property
+    def finds_on_device(self) -> bool:
+        """True: what a source finds may stay on a device, which merges the labels of each query."""
+        return False
+
+    def open_sources(self, context: SourceContext) -> list[NegativeSource]:
+        """Open the sources of negatives that need embeddings."""
+        return []
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        if self.train.positive_ratio != 1 and self.loss.kind != "bce":
+            raise ValueError(
+                f"train.positive_ratio = {self.train.positive_ratio:g} weighs the positive part of loss.kind = 'bce': "
+                f"leave it out for {self.loss.kind!r}, whose positives and negatives are in one term"
+            )
+        self.loss.check_vectors(unit=self.unit_labels and self.encoder.normalize and self.encoder.scale == 1)
+        if self.validation.patience and not (self.validation.split or self.data.holdout):
+            raise ValueError(
+                f"validation.patience = {self.validation.patience} counts validations, and there are none: set "
+                "validation.split, or data.holdout"
+            )
+        thin = [f"{name} = {weight:g}" for name, weight in self.data.mix.items() if weight < 1]
+        if self.tables and thin:
+            raise ValueError(
+                f"data.mix: {', '.join(thin)} is below 1, so an epoch whose embeddings are mined would leave rows out: "
+                "multiply all weights until none is below 1 (and divide train.epochs), or set negatives.hard = 0"
+            )
+        return self
+
+
+class ClassifierRecipe(Recipe):
+    """A recipe of a method that learns a vector for each label."""
+
+    classifier: Classifier = Classifier()
+
+    @property
+    def unit_labels(self) -> bool:
+        return self.classifier.normalize
